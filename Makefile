@@ -44,7 +44,7 @@ lint: setup  ## ruff, mypy (strict), the import contracts, spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-format: setup  ## let ruff lay out the code and mend what it can
+format: setup  ## let ruff lay out the code and fix what it can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 

@@ -7,6 +7,8 @@ Groups of equal rewards are trained on like the others: presets that drop them d
 The held-out score is the probability that a sampled answer is right, averaged over lengths; no sampling noise is in it. JSON on stdout.
 
 All algorithms have one learning rate, so the figures compare defaults and not the best that each could reach.
+
+`--demo` trains SmolLM2-135M on sums instead, once with each algorithm, through the real processes: see benchmarks/demo.py.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks import demo
+from benchmarks.demo import DemoBudget
 
 ALGORITHMS = (
     "grpo", "ppo", "rloo", "reinforce_plus_plus", "dapo", "gspo", "cispo", "opmd", "raft", "mix",
@@ -61,15 +66,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="keeps the warmed-up models, and finds them there")
     parser.add_argument("--plot", type=Path, help="writes the curves to a .png or .svg file")
     parser.add_argument("--quick", action="store_true", help="a tiny course, to see that it runs")
+    demo_options = parser.add_argument_group("with --demo")
+    demo_options.add_argument(
+        "--demo", action="store_true", help="one seed of examples/grpo_reasoning, all algorithms side by side"
+    )
+    demo_options.add_argument(
+        "--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a folder, or a Hugging Face id"
+    )
+    demo_options.add_argument("--steps", type=int, default=DemoBudget.steps)
+    demo_options.add_argument("--batch-groups", type=int, default=DemoBudget.batch_groups)
+    demo_options.add_argument(
+        "--limit", type=float, default=DemoBudget.limit_s, help="seconds after which a run is stopped"
+    )
+    demo_options.add_argument("--output", type=Path, help="file with the result of the runs that have ended so far")
     options = parser.parse_args(arguments)
     names = options.algorithms.split(",")
     seeds = [int(seed) for seed in options.seeds.split(",")]
+    if options.demo:
+        return _demo(options, names, seeds[0])
     budget = Budget(rollouts=options.rollouts)
     with tempfile.TemporaryDirectory() as temporary:
         result = measure(names, seeds, budget, options.folder or Path(temporary), options.jobs, quick=options.quick)
     print(json.dumps(result, indent=1))
     if options.plot:
         draw(result, options.plot)
+    return 0
+
+
+def _demo(options: argparse.Namespace, names: Sequence[str], seed: int) -> int:
+    budget = DemoBudget(steps=options.steps, batch_groups=options.batch_groups, limit_s=options.limit)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.folder or Path(temporary)).resolve()
+        result = demo.measure(names, seed, budget, options.model, folder, options.output, options.jobs)
+    print(json.dumps(result, indent=1))
+    if options.plot:
+        demo.draw(result, options.plot)
     return 0
 
 
@@ -80,7 +111,7 @@ def measure(
     os.environ["OMP_NUM_THREADS"] = "1"  # a thread for each run, set before the workers load what reads it
     runs: dict[str, dict[int, Any]] = {name: {} for name in names}
     with ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_prepare, [(folder / str(seed), seed, quick) for seed in seeds]))
+        list(pool.map(prepare_seed, [(folder / str(seed), seed, quick) for seed in seeds]))
         jobs = {
             pool.submit(run, name, seed, budget, folder / str(seed), quick): (name, seed)
             for seed in seeds for name in names
@@ -93,15 +124,15 @@ def measure(
     return {"budget": asdict(budget), "runs": runs, "summary": summary(runs)}
 
 
-def _prepare(job: tuple[Path, int, bool]) -> None:
+def prepare_seed(job: tuple[Path, int, bool]) -> None:
     from benchmarks.selection import sorting
 
     folder, seed, quick = job
     folder.mkdir(parents=True, exist_ok=True)
-    sorting.prepare(folder, _course(quick), seed)
+    sorting.prepare(folder, course_of(quick), seed)
 
 
-def _course(quick: bool) -> Any:
+def course_of(quick: bool) -> Any:
     from benchmarks.selection.sorting import Course
 
     return Course(tasks_per_level=8, held_out_per_level=8, warm_up_steps=4, strong_steps=2) if quick else Course()
@@ -122,7 +153,7 @@ def _train(name: str, seed: int, budget: Budget, folder: Path, quick: bool) -> A
     from benchmarks.selection import sorting
     from rftcore.algorithms import build_algorithm
 
-    tasks, held_out = sorting.make_tasks(_course(quick), seed)
+    tasks, held_out = sorting.make_tasks(course_of(quick), seed)
     tokens = sorting.Tokens(folder / "start")
     algorithm = build_algorithm(name, CHANGES.get(name, {}), group_size=budget.group_size)
     learner = sorting.open_learner(folder / "start", algorithm, budget.learning_rate, seed, warmup_steps=10)
@@ -184,17 +215,17 @@ def summary(runs: dict[str, dict[int, Any]]) -> list[dict[str, Any]]:
                 "algorithm": name,
                 "seeds": len(by_seed),
                 "failed": failed,
-                "start": _mean([points[0]["score"] for points in finished]),
-                "end": _mean(ends),
+                "start": mean([points[0]["score"] for points in finished]),
+                "end": mean(ends),
                 "lowest_end": min(ends, default=None),
-                "best": _mean([max(p["score"] for p in points) for points in finished]),
-                "seconds": _mean([points[-1]["seconds"] for points in finished]),
+                "best": mean([max(p["score"] for p in points) for points in finished]),
+                "seconds": mean([points[-1]["seconds"] for points in finished]),
             }
         )
     return sorted(rows, key=lambda row: -(row["end"] or 0.0))
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
     return round(float(np.mean(values)), 4) if values else None
 
 

@@ -85,7 +85,7 @@ def keys_of(token_ids: Iterable[Any]) -> list[int]:
 
 
 def _work(module: str, address: dict[str, Any], orders: Any) -> None:
-    """A producer or consumer process: connects once, then does what it is told."""
+    """A producer or consumer process: connects once, then follows commands."""
     store: Store | None = None
     while True:
         try:
@@ -247,7 +247,7 @@ class Pool:
                     self._answer(connection, deadline, limit_s)
                 for connection, _ in busy:
                     connection.send("go")
-            # Whoever fails first is the reason; the others may wait for it for ever.
+            # The first failure is the reason; other processes may wait for the failed one for ever.
             waiting, results = dict.fromkeys(connection for connection, _ in busy), {}
             while waiting:
                 ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))

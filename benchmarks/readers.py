@@ -1,15 +1,15 @@
-"""What readers that misbehave cost a run: the loop of write, verdict and draw beside each of them.
+"""The cost of long-running readers and writers for a run: the loop of write, verdict and draw beside each of them.
 
 `rft bench readers [--rounds N] [--steps N] [--rows N]` runs the loop with
 
-- nobody: nobody else at the database;
-- snapshot: a transaction with a snapshot held open, idle, all the time (an analyst went to lunch);
+- baseline: no other session;
+- snapshot: a transaction with a snapshot held open, idle, all the time;
 - select: `SELECT *` over every experience, again and again;
 - update: an UPDATE of `--rows` rewards in one statement, once; with its seconds, WAL and share of HOT updates.
 
 Each time in a fresh buffer that already holds `--rows` experiences of another run. One step of the loop writes 64 groups of 4, decides
 on them and draws them. JSON on stdout: steps a second of each quarter of the loop, milliseconds of each part, the ratio
-to nobody of the same round, and what a claim of the pipeline costs at the end, from the beginning of its queue and from the hint.
+to the baseline of the same round, and what a claim of the pipeline costs at the end, from the beginning of its queue and from the hint.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.postgres.database import queries
 
-READERS = ("nobody", "snapshot", "select", "update")
+READERS = ("baseline", "snapshot", "select", "update")
 _GROUPS, _GROUP_SIZE = 64, 4
 _COLUMNS = ("token_ids", "loss_mask", "behavior_logprobs")
 _PREPARED = 2048
@@ -115,7 +115,7 @@ class Loop:
 
 
 def explained(buffer: Buffer, query: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """What the server says of a query that it runs and undoes."""
+    """Return the server's plan and timing of a query, which is rolled back."""
     with buffer.database.connection() as connection, connection.transaction(force_rollback=True):
         row = connection.execute("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + queries()[query], parameters).fetchone()
         assert row is not None
@@ -227,9 +227,9 @@ _TARGETS: dict[str, Callable[..., None]] = {
 
 @contextmanager
 def beside(reader: str, uri: str, run_id: int) -> Iterator[dict[str, Any]]:
-    """A misbehaving reader in a process of its own while the block runs; what it says of itself is there afterwards."""
+    """Run a reader in a separate process during the block; its own figures are in the yielded dictionary afterwards."""
     said: dict[str, Any] = {}
-    if reader == "nobody":
+    if reader == "baseline":
         yield said
         return
     context = multiprocessing.get_context("spawn")
@@ -331,17 +331,17 @@ def summary(results: dict[str, list[dict[str, Any]]], steps: int, rows: int) -> 
         }  # fmt: skip
     ratios = {
         reader: {
-            "steps_per_s": [one["loop"]["steps_per_s"] / base["loop"]["steps_per_s"] for one, base in zip(rounds, results["nobody"], strict=True)],
-            "last_quarter": [last(one) / last(base) for one, base in zip(rounds, results["nobody"], strict=True)],
+            "steps_per_s": [one["loop"]["steps_per_s"] / base["loop"]["steps_per_s"] for one, base in zip(rounds, results["baseline"], strict=True)],
+            "last_quarter": [last(one) / last(base) for one, base in zip(rounds, results["baseline"], strict=True)],
         }
         for reader, rounds in results.items()
-        if reader != "nobody" and "nobody" in results
+        if reader != "baseline" and "baseline" in results
     }  # fmt: skip
     return {
         "load": list(os.getloadavg()),
         "workload": {"steps": steps, "groups": _GROUPS, "group_size": _GROUP_SIZE, "stored_rows": rows},
         "readers": found,
-        "ratios_to_nobody": ratios,
+        "ratios_to_baseline": ratios,
     }
 
 

@@ -1,11 +1,11 @@
-"""Hours of use in short: does the buffer stay as fast, as small and as right as it began?
+"""Hours of use in a short time: does the buffer stay as fast, small and correct as at the beginning?
 
-`rft bench soak [--minutes N] [--rate N] [--plot FILE]`: two runs at once, four producers that write at a capped rate, two consumers that
-draw and commit checkpoints, one person who relabels experiences, the pipeline worker that decides on what was relabelled, and
-somebody who applies retention: beyond the newest (as many as come in a tenth of the time) arrays and texts are purged. All are
-processes of their own. Every few seconds it samples throughput, the time of a write, dead rows, bytes on disk and private memory; at the
-end everything written must have been drawn exactly once. Bytes of purged arrays stay on the disk for an hour
-(docs/how-to/purge-and-retention.md); they are counted apart. JSON on stdout, progress on stderr; exit code 1 when something was wrong.
+`rft bench soak [--minutes N] [--rate N] [--plot FILE]` starts two runs at once, each part a separate process: four producers that write at
+a capped rate, two consumers that draw and commit checkpoints, one process that relabels experiences, the pipeline worker that decides on
+relabelled groups, and one that applies retention. Retention keeps the arrays and texts of the newest experiences (the number written in a
+tenth of the time) and purges the others. Every few seconds it samples throughput, the time of a write, dead rows, bytes on disk and
+private memory. At the end everything written must have been drawn exactly once. Bytes of purged arrays stay on disk for an hour
+(docs/how-to/purge-and-retention.md) and are counted separately. JSON on stdout, progress on stderr; exit code 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from benchmarks.workload import GROUP_SIZE, make_samples
 from rftdata import Buffer
 from rftdata.config import BufferConfig, RetentionConfig
 from rftdata.maintenance import retention
+from rftdata.maintenance.verification import verify
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
@@ -53,7 +54,7 @@ def _open(folder: str) -> Buffer:
 
 
 def _produce(folder: str, run: str, number: int, rate: float, seed: int, go: Any, stop: Any, events: Any) -> None:
-    """Write batches at `rate` experiences a second until told to stop."""
+    """Write batches at `rate` experiences a second until stopped."""
     with _open(folder) as buffer, buffer.writer(run) as writer:
         events.put(("ready", time.monotonic(), 1, 0.0))
         go.wait()
@@ -70,7 +71,7 @@ def _produce(folder: str, run: str, number: int, rate: float, seed: int, go: Any
 
 
 def _consume(folder: str, run: str, stop: Any, events: Any) -> None:
-    """Draw batch after batch until told to stop."""
+    """Draw batch after batch until stopped."""
     with _open(folder) as buffer, buffer.attempt(run) as attempt:
         events.put(("ready", time.monotonic(), 1, 0.0))
         step = 1
@@ -121,7 +122,7 @@ def _retain(folder: str, keep: int, every_s: float, stop: Any, events: Any) -> N
 
 
 def _guarded(duty: Callable[..., None], *arguments: Any) -> None:
-    """What goes wrong in a process is told, and ends the soak."""
+    """Report an error of a process, which ends the soak."""
     try:
         duty(*arguments)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
@@ -283,7 +284,7 @@ class Soak:
         once = row["stored"] == row["drawn"] == row["once"] == self.totals["written"]
         if not once and not self.errors:
             self.errors.append(f"not exactly once: {row}, written {self.totals['written']}")
-        self.errors += list(buffer.verify())
+        self.errors += list(verify(buffer))
         last = self.samples[-1] if self.samples else {}
         return {
             "seconds": self.seconds,

@@ -80,7 +80,7 @@ def _text(words: random.Random, num_tokens: int) -> str:
 
 
 def measure(buffer: Buffer, kind: str, num_groups: int, num_prompt: int, num_response: int) -> dict[str, Any]:
-    """Bytes per experience of one kind of group; the buffer is empty, and has these groups afterwards."""
+    """Bytes per experience of one kind of group; the buffer is empty before and holds these groups afterwards."""
     words = random.Random(kind)
     statements = queries()
     with buffer.database.connection() as connection:

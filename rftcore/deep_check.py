@@ -1,15 +1,16 @@
-"""The inputs that `rft check --deep` opens: model, task sources, database and inputs of stages; and one rollout of each taskset.
+"""The inputs that `rft check --deep` opens: model, task sources, database and inputs of stages; and a trial of rollouts and stages.
 
 Every check yields a sentence for the user, and raises errors that would end a run or make all its rollouts fail.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,21 @@ import pyarrow as pa
 import rftdata
 from operators.base import StageContext
 from operators.chain.chain import Chain
+from rftcore.algorithms.requirements import check_recorded
 from rftcore.config import RunConfig
 from rftcore.explorer.rehearsal import check_context, rehearse
+from rftcore.explorer.teacher import open_teacher
 from rftcore.installation.packages import check_environment
 from rftcore.installation.requirements import installed_version
+from rftcore.pipeline.trial import TrialBatch, refuse_to_generate, try_chain
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_max_tokens, planned_steps, select_source
+from rftcore.run.prepare import (
+    check_kinds_of_models,
+    check_max_tokens,
+    check_teachers,
+    planned_steps,
+    select_source,
+)
 from rftcore.tasks.features import FeatureCheck
 from rftcore.tasks.needs import TaskNeeds
 from rftcore.workflows.task import Task
@@ -31,6 +41,7 @@ from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.connection import check_new_folder, exists
 from rftdata.errors import ConfigError, ModelError, RftError, RolloutsFailedError
+from rftdata.experience import Rollout
 from rftdata.inspection import schema_version
 from rftdata.pipeline.tasks import source_batch
 from rftdata.tasks import read_tasks
@@ -61,7 +72,11 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
     check_environment(config.explorer.engine)
     model, tokenizer = _open_model(resolved.model_folder)
     yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
+    check_kinds_of_models(resolved)
+    for use, folder in resolved.models[1:]:
+        yield f"{use} model: {folder}"
     yield from _describe_device(resolved)
+    yield from _describe_teachers(resolved, tokenizer)
     samples = []
     with _stored(config) as buffer:
         for taskset in config.tasks:
@@ -73,7 +88,8 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
             yield from _describe_tasks(resolved, samples[-1])
         if config.has_explorer:
             yield from _describe_rollouts(resolved, samples, tokenizer)
-        yield from _describe_stages(resolved, buffer, read_s)
+        rehearsed = [one for sample in samples[: len(config.tasks)] for one in sample.rehearsed]
+        yield from _describe_stages(resolved, buffer, read_s, TrialBatch(rehearsed, config.algorithm.group_size))
     yield _describe_database(config)
     if config.sampling.source is not None:
         yield _describe_selection(resolved)
@@ -87,6 +103,7 @@ class _Sample:
         read_s: maximum seconds for reading its source.
         passes_stages: whether stages of pipelines.task may still change or drop the tasks.
         first, longest: the first task and the one with the longest prompt; None if the set is not read here.
+        rehearsed: the tasks that were tried, with their features and rollouts.
     """
 
     taskset: TasksetConfig
@@ -94,6 +111,7 @@ class _Sample:
     passes_stages: bool = False
     first: Mapping[str, Any] | None = None
     longest: Mapping[str, Any] | None = None
+    rehearsed: list[tuple[Task, Mapping[str, Any], Rollout]] = field(default_factory=list)
     _length: int = -1
 
     def see(self, task: Mapping[str, Any]) -> None:
@@ -137,26 +155,33 @@ def _describe_tasks(
         yield from features.verdict(are_all=not reading.was_cut)
 
 
-def _describe_stages(resolved: ResolvedRun, buffer: Buffer | None, read_s: float) -> Iterator[str]:
-    """Prepare every stage for its first batch, as the processes of a run do when they start."""
+def _describe_stages(
+    resolved: ResolvedRun, buffer: Buffer | None, read_s: float, experiences: TrialBatch
+) -> Iterator[str]:
+    """Prepare every stage for its first batch, as the processes of a run do when they start, and try those of experiences.
+
+    Raises:
+        RftError: a stage cannot be prepared, or fails.
+    """
     config = resolved.config
     context = StageContext(
-        config.base_dir, model_path=config.model.path, generate=_refuse_to_generate,
+        config.base_dir, model_path=config.model.path, generate=refuse_to_generate,
         read_taskset=functools.partial(_task_texts, config, buffer, read_s),
     )  # fmt: skip
-    for name, chain in (("task", resolved.task_chain), ("experience", resolved.experience_chain)):
+    chains = (
+        ("task", resolved.task_chain, TrialBatch([], 1)),
+        ("experience", resolved.experience_chain, experiences),
+    )
+    for name, chain, batch in chains:
         try:
-            chain.prepare(context)
+            skipped = try_chain(chain, context, batch)
         except RftError as error:
             raise error.about(f"pipelines.{name}") from error
-        finally:
-            chain.close()
         if chain.stages:
-            yield f"pipelines.{name}: {', '.join(stage.name for stage in chain.stages)}: ready"
-
-
-def _refuse_to_generate(*_: object) -> list[str]:
-    raise AssertionError("a stage asks the policy before its first batch")
+            is_tried = batch.table.num_rows and len(skipped) < len(chain.stages)
+            tried = f", and tried on {batch.table.num_rows} experiences" if is_tried else ""
+            yield f"pipelines.{name}: {', '.join(stage.name for stage in chain.stages)}: ready{tried}"
+        yield from (f"pipelines.{name}: {stage} was not tried: {reason}" for stage, reason in skipped.items())
 
 
 def _task_texts(config: RunConfig, buffer: Buffer | None, read_s: float, name: str) -> pa.Table:
@@ -234,6 +259,26 @@ def _describe_device(resolved: ResolvedRun) -> Iterator[str]:
         yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib applies"
 
 
+def _describe_teachers(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Compare the teachers' tokenizers with the policy's, and ask a teacher's server for log-probabilities.
+
+    Raises:
+        ModelError, PluginError, ConfigError: see `check_teachers` and `open_teacher`.
+    """
+    check_teachers(resolved)
+    for key, folder in (("algorithm", resolved.teacher_folder), ("explorer", resolved.scoring_teacher_folder)):
+        if folder is not None:
+            yield f"{key}.teacher: {folder} has the policy's tokenizer"
+    teacher = resolved.config.explorer.teacher
+    if teacher is not None and teacher.endpoint is not None:
+
+        async def ask() -> None:
+            await (await open_teacher(resolved, tokenizer)).close()
+
+        asyncio.run(ask())
+        yield f"explorer.teacher: the server at {teacher.endpoint.url} scores the policy's tokens"
+
+
 def _describe_rollouts(
     resolved: ResolvedRun, samples: list[_Sample], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[str]:
@@ -241,7 +286,8 @@ def _describe_rollouts(
 
     Raises:
         RolloutsFailedError: a rollout fails.
-        ConfigError: a prompt or explorer.max_tokens does not fit the engine's context.
+        ConfigError: a prompt or explorer.max_tokens does not fit the engine's context, or the workflow does not record what the
+            algorithm reads.
     """
     check_max_tokens(resolved)
     for sample in samples:
@@ -254,12 +300,17 @@ def _describe_rollouts(
         try:
             tried = rehearse(resolved, first, tokenizer)
             longest_tried = tried if longest == first else rehearse(resolved, longest, tokenizer)
+            tries = ((first, sample.first, tried), (longest, sample.longest, longest_tried))
         except RolloutsFailedError as error:
             if not sample.passes_stages:
                 raise
             yield f"{error.what}; stages of pipelines.task may change or drop that task"
             continue
-        yield f"taskset {name}: a rollout with a stand-in for the model gets the reward {tried.reward:g}"
+        if sample.taskset in resolved.config.tasks:
+            check_recorded(resolved.algorithm, resolved.config.explorer, tried.recorded)
+        rollouts = {task.task_key: (task, row.get("features") or {}, one.rollout) for task, row, one in tries}
+        sample.rehearsed += rollouts.values()
+        yield f"taskset {name}: a rollout with a stand-in for the model gets the reward {tried.rollout.reward:g}"
         if longest_tried.num_prompt_tokens is not None:
             sentence = check_context(resolved, longest, longest_tried.num_prompt_tokens)
             yield from [f"taskset {name}: {sentence}"] if sentence else []

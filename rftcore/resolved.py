@@ -25,6 +25,7 @@ from rftcore.engines.base import Engine, EngineConfig
 from rftcore.models import resolve_model
 from rftcore.monitor import MONITORS, Monitor
 from rftcore.rewards import Reward, load_rewards
+from rftcore.rewards.reward_model import RewardModel
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Workflow
 from rftdata.config import SelectorConfig
@@ -32,6 +33,7 @@ from rftdata.config_errors import parse_section
 from rftdata.errors import RftError
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from rftdata.selectors import Selector, check_selector
+from rftdata.training.run_models import ModelUse
 
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm
@@ -88,8 +90,58 @@ class ResolvedRun:
         Raises:
             ModelError: the model does not exist.
         """
-        path = self.config.model.path
-        return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path)
+        return self._folder(self.config.model.path)
+
+    @cached_property
+    def teacher_folder(self) -> Path | None:
+        """The folder of the teacher that the trainer computes; None without one.
+
+        Raises:
+            ModelError: the model does not exist.
+        """
+        teacher = self.algorithm.config.teacher
+        return None if teacher is None else self._folder(teacher.path, "algorithm.teacher")
+
+    @cached_property
+    def scoring_teacher_folder(self) -> Path | None:
+        """The folder of the teacher that scores rollouts in the explorer; None without one, or with a server.
+
+        Raises:
+            ModelError: the model does not exist.
+        """
+        teacher = self.config.explorer.teacher
+        return None if teacher is None or teacher.path is None else self._folder(teacher.path, "explorer.teacher.path")
+
+    @cached_property
+    def critic_folder(self) -> Path | None:
+        """The folder of the model that a critic starts from; None for the policy's, and without a critic.
+
+        Raises:
+            ModelError: the model does not exist.
+        """
+        critic = self.algorithm.config.critic
+        return None if critic is None or critic.path is None else self._folder(critic.path, "algorithm.critic.path")
+
+    @property
+    def models(self) -> list[tuple[ModelUse, Path]]:
+        """The folders of all models of the run, with what each is used as.
+
+        Raises:
+            ModelError: a model does not exist.
+            PluginError: a reward is unknown or cannot be loaded.
+        """
+        others: list[tuple[ModelUse, Path | None]] = [
+            ("critic", self.critic_folder), ("teacher", self.teacher_folder), ("teacher", self.scoring_teacher_folder)
+        ]  # fmt: skip
+        rewards = [reward.folder for reward in self.rewards.values() if isinstance(reward, RewardModel)]
+        return [
+            ("policy", self.model_folder),
+            *((used_as, folder) for used_as, folder in others if folder is not None),
+            *(("reward", folder) for folder in rewards),
+        ]
+
+    def _folder(self, path: str, key: str = "model.path") -> Path:
+        return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path, key=key)
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -100,6 +152,16 @@ class ResolvedRun:
         """
         section = self.config.algorithm
         return build_algorithm(section.name, section.args, group_size=section.group_size, base_dir=self.config.base_dir)
+
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether the explorer samples a greedy rollout for each group: explorer.greedy_baseline, or what the algorithm needs.
+
+        Raises:
+            PluginError, ConfigError: see `build_algorithm`.
+        """
+        wanted = self.config.explorer.greedy_baseline
+        return "baseline_rewards" in self.algorithm.columns if wanted is None else wanted
 
     @cached_property
     def rewards(self) -> Mapping[str, Reward]:

@@ -20,13 +20,13 @@ from psycopg.types.json import Jsonb
 
 from rftdata.config import BufferConfig
 from rftdata.config_errors import did_you_mean
-from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
+from rftdata.errors import PurgedError, QueryError
 from rftdata.postgres.database import Database, Row, execute, fetch
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.query_errors import query_error
 from rftdata.run import Run
 from rftdata.segments.base import SegmentStore
-from rftdata.segments.codec import Array, purged_rows
+from rftdata.segments.codec import Array
 from rftdata.segments.reader import SegmentReader
 from rftdata.training import stored_selection
 from rftdata.training.attempt import Attempt
@@ -124,17 +124,11 @@ class Buffer:
             QueryError: the run does not exist; the message suggests the nearest names.
         """
         if name_or_id is None:
-            found = self.newest_run()
+            rows = self._fetch_runs(limit=1)
         else:
-            by_id = isinstance(name_or_id, int)
-            rows = (
-                self.database.fetch("run_by_id", run_id=name_or_id)
-                if by_id
-                else self.database.fetch("run_by_name_or_id", run=name_or_id)
-            )
-            found = self._run(rows[0]) if rows else None
-        if found is not None:
-            return found
+            rows = self.database.fetch("find_run", run=str(name_or_id), by_name=isinstance(name_or_id, str))
+        if rows:
+            return self._run(rows[0])
         names = [str(row["name"]) for row in self.database.fetch("run_names")]
         if not names:
             raise QueryError(f"the buffer {self.location} contains no run", todo="start one with `rft run CONFIG`")
@@ -145,15 +139,15 @@ class Buffer:
             todo=did_you_mean(str(name_or_id), names, "name one of these, or another buffer with --buffer"),
         )
 
-    def newest_run(self, *, imported: bool = True) -> Run | None:
-        """Return the run stored last, or without `imported` the last one started here; None if there is none."""
-        rows = self.database.fetch("newest_run" if imported else "newest_own_run")
-        return self._run(rows[0]) if rows else None
+    def runs(self, name: str | None = None, *, imported: bool = True, at_work: bool = False) -> list[Run]:
+        """Return the runs, newest first.
 
-    def runs_of_name(self, name: str, *, imported: bool = False) -> list[Run]:
-        """Return the runs of a configured name, newest first; with `imported` also imported ones."""
-        runs = [self._run(row) for row in self.database.fetch("runs_of_name", name=name)]
-        return [run for run in runs if imported or not run.was_imported]
+        Args:
+            name: only those of this configured name, which a number may follow in their own names.
+            imported: also those that an import created.
+            at_work: only those with a live process.
+        """
+        return [self._run(row) for row in self._fetch_runs(name, imported=imported, at_work=at_work)]
 
     @contextmanager
     def joining(self) -> Iterator[None]:
@@ -161,10 +155,6 @@ class Buffer:
         with self.database.transaction() as connection:
             execute(connection, "lock_joining")
             yield
-
-    def runs_at_work(self) -> list[Run]:
-        """Return the runs with a live process, newest first."""
-        return [self._run(row) for row in self.database.fetch("runs_at_work")]
 
     def writer(
         self, run: Run | str | int, *, max_rows: int = 2048, max_bytes: int = 128 * 2**20, linger_ms: float = 0.0
@@ -271,7 +261,7 @@ class Buffer:
             QueryError: an experience does not exist, or none of them has such an array.
             PurgedError: the arrays of an experience were purged.
         """
-        places = self._places(experience_ids)
+        places = self.reader.places(experience_ids)
         if purged == "refuse":
             for i in self.reader.purged(places):
                 raise PurgedError(
@@ -289,46 +279,12 @@ class Buffer:
         Raises:
             QueryError: an experience does not exist.
         """
-        places = self._places(experience_ids)
-        gone = set(self.reader.purged(places))
-        readers = self.reader.columns(sorted({segment_id for segment_id, _ in places}), name, needed=False)
-        found = [(i, readers[segment_id], row) for i, (segment_id, row) in enumerate(places)]
-        return [None if reader is None or i in gone else reader.row(row) for i, reader, row in found]
+        return self.reader.arrays(self.reader.places(experience_ids), name)
 
-    def _places(self, experience_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (segment, row in it) of each experience."""
-        rows = self.database.fetch("experience_addresses", experience_ids=list(experience_ids))
-        place = {row["experience_id"]: (row["segment_id"], row["segment_row"]) for row in rows}
-        missing = [i for i in experience_ids if i not in place]
-        if missing:
-            raise QueryError("unknown experience", value=missing[0])
-        return [place[i] for i in experience_ids]
-
-    def verify(self) -> Iterator[str]:
-        """Check every segment's checksum, references and purges; yield one sentence per problem.
-
-        Raises:
-            BufferUnavailableError: the folder of the segments cannot be read.
-        """
-        purged = {row["segment_id"]: set(row["rows"]) for row in self.database.fetch("purged_rows")}
-        damaged: list[SegmentCorruptError] = []
-        for address, num_rows in self.reader.all_addresses():
-            try:
-                found = self.reader.read(address)
-            except SegmentCorruptError as error:
-                damaged.append(error)
-                continue
-            if found.num_rows != num_rows:
-                yield f"segment {address.segment_id} has {found.num_rows} rows, but {num_rows} according to rft.segment"
-            kept = sorted(purged.get(address.segment_id, set()) - purged_rows(found))
-            if kept:
-                yield f"segment {address.segment_id} still contains row {kept[0]}, which was purged; restore the newer file, or purge again"
-        yield from map(str, self.reader.with_experiences(damaged))
-        for row in self.database.fetch("misplaced_segments"):
-            yield f"segment {row['segment_id']} is in {row['place']}"
-        for row in self.database.fetch("dangling_references"):
-            place = f"row {row['segment_row']} of segment {row['segment_id']}"
-            yield f"experience {row['experience_id']} refers to {place}, which does not exist"
+    def _fetch_runs(
+        self, name: str | None = None, *, imported: bool = True, at_work: bool = False, limit: int | None = None
+    ) -> list[Row]:
+        return self.database.fetch("runs", name=name, imported=imported, at_work=at_work, limit=limit)
 
     def _run(self, row: Row) -> Run:
         return Run.of_row(self.database, self.runs_folder, row)

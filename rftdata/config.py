@@ -14,9 +14,9 @@ from rftdata.user_code.time_limits import DEFAULT_S
 
 
 class Section(BaseModel):
-    """A section of a configuration file: unknown keys are errors, and values never change after validation."""
+    """A section of a configuration file: unknown keys, NaN and infinity are errors, and values never change after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def stored_segments(uri: str, application: str) -> str | None:
     with contextlib.closing(Database(uri, application=application)) as database:
         if schema_version(database) is None:
             raise no_buffer(redacted(uri))
-        found = database.fetch("newest_run")
+        found = database.fetch("runs", name=None, imported=True, at_work=False, limit=1)
     segments: str | None = found[0]["config"].get("buffer", {}).get("segments") if found else None
     return segments
 

@@ -61,7 +61,7 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     sync_path(path.parent)
 
 
-def give_back(descriptor: int, offset: int, length: int) -> bool:
+def punch_hole(descriptor: int, offset: int, length: int) -> bool:
     """Release a file's range to the file system if it supports that; the range then reads as zeros, and the length stays."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)

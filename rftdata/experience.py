@@ -120,12 +120,54 @@ class Rollout:
     error: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """The greedy rollout of a group: its reward is a baseline for the others, and it is not trained on. Fields as in `rft.group_baseline`.
+
+    Attributes:
+        reward: with the rewards of its tokens, as algorithms count that of the other rollouts.
+        response, messages, finish_reason: of its last turn.
+        num_response_tokens: of all its turns.
+        policy_version_min: None if this system did not sample it.
+    """
+
+    outcome: str
+    reward: float | None
+    response: str
+    num_turns: int
+    num_response_tokens: int
+    finish_reason: str
+    seconds: float
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    messages: list[dict[str, Any]] | None = None
+    policy_version_min: int | None = None
+    error: str | None = None
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> Baseline:
+        """Return what a group keeps of its greedy rollout."""
+        last = rollout.sequences[-1] if rollout.sequences else None
+        versions = [version for s in rollout.sequences for _, version in s.policy_spans]
+        of_tokens = sum(
+            float(s.arrays["token_rewards"].sum()) for s in rollout.sequences if "token_rewards" in s.arrays
+        )
+        reward = None if rollout.reward is None else rollout.reward + of_tokens
+        return cls(
+            outcome=rollout.outcome, reward=reward, reward_parts=last.reward_parts if last else {},
+            response=last.response if last else "", messages=last.messages if last else None, num_turns=len(rollout.sequences),
+            num_response_tokens=sum(len(s.token_ids) - s.num_prompt_tokens for s in rollout.sequences),
+            finish_reason=last.finish_reason if last else "abort", policy_version_min=min(versions, default=None),
+            seconds=rollout.seconds, error=rollout.error,
+        )  # fmt: skip
+
+
 @dataclass
 class Group:
     """The rollouts of one task.
 
     A claimed group has `group_id` and `claim_token`. An unplanned group (an import, a person's) names the task instead: `taskset`,
-    `task_key` and `payload`; it is planned and sealed in one transaction. An imported one also has its `origin`.
+    `task_key` and `payload`; it is planned and sealed in one transaction. An imported one also has its `origin`. `baseline`: its greedy
+    rollout, for algorithms that subtract that rollout's reward.
     """
 
     rollouts: list[Rollout]
@@ -137,6 +179,7 @@ class Group:
     task_key: str | None = None
     payload: dict[str, Any] = field(default_factory=dict)
     origin: GroupOrigin | None = None
+    baseline: Baseline | None = None
 
 
 def successes_and_trials(group: Group) -> tuple[float, int]:
@@ -146,7 +189,9 @@ def successes_and_trials(group: Group) -> tuple[float, int]:
 
 
 def is_complete(group: Group) -> bool:
-    """Return whether every rollout succeeded, every reward is known, and no reward has been labelled."""
+    """Return whether every rollout succeeded, the greedy one included, every reward is known, and no reward has been labelled."""
+    if group.baseline is not None and group.baseline.outcome != "ok":
+        return False
     return all(
         rollout.outcome == "ok" and rollout.sequences and all(_is_settled(s) for s in rollout.sequences)
         for rollout in group.rollouts
@@ -183,12 +228,18 @@ def validate(groups: tuple[Group, ...]) -> None:
                 "a group's rollouts must be numbered from 0, one after the other",
                 value=[r.index for r in group.rollouts],
             )
+        if group.baseline is not None:
+            _validate_outcome(group.baseline)
         for rollout in group.rollouts:
-            if rollout.outcome not in _OUTCOMES:
-                raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(_OUTCOMES))
-            check_reward(rollout.reward)
+            _validate_outcome(rollout)
             for sequence in rollout.sequences:
                 _validate_sequence(sequence)
+
+
+def _validate_outcome(rollout: Rollout | Baseline) -> None:
+    if rollout.outcome not in _OUTCOMES:
+        raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(_OUTCOMES))
+    check_reward(rollout.reward)
 
 
 def _validate_sequence(s: Sequence) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rftdata.errors import QueryError
 from rftdata.postgres.database import Database, records
 from rftdata.run import Run
+from rftdata.training.run_models import RunModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +145,11 @@ def copies(database: Database, experience_id: int) -> list[Copy]:
 def kin(database: Database, experience_id: int) -> list[Kin]:
     """Return what an experience was created from, and what was created from it."""
     return records(Kin, database.fetch("kin_of_experience", experience_id=experience_id))
+
+
+def reward_models(database: Database, experience_id: int) -> list[RunModel]:
+    """Return the reward models of the run of an experience, if its reward has a part of such a model."""
+    return records(RunModel, database.fetch("reward_models_of_experience", experience_id=experience_id))
 
 
 def purge_of(database: Database, experience_id: int) -> PurgeRecord | None:

@@ -121,7 +121,7 @@ class Progress:
         rates = [p["tokens_per_s"] for p in explorers if p.get("tokens_per_s") is not None]
         policies = [p["policy_step"] for p in explorers if p.get("policy_step") is not None]
         published = self._rows("progress_policy")
-        groups = self._row("progress_groups")
+        groups = self._row("group_totals")
         self._read_rewards()
         newest = max(self._rewards, default=None)
         return Snapshot(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rftdata.postgres.database import Row, records
@@ -47,20 +48,26 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Loss:
-    """The training loss of a step."""
+class Measure:
+    """A metric of a trainer step."""
 
     step: int
-    loss: float
+    value: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """Totals of the current history's trainer steps; groups, tokens and seconds exclude steps before a fork."""
+    """Totals of the current history's trainer steps; groups, tokens and seconds exclude steps before a fork.
+
+    Attributes:
+        with_expert_loss, without_experts: steps of an algorithm with a loss for experts, and those of them without an expert's experience.
+    """
 
     trained: int
     skipped: int
     without_gradient: int
+    with_expert_loss: int
+    without_experts: int
     before_fork: int
     num_groups: int
     num_tokens: int
@@ -125,9 +132,12 @@ class RunResults:
         """Return the sampled rewards by explorer step, including groups dropped later."""
         return records(Point, self._rows("report_train_curve"))
 
-    def loss_curve(self) -> list[Loss]:
-        """Return the training loss by trainer step."""
-        return records(Loss, self._rows("report_losses"))
+    def metric_curves(self, names: Sequence[str]) -> dict[str, list[Measure]]:
+        """Return metrics by trainer step; those that no step has are left out."""
+        found: dict[str, list[Measure]] = {}
+        for row in self._run.database.fetch("report_metrics", run_id=self._run.run_id, names=list(names)):
+            found.setdefault(row["name"], []).append(Measure(row["step"], row["value"]))
+        return found
 
     def totals(self) -> Totals:
         """Return the totals of the run."""
@@ -151,7 +161,7 @@ class RunResults:
 
     def groups(self) -> GroupTotals:
         """Return the numbers of groups."""
-        return records(GroupTotals, self._rows("report_groups"))[0]
+        return records(GroupTotals, self._rows("group_totals"))[0]
 
     def closed_because(self) -> dict[str, int]:
         """Return the number of closed groups by reason, most frequent first."""

@@ -44,6 +44,7 @@ class Run:
     source_rows: int | None
     source_hash: str | None
     source_epochs: int | None
+    source_weighted: bool | None
     label_cut: int | None
     created_at: datetime.datetime
     finished_at: datetime.datetime | None

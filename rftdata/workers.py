@@ -72,7 +72,7 @@ class Worker:
         self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def says(self, state: str, waiting_for: str | None = None) -> None:
+    def set_state(self, state: str, waiting_for: str | None = None) -> None:
         """Set what it does now, and what it waits for; `rft status` shows it after the next heartbeat."""
         changed = (state, waiting_for) != (self._state, self._waiting_for)
         self._state, self._waiting_for = state, waiting_for

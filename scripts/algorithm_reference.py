@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import sys
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -18,10 +16,10 @@ from rftcore.algorithms.base import Advantage, Part, Term
 from rftcore.algorithms.config import AlgorithmConfig
 from rftcore.algorithms.presets import Preset, presets
 from rftdata.plugins import Registry
+from scripts import reference_page
 from scripts.stages_reference import arguments, body, table
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reference" / "algorithms.md"
+PAGE = reference_page.FOLDER / "algorithms.md"
 
 HEADER = """\
 # Algorithms: presets and parts
@@ -47,21 +45,6 @@ In formulas, ρ is the ratio of the policy to its anchor at one token: the polic
 KINDS: tuple[tuple[str, Registry[Any]], ...] = (("Advantages", ADVANTAGES), ("Losses", LOSSES), ("Masks", MASKS))
 SHARED = ("aggregation", "correction", "kl")
 """Modules whose text explains a key of the section."""
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    check = parser.parse_args().check
-    page = render()
-    if check:
-        current = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-        if current != page:
-            print(f"{PAGE.relative_to(ROOT)} is not what the algorithms say; run: make docs", file=sys.stderr)
-        return int(current != page)
-    PAGE.write_text(page, encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
 
 
 def render() -> str:
@@ -144,4 +127,4 @@ def _listed(head: list[str], rows: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reference_page.main(PAGE, render, __doc__))

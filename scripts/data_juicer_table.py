@@ -100,17 +100,17 @@ texts, images, a sound and a video, without network, with what `constraints.txt`
 
 {counts}
 
-- *found nothing to do*: it went through the batch without an error and changed nothing; some want the tags of another operator first.
+- *found nothing to do*: it processed the batch without an error and changed nothing; some need the tags of another operator first.
 - *needs a package*: `pip install` it; py-data-juicer's extra in brackets names it too, but pins versions that differ from ours. More may be
   missing behind the first.
-- *needs a download*: it fetches a model or a word list when it is first used; no result without network.
+- *needs a download*: it fetches a model or a word list on its first use; no result without network.
 - *needs an endpoint*: by default it asks an OpenAI-compatible endpoint (`OPENAI_BASE_URL`, `OPENAI_API_KEY`).
-- *needs other input*: the batch has no such column; what is missing is said.
-- *works on a whole data set*: no stage; run it in a Data-Juicer job of its own before the tasks are loaded.
+- *needs other input*: the batch lacks a column, which the entry names.
+- *works on a whole data set*: cannot be a stage; run it in a separate Data-Juicer job before loading the tasks.
 
 Mappers that make rows, groupers and aggregators were tried on tasks, the others on experiences.
 
-`columns` are what a filter, a tagging mapper, a grouper or an aggregator finds out, with the default prefix; with † they are stored as scores.
+`columns` lists what a filter, a tagging mapper, a grouper or an aggregator computes, with the default prefix; † marks columns stored as scores.
 """
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from itertools import groupby
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import rftdata
+from scripts import reference_page
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reference" / "schema.md"
+PAGE = reference_page.FOLDER / "schema.md"
 QUERY = Path(__file__).with_suffix(".sql")
 
 HEADER = """\
@@ -24,22 +23,6 @@ HEADER = """\
 Generated from the database's own comments by `make docs`; do not edit. Users may write SQL against everything here.
 `rft sql "select * from rft.v_experience limit 5"` is a way to start.
 """
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    check = parser.parse_args().check
-    page = render(lines_of_a_new_buffer())
-    if check:
-        current = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-        if current != page:
-            print(f"{PAGE.relative_to(ROOT)} does not match the schema; run: make docs", file=sys.stderr)
-        return int(current != page)
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(page, encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
 
 
 def lines_of_a_new_buffer() -> list[dict[str, Any]]:
@@ -86,4 +69,4 @@ def column_table(kind: str, rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reference_page.main(PAGE, lambda: render(lines_of_a_new_buffer()), __doc__))

@@ -66,7 +66,7 @@ def stamp_digest(extras: str) -> str:
 
 def make_venv() -> None:
     if VENV.exists() and not runs(PYTHON):
-        print("       .venv has no working Python 3.11 to 3.13: making it anew")
+        print("       .venv has no working Python 3.11 to 3.13: creating it again")
         run([sys.executable, "-m", "venv", "--clear", str(VENV)])
     elif not VENV.exists() or not (VENV / "pyvenv.cfg").is_file():
         run([sys.executable, "-m", "venv", str(VENV)])

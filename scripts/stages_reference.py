@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -13,7 +12,6 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -26,9 +24,9 @@ from operators.base import IDENTITY_COLUMNS, Operator
 from operators.chain.stage import RunOptions
 from operators.data_juicer import recipe as data_juicer_recipe
 from operators.sql import expression
+from scripts import reference_page
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reference" / "stages.md"
+PAGE = reference_page.FOLDER / "stages.md"
 
 HEADER = """\
 # Stages of a pipeline
@@ -76,21 +74,6 @@ _WORDS = {
     "object": "anything",
 }
 _BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), Lt: ("lt", "below")}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    check = parser.parse_args().check
-    page = render()
-    if check:
-        current = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-        if current != page:
-            print(f"{PAGE.relative_to(ROOT)} does not match the stages; run: make docs", file=sys.stderr)
-        return int(current != page)
-    PAGE.write_text(page, encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
 
 
 def render() -> str:
@@ -297,4 +280,4 @@ def _run_options() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reference_page.main(PAGE, render, __doc__))

@@ -10,7 +10,7 @@ import ray
 NAMESPACE = "benchmark"
 _OBJECT_STORE_BYTES = 1 << 30
 
-# Read when the cluster starts: no worker processes before somebody asks for one.
+# Read when the cluster starts: no worker processes before one is needed.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 os.environ.setdefault("RAY_enable_worker_prestart", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")

@@ -77,7 +77,7 @@ class TrinitySql(_Trinity):
         )  # fmt: skip
 
     def create(self, space: str) -> None:
-        self.open(space)  # whoever connects makes the table
+        self.open(space)  # the first connection creates the table
 
     def open(self, space: str) -> None:
         super().open(space)
@@ -92,7 +92,7 @@ class TrinityQueue(_Trinity):
         super().__init__(address)
         self._made: dict[
             str, Any
-        ] = {}  # Ray ends an actor when the handle that made it goes, whoever else found it by its name
+        ] = {}  # Ray ends an actor when its first handle is deleted, even if other handles exist
         ray_cluster.connect(address)
 
     @classmethod

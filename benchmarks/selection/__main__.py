@@ -8,7 +8,7 @@ selectors of a seed start from the same weights and have the same budget; every 
 
 `selection_cost` are the milliseconds that choosing takes with a million tasks (benchmarks/selection_cost.py says more).
 
-With --folder, finished runs are kept there, and the same command goes on where it was stopped.
+With --folder, finished runs are kept there, and the same command continues where it was stopped.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ What it assumes, all of it:
   groups trained on. That learning goes with p(1 - p), that groups of equal rewards teach nothing, that easy tasks make the hard
   ones of their skill possible, and that training on one skill disturbs another a little: none of this is put in, all of it follows.
 - Put in: noise of the gradient that does not come from rewards, as 1 / √(rollouts trained on); forgetting, a share of w each step.
-- Tasks bring along a grade, how hard somebody thought they are: the difficulty, wrong by 2 logits (standard deviation).
+- Tasks bring along a grade, an estimate of how hard they are: the difficulty, wrong by 2 logits (standard deviation).
 - Not modelled: exploration, answers that are right for the wrong reason, policies that collapse, staleness, lengths.
 
 Settings: `graded`, difficulties from solved to hopeless. `flat`, all tasks equally hard: there is nothing to choose, so a selector can

@@ -1,4 +1,4 @@
--- A person's second thoughts on what the verifier said. It knows right (1) and everything else (0); these are not all the same.
+-- A person's corrections of the verifier's rewards. The verifier distinguishes only right (1) and wrong (0), but wrong answers differ.
 
 -- The sum is right, but the answer runs on until it is cut off: better than a wrong sum.
 UPDATE rft.experience e SET reward = 0.5

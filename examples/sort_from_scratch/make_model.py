@@ -1,6 +1,6 @@
 """Write a random Llama of 0.75 million parameters with one token per character: a model that two cores train in a minute.
 
-Usage: python examples/sort_from_scratch/make_model.py FOLDER
+Usage: python examples/sort_from_scratch/make_model.py FOLDER [HIDDEN_SIZE NUM_LAYERS]
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ CHARACTERS = "0123456789>"
 CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def make_model(folder: Path, seed: int = 0) -> Path:
-    """Write the model and its tokenizer to `folder`; the same seed gives the same weights."""
+def make_model(folder: Path, hidden_size: int = 128, num_layers: int = 3, seed: int = 0) -> Path:
+    """Write the model and its tokenizer to `folder`; the same seed gives the same weights.
+
+    Args:
+        hidden_size: a multiple of 64, since heads of 32 are the smallest that vLLM computes on a CPU.
+    """
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *CHARACTERS])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -31,9 +35,9 @@ def make_model(folder: Path, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(vocabulary), hidden_size=128, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, pad_token_id=0, bos_token_id=1,
-            eos_token_id=2, dtype="float32",
+            vocab_size=len(vocabulary), hidden_size=hidden_size, intermediate_size=4 * hidden_size, num_hidden_layers=num_layers,
+            num_attention_heads=hidden_size // 32, num_key_value_heads=hidden_size // 64, max_position_embeddings=128,
+            tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype="float32",
         )
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,4 +47,4 @@ def make_model(folder: Path, seed: int = 0) -> Path:
 
 
 if __name__ == "__main__":
-    print(make_model(Path(sys.argv[1])))
+    print(make_model(Path(sys.argv[1]), *map(int, sys.argv[2:])))

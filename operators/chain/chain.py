@@ -34,9 +34,9 @@ from operators.base import (
     StageOutcome,
 )
 from operators.chain.apply import Applied, apply_stage
-from operators.chain.batch_pass import Pass
+from operators.chain.chain_batch import ChainBatch
 from operators.chain.groupings import passed_by
-from operators.chain.rules import short_groups, spoilt_rewards, without_reward
+from operators.chain.rules import short_groups, turned_non_finite, without_reward
 from operators.chain.stage import Stage, at, failed
 from rftdata.errors import OperatorError, PluginError, RftError, TimeLimitError
 from rftdata.pipeline.records import DECISION_SCHEMA, Known, StageRun, Verdicts
@@ -138,9 +138,9 @@ class Chain:
             OperatorError: the table itself is wrong.
         """
         self.prepare()
-        table = self._checked(table)
+        table = self.checked(table)
         group_size = self.min_group_size if min_group_size is None else min_group_size
-        batch = Pass(table)
+        batch = ChainBatch(table)
         self._drop_short(batch, group_size, 0, "came in")
         for stage in self.stages:
             self._run_stage(stage, batch, group_size, known or {}, watch)
@@ -148,15 +148,20 @@ class Chain:
             index = len(self.stages) + 1
             _own_rule(batch, REWARD, index, without_reward(batch.column(REWARD), "the reward is "))
             self._drop_short(batch, group_size, index, "left with a reward")
-        batch.found.decisions = _decisions(batch)
-        return batch.found
+        batch.verdicts.decisions = _decisions(batch)
+        return batch.verdicts
 
     @staticmethod
-    def _drop_short(batch: Pass, group_size: int, index: int, left: str) -> None:
+    def _drop_short(batch: ChainBatch, group_size: int, index: int, left: str) -> None:
         if group_size > 1:
             _own_rule(batch, MIN_GROUP_SIZE, index, short_groups(batch.groups, batch.position, group_size, left))
 
-    def _checked(self, table: pa.Table) -> pa.Table:
+    def checked(self, table: pa.Table) -> pa.Table:
+        """Return a batch with the types and defaults that stages expect.
+
+        Raises:
+            OperatorError: the batch lacks a column, or has an experience twice.
+        """
         # A stage that reads all columns requires none of them.
         read = IDENTITY_COLUMNS.union({REWARD}, *(stage.operator.reads or () for stage in self.stages))
         missing = sorted((read & self.columns) - set(table.column_names))
@@ -174,15 +179,15 @@ class Chain:
             table = table.append_column("priority", pa.array(np.full(table.num_rows, DEFAULT_PRIORITY)))
         return table.combine_chunks()
 
-    def _run_stage(self, stage: Stage, batch: Pass, group_size: int, known: Known, watch: Watch | None) -> None:
+    def _run_stage(self, stage: Stage, batch: ChainBatch, group_size: int, known: Known, watch: Watch | None) -> None:
         started = time.perf_counter()
-        found, operator = batch.found, stage.operator
+        found, operator = batch.verdicts, stage.operator
         before = batch.table() if watch is not None else None
         try:
             given = batch.table(None if operator.reads is None else operator.reads | IDENTITY_COLUMNS)
             applied = apply_stage(stage, given, known) if batch.num_rows else Applied(StageOutcome.keep_all(0))
             outcome = _without_answered(applied.outcome, batch)
-            spoilt = _put_in_place(batch, outcome)
+            non_finite = _put_in_place(batch, outcome)
         except PluginError as error:
             # A missing package fails the same way for every row, so a smaller batch would not help.
             raise at(stage.index, stage.name, error) from error
@@ -190,7 +195,7 @@ class Chain:
             raise failed(stage, error, batch.num_rows, time.perf_counter() - started, found) from error
         if watch is not None and before is not None:
             watch(stage, before, batch.table(), outcome)
-        reasons = outcome.reasons if spoilt is None else pc.coalesce(outcome.reasons, spoilt)
+        reasons = outcome.reasons if non_finite is None else pc.coalesce(outcome.reasons, non_finite)
         stays = batch.set_aside(outcome, stage.name)
         if stays is not None:
             reasons = reasons.filter(pa.array(stays))
@@ -219,7 +224,7 @@ def _prepare(stage: Stage, context: StageContext) -> None:
     call(prepare, timeout_s, f"`prepare` of stage {stage.index} of the pipeline ({stage.name})", cap=False)
 
 
-def _without_answered(outcome: StageOutcome, batch: Pass) -> StageOutcome:
+def _without_answered(outcome: StageOutcome, batch: ChainBatch) -> StageOutcome:
     """Apply answers that exist already: the row passes or is dropped, and its question is not asked again."""
     reviews = batch.table([REVIEWS]) if outcome.waiting else pa.table({})
     if not reviews.column_names:
@@ -239,27 +244,27 @@ def _signed(made: CreatedTask | CreatedGroup, stage: str) -> CreatedTask | Creat
     return replace(made, stage=stage) if isinstance(made, CreatedTask) else made
 
 
-def _put_in_place(batch: Pass, outcome: StageOutcome) -> pa.Array | None:
+def _put_in_place(batch: ChainBatch, outcome: StageOutcome) -> pa.Array | None:
     """Set the outcome's columns in the batch; return reasons for rows whose finite reward became non-finite."""
-    spoilt = None
+    non_finite = None
     for name, values in outcome.columns.items():
         if name in (REWARD, "priority"):
             values = pc.cast(values, pa.float64())
         before = batch.column(REWARD) if name == REWARD else None
         batch.set(name, values)
         if before is not None:
-            spoilt = spoilt_rewards(before, batch.column(REWARD))
-    return spoilt
+            non_finite = turned_non_finite(before, batch.column(REWARD))
+    return non_finite
 
 
-def _own_rule(batch: Pass, name: str, index: int, reasons: pa.Array | None) -> None:
+def _own_rule(batch: ChainBatch, name: str, index: int, reasons: pa.Array | None) -> None:
     rows_in = batch.num_rows
     dropped = batch.drop(reasons, name)
     if dropped:
-        batch.found.stages.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
+        batch.verdicts.stages.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
 
 
-def _decisions(batch: Pass) -> pa.Table:
+def _decisions(batch: ChainBatch) -> pa.Table:
     table, num_rows, position = batch.given, batch.given.num_rows, batch.position
     kept = np.zeros(num_rows, bool)
     kept[position] = True
@@ -279,11 +284,11 @@ def _decisions(batch: Pass) -> pa.Table:
         ],
         schema=DECISION_SCHEMA,
     )
-    waiting = pa.array(sorted({row.group_id for row in batch.found.questions}), pa.int64())
+    waiting = pa.array(sorted({row.group_id for row in batch.verdicts.questions}), pa.int64())
     return decisions.filter(pc.invert(pc.is_in(table["group_id"], waiting))) if len(waiting) else decisions
 
 
-def _changed_rewards(batch: Pass) -> pa.Array:
+def _changed_rewards(batch: ChainBatch) -> pa.Array:
     """Return the reward of each kept row that some stage changed; null for all others."""
     if REWARD not in batch.changed:
         return pa.nulls(batch.given.num_rows, pa.float64())

@@ -58,7 +58,7 @@ def without_reward(reward: pa.Array, before_value: str) -> pa.Array | None:
     return pc.if_else(finite, pa.scalar(None, pa.string()), reasons)
 
 
-def spoilt_rewards(before: pa.Array, after: pa.Array) -> pa.Array | None:
+def turned_non_finite(before: pa.Array, after: pa.Array) -> pa.Array | None:
     """Return reasons for rows whose finite reward a stage turned into null, NaN or infinity; None if there are none."""
     reasons = without_reward(after, "the stage turned the reward into ")
     if reasons is None:

@@ -22,7 +22,7 @@ OWN_ARGUMENTS = ("prefix", "mode")
 
 
 @dataclass
-class Found:
+class JuicerOutcome:
     """The result of an operator on rows without null texts: the contents of `StageOutcome`, before rows with nulls are added again."""
 
     reasons: list[str | None] | None = None

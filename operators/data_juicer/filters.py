@@ -9,21 +9,21 @@ import pyarrow as pa
 
 from operators.base import StageContext, UnavailableError
 from operators.data_juicer import runtime
-from operators.data_juicer.base import Found, JuicerOperator
+from operators.data_juicer.base import JuicerOperator, JuicerOutcome
 from operators.data_juicer.catalogue import DATA_KEYS
 from operators.data_juicer.columns import column_name, column_of
 from operators.data_juicer.runtime import STATS, Samples
 from rftdata.errors import OperatorError
 
 
-def statistics(stage: JuicerOperator, samples: Samples, num_rows: int) -> Found:
+def statistics(stage: JuicerOperator, samples: Samples, num_rows: int) -> JuicerOutcome:
     """Compute a filter's columns, or its reasons if it does not decide on its statistics alone."""
     given = samples.pop(STATS, None)
     samples = runtime.compute_stats(stage.op, samples, num_rows, given)
     if not stage.facts.splits:
         kept = runtime.keeps(stage.op, samples, num_rows)
         reason = _reasons_of(stage.op, stage.name, stage.args)
-        return Found([None if keep else reason(stats) for keep, stats in zip(kept, samples[STATS])])
+        return JuicerOutcome([None if keep else reason(stats) for keep, stats in zip(kept, samples[STATS])])
     stats = samples[STATS]
     columns: dict[str, pa.Array] = {}
     if stage.facts.asks:
@@ -31,7 +31,7 @@ def statistics(stage: JuicerOperator, samples: Samples, num_rows: int) -> Found:
         columns[str(stage.error_column)] = pa.array(errors, pa.string())
     for name, kind in stage.facts.stats.items():
         columns[column_name(stage.prefix, name)] = column_of([row.get(name) for row in stats], kind)
-    return Found(None, columns)
+    return JuicerOutcome(None, columns)
 
 
 def _answered(stage: JuicerOperator, stats: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str | None]]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from operators.base import CreatedTask
 from operators.data_juicer import runtime
-from operators.data_juicer.base import Found, JuicerOperator
+from operators.data_juicer.base import JuicerOperator, JuicerOutcome
 from operators.data_juicer.columns import Plan, column_of, plain
 from operators.data_juicer.runtime import META, ROW, STATS, Samples
 from rftdata.errors import OperatorError
@@ -18,7 +18,7 @@ from rftdata.errors import OperatorError
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
-def mapped(stage: JuicerOperator, samples: Samples, table: pa.Table) -> Found:
+def mapped(stage: JuicerOperator, samples: Samples, table: pa.Table) -> JuicerOutcome:
     """Run a mapper on rows.
 
     Raises:
@@ -36,8 +36,8 @@ def mapped(stage: JuicerOperator, samples: Samples, table: pa.Table) -> Found:
                 allowed="on experiences, mappers that give one row for one row",
                 todo="use it on tasks (pipelines.task), where each row becomes a task",
             )
-        return Found(*_made_tasks(stage.name, stage.plan, samples, result, rows, table))
-    return Found(None, _changed(stage, samples, result, table))
+        return JuicerOutcome(*_made_tasks(stage.name, stage.plan, samples, result, rows, table))
+    return JuicerOutcome(None, _changed(stage, samples, result, table))
 
 
 def _changed(stage: JuicerOperator, samples: Samples, result: Samples, table: pa.Table) -> dict[str, pa.Array]:

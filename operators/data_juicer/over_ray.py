@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 
 from operators.data_juicer import runtime
-from operators.data_juicer.base import Found
+from operators.data_juicer.base import JuicerOutcome
 from operators.data_juicer.runtime import ROW, Samples
 from rftdata.errors import OperatorError, PluginError, RftError
 
 
-def spread(compute: Callable[[pa.Table], Found], table: pa.Table) -> Found:
+def spread(compute: Callable[[pa.Table], JuicerOutcome], table: pa.Table) -> JuicerOutcome:
     """Compute `compute` on a table row by row, distributed over the cluster.
 
     Raises:
@@ -48,10 +48,10 @@ def spread(compute: Callable[[pa.Table], Found], table: pa.Table) -> Found:
     }
     decides = any(one.reasons is not None for one in found)
     reasons = [reason for one, part in zip(found, parts) for reason in one.reasons or [None] * part.num_rows]
-    return Found(reasons if decides else None, columns, [made for one in found for made in one.created])
+    return JuicerOutcome(reasons if decides else None, columns, [made for one in found for made in one.created])
 
 
-def _of_part(found: Found, name: str, part: pa.Table) -> pa.Array:
+def _of_part(found: JuicerOutcome, name: str, part: pa.Table) -> pa.Array:
     values = found.columns.get(name)
     return part[name].combine_chunks() if values is None else values
 
@@ -65,7 +65,7 @@ def _packed(table: pa.Table) -> bytes:
     return packed
 
 
-def _work(compute: Callable[[pa.Table], Found], part: bytes) -> Found:
+def _work(compute: Callable[[pa.Table], JuicerOutcome], part: bytes) -> JuicerOutcome:
     """Run on a worker."""
     return compute(pa.ipc.open_stream(part).read_all().combine_chunks())
 

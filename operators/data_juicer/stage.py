@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from operators.base import ReadArrays, StageContext, StageOutcome
 from operators.data_juicer import over_ray, runtime
 from operators.data_juicer.aggregators import AggregatorStage
-from operators.data_juicer.base import Found, JuicerOperator, on_tasks, with_columns
+from operators.data_juicer.base import JuicerOperator, JuicerOutcome, on_tasks, with_columns
 from operators.data_juicer.catalogue import facts
 from operators.data_juicer.columns import TEXT_KEYS, Plan, column_name, make_plan
 from operators.data_juicer.filters import decisions, statistics
@@ -179,10 +179,10 @@ class DataJuicerStage(JuicerOperator):
             return StageOutcome(reasons, found.columns, created=found.created)
         readable = functools.reduce(pc.and_, (there[name] for name in unread))
         part = table.filter(readable)
-        found = self._compute(part) if part.num_rows else Found()
+        found = self._compute(part) if part.num_rows else JuicerOutcome()
         return self._with_unread(table, readable, found, unread[0])
 
-    def _with_unread(self, table: pa.Table, readable: pa.Array, found: Found, unread: str) -> StageOutcome:
+    def _with_unread(self, table: pa.Table, readable: pa.Array, found: JuicerOutcome, unread: str) -> StageOutcome:
         """Return the outcome for all rows. Rows with a null text are kept by a mapper, left unscored by a filter, else dropped."""
         mask = readable.to_numpy(zero_copy_only=False)
         place = pa.array(np.cumsum(mask) - 1, mask=~mask)
@@ -200,15 +200,15 @@ class DataJuicerStage(JuicerOperator):
                 columns[name] = pc.if_else(readable, columns[name], table[name].combine_chunks())
         return StageOutcome(pa.array(reasons, pa.string()), columns, created=found.created)
 
-    def _compute(self, table: pa.Table) -> Found:
+    def _compute(self, table: pa.Table) -> JuicerOutcome:
         """Run the operator on rows that it can read."""
         if self.mode == "ray" and self.rowwise:
             return over_ray.spread(_Copy(self.name, {**self.args, "prefix": self.prefix}, self._schema), table)
         if self.name.startswith("ray_"):
-            return Found(over_ray.keeps_first(self.make(), self.name, self.plan.samples(table), table.num_rows))
+            return JuicerOutcome(over_ray.keeps_first(self.make(), self.name, self.plan.samples(table), table.num_rows))
         return self.compute_here(table)
 
-    def compute_here(self, table: pa.Table) -> Found:
+    def compute_here(self, table: pa.Table) -> JuicerOutcome:
         """Run the operator in this process."""
         samples = self.plan.samples(table, self._read_arrays)
         with runtime.missing_package_named():
@@ -217,7 +217,7 @@ class DataJuicerStage(JuicerOperator):
             with runtime.repeatable():
                 return self._decided(samples, table)
 
-    def _decided(self, samples: Samples, table: pa.Table) -> Found:
+    def _decided(self, samples: Samples, table: pa.Table) -> JuicerOutcome:
         num_rows = table.num_rows
         if self.facts.kind == "filter":
             return statistics(self, samples, num_rows)
@@ -227,7 +227,7 @@ class DataJuicerStage(JuicerOperator):
         reason = f"not selected by {self.name}"
         if self.facts.kind == "deduplicator":
             reason = f"duplicate of an earlier row of the batch ({self.name})"
-        found = Found([None if row in kept else reason for row in range(num_rows)])
+        found = JuicerOutcome([None if row in kept else reason for row in range(num_rows)])
         if self.facts.kind == "deduplicator":
             rows = left.get(ROW, [])
             for source in self.plan.sources:
@@ -251,7 +251,7 @@ class _Copy:
     args: Mapping[str, Any]
     schema: pa.Schema
 
-    def __call__(self, table: pa.Table) -> Found:
+    def __call__(self, table: pa.Table) -> JuicerOutcome:
         return _made(json.dumps([self.name, self.args], sort_keys=True), self.schema).compute_here(table)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +31,6 @@ from operators.llm.endpoint import (
     Reply,
     Sampling,
 )
-from rftdata.errors import ConfigError
 
 _REMEMBERED = 100_000
 OF_EXPERIENCES = frozenset({"messages", "source"})
@@ -278,14 +276,6 @@ def open_endpoint(
     """
     if config == "policy":
         return PolicyEndpoint(context, sampling, meter)
-    key = None
-    if config.api_key_env is not None:
-        key = os.environ.get(config.api_key_env)
-        if not key:
-            raise ConfigError(
-                f"the environment variable {config.api_key_env}, which endpoint.api_key_env names, is not set",
-                todo=f"export {config.api_key_env}=… for the process that runs the pipeline",
-            )
     from operators.llm.openai import OpenAIEndpoint
 
-    return OpenAIEndpoint(config, key, sampling, meter)
+    return OpenAIEndpoint(config, sampling, meter)

@@ -82,7 +82,7 @@ def row_values(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     values = {}
     for name in names:
         if name in ("prompt", "question"):
-            values[name] = _told(chat_before(row), whole=name == "prompt")
+            values[name] = _turns(chat_before(row), whole=name == "prompt")
         elif name in ROW_PLACEHOLDERS:
             values[name] = str(row.get(name) or "")
     return values
@@ -101,13 +101,13 @@ def question_of(chat: Messages) -> str:
     return next((_text(turn) for turn in reversed(chat) if turn.get("role") == "user"), _text(chat[-1]))
 
 
-def _told(chat: Messages, whole: bool) -> str:
+def _turns(chat: Messages, whole: bool) -> str:
     if not whole:
         return question_of(chat)
-    told = [turn for turn in chat if _text(turn)]
-    if len(told) == 1:
-        return _text(told[0])
-    return "\n\n".join(f"{turn.get('role', 'user')}: {_text(turn)}" for turn in told)
+    turns = [turn for turn in chat if _text(turn)]
+    if len(turns) == 1:
+        return _text(turns[0])
+    return "\n\n".join(f"{turn.get('role', 'user')}: {_text(turn)}" for turn in turns)
 
 
 def _text(turn: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from rftcore.algorithms.base import (
     Column,
     Credit,
     Loss,
+    Part,
     Signal,
     Signals,
     StepBatch,
@@ -131,8 +132,8 @@ class Algorithm:
     def signals(self) -> frozenset[Signal]:
         """What must be known of each token before the step, besides what the batch holds."""
         needed: set[Signal] = set()
-        for part in (self.loss, self.advantage, self.mask, self.expert, self.value):
-            needed |= part.signals if part is not None else set()
+        for part in self._parts:
+            needed |= part.signals
         if self.config.kl.is_on:
             needed.add("reference")
         if self.config.correction is not None:
@@ -146,13 +147,22 @@ class Algorithm:
     @property
     def columns(self) -> frozenset[Column]:
         """Which entries per sequence a batch must have, besides those that every batch has."""
-        parts = (self.loss, self.advantage, self.mask, self.expert, self.value)
-        return frozenset[Column]().union(*(part.columns for part in parts if part is not None))
+        return frozenset[Column]().union(*(part.columns for part in self._parts))
+
+    @property
+    def optional_columns(self) -> frozenset[Column]:
+        """Which entries per sequence the parts read where a batch has them."""
+        return frozenset[Column]().union(*(part.optional_columns for part in self._parts)) - self.columns
 
     @property
     def uses_behavior_logprobs(self) -> bool:
         """Whether each token needs the log-probability under the policy that sampled it."""
         return "behavior" in self.signals
+
+    @property
+    def reads_stored_teacher(self) -> bool:
+        """Whether it reads log-probabilities of a teacher that lie beside the tokens, and not those of a teacher of its own."""
+        return "teacher" in self.signals and self.config.teacher is None
 
     @property
     def uses_rewards(self) -> bool:
@@ -175,6 +185,11 @@ class Algorithm:
     def trains_scorer(self) -> bool:
         """Whether the model that it trains gives scores, and no log-probabilities."""
         return self.loss.of_scorer
+
+    @property
+    def _parts(self) -> list[Part]:
+        parts = (self.loss, self.advantage, self.mask, self.expert, self.value)
+        return [part for part in parts if part is not None]
 
     @property
     def _compares(self) -> bool:
@@ -218,6 +233,7 @@ class Algorithm:
         factor_N = factor_N.where(counted_N, 0.0)  # tokens that no policy sampled have no correction, which is then NaN
         if config.expert is not None:
             metrics["expert_coef"] = config.expert.coef.at(batch.step)
+            metrics["expert_sequences"] = float(batch.expert_B.sum())
         everything_B = batch.expert_B.new_ones(batch.num_sequences)
         return Plan(
             batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=credit.returns_N,

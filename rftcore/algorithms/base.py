@@ -36,11 +36,21 @@ Signal = Literal[
 Column = Literal["step_rewards", "state", "baseline_rewards"]
 Unit = Literal["token", "sequence", "pair"]
 
-_RECORDED_AS: dict[str, str] = {
-    "step_rewards": "the reward of each turn alone",
-    "state": "a hash of the environment's state before each turn",
-    "baseline_rewards": "the reward of the greedy response to each task",
+RECORDED_BY: dict[Column, tuple[str, str]] = {
+    "step_rewards": (
+        "the reward of a turn alone",
+        "record it for each turn in the workflow: turn.record(step_reward=…)",
+    ),
+    "state": (
+        "a hash of the environment's state before a turn",
+        "record it for each turn in the workflow: turn.record(state=…)",
+    ),
+    "baseline_rewards": (
+        "the reward of a greedy rollout of the task",
+        "let the explorer sample the groups with explorer.greedy_baseline: true, which is the default of algorithms that need it",
+    ),
 }
+"""What each column is, and what writes it."""
 
 # exp(20) is 5e8. A larger ratio overflows to NaN soon after, and already says that the two policies have nothing in common.
 MAX_LOG_RATIO = 20.0
@@ -228,7 +238,8 @@ class Part:
 
     Attributes:
         needs: signals that it reads.
-        columns: entries per sequence that it reads, and that a batch may lack.
+        columns: entries per sequence that it needs. A batch has only those that a part declares, here or in `optional_columns`.
+        optional_columns: entries per sequence that it reads where every sampled sequence has them; None where none has.
         min_group_size: 2 where it compares the rollouts of a group.
         uses_rewards: it reads rewards, so each sequence must have one.
     """
@@ -236,6 +247,7 @@ class Part:
     Config: ClassVar[type[PartConfig]] = PartConfig
     needs: ClassVar[frozenset[Signal]] = frozenset()
     columns: ClassVar[frozenset[Column]] = frozenset()
+    optional_columns: ClassVar[frozenset[Column]] = frozenset()
     min_group_size: ClassVar[int] = 1
     uses_rewards: ClassVar[bool] = False
 
@@ -369,8 +381,7 @@ def refuse_missing_columns(batch: StepBatch, columns: frozenset[Column]) -> None
     """
     for column in sorted(columns):
         if getattr(batch, f"{column}_B") is None:
+            what, how = RECORDED_BY[column]
             raise RftError(
-                f"the batch has no {column.replace('_', ' ')}, which the algorithm's parts read",
-                value=column,
-                todo=f"train on rollouts of a workflow that records it: {_RECORDED_AS[column]}",
+                f"the batch has no {column.replace('_', ' ')} ({what}), which the algorithm's parts read", todo=how
             )

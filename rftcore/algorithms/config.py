@@ -20,7 +20,7 @@ from rftdata.config import Section
 class PartChoice(Section):
     """A part by name, and its own keys. YAML may also give the name alone."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True)  # the part's own Config validates the other keys
 
     name: str = Field(description="A built-in part, or your own by path: ./file.py:Class.")
 
@@ -77,6 +77,10 @@ class CriticConfig(Section):
     """A value model, trained beside the policy."""
 
     loss: PartChoice = Field(PartChoice(name="value"), description="Loss of the critic.")
+    path: str | None = Field(
+        None,
+        description="Folder of the model that the critic starts from, such as a reward model; by default the policy's.",
+    )
     learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate of the critic.")
     warmup_steps: int = Field(0, ge=0, description="First steps in which the critic alone is trained.")
 
@@ -111,7 +115,7 @@ class AlgorithmConfig(Section):
     critic: CriticConfig | None = Field(None, description="A value model, for advantages that need one.")
     teacher: TeacherConfig | None = Field(
         None,
-        description="Model that a distillation imitates; without one, stored log-probabilities are read (teacher_logprobs).",
+        description="Model that a distillation imitates; without one, stored log-probabilities are read, which explorer.teacher gives.",
     )
     old_logprobs: Literal["behavior", "recomputed"] | None = Field(
         None,

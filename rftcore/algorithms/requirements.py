@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING
 from operators.base import Operator
 from operators.chain.chain import Chain
 from operators.chain.stage import written_columns
+from rftcore.algorithms.base import RECORDED_BY, Column
 from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm
+
+_RECORDING_NOTHING = ("single_turn", "demonstration")
+_FOR_A_BASELINE = {
+    "greedy_baseline": "true, or leave it out", "engine": "an engine that samples, such as vllm", "workflow": "a workflow that samples",
+    "temperature": "a temperature above 0",
+}  # fmt: skip
 
 
 def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
@@ -108,6 +115,20 @@ def _check_critic(algorithm: Algorithm) -> None:
         )
 
 
+def check_steps(algorithm: Algorithm, steps: int) -> None:
+    """Whether a run of so many steps trains its policy.
+
+    Raises:
+        ConfigError: the critic's warm-up lasts as long as the run.
+    """
+    critic = algorithm.config.critic
+    if critic is not None and critic.warmup_steps >= steps:
+        raise ConfigError(
+            f"algorithm.critic.warmup_steps leaves no step for the policy: the run has {steps} steps", value=critic.warmup_steps,
+            allowed=f"0 to {steps - 1}", todo="lower it, or raise steps",
+        )  # fmt: skip
+
+
 def check_models(algorithm: Algorithm, has_evaluation: bool) -> None:
     """Whether the models that the algorithm needs are named, and the one that it trains can do what is asked of it.
 
@@ -155,7 +176,7 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
     """Whether rollouts that come through the chain have what the algorithm learns from.
 
     Raises:
-        ConfigError: answers that no policy sampled, or rollouts that all have the same reward.
+        ConfigError: answers that no policy sampled, rollouts without a teacher, or rollouts that all have the same reward.
     """
     if algorithm.uses_behavior_logprobs:
         for name, value in (("engine", explorer.engine), ("workflow", explorer.workflow)):
@@ -165,33 +186,94 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
                     todo="use sft to imitate what is given, or an engine and a workflow that sample",
                 )
     if (
-        algorithm.group_relative
+        algorithm.reads_stored_teacher
+        and explorer.teacher is None
+        and explorer.workflow in ("single_turn", "demonstration")
+    ):
+        raise ConfigError(
+            f"{algorithm.name} needs log-probabilities of a teacher, and nothing gives them",
+            todo="set explorer.teacher (a folder or an endpoint), which scores rollouts and stores the result with them, or algorithm.teacher, "
+            "a model that the trainer computes; a workflow of your own may store the array teacher_logprobs",
+        )  # fmt: skip
+    if (
+        (algorithm.group_relative or "baseline_rewards" in algorithm.columns)
         and not explorer.reward
         and explorer.workflow == "single_turn"
         and not any(_may_set_rewards(stage.operator) for stage in chain.stages)
     ):
         raise ConfigError(
-            f"explorer.reward is empty: all rollouts would get 0, and {algorithm.name} learns from differences within a group",
+            f"explorer.reward is empty: all rollouts would get 0, and {algorithm.name} learns from differences between rollouts",
             todo="name a reward such as exact_match or ./reward.py:score",
         )
+
+
+_ARRAYS: dict[Column, str] = {"state": "state_hash", "step_rewards": "step_reward"}
+
+
+def recorded_inputs(algorithm: Algorithm) -> dict[str, tuple[str, str]]:
+    """The arrays that a workflow must record for the algorithm, each with what it is and how it is recorded."""
+    needed = {array: RECORDED_BY[column] for column, array in _ARRAYS.items() if column in algorithm.columns}
+    if algorithm.reads_stored_teacher:
+        needed["teacher_logprobs"] = (
+            "log-probabilities of a teacher",
+            "set algorithm.teacher to a model, or record them in the workflow: turn.record(teacher_logprobs=…)",
+        )
+    return needed
+
+
+def check_inputs(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
+    """Whether rollouts of the run can bring what the algorithm reads besides rewards.
+
+    Raises:
+        ConfigError: a built-in workflow does not record it, or there can be no greedy rollout.
+    """
+    if explorer.workflow in _RECORDING_NOTHING:
+        _refuse_missing_inputs(algorithm, explorer, frozenset(), "records no inputs")
+    if "baseline_rewards" not in algorithm.columns:
+        return
+    for key, value, reason in (
+        ("greedy_baseline", explorer.greedy_baseline, explorer.greedy_baseline is False),
+        ("engine", explorer.engine, explorer.engine == "none"),
+        ("workflow", explorer.workflow, explorer.workflow == "demonstration"),
+        ("temperature", explorer.temperature, explorer.temperature == 0),
+    ):
+        if reason:
+            raise ConfigError(
+                f"{algorithm.name} compares sampled rollouts with a greedy one of the same task, and explorer.{key} prevents that",
+                value=value, allowed=_FOR_A_BASELINE[key], todo="change it, or name an algorithm without a baseline, such as rloo",
+            )  # fmt: skip
+
+
+def check_recorded(algorithm: Algorithm, explorer: ExplorerConfig, recorded: frozenset[str]) -> None:
+    """Whether a trial rollout of the workflow recorded what the algorithm reads.
+
+    Args:
+        recorded: names of the arrays that every sampled turn has.
+
+    Raises:
+        ConfigError: what is missing, and how to record it.
+    """
+    _refuse_missing_inputs(algorithm, explorer, recorded, "did not record them in a trial rollout")
+
+
+def _refuse_missing_inputs(algorithm: Algorithm, explorer: ExplorerConfig, recorded: frozenset[str], why: str) -> None:
+    for array, (what, how) in recorded_inputs(algorithm).items():
+        if array not in recorded:
+            raise ConfigError(
+                f"{algorithm.name} reads {array} ({what}), and the workflow {explorer.workflow!r} {why}", todo=how
+            )
 
 
 def check_source(algorithm: Algorithm, has_source: bool) -> None:
     """Whether the algorithm can learn from where the run's batches come from.
 
     Raises:
-        ConfigError: pairs wanted where nothing stored is selected, or whole groups where single rows are.
+        ConfigError: pairs wanted where nothing stored is selected.
     """
     if algorithm.pairwise and not has_source:
         raise ConfigError(
             f"{algorithm.name} learns from preference pairs, which are stored",
             todo="build them with `rft pairs build RUN`, and set sampling.source: {sql: select pair_id from rft.v_pair where …}",
-        )
-    if algorithm.group_relative and has_source:
-        raise ConfigError(
-            f"{algorithm.name} compares the rollouts of a group, and sampling.source selects single rows",
-            value=algorithm.name,
-            allowed="algorithms that learn from single experiences (sft) or from pairs (dpo)",
         )
 
 
@@ -199,14 +281,25 @@ def check_selected(algorithm: Algorithm, kind: str) -> None:
     """Whether the algorithm learns from what was selected.
 
     Raises:
-        ConfigError: pairs for an algorithm of single experiences, or the other way round.
+        ConfigError: pairs for an algorithm of single experiences, or the other way round; or experiences for one that compares the
+            rollouts of a group.
     """
-    wanted = "pair" if algorithm.pairwise else "experience"
-    if kind != wanted:
+    if algorithm.pairwise:
+        wanted = ["pair"]
+    else:
+        wanted = ["group"] if algorithm.group_relative else ["experience", "group"]
+    if kind in wanted:
+        return
+    if algorithm.group_relative and kind == "experience":
         raise ConfigError(
-            f"sampling.source selects {kind}s, and {algorithm.name} learns from {wanted}s",
-            value=f"{kind}_id", allowed=f"{wanted}_id", todo="select the other column, or use sft for experiences and dpo for pairs",
+            f"sampling.source selects single experiences, and {algorithm.name} compares the rollouts of whole groups",
+            value="experience_id", allowed="group_id", todo="select the groups: select distinct group_id from rft.v_experience where …",
         )  # fmt: skip
+    raise ConfigError(
+        f"sampling.source selects {kind}s, and {algorithm.name} learns from {wanted[0]}s", value=f"{kind}_id",
+        allowed=" or ".join(f"{each}_id" for each in wanted),
+        todo="select the other column, or use an algorithm of single experiences (sft), groups (grpo) or pairs (dpo)",
+    )  # fmt: skip
 
 
 def check_answers(algorithm: Algorithm, smallest: int, answers: int) -> None:

@@ -18,8 +18,8 @@ def check(
         bool,
         typer.Option(
             "--deep",
-            help="Also open the model, the task sources, the database and the inputs of stages, and try workflow and rewards on one task of "
-            "each taskset.",
+            help="Also open the model, the task sources, the database and the inputs of stages, try workflow and rewards on tasks of each "
+            "taskset, and the stages on their rollouts.",
         ),
     ] = False,
     wait_s: Annotated[float, typer.Option(min=0.01, help="Maximum seconds for one stage, task row or query.")] = 10.0,
@@ -37,15 +37,17 @@ def check(
     stages = stage_configurations(config, overrides, buffer)
     from rftcore.deep_check import open_inputs
     from rftcore.resolved import ResolvedRun
-    from rftcore.run.prepare import check_plugins
+    from rftcore.run.prepare import check_plugins, check_stages
     from rftdata.user_code import held_lock
     from rftdata.user_code.time_limits import at_most
 
     with held_lock.printed(), at_most(wait_s, "rft check"):
-        for stage in stages:
-            resolved = ResolvedRun(stage)
+        runs = [ResolvedRun(stage) for stage in stages]
+        for resolved in runs:
             check_plugins(resolved)
-            for sentence in open_inputs(resolved, read_s) if deep else ():
+        check_stages(runs)
+        for resolved in runs if deep else ():
+            for sentence in open_inputs(resolved, read_s):
                 warn(sentence)
     plain = [stage.model_dump(mode="json") for stage in stages]
     shown = plain[0] if len(plain) == 1 else {"stages": plain}
@@ -55,5 +57,9 @@ def check(
         print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
     warn(
         f"{config} is valid"
-        + ("" if deep else "; --deep also opens model, tasks, database and inputs of stages, and tries a rollout")
+        + (
+            ""
+            if deep
+            else "; --deep also opens model, tasks, database and inputs of stages, and tries rollouts and stages"
+        )
     )

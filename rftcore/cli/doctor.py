@@ -79,6 +79,7 @@ def _versions(names: tuple[str, ...]) -> str:
 
 def _buffer(buffer: Buffer) -> Iterator[Finding]:
     from rftdata.inspection import counts, schema_version, server_version
+    from rftdata.maintenance.verification import verify
 
     versions = f"PostgreSQL {server_version(buffer.database)}, schema {schema_version(buffer.database)}"
     yield True, f"{buffer.location} answers: {versions}"
@@ -93,7 +94,7 @@ def _buffer(buffer: Buffer) -> Iterator[Finding]:
         )
     held = counts(buffer.database)
     problems = 0
-    for problem in buffer.verify():
+    for problem in verify(buffer):
         problems += 1
         yield False, problem
     if not problems:

@@ -96,6 +96,9 @@ def _tell(buffer: Buffer, experience: int) -> None:
         place = "this buffer" if origin.same_buffer else f"buffer {origin.buffer_id}"
         step = "" if origin.policy_step is None else f", sampled by the policy of step {origin.policy_step}"
         print(f"comes from experience {origin.experience_id} of run {origin.run!r} in {place}{step}")
+    for model in lineage.reward_models(buffer.database, experience):
+        trained = "" if model.trained_by is None else f" of step {model.trainer_step} of run {model.trained_by!r}"
+        print(f"its reward is the score of the model{trained}: {model.uri}")
     for copy in lineage.copies(buffer.database, experience):
         print(f"was imported into run {copy.run!r} as experience {copy.experience_id}")
     for kin in lineage.kin(buffer.database, experience):

@@ -34,7 +34,7 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
         tasks = _preview_tasks(resolved, found, rows) if config.pipelines.task else {}
         experiences, shown_run = None, None
         # Before the first run there are tasks, but no experiences.
-        if config.pipelines.experience and (not tasks or run is not None or found.newest_run()):
+        if config.pipelines.experience and (not tasks or run is not None or found.runs()):
             shown_run = run_of(config, found, run)
             experiences = _preview_experiences(resolved, found, shown_run, rows, seed)
     if as_json:
@@ -88,7 +88,7 @@ def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str
 
 def run_of(config: RunConfig, buffer: Buffer, run: str | None) -> Run:
     """Return the named run, else the newest of the file's name, else the newest of the buffer."""
-    if run is None and (found := buffer.runs_of_name(config.run.name, imported=True)):
+    if run is None and (found := buffer.runs(config.run.name)):
         return found[0]
     return buffer.find_run(run)
 

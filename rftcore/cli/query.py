@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Token arrays by the type of their elements.
 ARRAYS = {"token_ids": "int32", "loss_mask": "uint8", "behavior_logprobs": "float32"}
+INPUTS = {"token_rewards": "float32", "teacher_logprobs": "float32", "step_reward": "float32", "state_hash": "int64"}
 _ARROW_TYPES = {
     "bigint": "int64",
     "integer": "int32",
@@ -38,7 +39,8 @@ def query(
 
     This is DuckDB, read-only, for token arrays and analysis. `rft sql` is PostgreSQL, live, for rows and changes.
 
-    `experience` has the columns of rft.v_experience and token_ids, loss_mask, behavior_logprobs. All other tables and
+    `experience` has the columns of rft.v_experience and token_ids, loss_mask, behavior_logprobs, and if a query names them
+    token_rewards, teacher_logprobs, step_reward and state_hash (lists, NULL where a workflow recorded none). All other tables and
     views of schema rft have their own names (run, draw, verdict, task, evaluation, v_group, …). Arrays of purged experiences are
     NULL. Only what the query names is loaded:
     `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.
@@ -116,6 +118,8 @@ def _rows(buffer: Buffer, name: str, known: dict[str, dict[str, str]], where: st
 
 
 def _experiences(buffer: Buffer, text: str, known: dict[str, dict[str, str]], run_id: int | None) -> pa.Table:
+    import pyarrow as pa
+
     where = "" if run_id is None else f" WHERE run_id = {int(run_id)}"
     rows = _rows(buffer, "v_experience", known, where)
     columns = _wanted_arrays(text)
@@ -126,6 +130,9 @@ def _experiences(buffer: Buffer, text: str, known: dict[str, dict[str, str]], ru
     )
     for column in columns:
         rows = rows.append_column(column, arrays[column] if arrays else _no_arrays(column))
+    for column in (name for name in INPUTS if _is_named(text, name)):
+        values = buffer.arrays(rows["experience_id"].to_pylist(), column)
+        rows = rows.append_column(column, pa.array(values, pa.list_(pa.type_for_alias(INPUTS[column]))))
     return rows
 
 
@@ -139,4 +146,8 @@ def _wanted_arrays(text: str) -> list[str]:
     """Return the array columns that the query may read: those it names, or all if it selects everything."""
     star = re.search(r"(?<!count\()\*", re.sub(r"\s", "", text), re.IGNORECASE)
     everything = star or not re.search(r"\bselect\b", text, re.IGNORECASE)
-    return [name for name in ARRAYS if everything or re.search(rf"\b{name}\b", text, re.IGNORECASE)]
+    return [name for name in ARRAYS if everything or _is_named(text, name)]
+
+
+def _is_named(text: str, column: str) -> bool:
+    return re.search(rf"\b{column}\b", text, re.IGNORECASE) is not None

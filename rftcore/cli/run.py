@@ -20,34 +20,38 @@ SetOption = Annotated[
         "--set", metavar="a.b=VALUE", help="Change one setting of the file; VALUE is read as YAML. Repeatable."
     ),
 ]
-_TARGETS_HELP = "A configuration file, or with --resume the name of a run, or both."
+TargetsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="CONFIG RUN", help="A configuration file, or with --resume the name of a run, or both."),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue RUN (by default the newest run of the file or buffer).")
+]
+AtStepOption = Annotated[
+    int | None,
+    typer.Option(
+        "--at-step", min=0, help="With --resume: go back to the checkpoint of this step, 0 for the initial weights."
+    ),
+]
+KeepRolloutsOption = Annotated[
+    bool, typer.Option("--keep-rollouts", help="With --at-step or --fork: use the groups of later steps.")
+]
+ForkOption = Annotated[
+    str | None,
+    typer.Option("--fork", metavar="NAME", help="With --resume: start a new run there; the old one is not changed."),
+]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Print lines instead of a live view, on a terminal too.")]
 
 
 def run(
-    targets: Annotated[list[str] | None, typer.Argument(metavar="CONFIG RUN", help=_TARGETS_HELP)] = None,
+    targets: TargetsArgument = None,
     overrides: SetOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue RUN (by default the newest run of the file or buffer).")
-    ] = False,
-    at_step: Annotated[
-        int | None,
-        typer.Option(
-            "--at-step", min=0, help="With --resume: go back to the checkpoint of this step, 0 for the initial weights."
-        ),
-    ] = None,
-    keep_rollouts: Annotated[
-        bool, typer.Option("--keep-rollouts", help="With --at-step or --fork: use the groups of later steps.")
-    ] = False,
-    fork: Annotated[
-        str | None,
-        typer.Option(
-            "--fork", metavar="NAME", help="With --resume: start a new run there; the old one is not changed."
-        ),
-    ] = None,
+    resume: ResumeOption = False,
+    at_step: AtStepOption = None,
+    keep_rollouts: KeepRolloutsOption = False,
+    fork: ForkOption = None,
     buffer: ConfigBufferOption = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Print lines instead of a live view, on a terminal too.")
-    ] = False,
+    plain: PlainOption = False,
 ) -> None:
     """Run a configuration: explorers, pipeline and trainer, then the results.
 

@@ -22,21 +22,21 @@ def status(
     ] = None,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
-    everyone: Annotated[bool, typer.Option("--all", help="Also show processes that have left.")] = False,
+    show_left: Annotated[bool, typer.Option("--all", help="Also show processes that have left.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Update until the run ends or Ctrl-C.")] = False,
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Also show the stacks of the processes on this machine.")
     ] = False,
 ) -> None:
     """Show the state of a run, and what each of its processes does or waits for."""
-    if watch and (as_json or everyone or stacks):
+    if watch and (as_json or show_left or stacks):
         raise typer.BadParameter("--watch cannot be combined with --json, --all or --stacks; omit one of them")
     from rftcore.cli.output import print_json
     from rftcore.run.stacks import read_stacks
     from rftdata.progress import Progress
 
     with opened(buffer, "rft status") as found:
-        at_work = found.runs_at_work()
+        at_work = found.runs(at_work=True)
         shown = found.find_run(run) if run is not None or not at_work else at_work[0]
         progress = Progress(shown)
         if watch:
@@ -55,7 +55,7 @@ def status(
         print_json(plain)
         return
     others = [other.name for other in at_work if run is None and other.run_id != shown.run_id]
-    _show(snapshot, shown, others, location, everyone=everyone)
+    _show(snapshot, shown, others, location, show_left=show_left)
     for worker in asked:
         print(f"\n{worker.role} {worker.pid}\n{texts.get(worker.pid, 'does not answer')}")
 
@@ -73,7 +73,7 @@ def _watch(progress: Progress) -> None:
             time.sleep(1.0)  # refresh interval of the display
 
 
-def _show(snapshot: Snapshot, run: Run, others: list[str], location: str, *, everyone: bool) -> None:
+def _show(snapshot: Snapshot, run: Run, others: list[str], location: str, *, show_left: bool) -> None:
     """Print the state of the run; `others` are further runs at work."""
     from rich.console import Console
 
@@ -87,7 +87,7 @@ def _show(snapshot: Snapshot, run: Run, others: list[str], location: str, *, eve
         console = Console(highlight=False, width=160)
     outcome = f": {snapshot.outcome}" if snapshot.outcome else ""
     console.print(f"{name}: {snapshot.status}{outcome}", markup=False)
-    console.print(block(replace(snapshot, workers=[]) if everyone else snapshot, console.width))
+    console.print(block(replace(snapshot, workers=[]) if show_left else snapshot, console.width))
     works = any(worker.liveness == "alive" and worker.role != "replay" for worker in snapshot.workers)
     if snapshot.status == "running" and not works:
         console.print(
@@ -99,5 +99,5 @@ def _show(snapshot: Snapshot, run: Run, others: list[str], location: str, *, eve
         console.print(f"also at work: {other}: rft status {other}{option}", markup=False)
     if snapshot.open_reviews:
         console.print(waits_for_people(snapshot.open_reviews, name, option), markup=False)
-    if everyone:
-        console.print(worker_table(snapshot.workers, everyone=True))
+    if show_left:
+        console.print(worker_table(snapshot.workers, show_left=True))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -81,6 +81,10 @@ class Decoding:
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     seed: int | None = None
+
+    def greedy(self) -> Decoding:
+        """Return the same limits without sampling."""
+        return replace(self, temperature=0.0, top_p=1.0, top_k=0)
 
 
 @dataclass(frozen=True)

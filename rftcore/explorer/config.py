@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from rftcore.teachers.config import TeacherConfig
 from rftdata.config import Section
 
 
@@ -19,12 +20,21 @@ class ExplorerConfig(Section):
     reward: list[str] = Field(
         default_factory=list, description="Reward functions whose values are summed; names or paths."
     )
+    teacher: TeacherConfig | None = Field(
+        None,
+        description="Model whose log-probabilities of the sampled tokens are stored with the rollouts, as the array teacher_logprobs.",
+    )
     num_explorers: int = Field(1, ge=1, description="Number of explorer processes.")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of training rollouts.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus of training rollouts.")
     top_k: int = Field(0, ge=0, description="Number of most likely tokens to sample from; 0 for all.")
     max_tokens: int = Field(256, ge=1, description="Longest response, in tokens.")
     stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
+    greedy_baseline: bool | None = Field(
+        None,
+        description="Sample one more rollout per group greedily, not to be trained on: its reward is the group's baseline. By default if"
+        " the algorithm needs one (remax). A group whose greedy rollout fails is dropped.",
+    )
     max_refill: int = Field(
         64, ge=0, description="Number of groups planned per step to replace dropped ones, beyond trainer.batch_groups."
     )
@@ -74,3 +84,12 @@ class ExplorerConfig(Section):
         if doubled:
             raise ValueError(f"{', '.join(doubled)} is named more than once; to weight a reward, do so in its function")
         return names
+
+    @model_validator(mode="after")
+    def _server_has_the_sampled_distribution(self) -> ExplorerConfig:
+        if self.teacher is not None and self.teacher.endpoint is not None and self.temperature not in (0, 1):
+            raise ValueError(
+                f"explorer.teacher.endpoint gives log-probabilities at temperature 1, and explorer.temperature is {self.temperature:g}; set it "
+                "to 1, or name the teacher's folder (explorer.teacher.path), which is computed at the rollouts' temperature"
+            )
+        return self

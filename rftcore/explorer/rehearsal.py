@@ -18,6 +18,7 @@ from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
 from rftcore.workflows.task import Task
 from rftdata.errors import ConfigError, RolloutsFailedError
+from rftdata.experience import Rollout
 from rftdata.user_code import time_limits
 
 if TYPE_CHECKING:
@@ -37,11 +38,18 @@ class Rehearsal:
 
     Attributes:
         num_prompt_tokens: of the workflow's longest prompt; None if it had none.
-        reward: of the rollout.
+        rollout: with its reward, as an explorer would store it.
     """
 
     num_prompt_tokens: int | None
-    reward: float
+    rollout: Rollout
+
+    @property
+    def recorded(self) -> frozenset[str]:
+        """Names of the arrays that every sampled turn has."""
+        sequences = self.rollout.sequences
+        sampled = [frozenset(sequence.arrays) for sequence in sequences if sequence.behavior_logprobs is not None]
+        return frozenset.intersection(*sampled) if sampled else frozenset()
 
 
 class StandIn(Engine):
@@ -112,8 +120,7 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
             f"the model's: {text.rstrip('.')}",
             stack=stack,
         )  # fmt: skip
-    assert rollout.reward is not None
-    return Rehearsal(engine.num_prompt_tokens, rollout.reward)
+    return Rehearsal(engine.num_prompt_tokens, rollout)
 
 
 def check_context(resolved: ResolvedRun, longest: Task, num_prompt_tokens: int) -> str | None:

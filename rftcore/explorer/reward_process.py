@@ -34,7 +34,7 @@ from rftcore.explorer.reward_value import CheckedValue, checked_value
 from rftcore.rewards import Reward, load_rewards
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import RftError
-from rftdata.user_code import time_limits
+from rftdata.user_code import held_lock_timer
 
 _START_S = 120.0
 _GRACE_S = 5.0
@@ -160,7 +160,7 @@ def main(socket_fd: int, stacks_fd: int) -> None:
         parent, names, base_dir = connection.recv()
         _end_with(parent)
         functions = _load(connection, names, base_dir)
-        time_limits.hand_over_timer()  # from here on the timer is that of the calls
+        held_lock_timer.hand_over()  # from here on the timer is that of the calls
         while True:
             try:
                 name, turn, task, timeout_s = connection.recv()

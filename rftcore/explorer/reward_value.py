@@ -1,4 +1,4 @@
-"""The valid results of a reward: finite numbers, or a mapping of names to them."""
+"""The valid results of a reward: a finite number, `TokenRewards`, or a mapping of names to these."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ import reprlib
 from collections.abc import Mapping
 from typing import TypeGuard
 
-from rftcore.workflows.task import Task
+from rftcore.workflows.task import Task, TokenRewards
 from rftdata.errors import RftError
 
-CheckedValue = float | dict[str, float]
+CheckedPart = float | TokenRewards
+CheckedValue = CheckedPart | dict[str, CheckedPart]
 
 
 def checked_value(name: str, value: object, task: Task) -> CheckedValue:
     """Return the result of a reward as plain numbers.
 
     Raises:
-        RftError: it is neither a finite number nor a mapping of names to finite numbers; nothing is converted silently.
+        RftError: it is neither a finite number nor `TokenRewards` nor a mapping of names to these; nothing is converted silently.
     """
     if isinstance(value, Mapping):
-        return {str(key): _number(f"{name}, part {key!r},", part, task) for key, part in value.items()}
+        return {str(key): _part(f"{name}, part {key!r},", part, task) for key, part in value.items()}
+    return _part(name, value, task)
+
+
+def _part(name: str, value: object, task: Task) -> CheckedPart:
+    if isinstance(value, TokenRewards):
+        return TokenRewards([_number(f"{name}, token {place},", one, task) for place, one in enumerate(value.values)])
     return _number(name, value, task)
 
 
@@ -31,7 +38,7 @@ def _number(name: str, value: object, task: Task) -> float:
     raise RftError(
         # The value as text, because it comes from another process, and some values cannot be sent.
         f"the reward {name} returned {_what(value)} for the task {task.task_key!r} of {task.taskset!r}",
-        allowed="a finite number, or a mapping of names to finite numbers", todo=_advice(value),
+        allowed="a finite number, TokenRewards, or a mapping of names to these", todo=_advice(value),
     )  # fmt: skip
 
 

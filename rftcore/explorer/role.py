@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from rftcore.config import RunConfig
@@ -21,9 +20,11 @@ from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
+from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun, join_run
+from rftcore.teachers.base import Teacher
 from rftcore.workflows.task import Task
 from rftdata.errors import FencedError, ModelError
 from rftdata.experience import Group
@@ -66,7 +67,7 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
             on_waiting=joined.on_waiting,
         ) as worker,
     ):  # fmt: skip
-        worker.says("starts the engine")
+        worker.set_state("starts the engine")
         engine = resolved.engine_class(resolved.model_folder, resolved.engine(index))
         try:
             asyncio.run(Explorer(joined, worker, engine).explore())
@@ -105,7 +106,7 @@ class Explorer:
     def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine, *, missing_weights_s: float = 10.0) -> None:
         self._missing_weights_s = missing_weights_s
         resolved, config = joined.resolved, joined.resolved.config
-        self.config = config.explorer
+        self.resolved, self.config = resolved, config.explorer
         self.sync = config.sync
         self.run = joined.run
         self.worker = worker
@@ -136,6 +137,7 @@ class Explorer:
             source=source,
             slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
             on_failure=self.failed_steps.note,
+            has_baseline=resolved.has_greedy_baseline,
         )
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
@@ -144,6 +146,7 @@ class Explorer:
         self.planner = Planner(joined.run, _plan_config(config, source))
         self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
         self.writer = joined.buffer.writer(joined.run)
+        self.teacher: Teacher | None = None
         self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the claimed group of each task
         self._has_claimed = False
         self._weights_missing: tuple[int, float] | None = None  # policy version, and when it was first found missing
@@ -151,6 +154,7 @@ class Explorer:
     async def explore(self) -> None:
         """Explore until the run ends or is asked to stop."""
         try:
+            await self._open_teacher()
             while not self.worker.should_stop():
                 await self._store_finished()
                 await self._take_newest_policy()
@@ -163,17 +167,24 @@ class Explorer:
             await asyncio.gather(*self.in_flight, return_exceptions=True)
             await asyncio.to_thread(self.workflows.close)
             await asyncio.to_thread(self.scorer.close)
+            if self.teacher is not None:
+                await self.teacher.close()
             self.writer.close()
             release_groups(self.run, self.worker.worker_id)
 
+    async def _open_teacher(self) -> None:
+        if self.config.teacher is not None and not self.only_evaluates:
+            self.worker.set_state("starts the teacher")
+            self.teacher = await open_teacher(self.resolved, self.engine.tokenizer)
+
     async def _sleep(self) -> None:
         if self.in_flight:
-            self.worker.says(f"samples {len(self.in_flight)} groups")
+            self.worker.set_state(f"samples {len(self.in_flight)} groups")
             started, before = time.monotonic(), self.engine.num_generated_tokens
             await asyncio.wait(self.in_flight, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
             self._record_rate(self.engine.num_generated_tokens - before, time.monotonic() - started)
             return
-        self.worker.says("waits", self._waiting_for())
+        self.worker.set_state("waits", self._waiting_for())
         await asyncio.to_thread(self.worker.wait, 1.0)
 
     def _waiting_for(self) -> str:
@@ -252,7 +263,7 @@ class Explorer:
 
     async def _load(self, weights: PolicyVersion | Evaluation) -> None:
         version = weights.policy_version_id
-        self.worker.says(f"loads policy version {version}")
+        self.worker.set_state(f"loads policy version {version}")
         seconds = await asyncio.to_thread(self.engine.load_weights, weights.uri, version, weights.checksum)
         self.policy_checksum = weights.checksum
         self.worker.progress["load_weights_s"] = round(seconds, 3)
@@ -281,7 +292,10 @@ class Explorer:
 
     async def _explore(self, claimed: ClaimedGroup) -> Group:
         screening = self.screenings.get(claimed.taskset)
-        return await self.workflows.run(self.runner.group(claimed, self.decoding, screening))
+        group = await self.workflows.run(self.runner.group(claimed, self.decoding, screening))
+        if self.teacher is not None:
+            await self.teacher.score(group)
+        return group
 
     def _show_blocking(self, what: str) -> None:
         """Show in `rft status` which line blocks the workflows; called from another thread."""
@@ -324,12 +338,8 @@ class Explorer:
         """Store the answers of one evaluation. If asked to stop, leave it, to be planned again when the worker leaves."""
         tasks = [Task.from_row(vars(question)) for question in questions(self.run, evaluation)]
         which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
-        self.worker.says(f"answers {len(tasks)} questions of {which}")
-        decoding = (
-            replace(self.decoding, temperature=0.0, top_p=1.0, top_k=0)
-            if evaluation.decoding == "greedy"
-            else self.decoding
-        )
+        self.worker.set_state(f"answers {len(tasks)} questions of {which}")
+        decoding = self.decoding.greedy() if evaluation.decoding == "greedy" else self.decoding
         started, before = time.monotonic(), self.engine.num_generated_tokens
         answers = await self._answers(tasks, decoding)
         if answers is None:
@@ -365,7 +375,9 @@ class Explorer:
 
     async def _answer(self, task: Task, decoding: Decoding) -> Answer:
         rollout = await self.workflows.run(self.runner.rollout(task, 0, decoding))
-        last = rollout.sequences[-1] if rollout.sequences else None
+        # A workflow may also write an expert's answer.
+        sampled = [sequence for sequence in rollout.sequences if sequence.behavior_logprobs is not None]
+        last = next(reversed(sampled or rollout.sequences), None)
         return Answer(
             task_id=task.task_id,
             reward=rollout.reward or 0.0,

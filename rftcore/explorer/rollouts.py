@@ -20,9 +20,10 @@ from rftcore.explorer.failures import FunctionFailedError, describe, user_stack,
 from rftcore.explorer.plain_workflow import run_plain
 from rftcore.explorer.rollout_clock import RolloutClock
 from rftcore.explorer.workflow_loop import BlockedError
+from rftcore.workflows.inputs import PER_TURN
 from rftcore.workflows.task import AsyncWorkflow, Model, Score, Scorer, Task, Workflow
 from rftdata.errors import ConfigError, EngineStoppedError, ModelError, RftError
-from rftdata.experience import Group, Rollout, successes_and_trials
+from rftdata.experience import Baseline, Group, Rollout, Sequence, successes_and_trials
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 
@@ -39,6 +40,7 @@ class RolloutRunner:
         timeout_s: a rollout that takes longer, from its start, is recorded as timed out.
         slots: number of concurrent rollouts; waiting for a slot does not count as time.
         on_failure: receives the description of a failure and the user's stack.
+        has_baseline: whether each group also gets a greedy rollout, whose reward is a baseline for the others.
     """
 
     engine: Engine
@@ -49,6 +51,7 @@ class RolloutRunner:
     source: str
     slots: asyncio.Semaphore
     on_failure: Callable[[str, str], None] = lambda *_: None
+    has_baseline: bool = False
 
     async def group(self, claimed: ClaimedGroup, decoding: Decoding, screening: Screening | None = None) -> Group:
         """Run all rollouts of a claimed group concurrently. With a screening rule, run the remaining ones only if the first are neither
@@ -65,21 +68,22 @@ class RolloutRunner:
             claimed.payload.get("metadata") or {},
         )
         size = claimed.group_size
-        first = min(screening.rollouts, size) if screening else size
-        group = Group(
-            await self._rollouts(task, range(first), decoding),
-            claimed.group_id,
-            claimed.claim_token,
-            source=self.source,
-        )
-        if screening and first < size:
+        group = Group([], claimed.group_id, claimed.claim_token, source=self.source)
+        if screening and screening.rollouts < size:
+            group.rollouts += await self._rollouts(task, range(screening.rollouts), decoding)
             refusal = screening.refusal(*successes_and_trials(group))
-            group.rollouts += (
-                await self._rollouts(task, range(first, size), decoding)
-                if refusal is None
-                else [Rollout(index, "cancelled", error=refusal) for index in range(first, size)]
-            )
+            if refusal is not None:
+                first = len(group.rollouts)
+                group.rollouts += [Rollout(index, "cancelled", error=refusal) for index in range(first, size)]
+                return group
+        rest, group.baseline = await asyncio.gather(
+            self._rollouts(task, range(len(group.rollouts), size), decoding), self._baseline(task, size, decoding)
+        )
+        group.rollouts += rest
         return group
+
+    async def _baseline(self, task: Task, index: int, decoding: Decoding) -> Baseline | None:
+        return Baseline.of(await self.rollout(task, index, decoding.greedy())) if self.has_baseline else None
 
     async def _rollouts(self, task: Task, indices: range, decoding: Decoding) -> list[Rollout]:
         return list(await asyncio.gather(*(self.rollout(task, index, decoding) for index in indices)))
@@ -101,6 +105,7 @@ class RolloutRunner:
         try:
             async with clock:
                 score = checked_score(await self._run_workflow(task, model), task)
+                refuse_partly_recorded([turn.sequence for turn in model.turns])
         except asyncio.CancelledError as raised:
             task_now = asyncio.current_task()
             if task_now is None or task_now.cancelling():
@@ -149,6 +154,22 @@ def checked_score(score: object, task: Task) -> Score:
         f"the workflow returned no score for the task {task.task_key!r} of {task.taskset!r}", value=score,
         allowed="Score(reward) with a finite number", todo="return the result of score(turn, task) (awaited in an async workflow), or a Score",
     )  # fmt: skip
+
+
+def refuse_partly_recorded(sequences: list[Sequence]) -> None:
+    """Refuse turns of which only some have an input that algorithms compare between turns.
+
+    Raises:
+        RftError: which input, and the first turn without it.
+    """
+    sampled = [(turn, s) for turn, s in enumerate(sequences) if s.behavior_logprobs is not None]
+    for name in PER_TURN:
+        missing = [turn for turn, sequence in sampled if name not in sequence.arrays]
+        if missing and len(missing) < len(sampled):
+            raise RftError(
+                f"the workflow recorded {name} for {len(sampled) - len(missing)} of {len(sampled)} sampled turns, and not for turn {missing[0]}",
+                todo="call turn.record(…) for each turn of the rollout, or for none",
+            )
 
 
 def _is_finite(reward: object) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from rftcore.explorer.reward_processes import RewardProcesses
 from rftcore.explorer.reward_value import CheckedValue, checked_value
 from rftcore.rewards import Reward
-from rftcore.workflows.task import Score, Task, Turn
+from rftcore.workflows.task import Score, Task, TokenRewards, Turn
+from rftdata.errors import RftError
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -19,6 +21,9 @@ class Scorer:
 
     The name of a part is that of its function, or its key in the function's mapping. If that name is taken, the
     name in the configuration is added (`./b.py:score`, `./b.py:score.accuracy`).
+
+    `TokenRewards` go to the turn's `token_rewards`. Their sum is a part, but not in the total, because algorithms add the rewards of
+    tokens to the reward of the rollout.
 
     Args:
         rewards: functions by their names in the configuration.
@@ -41,11 +46,11 @@ class Scorer:
         """Return the sum and its parts.
 
         Raises:
-            RftError: a reward returned something other than finite numbers.
+            RftError: a reward returned something other than finite numbers, or `TokenRewards` that are not as many as the response's tokens.
             FunctionFailedError: a plain function failed. An async function's error is raised unchanged.
         """
         parts: dict[str, float] = {}
-        total = 0.0
+        total, token_rewards = 0.0, list[TokenRewards]()
         for name in self._functions:
             value = await self._value(name, turn, task)
             if isinstance(value, dict):
@@ -53,8 +58,15 @@ class Scorer:
             else:
                 named = [(name.rpartition(":")[2], name, value)]
             for short, qualified, part in named:
-                parts[qualified if short in parts else short] = part
-                total += part
+                part_name = qualified if short in parts else short
+                if isinstance(part, TokenRewards):
+                    parts[part_name] = math.fsum(part.values)
+                    token_rewards.append(part)
+                else:
+                    parts[part_name] = part
+                    total += part
+        if token_rewards:
+            _record(turn, token_rewards, task)
         return Score(total, parts)
 
     async def _value(self, name: str, turn: Turn, task: Task) -> CheckedValue:
@@ -68,6 +80,19 @@ class Scorer:
         """End the processes."""
         if self._processes is not None:
             self._processes.close()
+
+
+def _record(turn: Turn, token_rewards: list[TokenRewards], task: Task) -> None:
+    num_tokens = len(turn.response_token_ids)
+    for found in token_rewards:
+        if len(found.values) != num_tokens:
+            raise RftError(
+                f"a reward returned TokenRewards of {len(found.values)} numbers for the task {task.task_key!r} of {task.taskset!r}, whose response has "
+                f"{num_tokens} tokens", todo="return one number for each of turn.response_token_ids, which include the end token",
+            )  # fmt: skip
+    turn.record(
+        token_rewards=[math.fsum(values) for values in zip(*(found.values for found in token_rewards), strict=True)]
+    )
 
 
 def _runs_here(function: Reward) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rftcore.explorer.failures import as_traceback, place, user_frames
-from rftdata.user_code import time_limits
+from rftdata.user_code import held_lock_timer
 from rftdata.user_code.async_raise import RunningCall
 
 T = TypeVar("T")
@@ -174,7 +174,7 @@ class _LockWatch:
     def __init__(self, path: Path, timeout_s: float) -> None:
         self._path, self._timeout_s = path, timeout_s
         self._put_off_at = -math.inf
-        time_limits.hand_over_timer()
+        held_lock_timer.hand_over()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb", buffering=0)
         self._file.write(
@@ -192,7 +192,7 @@ class _LockWatch:
     def end(self) -> None:
         """Stop watching, and remove the report."""
         faulthandler.cancel_dump_traceback_later()
-        time_limits.take_back_timer()
+        held_lock_timer.take_back()
         self._file.close()
         self._path.unlink(missing_ok=True)
 

@@ -120,7 +120,7 @@ def start_cluster() -> str:
 
 
 def _print_no_errors() -> None:
-    """Suppress Ray's paragraph about each process that dies, since `rft run` reports it in one sentence."""
+    """Suppress Ray's paragraph about each process that ends, since `rft run` reports it in one sentence."""
     import ray._private.worker as driver
 
     if hasattr(driver, "print_to_stdstream"):  # this process prints nothing else with it: log_to_driver is off
@@ -176,7 +176,7 @@ def ended_roles(
 def _watch(process: RoleProcess) -> None:
     """Watch the process of a role as soon as its id is known."""
     if process.watch is None and ray.wait([process.identity], timeout=0)[0]:
-        with contextlib.suppress(RayError):  # it died before it answered
+        with contextlib.suppress(RayError):  # it ended before it answered
             process.watch = ProcessWatch(*ray.get(process.identity))
 
 

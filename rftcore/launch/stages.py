@@ -16,7 +16,7 @@ from rftcore.launch import supervisor
 from rftcore.launch.views import View
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_run, has_finished
+from rftcore.run.prepare import check_run, check_stages, has_finished
 from rftdata.buffer import Buffer
 from rftdata.errors import ModelError
 from rftdata.run import Run
@@ -35,8 +35,10 @@ def run_stages(stages: Sequence[RunConfig], *, resume: bool = False, view: View)
     Raises:
         RftError: a stage could not be started, or failed; later stages were not started.
     """
-    for config in stages:
-        check_run(ResolvedRun(config))
+    resolved = [ResolvedRun(config) for config in stages]
+    for each in resolved:
+        check_run(each)
+    check_stages(resolved)
     parent: Run | None = None
     for number, config in enumerate(stages, start=1):
         stored = _stored(config, parent) if resume else None
@@ -57,7 +59,7 @@ def run_stages(stages: Sequence[RunConfig], *, resume: bool = False, view: View)
 def _stored(config: RunConfig, parent: Run | None) -> Run | None:
     """Return the newest run of a stage that followed `parent`; None if there is none."""
     with rftdata.open(config.buffer, application="rft run") as buffer:
-        runs = buffer.runs_of_name(config.run.name)
+        runs = buffer.runs(config.run.name, imported=False)
     wanted = parent.run_id if parent else None
     return next((run for run in runs if run.parent_run_id == wanted), None)
 

@@ -174,7 +174,7 @@ def await_departure(run: Run, view: View) -> None:
         FencedError: they are still running.
     """
     deadline = time.monotonic() + _DEPARTURE_S
-    told = False
+    reported = False
     while True:
         mark_dead_workers(run)
         alive = [worker for worker in live_workers(run) if worker.beats and worker.role != "replay"]
@@ -186,9 +186,9 @@ def await_departure(run: Run, view: View) -> None:
                 f"the run {run.name!r} still has running processes: {who}",
                 todo="stop it first (Ctrl-C in its terminal), then resume",
             )
-        if not told:
+        if not reported:
             view.message(f"waiting up to {_DEPARTURE_S:.0f} s for {who} to end")
-            told = True
+            reported = True
         time.sleep(_REFRESH_S)
 
 
@@ -199,7 +199,7 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
         RoleFailedError: a role failed before anything asked the run to stop.
     """
     with Worker(run, "supervisor") as worker:
-        worker.says("watches")
+        worker.set_state("watches")
         started = cluster.start_roles(resolved, run.name, divide_threads())
         roles = Roles(started, Restarts(run), view, interrupts)
         progress, people = Progress(run), People(view, buffer_option(buffer.location))

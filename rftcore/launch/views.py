@@ -27,6 +27,9 @@ from rftdata.progress import Failures, Snapshot, WorkerState
 from rftdata.workers import doing
 
 _BARS = "▁▂▃▄▅▆▇█"
+_SHOWN_METRICS = (
+    "loss", "grad_norm", "kl_reference", "clip_fraction", "entropy", "value_loss", "explained_variance", "pair_accuracy",
+)  # fmt: skip
 
 
 V = TypeVar("V", bound="View")
@@ -179,8 +182,8 @@ def block(snapshot: Snapshot, width: int) -> Group:
     return Group(head, facts, worker_table(snapshot.workers))
 
 
-def worker_table(workers: list[WorkerState], *, everyone: bool = False) -> Table:
-    """Build the table of what each process does or waits for; `everyone` includes those that left without an error."""
+def worker_table(workers: list[WorkerState], *, show_left: bool = False) -> Table:
+    """Build the table of what each process does or waits for; `show_left` includes those that left without an error."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     columns: dict[str, JustifyMethod] = {
         "process": "left",
@@ -191,7 +194,7 @@ def worker_table(workers: list[WorkerState], *, everyone: bool = False) -> Table
     }
     for name, justify in columns.items():
         table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")
-    for worker in workers if everyone else _shown(workers):
+    for worker in workers if show_left else _shown(workers):
         style = {"lost": "red", "stopped": "dim"}.get(worker.liveness, "")
         age = "–" if worker.liveness == "stopped" else f"{max(0.0, worker.heartbeat_age_s):.0f} s ago"
         table.add_row(
@@ -278,11 +281,7 @@ def _policy(snapshot: Snapshot) -> str:
 
 
 def _metrics(metrics: dict[str, Any]) -> str:
-    shown = [
-        name
-        for name in ("loss", "grad_norm", "kl", "clip_fraction", "entropy")
-        if isinstance(metrics.get(name), int | float)
-    ]
+    shown = [name for name in _SHOWN_METRICS if isinstance(metrics.get(name), int | float)]
     return ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.3g}" for name in shown)
 
 

@@ -61,7 +61,7 @@ class Replayed:
 
 
 def replay(
-    resolved: ResolvedRun, buffer: Buffer, run: Run, version: str | None, tell: Callable[[Replayed], None]
+    resolved: ResolvedRun, buffer: Buffer, run: Run, version: str | None, report: Callable[[Replayed], None]
 ) -> Replayed:
     """Decide on every sealed group of a run under another version.
 
@@ -70,7 +70,7 @@ def replay(
 
     Args:
         version: its name; None for `replay-` and the chain's digest. Never a name that runs train on.
-        tell: receives the progress after every batch.
+        report: receives the progress after every batch.
 
     Raises:
         ConfigError: the name is one that a run could train on, belongs to other stages, or is invalid.
@@ -93,7 +93,7 @@ def replay(
             """Store the verdict before a blocked process ends, so that the next replay continues after the blocking group."""
             commit_replay(run, worker.worker_id, name, aside, Verdicts(aside.failed))
 
-        worker.says(f"replays version {name}")
+        worker.set_state(f"replays version {name}")
         chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
         register(buffer, chain, name)
         after, passed = 0, False
@@ -106,7 +106,7 @@ def replay(
             passed = len(verdicts.failed) < verdicts.decisions.num_rows
             commit_replay(run, worker.worker_id, name, batch, verdicts)
             _note(done, batch, verdicts)
-            tell(done)
+            report(done)
             after = group_ids[-1]
         chain.close()
         policy.close()

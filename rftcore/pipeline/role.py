@@ -24,7 +24,7 @@ from rftcore.run.join import JoinedRun, join_run
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError
 from rftdata.pipeline.budget import RunUsage, UsageLedger
-from rftdata.pipeline.queue import SealedQueue, give_back
+from rftdata.pipeline.queue import SealedQueue, release_sealed_groups
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts, known_scores
 from rftdata.pipeline.versions import register_version
@@ -60,7 +60,7 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
 def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, writer: Writer) -> None:
     """Claim, decide and store until the run ends."""
     buffer, run, resolved, config = joined.buffer, joined.run, joined.resolved, joined.resolved.config
-    worker.says("loads the operator chain")
+    worker.set_state("loads the operator chain")
     chain = resolved.experience_chain
     policy = Policy(resolved, run)
     chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
@@ -75,26 +75,28 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
         """Store the verdict before a blocked process ends, and release the other groups, not as suspects."""
         verdicts = Verdicts(aside.failed)
         commit_verdicts(run, worker.worker_id, chain.version, aside, verdicts)
-        give_back(run, worker.worker_id)
+        release_sealed_groups(run, worker.worker_id)
 
     try:
         while not worker.should_stop():
             batch = queue.claim(config.pipelines.batch_groups)
             worker.progress |= compaction.progress
             if batch is None:
-                worker.says("waits", "sealed groups")
+                worker.set_state("waits", "sealed groups")
                 worker.wait(1.0)
                 continue
-            worker.says(f"decides on {len(batch.group_ids)} groups")
+            worker.set_state(f"decides on {len(batch.group_ids)} groups")
             batch = with_report(batch, run)
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
             try:
                 with setting_aside(batch, store_aside):
                     verdicts = decide(chain, batch, known, patient=patience.has_more(batch))
             except StageError as error:
-                give_back(run, worker.worker_id)
+                release_sealed_groups(run, worker.worker_id)
                 seconds = patience.failed(error)
-                worker.says(f"tries again in {seconds:.0f} s", f"a stage that fails on everything: {error.what}"[:300])
+                worker.set_state(
+                    f"tries again in {seconds:.0f} s", f"a stage that fails on everything: {error.what}"[:300]
+                )
                 worker.wait(seconds)
                 continue
             patience.passed()
@@ -106,7 +108,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
     except Exception as error:
         if not isinstance(error, BufferUnavailableError):
             # The groups it holds are not the cause and must not become suspects.
-            give_back(run, worker.worker_id)
+            release_sealed_groups(run, worker.worker_id)
         raise
     finally:
         chain.close()

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from rftdata.buffer import Buffer
-from rftdata.results import CheckpointFolder, Dropped, EvaluationResult, Loss, Point, RunResults, StepTotals
+from rftdata.results import CheckpointFolder, Dropped, EvaluationResult, Measure, Point, RunResults, StepTotals
 from rftdata.run import Run
 from rftdata.training.evaluations import best_step, validation_scores
+from rftdata.training.run_models import RunModel, models_of
 
 # The beginning of a closed group's reason, before the reasons of its rows.
 _CLOSED_BY = "dropped by "
+_METRICS = ("loss", "value_loss", "explained_variance", "pair_accuracy")
 
 
 class _Fact(BaseModel):
@@ -76,7 +78,7 @@ class Groups(_Fact):
 
 
 class Report(_Fact):
-    """Everything that `rft report` prints; `unscored`: evaluations with failed answers, which count 0."""
+    """Everything that `rft report` prints; `unscored`: evaluations with failed answers, which count 0; `warnings`: settings without effect."""
 
     run: str
     run_id: int
@@ -85,6 +87,7 @@ class Report(_Fact):
     seed: int
     model: str
     algorithm: str
+    models: list[RunModel]
     buffer: str
     num_attempts: int
     wall_seconds: float
@@ -103,9 +106,10 @@ class Report(_Fact):
     last_checkpoint: CheckpointFolder | None
     gains: list[Gain]
     train_curve: list[Point]
-    loss_curve: list[Loss]
+    metric_curves: dict[str, list[Measure]]
     evaluation_curves: list[EvaluationCurve]
     unscored: list[str]
+    warnings: list[str]
 
 
 def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
@@ -125,6 +129,7 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
     return Report(
         run=run.name, run_id=run.run_id, status=run.status, outcome=run.outcome, seed=run.seed,
         model=str(config.get("model", {}).get("path", "–")), algorithm=str(config.get("algorithm", {}).get("name", "–")),
+        models=models_of(run),
         buffer=buffer.location, num_attempts=totals.num_attempts, wall_seconds=totals.seconds,
         sampled_tokens=totals.sampled_tokens, trained_tokens=steps.num_tokens,
         evaluated_tokens=sum(e.num_tokens for e in evaluations),
@@ -134,13 +139,24 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
         last_checkpoint=checkpoints[-1] if checkpoints else None,
         gains=[gain for gain in (_gain(results, curve, best) for curve in _by_curve(evaluations).values()) if gain],
-        train_curve=results.train_curve(), loss_curve=results.loss_curve(),
+        train_curve=results.train_curve(), metric_curves=results.metric_curves(_METRICS),
         evaluation_curves=[_curve(curve) for curve in _by_curve(evaluations).values()],
         unscored=[
             f"{evaluation_title(e.purpose, e.taskset)}, {e.decoding}, step {e.trainer_step}: {e.error}"
             for e in evaluations if e.error
         ],
+        warnings=_warnings(steps),
     )  # fmt: skip
+
+
+def _warnings(steps: StepTotals) -> list[str]:
+    if not steps.with_expert_loss or steps.without_experts < steps.with_expert_loss:
+        return []
+    warning = (
+        f"algorithm.expert had no effect: none of {steps.with_expert_loss} steps had an expert's experience; let the workflow write"
+        " expert answers (model.write), or insert experiences without behavior_logprobs"
+    )
+    return [warning]
 
 
 def compare(run: Run, other: Run) -> list[Gain]:

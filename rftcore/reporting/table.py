@@ -10,6 +10,7 @@ from rich.table import Table
 
 from rftcore.reporting.report import Gain, Report, evaluation_title
 from rftdata.results import CheckpointFolder
+from rftdata.training.run_models import RunModel
 
 
 def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), console: Console | None = None) -> None:
@@ -22,8 +23,8 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), consol
         console.print(
             _gains(one.gains, title, "before", "after") if one.gains else f"{one.run}: no taskset was evaluated."
         )
-        for unscored in one.unscored:
-            console.print(f"[red]warning[/red] {escape(unscored)}")
+        for warning in (*one.unscored, *one.warnings):
+            console.print(f"[red]warning[/red] {escape(warning)}")
     if between:
         a, b = reports[0].run, reports[1].run
         console.print(_gains(between, f"{b} against {a}, each at its best step", a, b))
@@ -81,15 +82,19 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         f"published {_seconds(steps.publish_seconds)}"
     )
     learned = ("training reward", _first_to_last([p.mean for p in one.train_curve]))
-    if one.loss_curve and not one.train_curve:
-        learned = ("training loss", _first_to_last([p.loss for p in one.loss_curve]))
+    if "loss" in one.metric_curves and not one.train_curve:
+        learned = ("training loss", _metric(one, "loss"))
     return [
         ("status", one.status + (f": {one.outcome}" if one.outcome else "")),
         ("model", f"{one.model}, {one.algorithm}, seed {one.seed}"),
+        *[(f"{model.used_as} model", _origin(model)) for model in one.models if model.used_as != "policy"],
         ("steps", f"{steps.done} of {steps.planned}{forked}{skipped}{still}{attempts}"),
         ("time", f"{_seconds(one.wall_seconds)}; the trainer {trainer}"),
         ("tokens", f"{one.sampled_tokens:,} sampled for training{rate}, {one.evaluated_tokens:,} for evaluation"),
         learned,
+        *([("critic", f"value loss {_metric(one, 'value_loss')}")] if "value_loss" in one.metric_curves else []),
+        *([("explained variance", _metric(one, "explained_variance"))] if "explained_variance" in one.metric_curves else []),
+        *([("pair accuracy", _metric(one, "pair_accuracy"))] if "pair_accuracy" in one.metric_curves else []),
         ("experiences", f"{one.num_experiences:,}; rollouts: {_counts(one.rollouts)}"),
         *([("failed rollouts", "; ".join(f"{num} × {error}" for error, num in one.failed_because.items()))] if one.failed_because else []),
         ("groups", f"{planned}, {groups.trained} trained on, {groups.closed} closed{closed}"),
@@ -97,6 +102,15 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         ("last checkpoint", _checkpoint(one.last_checkpoint, None)),
         ("buffer", one.buffer),
     ]  # fmt: skip
+
+
+def _metric(one: Report, name: str) -> str:
+    return _first_to_last([measure.value for measure in one.metric_curves[name]])
+
+
+def _origin(model: RunModel) -> str:
+    trained = "" if model.trained_by is None else f"step {model.trainer_step} of {model.trained_by}: "
+    return f"{trained}{model.uri}"
 
 
 def _first_to_last(values: Sequence[float]) -> str:

@@ -1,7 +1,8 @@
 """Rewards: functions of a turn and its task. One file each, listed in this table.
 
-A reward is `def reward(turn: Turn, task: Task) -> float | dict[str, float]`, plain or async. Several rewards are summed; a mapping
-counts with its sum, and its parts are stored. An exception becomes the rollout's recorded outcome.
+A reward is `def reward(turn: Turn, task: Task) -> float | TokenRewards | dict[str, …]`, plain or async. Several rewards are summed. A mapping
+counts with its sum, and its parts are stored. `TokenRewards` have one number per token of the response. An exception becomes the rollout's recorded
+outcome.
 
 A plain function runs in a separate process (`rftcore.explorer.reward_processes`), an async one in the event loop of the workflows. A plain
 function that returns immediately may set `function.runs_in_explorer = True` to avoid the other process.
@@ -18,10 +19,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from rftcore.rewards.reward_model import PREFIX, RewardModel
-from rftcore.workflows.task import Task, Turn
+from rftcore.workflows.task import Task, TokenRewards, Turn
 from rftdata.plugins import Registry
 
-RewardValue = float | Mapping[str, float]
+RewardPart = float | TokenRewards
+RewardValue = RewardPart | Mapping[str, RewardPart]
 Reward = Callable[[Turn, Task], RewardValue | Awaitable[RewardValue]]
 
 REWARDS = Registry[Reward]("reward", {

@@ -8,6 +8,8 @@ The model is loaded at the first call, in each process that rewards are called i
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,15 @@ from rftdata.errors import PluginError, RftError
 PREFIX = "reward_model:"
 
 
+def gives_scores(folder: Path) -> bool:
+    """Whether the model in a folder was saved with a scalar head, as reward models and critics are."""
+    try:
+        architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+    except (OSError, ValueError, AttributeError):
+        return False
+    return any(str(name).endswith("ForTokenClassification") for name in architectures or [])
+
+
 class RewardModel:
     """A reward function.
 
@@ -25,7 +36,7 @@ class RewardModel:
         folder: of the model, in the format that checkpoints have.
 
     Raises:
-        PluginError: there is no model in it.
+        PluginError: there is no model in it, or one without a scalar head.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,17 +45,29 @@ class RewardModel:
                 "there is no model in the folder of the reward model", value=str(folder), allowed="a folder with config.json and safetensors",
                 todo=f"correct the path after {PREFIX}; it is relative to the configuration file",
             )  # fmt: skip
+        if not gives_scores(folder):
+            raise PluginError(
+                "the model in the folder of the reward model has no scalar head, so it gives no scores", value=str(folder),
+                allowed="a checkpoint of a run with algorithm: reward_model", todo="train one from preference pairs first",
+            )  # fmt: skip
         self.folder = folder
 
     def __call__(self, turn: Turn, task: Task) -> dict[str, float]:
         """The score, as the part `reward_model`.
 
         Raises:
-            RftError: the model has no scalar head, or another vocabulary than the policy.
+            RftError: see `score`.
+        """
+        return {"reward_model": self.score(list(turn.sequence.token_ids))}
+
+    def score(self, token_ids: Sequence[int]) -> float:
+        """The score of a prompt with its response.
+
+        Raises:
+            RftError: the model has fewer tokens than the policy.
         """
         import torch
 
-        token_ids = turn.sequence.token_ids
         size = self._model.get_input_embeddings().weight.shape[0]
         if max(token_ids) >= size:
             raise RftError(
@@ -53,19 +76,12 @@ class RewardModel:
             )  # fmt: skip
         with torch.inference_mode():
             scores_1T1 = self._model(input_ids=torch.tensor([token_ids], device=self._model.device)).logits
-        return {"reward_model": float(scores_1T1[0, -1, 0])}
+        return float(scores_1T1[0, -1, 0])
 
     @cached_property
     def _model(self) -> Any:
         import torch
         from transformers import AutoModelForTokenClassification
 
-        model, found = AutoModelForTokenClassification.from_pretrained(
-            self.folder, num_labels=1, output_loading_info=True
-        )
-        if any(name.startswith("score") for name in found["missing_keys"]):
-            raise RftError(
-                f"the model {self.folder} has no scalar head, so it gives no scores", allowed="a checkpoint of a run with algorithm: reward_model",
-                todo="train one from preference pairs first",
-            )  # fmt: skip
+        model = AutoModelForTokenClassification.from_pretrained(self.folder, num_labels=1)
         return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")

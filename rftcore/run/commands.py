@@ -31,4 +31,4 @@ def what_decides(run: Run, num_groups: int, option: str) -> str | None:
         return f"{groups}: the run was imported and has no pipeline; {as_they_are}"
     steps = f" --set steps={2 * run.planned_steps}" if run.status == "finished" else ""
     command = f"rft run --resume {run.name}{steps}{option}"
-    return f"{groups}: the run has ended, so no process decides on them; `{command}` decides first and then goes on; {as_they_are}"
+    return f"{groups}: the run has ended, so no process decides on them; `{command}` decides first and then continues; {as_they_are}"

@@ -17,12 +17,12 @@ _MAX_OUTCOME = 200
 
 def earlier_run(config: RunConfig, buffer: Buffer) -> str | None:
     """Describe the newest run of the configuration's name, with the command that continues it; None if there is none."""
-    found = buffer.runs_of_name(config.run.name)
+    found = buffer.runs(config.run.name, imported=False)
     if not found:
         return None
     run, others = found[0], len(found) - 1
     more = f" (and {others} more before it)" if others else ""
-    is_at_work = any(other.run_id == run.run_id for other in buffer.runs_at_work())
+    is_at_work = any(other.run_id == run.run_id for other in buffer.runs(at_work=True))
     option = buffer_option(buffer.location)
     if is_at_work:
         advice = f"to watch that one: rft status {run.name}{option}"

@@ -103,7 +103,7 @@ def _named(buffer: Buffer, name: str, by_hand: str | None) -> tuple[Run, bool]:
 
 def _of_name(resolved: ResolvedRun, buffer: Buffer, by_hand: str | None) -> tuple[Run, bool]:
     with buffer.joining():
-        found = buffer.runs_of_name(resolved.config.run.name)
+        found = buffer.runs(resolved.config.run.name, imported=False)
         for run in found:
             if not run.has_ended:
                 return run, False

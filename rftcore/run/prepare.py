@@ -5,29 +5,36 @@ Mistakes in a configuration are found here, before a process is started.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rftcore.algorithms.requirements import (
+    check_inputs,
     check_made,
     check_models,
     check_rollouts,
     check_sampling,
     check_selected,
     check_source,
+    check_steps,
 )
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
 from rftcore.installation.packages import check_environment
+from rftcore.models import refuse_other_tokenizer
 from rftcore.monitor import MONITORS
 from rftcore.resolved import ResolvedRun
+from rftcore.rewards.reward_model import PREFIX, gives_scores
+from rftcore.run.selections import refuse_untrainable
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import load_tasks
 from rftcore.workflows import check_workflow_args
 from rftdata.buffer import Buffer
-from rftdata.errors import ConfigError
+from rftdata.errors import ConfigError, ModelError
 from rftdata.run import Run
+from rftdata.training.run_models import record_models
 from rftdata.training.sampling import checked_formula
 from rftdata.training.stored_selection import Selection, num_steps, select
 from rftdata.uri import redacted
@@ -41,7 +48,7 @@ def check_plugins(resolved: ResolvedRun) -> None:
     """
     config = resolved.config
     _ = resolved.rewards
-    check_workflow_args(config.explorer.workflow, resolved.workflow, config.explorer.workflow_args)
+    check_workflow_args(config.explorer.workflow, resolved.workflow, 3, config.explorer.workflow_args)
     check_selectors(resolved)
     # Registered engines and monitors may import large packages, so only the roles that use them load them.
     if config.explorer.engine not in ENGINES.names():
@@ -57,10 +64,13 @@ def check_plugins(resolved: ResolvedRun) -> None:
                 value=taskset.group_size, allowed=f"{algorithm.min_group_size} or more",
             )  # fmt: skip
     check_models(algorithm, bool(config.eval.tasks or config.eval.test))
+    if config.steps is not None:
+        check_steps(algorithm, config.steps)
     check_sampling(algorithm, config.explorer)
     check_source(algorithm, config.sampling.source is not None)
     if config.run.mode == "both" and config.sampling.source is None:
         check_rollouts(algorithm, config.explorer, chain)
+        check_inputs(algorithm, config.explorer)
         check_made(algorithm, config.algorithm.smallest_group, chain)
 
 
@@ -93,6 +103,50 @@ def check_run(resolved: ResolvedRun) -> None:
     check_plugins(resolved)
     check_before_buffer(resolved)
     check_max_tokens(resolved)  # fetches the model now, because a run whose model does not exist must not be stored
+    check_kinds_of_models(resolved)
+    check_teachers(resolved)
+
+
+def check_kinds_of_models(resolved: ResolvedRun) -> None:
+    """Fetch every model of the run, and refuse a policy that is a reward model.
+
+    Raises:
+        ModelError: a model does not exist, or the policy's gives scores in place of tokens.
+    """
+    _ = resolved.models
+    if not resolved.algorithm.trains_scorer and gives_scores(resolved.model_folder):
+        raise ModelError(
+            "the model has a scalar head, which gives scores and writes no answers", value=resolved.config.model.path,
+            allowed="a language model", todo=f"name it as a reward: explorer.reward: {PREFIX}FOLDER, and set model.path to a language model",
+        )  # fmt: skip
+
+
+def check_teachers(resolved: ResolvedRun) -> None:
+    """Compare the tokenizers of teachers with the policy's.
+
+    Raises:
+        ConfigError: a teacher has another tokenizer.
+    """
+    for key, folder in (
+        ("algorithm.teacher", resolved.teacher_folder),
+        ("explorer.teacher", resolved.scoring_teacher_folder),
+    ):
+        if folder is not None:
+            refuse_other_tokenizer(resolved.model_folder, folder, key)
+
+
+def check_stages(stages: Sequence[ResolvedRun]) -> None:
+    """Whether each stage can start from the model of the stage before it.
+
+    Raises:
+        ConfigError: it is a reward model, and the stage trains a language model.
+    """
+    for earlier, later in itertools.pairwise(stages):
+        if earlier.algorithm.trains_scorer and not later.algorithm.trains_scorer:
+            raise ConfigError(
+                f"{later.config.run.name} would start from the model of {earlier.config.run.name}, which gives scores and writes no answers",
+                todo=f"train the reward model with a file of its own, and name its checkpoint in explorer.reward: {PREFIX}FOLDER",
+            )  # fmt: skip
 
 
 def check_max_tokens(resolved: ResolvedRun) -> None:
@@ -130,7 +184,7 @@ def prepare_run(
         before_storing: called just before the run is stored.
 
     Raises:
-        ConfigError: the database rejects the priority formula.
+        ConfigError: the database rejects the priority formula, or the run is too short for its algorithm.
         TaskSourceError: a taskset cannot be loaded, or the task pipeline excludes all its tasks.
     """
     config = resolved.config
@@ -141,8 +195,9 @@ def prepare_run(
     if resumed is None:
         selected = select_source(resolved, buffer)
         steps = planned_steps(config, len(selected.item_ids) if selected else None)
+        check_steps(resolved.algorithm, steps)
         before_storing()
-        return buffer.create_run(
+        run = buffer.create_run(
             name=config.run.name,
             config=stored,
             seed=config.run.seed,
@@ -153,10 +208,14 @@ def prepare_run(
             epochs=config.sampling.epochs,
             parent=parent,
         )
-    _refuse_another_source(config, resumed)
-    before_storing()
-    steps = planned_steps(config, resumed.source_rows)
-    return resumed.go_on(stored, steps=steps, pipeline_version=pipeline_version)
+    else:
+        _refuse_another_source(config, resumed)
+        steps = planned_steps(config, resumed.source_rows)
+        check_steps(resolved.algorithm, steps)
+        before_storing()
+        run = resumed.go_on(stored, steps=steps, pipeline_version=pipeline_version)
+    record_models(run, resolved.models)
+    return run
 
 
 def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
@@ -164,13 +223,16 @@ def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
 
     Raises:
         QueryError: see `rftdata.training.stored_selection.select`.
-        ConfigError: the algorithm cannot learn from the selected rows.
+        ConfigError: the algorithm cannot learn from the selected rows; see also `refuse_untrainable`.
     """
     source = resolved.config.sampling.source
     if source is None:
         return None
-    selected = select(buffer.database, source.sql, pin_labels=source.pin_labels)
+    sampling = resolved.config.sampling
+    exponent = sampling.priority.exponent if sampling.order == "prioritized" else None
+    selected = select(buffer.database, source.sql, pin_labels=source.pin_labels, priority_exponent=exponent)
     check_selected(resolved.algorithm, selected.kind)
+    refuse_untrainable(resolved.algorithm, buffer, selected)
     return selected
 
 
@@ -200,6 +262,7 @@ def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
         ConfigError: the selection or the division into batches has changed.
     """
     source, stored = config.sampling.source, resumed.source_sql is not None
+    weighted = config.sampling.order == "prioritized"
     facts = {
         "sampling.source.sql": (source and source.sql, resumed.source_sql),
         "sampling.source.pin_labels": (
@@ -207,6 +270,11 @@ def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
             resumed.label_cut is not None if stored else None,
         ),
         "sampling.epochs": (source and config.sampling.epochs, resumed.source_epochs),
+        "sampling.order": (source and weighted and "prioritized", resumed.source_weighted and "prioritized"),
+        "sampling.priority.exponent": (
+            (source and weighted and config.sampling.priority.exponent) or None,
+            (resumed.source_weighted and resumed.config["sampling"]["priority"]["exponent"]) or None,
+        ),
         "trainer.batch_groups": (
             source and config.trainer.batch_groups,
             (stored and int(resumed.config["trainer"]["batch_groups"])) or None,
@@ -227,7 +295,7 @@ def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Run:
         QueryError: there is none.
         ConfigError: the run was imported.
     """
-    found = buffer.runs_of_name(config.run.name) if name is None else []
+    found = buffer.runs(config.run.name, imported=False) if name is None else []
     return found[0] if found else named_resumable(buffer, name or config.run.name)
 
 
@@ -238,8 +306,8 @@ def named_resumable(buffer: Buffer, name: str | None) -> Run:
         QueryError: there is none.
         ConfigError: the run was imported.
     """
-    run = buffer.newest_run(imported=False) if name is None else None
-    run = run or buffer.find_run(name)
+    own = buffer.runs(imported=False) if name is None else []
+    run = own[0] if own else buffer.find_run(name)
     if run.was_imported:
         raise ConfigError(
             f"the run {run.name!r} was imported: it has no checkpoint and no configuration with which it could continue",

@@ -7,17 +7,16 @@ deficiencies of a source are refused only if no stage can change them. The tasks
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from operators.chain.chain import Chain
-from rftcore.config import RunConfig
 from rftcore.resolved import ResolvedRun
+from rftcore.workflows import check_workflow_args
 from rftcore.workflows.task import Task
 from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
-from rftdata.errors import ConfigError, ModelError, RftError, TaskSourceError
+from rftdata.errors import ModelError, RftError, TaskSourceError
 from rftdata.tasks.loading import tasks_without_answer
 
 _NAMED_KEYS = 3
@@ -46,7 +45,8 @@ class TaskNeeds:
         self._may_answer = any(stage.operator.writes is None or "answer" in stage.operator.writes for stage in stages)
         self._check_task = None if stages else getattr(workflow, "check_task", None)
         if self._check_task is not None:
-            _refuse_args(self._check_task, resolved.config)
+            explorer = resolved.config.explorer
+            check_workflow_args(explorer.workflow, self._check_task, 2, explorer.workflow_args)
         self._num_tasks = self._num_lacking = 0
         self._keys: list[str] = []
         self._columns: set[str] = set()
@@ -157,19 +157,3 @@ def _is_blank(answer: str | None) -> bool:
 
 def _and(names: Sequence[str]) -> str:
     return " and ".join(names)
-
-
-def _refuse_args(check: Any, config: RunConfig) -> None:
-    """Refuse arguments that would fail only when the workflow is called.
-
-    Raises:
-        ConfigError: the workflow does not accept its arguments.
-    """
-    try:
-        inspect.signature(check).bind(None, None, **config.explorer.workflow_args)
-    except TypeError as error:
-        names = [name for name, p in inspect.signature(check).parameters.items() if p.kind is p.KEYWORD_ONLY]
-        raise ConfigError(
-            f"the workflow {config.explorer.workflow!r} does not accept its workflow_args: {error}",
-            value=config.explorer.workflow_args, allowed=", ".join(names), todo="correct explorer.workflow_args",
-        ) from error  # fmt: skip

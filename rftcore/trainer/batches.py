@@ -5,6 +5,7 @@ Letters: B experiences, T tokens of the longest. Padding is on the right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -38,7 +39,8 @@ class TrainBatch:
         importance_weights_B: float32; the loss of each of its tokens is multiplied by it: the correction for the chance with
             which prioritised sampling drew it (arXiv 1511.05952, section 3.4), 1 otherwise.
         turn_index_B: int64; turn within the rollout.
-        token_rewards_BT, teacher_logprobs_BT: float32; arrays that the experiences brought, None where none did.
+        token_rewards_BT, teacher_logprobs_BT: float32; arrays that the experiences brought, None where none did. An experience without the
+            first has 0 and without the second NaN.
         step_rewards_B, state_B, baseline_rewards_B: the same, one number per experience; see `StepBatch`.
         paired: whether experiences 2p and 2p + 1 are the chosen and the rejected one of a preference pair.
     """
@@ -91,12 +93,13 @@ class TrainBatch:
         return StepBatch(
             step=step, rewards_B=self.rewards_B, group_B=self.group_index_B, rollout_B=self.rollout_index_B,
             turn_B=self.turn_index_B, sequence_N=counted.nonzero()[:, 0], behavior_N=self.behavior_logprobs_BT[counted],
-            importance_weights_B=self.importance_weights_B, expert_B=self._expert_B(),
+            importance_weights_B=self.importance_weights_B, expert_B=self.expert_B,
             token_rewards_N=None if self.token_rewards_BT is None else self.token_rewards_BT[counted],
             step_rewards_B=self.step_rewards_B, state_B=self.state_B, baseline_rewards_B=self.baseline_rewards_B,
         )  # fmt: skip
 
-    def _expert_B(self) -> Tensor:
+    @property
+    def expert_B(self) -> Tensor:
         """Where no policy sampled any of the tokens that count: what a person, a stronger model or a data set wrote."""
         unsampled_BT = self.behavior_logprobs_BT.isnan() | ~self.loss_mask_BT
         return unsampled_BT.all(dim=1) & self.loss_mask_BT.any(dim=1)
@@ -172,7 +175,7 @@ class TrainBatch:
             importance_weights_B=torch.tensor(np.asarray(importance_weights), dtype=torch.float32),
             turn_index_B=torch.tensor(np.asarray(turn_index), dtype=torch.int64),
             token_rewards_BT=_optional_tokens(token_rewards, present_BT),
-            teacher_logprobs_BT=_optional_tokens(teacher_logprobs, present_BT),
+            teacher_logprobs_BT=_optional_tokens(teacher_logprobs, present_BT, fill=math.nan),
             step_rewards_B=_optional(step_rewards, torch.float32),
             state_B=_optional(state, torch.int64),
             baseline_rewards_B=_optional(baseline_rewards, torch.float32),
@@ -210,8 +213,8 @@ def _pad(column: Packed, present_BT: npt.NDArray[np.bool_], dtype: type[Scalar],
     return padded
 
 
-def _optional_tokens(column: Packed | None, present_BT: npt.NDArray[np.bool_]) -> Tensor | None:
-    return None if column is None else torch.from_numpy(_pad(column, present_BT, np.float32, 0.0))
+def _optional_tokens(column: Packed | None, present_BT: npt.NDArray[np.bool_], fill: float = 0.0) -> Tensor | None:
+    return None if column is None else torch.from_numpy(_pad(column, present_BT, np.float32, fill))
 
 
 def _optional(values: Array | None, dtype: torch.dtype) -> Tensor | None:

@@ -1,4 +1,8 @@
-"""From the batch that was drawn from the buffer to the batch that is trained on."""
+"""From the batch that was drawn from the buffer to the batch that is trained on.
+
+Inputs that only some algorithms read come from arrays of the experiences (`rftcore.workflows.inputs`) and from the group's greedy
+rollout. What the algorithm compares must be there for every experience that a policy sampled: nothing is trained on a stand-in value.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from rftcore.algorithms.algorithm import Algorithm
+from rftcore.algorithms.base import RECORDED_BY, Column
 from rftcore.trainer.batches import TrainBatch
+from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
 from rftdata.errors import RoleFailedError
 from rftdata.training import attempt
 from rftdata.training.batch import Batch
 
-# Arrays that experiences may bring, and that some algorithms read: one value per token, and one value alone.
-_TOKEN_ARRAYS = ("token_rewards", "teacher_logprobs")
-_NUMBERS = {"step_rewards": "step_reward", "state": "state_hash", "baseline_rewards": "baseline_reward"}
-ARRAYS = (*attempt.ARRAYS, *_TOKEN_ARRAYS, *_NUMBERS.values())
+ARRAYS = (*attempt.ARRAYS, *PER_TOKEN, *PER_TURN)
+_ARRAY_OF: dict[Column, str] = {"step_rewards": "step_reward", "state": "state_hash"}
+
+Numbers = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # one per experience, and whether it is there
 
 
 def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
     """A drawn batch as the learner takes it.
 
     Raises:
-        RoleFailedError: an experience without a reward where the algorithm uses rewards, or an array of another size.
+        RoleFailedError: an experience without a reward or another input that the algorithm reads, or an array of another size.
     """
     offsets = batch.offsets
     missing = [row["experience_id"] for row in batch.rows.to_pylist() if row["reward"] is None]
@@ -34,9 +41,12 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
             f"experience {missing[0]} was drawn without a reward",
             todo="set its reward, or add a stage that drops such rows",
         )
-    tokens: dict[str, Any] = {name: (partial(batch.padded, name), offsets) for name in _TOKEN_ARRAYS if batch.has(name)}
-    numbers: dict[str, Any] = {key: _one_each(batch, name) for key, name in _NUMBERS.items() if batch.has(name)}
-    return TrainBatch.from_packed(
+    tokens: dict[str, Any] = {name: (partial(batch.padded, name), offsets) for name in PER_TOKEN if batch.has(name)}
+    columns = {
+        column: _one_each(batch, column) for column in (*sorted(algorithm.columns), *sorted(algorithm.optional_columns))
+    }
+    given = {column: numbers for column, numbers in columns.items() if numbers[1].any()}
+    found = TrainBatch.from_packed(
         token_ids=(partial(batch.padded, "token_ids"), offsets),
         loss_mask=(partial(batch.padded, "loss_mask"), offsets),
         behavior_logprobs=(partial(batch.padded, "behavior_logprobs"), offsets),
@@ -47,12 +57,28 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
         importance_weights=batch.rows["importance_weight"].to_pylist(),
         paired=algorithm.pairwise,
         **tokens,
-        **numbers,
+        **{column: values for column, (values, _) in given.items()},  # type: ignore[arg-type]  # columns have the names of arguments
+    )
+    for column, (_, is_given) in columns.items():
+        if column in given or column in algorithm.columns:
+            _refuse_missing(batch, algorithm, found, column, torch.from_numpy(is_given))
+    return found
+
+
+def _one_each(batch: Batch, column: Column) -> Numbers:
+    """The one value of each experience, 0 where it has none."""
+    name = _ARRAY_OF.get(column)
+    if name is None:
+        values = batch.rows["baseline_reward"].to_pylist()
+    else:
+        values = _items(batch, name) if batch.has(name) else [None] * len(batch)
+    return np.array([0 if value is None else value for value in values]), np.array(
+        [value is not None for value in values]
     )
 
 
-def _one_each(batch: Batch, name: str) -> npt.NDArray[Any]:
-    """The one value of each experience's array, 0 where it has none."""
+def _items(batch: Batch, name: str) -> list[Any]:
+    """The value of each experience's array, None where it has none."""
     values = batch.arrays(name)
     for experience_id, value in zip(batch.rows["experience_id"].to_pylist(), values, strict=True):
         if value is not None and value.size != 1:
@@ -60,4 +86,19 @@ def _one_each(batch: Batch, name: str) -> npt.NDArray[Any]:
                 f"the array {name!r} of experience {experience_id} has not one value", value=value.size, allowed="1",
                 todo="store it as an array of one number",
             )  # fmt: skip
-    return np.array([0 if value is None else value.item() for value in values])
+    return [None if value is None else value.item() for value in values]
+
+
+def _refuse_missing(
+    batch: Batch, algorithm: Algorithm, found: TrainBatch, column: Column, given_B: torch.Tensor
+) -> None:
+    """Refuse experiences without an input that the algorithm compares; an expert's need none where they have a loss of their own."""
+    needed_B = ~found.expert_B if algorithm.expert is not None else torch.ones(len(batch), dtype=torch.bool)
+    rows = (needed_B & ~given_B).nonzero().flatten().tolist()
+    if rows:
+        what, how = RECORDED_BY[column]
+        raise RoleFailedError(
+            f"{len(rows)} of {len(batch)} experiences of step {batch.step} have no {column.replace('_', ' ')} ({what}), which "
+            f"{algorithm.name} reads; the first is experience {batch.rows['experience_id'][rows[0]].as_py()}",
+            todo=how,
+        )

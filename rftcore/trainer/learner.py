@@ -29,10 +29,10 @@ from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import copy_tokenizer, read_training_state, write_folder, write_training_state
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.micro_batches import MicroBatch
-from rftcore.trainer.models import Models, refuse_other_vocabulary
+from rftcore.trainer.models import Models, refuse_fewer_tokens, refuse_other_vocabulary
 from rftcore.trainer.network import Head, Network
 from rftcore.trainer.optimizers import learning_rate_at
-from rftdata.errors import ConfigError, RftError
+from rftdata.errors import ConfigError, ModelError, RftError
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Learner:
         temperature: the rollouts' sampling temperature; behaviour log-probabilities are after it, so ours must be. Of
             no effect with an algorithm that does not use them.
         total_steps: length of the run; `lr_schedule: cosine` needs it.
+        teacher_path: folder of the teacher; None for `algorithm.teacher.path` as it is written.
+        critic_path: folder of the model that a critic starts from; None for `model_path`.
         device: CUDA where there is one, else the CPU.
 
     Raises:
@@ -68,6 +70,8 @@ class Learner:
         *,
         temperature: float = 1.0,
         total_steps: int | None = None,
+        teacher_path: str | None = None,
+        critic_path: str | None = None,
         device: str | torch.device | None = None,
     ) -> None:
         if temperature <= 0 and algorithm.uses_behavior_logprobs:
@@ -92,9 +96,9 @@ class Learner:
         self.reference = Network(model_path, config, self.device) if "reference" in algorithm.signals else None
         self.teacher = None
         if algorithm.config.teacher is not None and {"teacher", "teacher_logits"} & algorithm.signals:
-            self.teacher = Network(algorithm.config.teacher.path, config, self.device)
+            self.teacher = Network(teacher_path or algorithm.config.teacher.path, config, self.device)
         self.critic: Network | None = None
-        self._set_models(model_path, model_path)
+        self._set_models(model_path, critic_path or model_path)
         if "teacher_logits" in algorithm.signals:
             refuse_other_vocabulary(self.policy, self.teacher)
 
@@ -210,9 +214,14 @@ class Learner:
         """Go back to a checkpoint: weights, optimizer, random state, `step`. The reference model stays as it was.
 
         Raises:
-            ModelError: not a checkpoint, or one of another model.
+            ModelError: not a checkpoint, one of another model, or one without the critic that the algorithm has.
         """
         tensors, scalars = read_training_state(folder)
+        if self.critic is not None and not (folder / _CRITIC).is_dir():
+            raise ModelError(
+                f"the checkpoint {folder} has no critic, and {self.algorithm.name} trains one: the run began with an algorithm without it",
+                todo="go on with the run's first algorithm, or start a new run with the checkpoint as model.path",
+            )
         del self.policy  # before the new ones are made, so that memory holds one of each
         self.critic = None
         self._set_models(str(folder), str(folder / _CRITIC))
@@ -235,6 +244,7 @@ class Learner:
             self.critic = Network(
                 critic_path, self.config, self.device, head="value", learning_rate=critic.learning_rate
             )
+            refuse_fewer_tokens(self.policy, self.critic)
 
     def _trained(self) -> dict[str, Network]:
         """The models with an optimizer, by their name in a checkpoint."""
@@ -268,9 +278,11 @@ class Learner:
         """Forward and backward of one micro-batch; returns what it adds to the loss and the mean metrics of an update."""
         index_N = micro_batch.index_N.cpu()
         sums = self._accumulate_critic(micro_batch, plan, index_N) if self.critic is not None else {}
-        view, measured = self._models.view(micro_batch, plan)
-        loss, metrics = self.algorithm.objective(plan, index_N, view)
-        if not self._warms_up_critic(step):
+        learns = not self._warms_up_critic(step)
+        with torch.set_grad_enabled(learns):
+            view, measured = self._models.view(micro_batch, plan)
+            loss, metrics = self.algorithm.objective(plan, index_N, view)
+        if learns:
             loss.backward()
         return sums | metrics | measured | {"loss": loss.detach()}
 
@@ -286,25 +298,27 @@ class Learner:
         return critic is not None and step <= critic.warmup_steps
 
     def _update_weights(self, step: int) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        critic = self.algorithm.config.critic
-        if self.critic is not None and critic is not None:
-            rate = critic.learning_rate * learning_rate_at(self.config, step, self.total_steps)
-            metrics["critic_grad_norm"] = self.critic.update(rate)
-        if self._warms_up_critic(step):
-            return metrics | {"skipped": 0.0}
-        grad_norm = metrics["grad_norm"] = self.policy.update(self.learning_rate(step))
-        skipped = not all(map(math.isfinite, metrics.values()))
+        """One step of every optimizer whose model has a gradient; metrics."""
+        share = learning_rate_at(self.config, step, self.total_steps)
+        norms: dict[str, float] = {}
+        if self.critic is not None:
+            norms["critic_grad_norm"] = self.critic.update(share)
+        if not self._warms_up_critic(step):
+            norms["grad_norm"] = self.policy.update(share)
+        skipped = not all(map(math.isfinite, norms.values()))
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         if skipped:
-            logger.warning("step skipped: the gradient's norm is %s; the weights are unchanged", grad_norm)
+            logger.warning(
+                "step skipped: a gradient is not finite, and the weights of its model are unchanged: %s", norms
+            )
         if self._skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
             raise RftError(
                 f"training has diverged: {_MAX_SKIPPED_IN_A_ROW} gradients in a row were not finite",
-                value=grad_norm,
-                todo="go back to an earlier checkpoint with a smaller trainer.learning_rate or a longer warm-up",
-            )
-        return metrics | {"skipped": float(skipped)}
+                value=", ".join(f"{name} {norm}" for name, norm in norms.items()),
+                todo="go back to an earlier checkpoint with a smaller learning rate (trainer.learning_rate, algorithm.critic.learning_rate) or a "
+                "longer warm-up",
+            )  # fmt: skip
+        return norms | {"skipped": float(skipped)}
 
 
 def _restricted(algorithm: Algorithm, plan: Plan, members: list[int]) -> Plan:

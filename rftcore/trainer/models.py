@@ -154,10 +154,29 @@ def refuse_other_vocabulary(policy: Network, teacher: Network | None) -> None:
         )  # fmt: skip
 
 
+def refuse_fewer_tokens(policy: Network, critic: Network) -> None:
+    """For a critic that starts from another model than the policy.
+
+    Raises:
+        ConfigError: the policy has tokens that the critic has not.
+    """
+    sizes = [network.num_tokens for network in (policy, critic)]
+    if sizes[1] < sizes[0]:
+        raise ConfigError(
+            "the critic has fewer tokens than the policy, so it cannot read what the policy writes", value=f"{sizes[1]} tokens",
+            allowed=f"{sizes[0]} or more", todo="name a model with the policy's tokenizer in algorithm.critic.path, or leave it out",
+        )  # fmt: skip
+
+
 def _stored_teacher(batch: TrainBatch) -> Tensor:
-    if batch.teacher_logprobs_BT is None:
+    logprobs_BT, counted_BT = batch.teacher_logprobs_BT, batch.loss_mask_BT
+    missing_B = counted_BT.any(dim=1) if logprobs_BT is None else (logprobs_BT.isnan() & counted_BT).any(dim=1)
+    wrong = missing_B.nonzero().flatten().tolist()
+    if logprobs_BT is None or wrong:
         raise RftError(
-            "the algorithm needs log-probabilities of a teacher, and the batch has none",
-            todo="set algorithm.teacher to the folder of a model, or store them as Sequence.arrays['teacher_logprobs'], one per token",
-        )
-    return batch.teacher_logprobs_BT[batch.loss_mask_BT]
+            f"the algorithm needs log-probabilities of a teacher, and {len(wrong)} of {batch.num_experiences} experiences of the batch have none"
+            + (f"; the first is experience {wrong[0]} of the batch" if wrong else ""),
+            todo="set explorer.teacher, so that rollouts are stored with them, or algorithm.teacher to a model that the trainer computes; a "
+            "workflow may also store them: turn.record(teacher_logprobs=…)",
+        )  # fmt: skip
+    return logprobs_BT[counted_BT]

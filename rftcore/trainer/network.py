@@ -53,6 +53,7 @@ class Network:
     ) -> None:  # fmt: skip
         self.config = config
         self.device = device
+        self.learning_rate = learning_rate
         self.model = _open(path, config, head)
         self.model.to(device)  # type: ignore[arg-type]  # transformers' wrapper of the method hides that it is bound
         self.shares_prompts = config.share_prompts and _can_share_prompts(self.model.config)
@@ -64,6 +65,13 @@ class Network:
         if config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.optimizers = build_optimizers(self.model, config.optimizer, learning_rate)
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of the vocabulary that it reads."""
+        embeddings = self.model.get_input_embeddings()
+        assert isinstance(embeddings, nn.Embedding)
+        return embeddings.num_embeddings
 
     def logprobs(self, micro_batch: MicroBatch, temperature: float) -> Tensor:
         """Log-probabilities of the whole vocabulary where a token that counts is predicted, float32 [N, V]."""
@@ -78,18 +86,22 @@ class Network:
         with _output_only_at(head, micro_batch.source_N):
             return self._forward(micro_batch)[0, :, 0].float()
 
-    def update(self, learning_rate: float) -> float:
+    def update(self, share: float) -> float:
         """One optimizer step from the accumulated gradients, which are cleared; returns their norm before clipping.
 
         A norm that is not finite leaves the weights as they are.
+
+        Args:
+            share: of the peak learning rate.
         """
+        assert self.learning_rate is not None
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
         grad_norm = nn.utils.clip_grad_norm_(parameters, limit).item()
         for optimizer in self.optimizers:
             if math.isfinite(grad_norm):
                 for group in optimizer.param_groups:
-                    group["lr"] = learning_rate
+                    group["lr"] = share * self.learning_rate
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return grad_norm

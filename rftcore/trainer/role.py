@@ -63,7 +63,7 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
             tasksets=[taskset.name for taskset in config.tasks],
         ) as attempt,
     ):
-        worker.says("loads the model")
+        worker.set_state("loads the model")
         TrainerRole(joined, worker, attempt).train()
         joined.leave()
     return 0
@@ -95,6 +95,8 @@ class TrainerRole:
         self.learner = Learner(
             str(self.model), config.trainer, resolved.algorithm, config.run.seed,
             temperature=config.explorer.temperature, total_steps=self.planned_steps,
+            teacher_path=None if resolved.teacher_folder is None else str(resolved.teacher_folder),
+            critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
         )  # fmt: skip
         self._remove_abandoned_checkpoints()
         if attempt.checkpoint:
@@ -137,13 +139,13 @@ class TrainerRole:
             return False
         metrics: dict[str, float] = {}
         if len(batch):
-            self.worker.says(f"trains step {step} on {len(batch)} experiences")
+            self.worker.set_state(f"trains step {step} on {len(batch)} experiences")
             started = time.monotonic()
             metrics = self.learner.update(train_batch(batch, self.learner.algorithm), step)
             failpoint("trainer.updated")
             timing.train = time.monotonic() - started
         started = time.monotonic()
-        self.worker.says(f"publishes the weights of step {step}")
+        self.worker.set_state(f"publishes the weights of step {step}")
         if len(batch):
             self._publish(step)
         else:
@@ -167,7 +169,7 @@ class TrainerRole:
         else:
             kind = "ready groups" if self.config.sampling.source is None else "rows of the stored selection"
             what = f"{self.config.trainer.batch_groups} {kind} for step {step}"
-        self.worker.says("waits", what)
+        self.worker.set_state("waits", what)
 
     def _record(self, step: int, batch: Batch, timing: _Timing, metrics: dict[str, float]) -> None:
         if len(batch):
@@ -213,7 +215,7 @@ class TrainerRole:
         )
 
     def _write_checkpoint(self, step: int) -> Path:
-        self.worker.says(f"writes the checkpoint of step {step}")
+        self.worker.set_state(f"writes the checkpoint of step {step}")
         folder = self.folder / "checkpoints" / folder_name(self.attempt.attempt_id, step)
         self.learner.save_checkpoint(folder)
         failpoint("trainer.checkpoint_written")
@@ -324,7 +326,7 @@ class TrainerRole:
     def _wait_for_evaluations(self, what: str) -> bool:
         """False when the run was asked to stop instead."""
         while num_open_evaluations(self.run):
-            self.worker.says("waits", f"the explorer to answer {what}")
+            self.worker.set_state("waits", f"the explorer to answer {what}")
             if self.worker.is_asked_to_stop():
                 return False
             self.worker.wait(1.0)

@@ -12,7 +12,7 @@ is passed for the first chats.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rftcore.workflows.task import Workflow
@@ -25,21 +25,23 @@ WORKFLOWS = Registry[Workflow]("workflow", {
 })  # fmt: skip
 
 
-def check_workflow_args(name: str, workflow: Workflow, args: Mapping[str, Any]) -> None:
-    """Refuse arguments that would fail in every rollout.
+def check_workflow_args(name: str, function: Callable[..., object], num_given: int, args: Mapping[str, Any]) -> None:
+    """Refuse arguments with which every call would fail.
 
     Args:
         name: name of the workflow in the configuration.
+        function: the workflow or its `check_task`.
+        num_given: number of arguments that precede `args`: 3 of the workflow, 2 of `check_task`.
         args: explorer.workflow_args.
 
     Raises:
-        ConfigError: the workflow does not accept them, or requires another.
+        ConfigError: the function does not accept them, or requires another.
     """
-    signature = inspect.signature(workflow)
+    signature = inspect.signature(function)
     try:
-        signature.bind(None, None, None, **args)
+        signature.bind(*[None] * num_given, **args)
     except TypeError as error:
-        parameters = list(signature.parameters.values())[3:]
+        parameters = list(signature.parameters.values())[num_given:]
         names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
         raise ConfigError(
             f"the workflow {name!r} does not accept its explorer.workflow_args: {error}", value=dict(args),

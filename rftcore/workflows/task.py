@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rftcore.engines.base import Decoding, Engine
+from rftcore.workflows import inputs
 from rftcore.workflows.chats import Message, chat_sequence, content_text
-from rftdata.experience import Sequence
+from rftdata.experience import Array, Sequence
+
+TokenValues = list[float] | Array
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,45 @@ class Turn:
     response: str
     finish_reason: str
     sequence: Sequence
+
+    @property
+    def response_token_ids(self) -> list[int]:
+        """The tokens of the answer, with the end token if there is one."""
+        return [int(token) for token in self.sequence.token_ids[self.sequence.num_prompt_tokens :]]
+
+    def record(
+        self, *, state: str | bytes | int | None = None, step_reward: float | None = None,
+        token_rewards: TokenValues | None = None, teacher_logprobs: TokenValues | None = None,
+    ) -> None:  # fmt: skip
+        """Store inputs of algorithms with the turn, see `rftcore.workflows.inputs`; a repeated input replaces the earlier value.
+
+        Args:
+            state: of the environment before the turn. Equal states are recognised by their hash, which is stored.
+            step_reward: reward of the turn alone. The rollout's reward is not changed.
+            token_rewards: one value per token of the response, in addition to the rollout's reward.
+            teacher_logprobs: one value per token of the response, nats.
+
+        Raises:
+            RftError: a value of another type, or not one value per token.
+        """
+        num_prompt = self.sequence.num_prompt_tokens
+        num_response = len(self.sequence.token_ids) - num_prompt
+        found: dict[str, Array] = {}
+        if state is not None:
+            found["state_hash"] = inputs.state_hash(state)
+        if step_reward is not None:
+            found["step_reward"] = inputs.step_reward(step_reward)
+        for name, values in (("token_rewards", token_rewards), ("teacher_logprobs", teacher_logprobs)):
+            if values is not None:
+                found[name] = inputs.token_array(name, values, num_prompt, num_response)
+        self.sequence.arrays = {**self.sequence.arrays, **found}
+
+
+@dataclass(frozen=True)
+class TokenRewards:
+    """What a reward function returns to reward single tokens: one number for each of `turn.response_token_ids`."""
+
+    values: TokenValues
 
 
 @dataclass(frozen=True)

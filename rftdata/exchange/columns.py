@@ -38,7 +38,7 @@ _SPAN = pa.struct([("start", pa.int32()), ("policy_version_id", pa.int64())])
 SCHEMA = pa.schema(
     [
         ("buffer_id", pa.string()), ("run_id", pa.int64()), ("run", pa.string()), ("group_id", pa.int64()),
-        ("group_size", pa.int32()), ("explore_step", pa.int32()), ("taskset", pa.string()), ("task_key", pa.string()),
+        ("group_size", pa.int32()), ("baseline", pa.string()), ("explore_step", pa.int32()), ("taskset", pa.string()), ("task_key", pa.string()),
         ("task_payload", pa.string()), ("task_features", pa.string()), ("rollout_index", pa.int32()), ("outcome", pa.string()),
         ("rollout_reward", pa.float64()), ("seconds", pa.float64()), ("error", pa.string()), ("experience_id", pa.int64()),
         ("turn_index", pa.int32()), ("source", pa.string()), ("parent_id", pa.int64()), ("prompt", pa.string()),
@@ -50,7 +50,7 @@ SCHEMA = pa.schema(
         ("policy_spans", pa.list_(_SPAN)), ("arrays", pa.list_(_ARRAY)),
     ]
 )  # fmt: skip
-JSON_COLUMNS = ("task_payload", "task_features", "messages", "reward_parts", "metrics", "earlier")
+JSON_COLUMNS = ("baseline", "task_payload", "task_features", "messages", "reward_parts", "metrics", "earlier")
 BASE_ARRAYS: dict[str, Any] = {"token_ids": np.int32, "loss_mask": np.uint8, "behavior_logprobs": np.float32}
 # Columns that need a value in every row, and in every row with an experience. The others may be missing or empty.
 REQUIRED = (

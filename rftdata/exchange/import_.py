@@ -23,6 +23,7 @@ from rftdata.exchange.columns import REQUIRED, REQUIRED_OF_EXPERIENCE, Row, unpa
 from rftdata.exchange.formats import read
 from rftdata.experience import (
     SOURCES,
+    Baseline,
     Group,
     GroupOrigin,
     LabelRecord,
@@ -168,7 +169,7 @@ def _store_tasks(buffer: Buffer, tasks: dict[tuple[str, str], tuple[str, str]]) 
                 todo="import under other names with --taskset-prefix; nothing was imported",
             )
     for piece in pieces:
-        buffer.database.run("import_tasks", **piece)
+        buffer.database.run("insert_tasks", **piece)
 
 
 def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> Run | None:
@@ -176,7 +177,7 @@ def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> Run | Non
     found = (
         buffer.database.fetch("import_target", buffer_id=origin[0], origin_run_id=origin[1])
         if name is None
-        else buffer.database.fetch("run_by_name_or_id", run=name)
+        else buffer.database.fetch("find_run", run=name, by_name=True)
     )
     return Run.of_row(buffer.database, buffer.runs_folder, found[0]) if found else None
 
@@ -311,13 +312,17 @@ def _group(rows: list[Placed], prefix: str, parents: dict[int, int], batches: di
         )
         group = Group(
             list(rollouts.values()), source="import", taskset=prefix + first["taskset"], task_key=first["task_key"],
-            payload=json.loads(first["task_payload"]), origin=origin,
+            payload=json.loads(first["task_payload"]), origin=origin, baseline=_baseline(first["baseline"]),
         )  # fmt: skip
         validate((group,))
         encode([s for rollout in group.rollouts for s in rollout.sequences])
     except (RftError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _bad(place, " ".join(str(error).split())) from error
     return group
+
+
+def _baseline(text: str | None) -> Baseline | None:
+    return None if text is None else Baseline(**json.loads(text))
 
 
 def _sequence(row: Row, parents: dict[int, int], batches: dict[int, int]) -> Sequence:

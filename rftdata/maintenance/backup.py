@@ -26,6 +26,7 @@ from rftdata.config import BufferConfig
 from rftdata.connection import open as open_buffer
 from rftdata.durable_files import sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, QueryError, RftError
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import fetch, translated
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import grant_roles, schema_version
@@ -156,7 +157,7 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
     _restore_database(uri, server_version, folder / DUMP)
     buffer = open_buffer(target.model_copy(update={"segments": str(segments)}))
     grant_roles(buffer.database)  # a dump contains no rights, since the roles may be missing on the new server
-    problems = list(buffer.verify())
+    problems = list(verify(buffer))
     if problems:
         buffer.close()
         more = f"; {len(problems) - 1} more problems: `rft doctor` lists them" if len(problems) > 1 else ""

@@ -34,8 +34,8 @@ _CHUNK_BYTES = 256 * 2**20
 _WAIT_S = 600.0
 _CLOSING_S = 2.0
 _WITH_TEXTS = (
-    "rft.experience", "rft.group_prompt", "rft.rollout", "rft.task", "rft.evaluation_answer", "rft.verdict", "rft.operator_run",
-    "rft.score", "rft.review", "rft.task_verdict", "rft.task_score", "rft.task_embedding",
+    "rft.experience", "rft.group_prompt", "rft.group_baseline", "rft.rollout", "rft.task", "rft.evaluation_answer", "rft.verdict",
+    "rft.operator_run", "rft.score", "rft.review", "rft.task_verdict", "rft.task_score", "rft.task_embedding",
 )  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def _appender(buffer: Buffer) -> SegmentAppender:
 
 
 def _chunks(candidates: list[Row]) -> Iterator[list[int]]:
-    """Yield experiences of whole segments, as many as one transaction takes."""
+    """Yield experiences of whole segments, the number that one transaction takes."""
     chunk: list[int] = []
     segments = num_bytes = 0
     for _, rows in groupby(candidates, key=lambda row: row["segment_id"]):

@@ -1,7 +1,7 @@
 """Retention: rules that limit how long experiences are kept.
 
 Rules apply to whole groups, newest first. Groups older than an age, or beyond a number or a size, are purged (`rftdata.maintenance.purge`)
-with the rule as the reason. Rules never purge groups that are labelled (unless told to), open, or may still be trained on: groups of a run
+with the rule as the reason. Rules never purge groups that are labelled (unless the rule includes them), open, or may still be trained on: groups of a run
 that has started and not finished, until a committed checkpoint contains them or they are dropped. Those groups count, but stay.
 """
 

@@ -39,7 +39,7 @@ def claim_sealed_groups(
             run.database.fetch, "claim_sealed_groups", run_id=run.run_id, worker_id=worker_id, count=count, lease_s=lease_s, from_key=from_key,
             suspects=with_suspects,
         )  # fmt: skip
-        claimed = ride_out(claim, between=lambda: give_back(run, worker_id))
+        claimed = ride_out(claim, between=lambda: release_sealed_groups(run, worker_id))
         if claimed:
             break
     if not claimed:
@@ -53,7 +53,7 @@ def claim_sealed_groups(
     return batch.set_aside(f"{num_lost} pipeline workers crashed while they decided on it")
 
 
-def give_back(run: Run, worker_id: int) -> int:
+def release_sealed_groups(run: Run, worker_id: int) -> int:
     """Release the groups that a pipeline worker holds; return their number."""
     return ride_out(lambda: run.database.run("release_items", run_id=run.run_id, worker_id=worker_id))
 
@@ -84,14 +84,17 @@ def read_groups(
     )  # fmt: skip
     cuts = dict.fromkeys(group_ids, 0)
     good: list[Row] = []
-    failed: dict[str, tuple[list[Row], list[str]]] = {"screening": ([], []), "outcome": ([], [])}
+    failed: dict[str, tuple[list[Row], list[str]]] = {"screening": ([], []), "baseline": ([], []), "outcome": ([], [])}
     for row in rows:
         cuts[row["group_id"]] = max(cuts[row["group_id"]], row.pop("label_cut"))
         outcome, error, screened = row.pop("outcome"), row.pop("error"), row.pop("screened")
+        baseline_error = row.pop("baseline_error")
         if (
             screened is not None
         ):  # whatever its rewards are now, because the group lacks the rollouts that were not sampled
             stage, reason = "screening", screened
+        elif baseline_error is not None:
+            stage, reason = "baseline", baseline_error
         elif outcome == "ok" or row["reward"] is not None:  # a person may have given a failed rollout a reward
             good.append(row)
             continue

@@ -220,7 +220,7 @@ def make_tasks(connection: Connection, tasks: Sequence[CreatedTask]) -> None:
     """Store tasks created from experiences; those with existing keys stay unchanged."""
     if tasks:
         execute(
-            connection, "make_tasks", tasksets=[t.taskset for t in tasks], task_keys=[storable(t.task_key) for t in tasks],
+            connection, "insert_tasks", tasksets=[t.taskset for t in tasks], task_keys=[storable(t.task_key) for t in tasks],
             payloads=[Jsonb(storable(dict(t.payload))) for t in tasks], features=[Jsonb(storable(_features(t))) for t in tasks],
         )  # fmt: skip
 

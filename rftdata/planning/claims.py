@@ -42,10 +42,10 @@ def claim_groups(
             "claim_groups", run_id=run.run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s
         )
 
-    def give_back() -> None:
+    def release_others() -> None:
         run.database.run("release_groups_but", worker_id=worker_id, held=list(held or ()))
 
-    rows = claim() if held is None else ride_out(claim, between=give_back)
+    rows = claim() if held is None else ride_out(claim, between=release_others)
     if rows:
         failpoint("explorer.claimed")
     return sorted(records(ClaimedGroup, rows), key=lambda g: (g.explore_step, g.ordinal))

@@ -83,8 +83,8 @@ def commit_moves(connection: Connection, moves: Sequence[Move]) -> set[int]:
         SegmentFileClosedError: a file with copies was closed before.
     """
     ends = [(move.copy.uri, move.copy.offset_bytes + move.copy.length_bytes) for move in moves]
-    noted = fetch(connection, "note_files", uris=[uri for uri, _ in ends], sizes=[end for _, end in ends])
-    if len(noted) < len({uri for uri, _ in ends}):
+    registered = fetch(connection, "register_files", uris=[uri for uri, _ in ends], sizes=[end for _, end in ends])
+    if len(registered) < len({uri for uri, _ in ends}):
         raise SegmentFileClosedError(
             "a file to which segments were copied was closed meanwhile", todo="copy them again"
         )

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rftdata.durable_files import give_back, make_folder, sync_path
+from rftdata.durable_files import make_folder, punch_hole, sync_path
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError
 from rftdata.segments.base import (
     ADDRESS_MAX_AGE_S,
@@ -137,7 +137,7 @@ class PosixSegmentStore(SegmentStore):
                     left -= file.write(bytes(min(left, 2**20)))
                 file.flush()
                 os.fdatasync(file.fileno())
-                give_back(file.fileno(), offset_bytes, length_bytes)
+                punch_hole(file.fileno(), offset_bytes, length_bytes)
         except FileNotFoundError:
             return
         except OSError as error:

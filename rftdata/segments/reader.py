@@ -11,7 +11,7 @@ import pyarrow as pa
 from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
 from rftdata.postgres.database import Database
 from rftdata.segments.base import ADDRESS_MAX_AGE_S, SegmentAddress, SegmentStore
-from rftdata.segments.codec import SCHEMA, SHAPE_SUFFIX, ColumnReader, purged_rows
+from rftdata.segments.codec import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader, purged_rows
 
 
 class SegmentReader:
@@ -109,6 +109,19 @@ class SegmentReader:
         with self._lock:
             self._forget_all()
 
+    def places(self, experience_ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (segment id, row in it) of each experience.
+
+        Raises:
+            QueryError: an experience does not exist.
+        """
+        rows = self._database.fetch("experience_addresses", experience_ids=list(experience_ids))
+        place = {row["experience_id"]: (row["segment_id"], row["segment_row"]) for row in rows}
+        missing = [i for i in experience_ids if i not in place]
+        if missing:
+            raise QueryError("unknown experience", value=missing[0])
+        return [place[i] for i in experience_ids]
+
     def purged(self, places: Sequence[tuple[int, int]]) -> list[int]:
         """Return which of the given (segment id, row) places, by their index, were purged."""
         return self._purged_among(self.batches([segment_id for segment_id, _ in places]), places)
@@ -141,6 +154,13 @@ class SegmentReader:
             ]
             arrays[column] = pa.chunked_array(pieces, type=kind).combine_chunks()
         return pa.table(arrays) if columns else pa.table({})
+
+    def arrays(self, places: Sequence[tuple[int, int]], name: str) -> list[Array | None]:
+        """Return one array of each place in its own shape, as a view; None if it has none, or it was purged."""
+        purged = set(self.purged(places))
+        readers = self.columns(sorted({segment_id for segment_id, _ in places}), name, needed=False)
+        found = [(i, readers[segment_id], row) for i, (segment_id, row) in enumerate(places)]
+        return [None if reader is None or i in purged else reader.row(row) for i, reader, row in found]
 
     def columns(self, segment_ids: Sequence[int], name: str, *, needed: bool = True) -> dict[int, ColumnReader | None]:
         """Return one column of some segments; None for those without it.

@@ -97,7 +97,7 @@ class Selector(ABC):
     @property
     def learns(self) -> bool:
         """Whether its choices depend on outcomes; otherwise it receives none."""
-        return type(self).observe is not DeafSelector.observe
+        return type(self).observe is not NonAdaptiveSelector.observe
 
     @abstractmethod
     def select(self, count: int) -> list[int]:
@@ -128,7 +128,7 @@ class Selector(ABC):
         return False
 
 
-class DeafSelector(Selector):
+class NonAdaptiveSelector(Selector):
     """Base of selectors whose choices do not depend on outcomes, unless a subclass overrides `observe`."""
 
     def observe(self, observations: Sequence[Observation]) -> None:

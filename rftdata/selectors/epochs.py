@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rftdata.selectors.base import DeafSelector, Ids, TaskIds
+from rftdata.selectors.base import Ids, NonAdaptiveSelector, TaskIds
 from rftdata.selectors.table import Flags, TaskTable
 
 Places = Sequence[npt.NDArray[Any]]
 
 
-class EpochSelector(DeafSelector):
+class EpochSelector(NonAdaptiveSelector):
     """Chooses the tasks in the order of their places, epoch after epoch."""
 
     def __init__(self, task_ids: TaskIds, seed: int) -> None:

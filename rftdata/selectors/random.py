@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from rftdata.selectors.base import DeafSelector, Ids
+from rftdata.selectors.base import Ids, NonAdaptiveSelector
 from rftdata.selectors.table import DrawnSelector, draw_distinct
 
 
-class Random(DeafSelector, DrawnSelector):
+class Random(NonAdaptiveSelector, DrawnSelector):
     """Uniform; only counts its draws."""
 
     def _choose(self, rng: np.random.Generator, size: int) -> Ids:

@@ -85,7 +85,7 @@ class Attempt:
             checkpoint = None
             if parent is not None:
                 refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], locked)
-                found = fetch(connection, "last_checkpoint", attempt_id=parent)
+                found = fetch(connection, "last_checkpoint", attempt_id=parent, step=None)
                 checkpoint = found[0] if found else None
             stored_selection.verify(connection, locked)
             row = fetch(
@@ -106,7 +106,7 @@ class Attempt:
         """Join an attempt of another process as a further rank: see `Buffer.join_attempt`."""
         with run.database.transaction() as connection:
             locked = fetch(connection, "lock_run", run_id=run.run_id)[0]
-            found = fetch(connection, "last_checkpoint", attempt_id=attempt_id)
+            found = fetch(connection, "last_checkpoint", attempt_id=attempt_id, step=None)
         attempt = cls(run, reader, attempt_id, _of_row(found[0] if found else None), None, max_refill)
         if locked["current_attempt_id"] != attempt_id:
             attempt.close()

@@ -22,7 +22,7 @@ ROWS = pa.schema(
     [
         ("slot", pa.int32()), ("experience_id", pa.int64()), ("pair_id", pa.int64()), ("group_id", pa.int64()),
         ("rollout_index", pa.int32()), ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()),
-        ("importance_weight", pa.float64()), ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
+        ("importance_weight", pa.float64()), ("baseline_reward", pa.float64()), ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
     ]
 )  # fmt: skip
 
@@ -35,7 +35,7 @@ class Batch:
         rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, pair_id (null unless pairs are drawn; the
             chosen one first, the rejected one right after it), group_id, rollout_index, turn_index, reward (as at the draw, or at
             the run's label cut; null if there is none), staleness, importance_weight (factor for the experience's loss; 1 unless
-            sampling is prioritised), num_prompt_tokens, num_response_tokens.
+            sampling is prioritised), baseline_reward (of the group's greedy rollout; null if it has none), num_prompt_tokens, num_response_tokens.
         short_reason: why the batch is smaller than requested; None if it is full.
     """
 

@@ -115,7 +115,7 @@ def _checkpoint(connection: Connection, run: str, attempt_id: int | None, step: 
     """
     if step == 0:
         return None
-    found = fetch(connection, "checkpoint_at_step", attempt_id=attempt_id, step=step)
+    found = fetch(connection, "last_checkpoint", attempt_id=attempt_id, step=step)
     if not found:
         raise ConfigError(
             f"the run {run!r} has no checkpoint of step {step}", value=step,

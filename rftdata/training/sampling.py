@@ -101,7 +101,8 @@ class SourceConfig(Section):
 
     sql: str = Field(
         pattern=r"\S",
-        description="One SELECT of experience_id, or of pair_id; the run trains on the result of the query when the run is created.",
+        description="One SELECT of experience_id, pair_id or group_id (and priority); the run trains on the result of the query when the "
+        "run is created.",
     )
     pin_labels: bool = Field(
         True,
@@ -140,6 +141,30 @@ class SamplingConfig(Section):
         if self.epochs > 1 and self.source is None:
             raise ValueError(
                 "epochs is the number of passes over a stored selection; set sampling.source, or remove epochs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _selections_have_an_order_of_their_own(self) -> SamplingConfig:
+        if self.source is None:
+            return self
+        # `fifo` is the default, and cannot be told from a value that was set to it.
+        if self.order not in ("fifo", "uniform", "prioritized"):
+            raise ValueError(
+                f"order: {self.order} is for groups that explorers supply; with sampling.source it is uniform (each row once in an epoch) or "
+                "prioritized"
+            )
+        if self.priority.formula is not None:
+            raise ValueError(
+                "priority.formula is for groups that explorers supply; with sampling.source, select a second column priority in the query"
+            )
+        useless = {
+            "mixture": self.mixture, "stratify": self.stratify, "samples_per_insert": self.samples_per_insert,
+            "max_times_sampled": self.max_times_sampled != 1, "cooldown_steps": self.cooldown_steps != 1,
+        }  # fmt: skip
+        for key in (key for key, given in useless.items() if given):
+            raise ValueError(
+                f"{key} has no effect with sampling.source: the query chooses the rows, and epochs says how often each is trained on"
             )
         return self
 

@@ -8,6 +8,9 @@ The cut is a label id. Ids are assigned before they are committed, so a label wi
 is therefore taken under a lock that waits for all sessions that are labelling. The transaction's snapshot is taken under the lock
 too, and the lock, which another connection holds, is released at once. The query and the rewards then see exactly the labels
 up to the cut, however long they take, while people continue labelling.
+
+A selected group is all its experiences. A second column `priority` of the query makes the draws random: the probability of each row is
+proportional to its weight (its priority to the power of an exponent), and the run ends after as many draws as without weights.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import psycopg
 import psycopg.errors
 from psycopg.rows import tuple_row
@@ -28,9 +33,11 @@ from rftdata.errors import ConflictError, QueryError, SelectionChangedError
 from rftdata.postgres.database import Connection, Database, Row, execute, fetch, limit_statements, queries
 from rftdata.user_code.time_limits import lowered
 
-KINDS = {"experience_id": "experience", "pair_id": "pair"}
-_FACTS = {"experience": "selected_experiences", "pair": "selected_pairs"}
-_TODO = "write one SELECT of experience_id (or pair_id), for example: select experience_id from rft.experience where reward = 1"
+KINDS = {"experience_id": "experience", "pair_id": "pair", "group_id": "group"}
+PRIORITY = "priority"
+_FACTS = {"experience": "selected_experiences", "pair": "selected_pairs", "group": "selected_groups"}
+_ALLOWED = "experience_id, pair_id, or group_id"
+_TODO = "write one SELECT of experience_id (or pair_id, or group_id), for example: select experience_id from rft.experience where reward = 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +46,11 @@ class Selection:
 
     Attributes:
         sql: the query.
-        kind: `experience` or `pair`.
-        item_ids: ids of the experiences or pairs, ascending.
+        kind: `experience`, `pair` or `group`.
+        item_ids: ids of the experiences, pairs or groups, ascending.
         content_hash: SHA-256, hexadecimal, of their identifying content.
         label_cut: newest label that counts; None if rewards are not pinned and not part of the hash.
+        weights: of the items, to which the probabilities of their draws are proportional; None if each is drawn once in an epoch.
     """
 
     sql: str
@@ -50,6 +58,7 @@ class Selection:
     item_ids: tuple[int, ...]
     content_hash: str
     label_cut: int | None
+    weights: tuple[float, ...] | None = None
 
 
 def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
@@ -82,19 +91,28 @@ def at_label_cut(database: Database, *, read_only: bool = True) -> Iterator[tupl
         yield connection, cut
 
 
-def select(database: Database, sql: str, *, pin_labels: bool = True) -> Selection:
+def select(
+    database: Database, sql: str, *, pin_labels: bool = True, priority_exponent: float | None = None
+) -> Selection:
     """Run a query and record the rows that it selects.
 
+    Args:
+        priority_exponent: the query must have a second column `priority`, and weights are priorities to this power; None: it must have none.
+
     Raises:
-        QueryError: it is not a single read-only SELECT of exactly `experience_id` or `pair_id`, or its result is empty, or contains
-            NULL, duplicates, unknown ids, rows without token arrays, or a pair of answers to different prompts.
+        QueryError: it is not a single read-only SELECT of exactly `experience_id`, `pair_id` or `group_id` (and `priority`), or its
+            result is empty, or contains NULL, duplicates, unknown ids, rows without token arrays, a priority that is not a number of at
+            least 0, or a pair of answers to different prompts.
         ConflictError: see `at_label_cut`.
     """
     with at_label_cut(database) as (connection, cut):
-        column, found = _run(connection, sql.strip().rstrip(";"))
-        item_ids = _checked_ids(column, found)
+        column, rows = _run(connection, sql.strip().rstrip(";"), with_priority=priority_exponent is not None)
+        item_ids = _checked_ids(column, [row[0] for row in rows])
+        weights = None
+        if priority_exponent is not None:
+            weights = _weights(connection, item_ids, dict(rows), priority_exponent)
         label_cut = cut if pin_labels else None
-        content_hash, problems = _hash(connection, KINDS[column], item_ids, label_cut)
+        content_hash, problems = _hash(connection, KINDS[column], item_ids, label_cut, weights)
     if problems:
         item, problem = problems[0]
         raise QueryError(
@@ -102,16 +120,19 @@ def select(database: Database, sql: str, *, pin_labels: bool = True) -> Selectio
             f"{KINDS[column]} {item} {problem}",
             todo="exclude such rows from the query",
         )
-    return Selection(sql=sql, kind=KINDS[column], item_ids=item_ids, content_hash=content_hash, label_cut=label_cut)
+    return Selection(
+        sql=sql, kind=KINDS[column], item_ids=item_ids, content_hash=content_hash, label_cut=label_cut, weights=weights
+    )  # fmt: skip
 
 
 def store(connection: Connection, run_id: int, selection: Selection, epochs: int) -> Row:
     """Store a selection as the queue of a new run; return the run's row."""
     row = fetch(
         connection, "store_selection", run_id=run_id, sql=selection.sql, kind=selection.kind, num_rows=len(selection.item_ids),
-        content_hash=selection.content_hash, epochs=epochs, label_cut=selection.label_cut,
+        content_hash=selection.content_hash, epochs=epochs, label_cut=selection.label_cut, weighted=selection.weights is not None,
     )[0]  # fmt: skip
-    execute(connection, "queue_selection", run_id=run_id, item_ids=list(selection.item_ids))
+    weights = selection.weights or [1.0] * len(selection.item_ids)
+    execute(connection, "queue_selection", run_id=run_id, item_ids=list(selection.item_ids), weights=list(weights))
     execute(connection, "analyze_worklist")
     return row
 
@@ -126,7 +147,8 @@ def verify(connection: Connection, run: Row) -> None:
         return
     rows = fetch(connection, "queued_selection", run_id=run["run_id"], kind=run["source_kind"])
     item_ids = [row["item_id"] for row in rows]
-    content_hash, problems = _hash(connection, run["source_kind"], item_ids, run["label_cut"])
+    weights = [row["draw_weight"] for row in rows] if run["source_weighted"] else None
+    content_hash, problems = _hash(connection, run["source_kind"], item_ids, run["label_cut"], weights)
     if content_hash == run["source_hash"]:
         return
     gone = f"; {run['source_kind']} {problems[0][0]} {problems[0][1]}" if problems else ""
@@ -137,8 +159,8 @@ def verify(connection: Connection, run: Row) -> None:
     )
 
 
-def _run(connection: Connection, sql: str) -> tuple[str, list[Any]]:
-    """Return the name of the query's only column, and its values."""
+def _run(connection: Connection, sql: str, *, with_priority: bool) -> tuple[str, list[tuple[Any, ...]]]:
+    """Return the name of the query's column of ids, and its rows: an id, and its priority if there are priorities."""
     # Inside a subquery, because only a SELECT is allowed there. On separate lines, because the query may end in a comment.
     # In binary, because that protocol takes only one statement.
     wrapped = f"SELECT * FROM (\n{sql}\n) AS selected"
@@ -150,11 +172,9 @@ def _run(connection: Connection, sql: str) -> tuple[str, list[Any]]:
         with connection.cursor(row_factory=tuple_row, binary=True) as cursor:
             cursor.execute(wrapped.encode())
             names = [column.name for column in cursor.description or []]
-            if len(names) != 1 or names[0] not in KINDS:
-                raise QueryError(
-                    "sampling.source must return one column", value=", ".join(names), allowed="experience_id, or pair_id", todo=_TODO
-                )  # fmt: skip
-            return names[0], [value for (value,) in cursor.fetchall()]
+            _check_columns(names, with_priority=with_priority)
+            rows = cursor.fetchall()
+            return (names[0], rows) if names[0] != PRIORITY else (names[1], [row[::-1] for row in rows])
     except psycopg.errors.ReadOnlySqlTransaction as error:
         raise QueryError(
             f"the query of sampling.source writes: {error.diag.message_primary}", value=sql, allowed="a query that only reads", todo=_TODO
@@ -169,6 +189,51 @@ def _run(connection: Connection, sql: str) -> tuple[str, list[Any]]:
         raise QueryError(
             f"the database rejected the query of sampling.source: {error.diag.message_primary}", value=sql, todo=_TODO
         ) from error  # fmt: skip
+
+
+def _check_columns(names: Sequence[str], *, with_priority: bool) -> None:
+    """Check the names of the query's columns.
+
+    Raises:
+        QueryError: they are not those of a selection.
+    """
+    ids = [name for name in names if name != PRIORITY]
+    if len(ids) != 1 or ids[0] not in KINDS or len(names) > 2:
+        raise QueryError(
+            "sampling.source must return one column of ids", value=", ".join(names), allowed=f"{_ALLOWED}; and {PRIORITY} beside it",
+            todo=_TODO,
+        )  # fmt: skip
+    if PRIORITY in names and not with_priority:
+        raise QueryError(
+            "sampling.source returns priorities, and sampling.order does not use them", value=", ".join(names), allowed=ids[0],
+            todo=f"set sampling.order: prioritized, or remove the column {PRIORITY}",
+        )  # fmt: skip
+    if PRIORITY not in names and with_priority:
+        raise QueryError(
+            "sampling.order: prioritized needs the priority of each row", value=", ".join(names), allowed=f"{ids[0]}, {PRIORITY}",
+            todo=f"select a number as {PRIORITY}, for example: select group_id, std_reward as {PRIORITY} from rft.v_group",
+        )  # fmt: skip
+
+
+def _weights(
+    connection: Connection, item_ids: Sequence[int], priorities: Mapping[int, Any], exponent: float
+) -> tuple[float, ...]:
+    """Return the weight of each item, in the order of the ids.
+
+    Raises:
+        QueryError: a priority is not a finite number of at least 0.
+    """
+    values = []
+    for item_id in item_ids:
+        priority = priorities[item_id]
+        if not isinstance(priority, int | float | Decimal) or not (math.isfinite(priority) and priority >= 0):
+            raise QueryError(
+                f"the priority of {item_id} in sampling.source is not valid", value=str(priority), allowed="finite numbers of at least 0",
+                todo="replace NULL in the query, for example: coalesce(std_reward, 0) as priority",
+            )  # fmt: skip
+        values.append(float(priority))
+    (row,) = fetch(connection, "weights_of_priorities", priorities=values, exponent=exponent)
+    return tuple(row["weights"])
 
 
 def _checked_ids(column: str, values: Sequence[Any]) -> tuple[int, ...]:
@@ -189,10 +254,12 @@ def _checked_ids(column: str, values: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _hash(
-    connection: Connection, kind: str, item_ids: Sequence[int], label_cut: int | None
+    connection: Connection, kind: str, item_ids: Sequence[int], label_cut: int | None, weights: Sequence[float] | None
 ) -> tuple[str, list[tuple[int, str]]]:
     """Return the SHA-256 of a selection, and the problem of each unusable item."""
     digest = hashlib.sha256(kind.encode())
+    if weights is not None:
+        digest.update(np.asarray(weights, "<f8").tobytes())
     problems = []
     with connection.cursor() as cursor:
         for row in cursor.stream(queries()[_FACTS[kind]], {"item_ids": list(item_ids), "label_cut": label_cut}):

@@ -1,6 +1,6 @@
 """Print the blocked call of a command even if C code holds the interpreter's lock for good, so that no Python code can run.
 
-`rftdata.user_code.time_limits` keeps a sentence about the running call in a file, and `faulthandler` appends the stacks and ends the process.
+`rftdata.user_code.held_lock_timer` keeps a sentence about the running call in a file, appends the stacks, and ends the process.
 A shell waits for the end of the command and prints the file if it contains stacks.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rftdata.user_code import time_limits
+from rftdata.user_code import held_lock_timer
 
 # Standard input ends when the process does, however it ends. The file is a sentence of known length followed by stacks. A process that could
 # still print (`rftdata.user_code.blocked`) replaces the file by a report of another form, which is not printed again.
@@ -44,14 +44,14 @@ def written_to(path: Path, *, is_printed: bool, is_kept: bool = True) -> Iterato
     Args:
         is_kept: whether the file is kept if the process ends this way.
     """
-    time_limits.report_stacks_to(path)
+    held_lock_timer.report_stacks_to(path)
     script = _PRINT if is_kept else f'{_PRINT}\nrm -f "$1"\n'
-    command = ["/bin/sh", "-c", script, "rft", str(path), str(time_limits.HEADER_BYTES)]
+    command = ["/bin/sh", "-c", script, "rft", str(path), str(held_lock_timer.HEADER_BYTES)]
     printer = _start(command) if is_printed else None
     try:
         yield
     finally:
-        time_limits.report_stacks_to(None)
+        held_lock_timer.report_stacks_to(None)
         path.unlink(missing_ok=True)
         if printer is not None:
             _stop(printer)

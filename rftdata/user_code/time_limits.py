@@ -7,8 +7,8 @@ exceed their limit, in three steps:
    which ends Python code. `call` then raises `TimeLimitError`.
 2. A function that does not return within another `GRACE_S` is blocked in C, or catches everything. The process cannot continue: the
    handler of `when_blocked` reports it and ends the process.
-3. C code that holds the interpreter's lock (a backtracking regular expression) stops the watcher, too. `faulthandler`, whose timer
-   needs no lock, then appends the stacks to a sentence that was written in advance, and exits with 1.
+3. C code that holds the interpreter's lock (a backtracking regular expression) stops the watcher, too. A timer that needs no lock
+   (`rftdata.user_code.held_lock_timer`) then writes the stacks and ends the process.
 
 The exception of a call is raised inside that call or not at all. It is raised at most once, under the same lock under which the
 call ends, and a pending one is cleared there. Standard library only.
@@ -17,17 +17,16 @@ call ends, and a pending one is cleared there. Standard library only.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
 from rftdata.errors import TimeLimitError
+from rftdata.user_code import held_lock_timer
 from rftdata.user_code.async_raise import raise_in
 from rftdata.user_code.blocked import report_or_print
 from rftdata.user_code.frames import user_stack
@@ -38,15 +37,11 @@ LOADING_S = 300.0
 """Limit for everything a plug-in does before its first call: imports, constructor, `prepare`."""
 FILE_S = 30.0
 """Minimum time for importing a user's file, which may import large packages, under commands with lower time limits."""
-HEADER_BYTES = 1024
-"""Length of the sentence at the beginning of a file of stacks, including the blanks that follow it."""
 GRACE_S = 5.0
 """Time that a function has after its limit to end by the exception raised in it."""
 
 _HEARTBEAT_S = 1.0
 _IDLE_S = 5.0
-# The timer without the lock fires this much later than the watcher would act, and is reset about as often.
-_SLACK_S = 4.0
 _HANDLER_S = 60.0
 _AGAIN_S = 0.25
 
@@ -197,50 +192,14 @@ def when_blocked(handler: Callable[[TimeLimitError], object]) -> Iterator[None]:
         _handler = before
 
 
-def report_stacks_to(path: Path | None) -> None:
-    """Set the file for the stacks of a process whose lock is held for good; None: standard error.
-
-    The file begins with a sentence about the running call; nothing follows it as long as nothing is blocked.
-    """
-    global _report
-    with _lock:
-        if _report is not None:
-            os.close(_report)
-            _report = None
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _report = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-            os.lseek(_report, HEADER_BYTES, os.SEEK_SET)
-        _disarm()
-
-
-def hand_over_timer() -> None:
-    """Stop setting and cancelling the timer of `faulthandler` here, because other code of this process uses it."""
-    global _is_handed_over
-    with _lock:
-        _disarm()
-        _is_handed_over = True
-
-
-def take_back_timer() -> None:
-    """Resume using the timer, which the other code has cancelled."""
-    global _is_handed_over
-    with _lock:
-        _is_handed_over = False
-
-
 _lock = threading.Lock()
 _calls: dict[int, list[Limited]] = {}
 """The calls of each thread that are running, the innermost last."""
 _cap: _Cap | None = None
 _handler: Callable[[TimeLimitError], object] | None = None
-_report: int | None = None
 _watcher: threading.Thread | None = None
 _wake = threading.Event()
 _next_look = 0.0
-_is_handed_over = False
-_fires_at = 0.0
-"""When the timer without the lock fires; 0 if it is not set."""
 
 
 def _begin(limited: Limited) -> None:
@@ -248,11 +207,10 @@ def _begin(limited: Limited) -> None:
         limited.deadline = time.monotonic() + limited.timeout_s
         limited.is_running = True
         _calls.setdefault(limited.thread_id, []).append(limited)
-        if _report is not None:
-            held = f"{limited.what} did not return within {limited.timeout_s:g} s, and no other thread of the process could run"
-            line = " ".join(held.split()).encode()[: HEADER_BYTES - 1]
-            os.pwrite(_report, line.ljust(HEADER_BYTES - 1) + b"\n", 0)
-        _arm(time.monotonic())
+        held_lock_timer.write_sentence(
+            f"{limited.what} did not return within {limited.timeout_s:g} s, and no other thread of the process could run"
+        )
+        _set_timer(time.monotonic())
         # Set again, since setting the timer takes a moment on a busy machine.
         limited.deadline = time.monotonic() + limited.timeout_s
         if _watcher is None:
@@ -310,12 +268,12 @@ def _watch() -> None:
                 blocked[0].is_blocked = True
             elif running:
                 last_active = now
-                _arm(now)
+                _set_timer(now)
                 _next_look = min(now + _HEARTBEAT_S, *(_next_step(limited) for limited in running))
             elif now - last_active < _IDLE_S:
                 _next_look = now + _HEARTBEAT_S
             else:
-                _disarm()
+                held_lock_timer.cancel()
                 _next_look = float("inf")
         if blocked:
             _end_process(blocked[0])
@@ -359,7 +317,7 @@ def _interrupt(limited: Limited) -> None:
 def _end_process(limited: Limited) -> NoReturn:
     try:
         # Reporting may need a lock that the blocked thread holds.
-        faulthandler.dump_traceback_later(_HANDLER_S, exit=True, file=2 if _report is None else _report)
+        held_lock_timer.exit_after(_HANDLER_S)
         handler = _handler or report_or_print
         handler(limited.error())
     except BaseException:  # noqa: BLE001 - the process ends in any case, with this message
@@ -368,30 +326,10 @@ def _end_process(limited: Limited) -> NoReturn:
         os._exit(1)
 
 
-def _arm(now: float) -> None:
-    """Set the timer without the lock to fire after the last deadline of all calls, unless it is set again; the lock is held.
-
-    Setting it starts a thread, so a timer that fires only a little late is kept.
-    """
-    global _fires_at
+def _set_timer(now: float) -> None:
+    """Let the timer fire later than the watcher acts on the last deadline of all calls; the lock is held."""
     last = max(limited.deadline for calls in _calls.values() for limited in calls)
-    earliest = max(last, now) + GRACE_S + _HEARTBEAT_S
-    if not _is_handed_over and not earliest <= _fires_at <= earliest + _SLACK_S:
-        _fires_at = earliest + _SLACK_S
-        faulthandler.dump_traceback_later(_fires_at - now, exit=True, file=2 if _report is None else _report)
-
-
-def _disarm() -> None:
-    global _fires_at
-    if _fires_at:
-        faulthandler.cancel_dump_traceback_later()
-        _fires_at = 0.0
-
-
-def _before_fork() -> None:
-    """Stop the timer: a forked child lacks its thread, and would wait for it when setting its own."""
-    _lock.acquire()
-    _disarm()
+    held_lock_timer.set_to(max(last, now) + GRACE_S + _HEARTBEAT_S, now)
 
 
 def _after_fork_in_parent() -> None:
@@ -401,9 +339,12 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     """Start again, since only the forking thread exists."""
-    global _lock, _watcher, _wake, _report
-    _lock, _wake, _watcher, _report = threading.Lock(), threading.Event(), None, None
+    global _lock, _watcher, _wake
+    _lock, _wake, _watcher = threading.Lock(), threading.Event(), None
     _calls.clear()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+# The timer registers its functions first, so this lock is taken before the timer's.
+os.register_at_fork(
+    before=lambda: _lock.acquire(), after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

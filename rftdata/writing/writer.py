@@ -322,6 +322,12 @@ class Writer:
             connection, "observe_groups", group_ids=[given.groups[id(group)] for group in tried],
             successes=[float(s) for s, _ in seen], trials=[t for _, t in seen],
         )  # fmt: skip
+        baselines = [(given.groups[id(group)], group.baseline) for group in groups if group.baseline is not None]
+        if baselines:
+            send(
+                connection, "insert_baselines", group_ids=[group_id for group_id, _ in baselines],
+                baselines=[Jsonb(storable(vars(baseline))) for _, baseline in baselines],
+            )  # fmt: skip
         if sealed:
             send(connection, "seal_groups", group_ids=sealed)
         if ready:

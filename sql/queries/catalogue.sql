@@ -46,6 +46,14 @@ UNION ALL
 SELECT 'task', NULL, t.taskset, t.task_key FROM rft.task t WHERE t.features ? 'parent_experience_id' AND t.features ->> 'parent_experience_id' = %(experience_id)s::text
 ORDER BY kin, experience_id, task_key;
 
+-- name: reward_models_of_experience
+-- The models whose scores are part of an experience's reward: those of its run, where a part of the reward is a model's.
+SELECT m.used_as::text AS used_as, m.uri, m.trained_by, m.trainer_step
+FROM rft.experience e JOIN rft.v_run_model m USING (run_id)
+WHERE e.experience_id = %(experience_id)s AND m.used_as = 'reward'
+  AND EXISTS (SELECT FROM jsonb_object_keys(e.reward_parts) AS k (name) WHERE k.name LIKE '%%reward_model')
+ORDER BY m.since, m.uri;
+
 -- name: limit_statements
 -- Let the server cancel every statement of the current transaction that takes longer than the limit.
 SELECT set_config('statement_timeout', %(limit)s::text, true);

@@ -5,10 +5,12 @@ SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s, 
 -- name: drawn_rows
 -- The experiences drawn for a step, in slot order, with the place of their arrays.
 SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
-       coalesce(d.importance_weight, 1) AS importance_weight, e.num_prompt_tokens, e.num_response_tokens, e.segment_id, e.segment_row
+       coalesce(d.importance_weight, 1) AS importance_weight, b.reward AS baseline_reward, e.num_prompt_tokens, e.num_response_tokens,
+       e.segment_id, e.segment_row
 FROM rft.draw d
 JOIN rft.experience e USING (experience_id)
 JOIN rft.rollout o USING (rollout_id)
+LEFT JOIN rft.group_baseline b ON b.group_id = e.group_id
 WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
 ORDER BY d.slot;
 
@@ -110,10 +112,11 @@ ORDER BY checkpoint_id DESC LIMIT 1;
 
 -- name: kept_checkpoints
 -- Checkpoints on an attempt's history whose files exist, newest first. waits: a validation of the step is still open. needed: the
--- checkpoint belongs to another run, or another run started from it.
+-- checkpoint belongs to another run, or another run started from it or uses it as a model.
 SELECT c.checkpoint_id, c.run_id, c.trainer_step, c.uri, c.policy_version_id,
        c.run_id <> a.run_id OR EXISTS (
-           SELECT FROM rft.run_attempt f WHERE f.from_checkpoint_id = c.checkpoint_id AND f.run_id <> c.run_id) AS needed,
+           SELECT FROM rft.run_attempt f WHERE f.from_checkpoint_id = c.checkpoint_id AND f.run_id <> c.run_id)
+           OR EXISTS (SELECT FROM rft.run_model m WHERE m.checkpoint_id = c.checkpoint_id AND m.run_id <> c.run_id) AS needed,
        EXISTS (SELECT FROM rft.evaluation e
                WHERE e.run_id = c.run_id AND e.trainer_step = c.trainer_step AND e.purpose = 'validation'
                  AND e.status IN ('planned', 'claimed')) AS waits

@@ -10,6 +10,7 @@ ORDER BY run_id, ordinal;
 -- values. The features of a task are those of its source and those set by hand.
 SELECT r.run_id, r.name AS run, g.group_id, g.group_size, coalesce(go.explore_step, g.explore_step) AS explore_step,
        t.taskset, t.task_key, t.payload::text AS task_payload, (coalesce(t.source_features, t.features) || t.manual_features)::text AS task_features,
+       (to_jsonb(b) - '{group_id, created_at, policy_version_min}'::text[])::text AS baseline,
        o.rollout_index, o.outcome::text AS outcome, o.reward AS rollout_reward, o.seconds, o.error,
        e.experience_id, e.turn_index, coalesce(eo.source, e.source)::text AS source, e.parent_id, gp.prompt, e.response,
        rft.chat(gp.messages, e.response_messages, e.response)::text AS messages,
@@ -28,6 +29,7 @@ JOIN rft.rollout o USING (group_id)
 LEFT JOIN rft.experience e ON e.rollout_id = o.rollout_id AND e.group_id = g.group_id
 LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
+LEFT JOIN rft.group_baseline b ON b.group_id = g.group_id
 LEFT JOIN rft.group_origin go ON go.group_id = g.group_id
 LEFT JOIN rft.experience_origin eo ON eo.experience_id = e.experience_id
 LEFT JOIN rft.purged_experience x ON x.experience_id = e.experience_id
@@ -81,12 +83,6 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (SELECT ARRAY(SELECT jsonb_object_keys(t.manual_features)) AS names) by_hand
 WHERE (t.payload, coalesce(t.source_features, t.features) - by_hand.names) IS DISTINCT FROM (n.payload, n.features - by_hand.names)
 ORDER BY t.task_id LIMIT 1;
-
--- name: import_tasks
--- Store imported tasks that the buffer does not have.
-INSERT INTO rft.task (taskset, task_key, payload, features)
-SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[])
-ON CONFLICT (taskset, task_key) DO NOTHING;
 
 -- name: origins_of_experience
 -- The buffer and run that an experience comes from, and earlier ones, nearest first.

@@ -93,6 +93,16 @@ WITH file AS (
 INSERT INTO rft.segment (segment_id, file_id, offset_bytes, length_bytes, num_rows, checksum)
 SELECT %(segment_id)s, file_id, %(offset_bytes)s, %(length_bytes)s, %(num_rows)s, %(checksum)s FROM file;
 
+-- name: insert_baselines
+-- Store the greedy rollouts of groups, in the transaction that seals the groups.
+INSERT INTO rft.group_baseline (group_id, outcome, reward, reward_parts, response, messages, num_turns, num_response_tokens, finish_reason,
+    policy_version_min, seconds, error)
+SELECT group_id, outcome, reward, coalesce(reward_parts, '{}'), response, messages, num_turns, num_response_tokens, finish_reason,
+       policy_version_min, seconds, error
+FROM unnest(%(group_ids)s::bigint[], %(baselines)s::jsonb[]) AS n (group_id, baseline)
+CROSS JOIN LATERAL jsonb_to_record(n.baseline) AS b (outcome rft.rollout_outcome, reward float8, reward_parts jsonb, response text,
+    messages jsonb, num_turns integer, num_response_tokens integer, finish_reason text, policy_version_min bigint, seconds float8, error text);
+
 -- name: seal_groups
 -- Seal groups that have an outcome for every rollout: no facts are added any more, and the pipeline may claim them.
 WITH sealed AS (

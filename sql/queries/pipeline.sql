@@ -22,7 +22,7 @@ WHERE consumer = 'pipeline/' || %(run_id)s AND claimed_by = %(worker_id)s AND NO
 
 -- name: batch_of_groups
 -- The columns that stages see of an experience. Long texts are sent only if a stage reads them (`columns`). screened: why an explorer
--- stopped its group after the first rollouts.
+-- stopped its group after the first rollouts. baseline_error: why its group has no baseline, if one was to be sampled.
 SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.taskset, t.payload ->> 'answer' AS answer,
        CASE WHEN 'prompt' = ANY (%(columns)s) THEN gp.prompt END AS prompt,
        CASE WHEN 'response' = ANY (%(columns)s) THEN e.response END AS response,
@@ -42,6 +42,8 @@ SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.
        END AS reviews,
        (SELECT min(c.error) FROM rft.rollout c
         WHERE c.group_id = e.group_id AND c.outcome = 'cancelled' AND c.error LIKE 'screened out: %%') AS screened,
+       (SELECT format('the greedy rollout %%s: %%s', b.outcome, b.error) FROM rft.group_baseline b
+        WHERE b.group_id = e.group_id AND b.outcome <> 'ok') AS baseline_error,
        g.group_size, o.outcome::text AS outcome, o.error, greatest(l.label_cut, a.answer_cut) AS label_cut
 FROM rft.experience e
 JOIN rft.rollout_group g USING (group_id)
@@ -133,8 +135,9 @@ WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.ite
     WHERE consumer = 'pipeline/' || %(run_id)s AND NOT available AND claimed_by IS NULL AND lease_until <= rft.clock()
     FOR UPDATE SKIP LOCKED));
 
--- name: make_tasks
--- Insert tasks in one order, so that workers that create the same tasks wait for each other instead of deadlocking.
+-- name: insert_tasks
+-- Insert the tasks that the buffer does not have, in one order, so that workers that create the same tasks wait for each other instead of
+-- deadlocking.
 INSERT INTO rft.task (taskset, task_key, payload, features)
 SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[])
     AS n (taskset, task_key, payload, features)

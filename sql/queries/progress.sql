@@ -32,10 +32,10 @@ GROUP BY 1, 2;
 -- Number of groups by status; ready ones wait for the trainer.
 SELECT count(*) FILTER (WHERE status = 'planned') AS planned, count(*) FILTER (WHERE status = 'claimed') AS claimed,
        count(*) FILTER (WHERE status = 'sealed' AND left_by IS NULL) AS sealed,
-       (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND available) AS ready
+       (SELECT count(*) FROM rft.worklist WHERE consumer IN ('trainer/' || %(run_id)s, 'selection/' || %(run_id)s) AND available) AS ready
 FROM rft.rollout_group WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed', 'sealed');
 
--- name: progress_groups
+-- name: group_totals
 -- Number of groups of a run that were planned, refilled and closed.
 SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
 FROM rft.rollout_group WHERE run_id = %(run_id)s;

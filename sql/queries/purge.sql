@@ -122,13 +122,15 @@ SELECT segment_id, array_agg(segment_row ORDER BY segment_row) AS rows FROM rft.
 -- preference refers to it, while it is open, and while it may still be trained on. The last holds if a run that has not finished could
 -- draw it, now or again after going back to its last checkpoint, or trains on a stored selection that contains it.
 WITH chosen AS (
-    SELECT w.item_kind, w.item_id FROM rft.run r JOIN rft.worklist w ON w.consumer = 'trainer/' || r.run_id AND w.item_kind = r.source_kind
+    SELECT w.item_kind, w.item_id FROM rft.run r JOIN rft.worklist w ON w.consumer = 'selection/' || r.run_id AND w.item_kind = r.source_kind
     WHERE r.status <> 'finished'),
 selected AS (
     SELECT item_id AS experience_id FROM chosen WHERE item_kind = 'experience'
     UNION
     SELECT m.experience_id FROM chosen c JOIN rft.preference_pair p ON p.pair_id = c.item_id
-    CROSS JOIN LATERAL (VALUES (p.chosen_id), (p.rejected_id)) AS m (experience_id) WHERE c.item_kind = 'pair')
+    CROSS JOIN LATERAL (VALUES (p.chosen_id), (p.rejected_id)) AS m (experience_id) WHERE c.item_kind = 'pair'
+    UNION
+    SELECT e.experience_id FROM chosen c JOIN rft.experience e ON e.group_id = c.item_id WHERE c.item_kind = 'group')
 SELECT g.group_id, t.taskset, count(*) AS num_experiences, max(e.created_at) AS created_at,
        (sum(octet_length(e.response) + coalesce(octet_length(e.response_messages::text), 0) + s.length_bytes / greatest(s.num_rows, 1))
         + (SELECT sum(octet_length(p.prompt) + coalesce(octet_length(p.messages::text), 0))

@@ -30,9 +30,12 @@ WHERE g.run_id = %(run_id)s GROUP BY g.explore_step HAVING count(o.reward) > 0 O
 
 -- name: report_steps
 -- Totals of a run's steps. A fork's history begins with steps of its parent (`before_fork`). Their groups, tokens and seconds are the
--- parent's, so the fork's own seconds add up to no more than the time in which it worked.
+-- parent's, so the fork's own seconds add up to no more than the time in which it worked. with_expert_loss: steps of an algorithm with a
+-- loss for an expert's experiences; without_experts: those of them that had none.
 SELECT count(*) FILTER (WHERE s.outcome = 'trained') AS trained, count(*) FILTER (WHERE s.outcome = 'skipped') AS skipped,
        count(*) FILTER (WHERE s.outcome = 'trained' AND (s.metrics ->> 'grad_norm')::float8 = 0) AS without_gradient,
+       count(*) FILTER (WHERE s.metrics ? 'expert_sequences') AS with_expert_loss,
+       count(*) FILTER (WHERE (s.metrics ->> 'expert_sequences')::float8 = 0) AS without_experts,
        count(*) FILTER (WHERE NOT o.own) AS before_fork, coalesce(sum(s.num_groups) FILTER (WHERE o.own), 0)::bigint AS num_groups,
        coalesce(sum(s.num_tokens) FILTER (WHERE o.own), 0)::bigint AS num_tokens,
        coalesce(sum(s.wait_seconds) FILTER (WHERE o.own), 0) AS wait_seconds,
@@ -43,10 +46,11 @@ JOIN rft.run_attempt a ON a.attempt_id = s.attempt_id
 CROSS JOIN LATERAL (SELECT a.run_id = s.run_id AS own) o
 WHERE s.run_id = %(run_id)s;
 
--- name: report_losses
--- The loss of each step of a run that has one.
-SELECT trainer_step AS step, (metrics ->> 'loss')::float8 AS loss FROM rft.v_train_step
-WHERE run_id = %(run_id)s AND metrics ->> 'loss' IS NOT NULL ORDER BY trainer_step;
+-- name: report_metrics
+-- Some metrics of each step of a run, where it has them.
+SELECT n.name, s.trainer_step AS step, (s.metrics ->> n.name)::float8 AS value
+FROM rft.v_train_step s CROSS JOIN unnest(%(names)s::text[]) AS n (name)
+WHERE s.run_id = %(run_id)s AND s.metrics ->> n.name IS NOT NULL ORDER BY n.name, s.trainer_step;
 
 -- name: report_skipped
 -- Reasons why steps of a run were skipped, most frequent first.
@@ -69,11 +73,6 @@ WHERE g.run_id = %(run_id)s GROUP BY o.outcome ORDER BY o.outcome;
 SELECT min(coalesce(o.error, 'no error recorded')) AS error, count(*) AS num FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
 WHERE g.run_id = %(run_id)s AND o.outcome IN ('failed', 'timeout')
 GROUP BY regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']*'$re$, '#', 'g') ORDER BY 2 DESC, 1 LIMIT 10;
-
--- name: report_groups
--- Number of groups of a run that were planned, refilled and closed.
-SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
-FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
 -- name: report_closed
 -- Reasons of closed groups. Steps and row ids are removed, because they would make every reason unique.

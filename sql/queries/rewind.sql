@@ -4,12 +4,6 @@ SELECT DISTINCT c.trainer_step FROM rft.v_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL ORDER BY c.trainer_step;
 
--- name: checkpoint_at_step
--- The checkpoint of a history at a step, if its files still exist.
-SELECT c.* FROM rft.v_history h
-JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
-WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL AND c.trainer_step = %(step)s ORDER BY c.checkpoint_id DESC LIMIT 1;
-
 -- name: lock_groups_to_leave
 -- Lock groups in a separate statement, so that the next one sees what the previous lock holders did, such as a relabel.
 SELECT count(*) AS n FROM (
@@ -129,6 +123,10 @@ rollouts AS (
 prompts AS (
     INSERT INTO rft.group_prompt (group_id, prompt_digest, prompt, messages)
     SELECT p.group_id, o.prompt_digest, o.prompt, o.messages FROM rft.group_prompt o JOIN pairs p ON o.group_id = p.origin),
+baselines AS (
+    INSERT INTO rft.group_baseline
+    SELECT (jsonb_populate_record(NULL::rft.group_baseline, to_jsonb(b) || jsonb_build_object('group_id', p.group_id))).*
+    FROM rft.group_baseline b JOIN pairs p ON b.group_id = p.origin),
 experiences AS (
     INSERT INTO rft.experience (run_id, group_id, rollout_id, turn_index, source, parent_id, prompt_digest, response, response_messages,
         reward_sampled, reward, reward_final, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens, num_response_tokens,

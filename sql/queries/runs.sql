@@ -15,28 +15,25 @@ FROM (SELECT count(*) AS taken, coalesce(max(substring(name FROM length(%(name)s
       FROM rft.run WHERE name = %(name)s OR (starts_with(name, %(name)s || '-') AND substring(name FROM length(%(name)s) + 2) ~ '^[0-9]{1,18}$')) n
 RETURNING *;
 
--- name: run_by_name_or_id
--- The run of a name or an id, the name first.
-SELECT * FROM rft.run WHERE name = %(run)s OR run_id::text = %(run)s ORDER BY name = %(run)s DESC;
+-- name: find_run
+-- The run of an id, or by_name of a name or an id, the name first.
+SELECT * FROM rft.run WHERE run_id::text = %(run)s OR (%(by_name)s AND name = %(run)s) ORDER BY name = %(run)s DESC;
 
 -- name: run_by_id
 -- The run of an id.
 SELECT * FROM rft.run WHERE run_id = %(run_id)s;
 
--- name: newest_run
--- The run that was created last.
-SELECT * FROM rft.run ORDER BY run_id DESC LIMIT 1;
-
--- name: newest_own_run
--- The run that was created last, except by an import.
-SELECT * FROM rft.run WHERE NOT jsonb_exists(config, 'import') ORDER BY run_id DESC LIMIT 1;
-
--- name: runs_at_work
--- Runs with a live process, newest first. A replay reads a run and does not count as its process.
+-- name: runs
+-- Runs, newest first: all or those of a configured name, with or without imported ones, all or those with a live process. The name in the
+-- configuration decides, because the run's own name may be numbered, but so may another experiment's; a run stored without a
+-- configuration is found by its own name. A replay reads a run and does not count as its process.
 SELECT r.* FROM rft.run r
-WHERE EXISTS (SELECT FROM rft.worker w
-              WHERE w.run_id = r.run_id AND w.stopped_at IS NULL AND w.role <> 'replay' AND w.heartbeat_at > rft.clock() - interval '15 s')
-ORDER BY r.run_id DESC;
+WHERE (%(name)s::text IS NULL OR coalesce(r.config -> 'run' ->> 'name', r.name) = %(name)s)
+  AND (%(imported)s OR NOT jsonb_exists(r.config, 'import'))
+  AND (NOT %(at_work)s OR EXISTS (
+    SELECT FROM rft.worker w
+    WHERE w.run_id = r.run_id AND w.stopped_at IS NULL AND w.role <> 'replay' AND w.heartbeat_at > rft.clock() - interval '15 s'))
+ORDER BY r.run_id DESC LIMIT %(limit)s;
 
 -- name: run_names
 -- The names of the newest runs.
@@ -80,10 +77,10 @@ FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s F
 SELECT a.*, a.ended_at IS NULL AND a.lease_until > rft.clock() AS alive FROM rft.run_attempt a WHERE attempt_id = %(attempt_id)s;
 
 -- name: last_checkpoint
--- The newest usable checkpoint on an attempt's history.
+-- The newest usable checkpoint on an attempt's history, of a step if one is given.
 SELECT c.* FROM rft.v_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
-WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL
+WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL AND (%(step)s::bigint IS NULL OR c.trainer_step = %(step)s)
 ORDER BY c.trainer_step DESC, c.checkpoint_id DESC LIMIT 1;
 
 -- name: insert_attempt
@@ -124,7 +121,15 @@ back AS (
 UPDATE rft.worklist w SET available = true FROM back
 WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = back.group_id;
 
--- name: runs_of_name
--- Runs of a configured name, newest first. Their own names may be numbered, but so may another experiment's, so the name in the
--- configuration decides. A run stored without a configuration is found by its own name.
-SELECT * FROM rft.run WHERE coalesce(config -> 'run' ->> 'name', name) = %(name)s ORDER BY run_id DESC;
+-- name: insert_run_models
+-- Record the models with which a run starts or continues; those that are recorded already stay as they are. A folder that several
+-- checkpoints had is the newest one's.
+INSERT INTO rft.run_model (run_id, used_as, uri, checkpoint_id)
+SELECT %(run_id)s, m.used_as::rft.model_use, m.uri,
+       (SELECT max(c.checkpoint_id) FROM rft.checkpoint c WHERE c.uri = m.uri AND c.deleted_at IS NULL)
+FROM unnest(%(used_as)s::text[], %(uris)s::text[]) AS m (used_as, uri)
+ON CONFLICT DO NOTHING;
+
+-- name: models_of_run
+-- The models of a run.
+SELECT used_as::text AS used_as, uri, trained_by, trainer_step FROM rft.v_run_model WHERE run_id = %(run_id)s ORDER BY used_as, since, uri;

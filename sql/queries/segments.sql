@@ -70,7 +70,7 @@ UPDATE rft.segment_file SET closed_at = coalesce(closed_at, clock_timestamp()) W
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.num_rows, s.checksum
 FROM rft.segment_file f JOIN rft.segment s USING (file_id) WHERE f.uri = %(uri)s ORDER BY s.offset_bytes;
 
--- name: note_files
+-- name: register_files
 -- Register files that segments move to. Returns fewer rows than files if one of them is closed.
 INSERT INTO rft.segment_file AS f (uri, size_bytes)
 SELECT uri, max(size_bytes) FROM unnest(%(uris)s::text[], %(sizes)s::bigint[]) AS u (uri, size_bytes) GROUP BY uri ORDER BY uri

@@ -50,25 +50,63 @@ LEFT JOIN rft.purged_experience xc ON xc.experience_id = c.experience_id
 LEFT JOIN rft.purged_experience xj ON xj.experience_id = j.experience_id
 ORDER BY i.item_id;
 
+-- name: selected_groups
+-- The same for whole groups, whose line names every experience.
+SELECT i.item_id,
+       concat_ws(' ', i.item_id, string_agg(
+           concat_ws(' ', e.experience_id, coalesce(s.first_checksum, s.checksum), e.segment_row,
+                     CASE WHEN x.experience_id IS NOT NULL THEN 'purged' END,
+                     CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN
+                         coalesce(rft.reward_at(e.experience_id, %(label_cut)s)::text, 'none') END), ' ' ORDER BY e.experience_id)) AS line,
+       CASE WHEN count(g.group_id) = 0 THEN 'does not exist'
+            WHEN count(e.experience_id) = 0 THEN 'has no experiences'
+            WHEN count(x.experience_id) > 0 THEN format('contains experience %%s, which was purged', min(x.experience_id))
+            WHEN count(*) > count(s.segment_id) THEN 'has no token arrays any more' END AS problem
+FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
+LEFT JOIN rft.rollout_group g ON g.group_id = i.item_id
+LEFT JOIN rft.experience e ON e.group_id = i.item_id
+LEFT JOIN rft.segment s USING (segment_id)
+LEFT JOIN rft.purged_experience x USING (experience_id)
+GROUP BY i.item_id ORDER BY i.item_id;
+
+-- name: experiences_of_items
+-- The experiences of selected items, with the rewards to train with.
+SELECT m.experience_id, rft.reward_at(m.experience_id, %(label_cut)s::bigint) AS reward
+FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
+CROSS JOIN LATERAL rft.selected_experiences(%(kind)s::rft.item_kind, i.item_id) m
+ORDER BY m.experience_id;
+
+-- name: weights_of_priorities
+-- The weights of priorities, as prioritised sampling computes them.
+SELECT array_agg(rft.draw_weight('prioritized', p.priority, %(exponent)s) ORDER BY p.place) AS weights
+FROM unnest(%(priorities)s::double precision[]) WITH ORDINALITY AS p (priority, place);
+
+-- name: small_groups
+-- Groups with experiences of fewer rollouts than a number.
+SELECT i.item_id, count(DISTINCT e.rollout_id) AS num_rollouts
+FROM unnest(%(item_ids)s::bigint[]) AS i (item_id) LEFT JOIN rft.experience e ON e.group_id = i.item_id
+GROUP BY i.item_id HAVING count(DISTINCT e.rollout_id) < %(num_rollouts)s ORDER BY i.item_id;
+
 -- name: store_selection
 -- Store the selection that a run trains on.
 UPDATE rft.run SET source_sql = %(sql)s, source_kind = %(kind)s, source_rows = %(num_rows)s, source_hash = %(content_hash)s,
-    source_epochs = %(epochs)s, label_cut = %(label_cut)s
+    source_epochs = %(epochs)s, source_weighted = %(weighted)s, label_cut = %(label_cut)s
 WHERE run_id = %(run_id)s RETURNING *;
 
 -- name: queue_selection
--- Fill the run's queue: one row per item, in the shuffled order of the first epoch. Policy age does not count.
-INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, policy_step)
-SELECT 'trainer/' || r.run_id, r.source_kind, i.item_id, rft.selection_key(r.seed, 0, i.item_id), 2147483647
-FROM rft.run r, unnest(%(item_ids)s::bigint[]) AS i (item_id) WHERE r.run_id = %(run_id)s;
+-- Fill the run's queue: one row per item, in the shuffled order of the first epoch, or at the time of its first draw by weight.
+INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, policy_step, draw_weight, draw_key)
+SELECT 'selection/' || r.run_id, r.source_kind, i.item_id, rft.selection_key(r.seed, 0, i.item_id), 2147483647, i.weight,
+       CASE WHEN r.source_weighted THEN rft.selection_time(r.seed, i.item_id, 0, i.weight) ELSE 0 END
+FROM rft.run r, unnest(%(item_ids)s::bigint[], %(weights)s::double precision[]) AS i (item_id, weight) WHERE r.run_id = %(run_id)s;
 
 -- name: analyze_worklist
 -- Analyze the queue. A queue of a million rows that the planner believes empty would be sorted at every draw.
 SELECT rft.analyze_worklist();
 
 -- name: queued_selection
--- The items of a stored selection.
-SELECT item_id FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind ORDER BY item_id;
+-- The items of a stored selection, with their weights.
+SELECT item_id, draw_weight FROM rft.worklist WHERE consumer = 'selection/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind ORDER BY item_id;
 
 -- name: restore_selection
 -- Set a stored selection to where the history of an attempt left it.

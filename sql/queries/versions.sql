@@ -76,6 +76,6 @@ SELECT * FROM (
     SELECT w.asked_at, NULL, w.name, 'asked', w.question FROM rft.review w WHERE w.experience_id = %(experience_id)s
     UNION ALL
     SELECT least(w.answered_at, w.deadline), NULL, w.name, w.state,
-           CASE WHEN w.answer IS NOT NULL AND w.answered_at < w.deadline THEN w.author ELSE 'nobody answered in time' END
+           CASE WHEN w.answer IS NOT NULL AND w.answered_at < w.deadline THEN w.author ELSE 'no answer in time' END
     FROM rft.v_review w WHERE w.experience_id = %(experience_id)s AND w.state <> 'waiting') x
 ORDER BY at, what;

@@ -320,7 +320,7 @@ def test_a_stage_that_fails_on_every_row_ends_the_run_and_a_mended_one_goes_on(
     place: Place, server_folders: Path, tmp_path: Path
 ) -> None:
     # It binds, so that only the rows show what is wrong with it.
-    broken, mended = "SELECT * FROM batch WHERE CAST(response || 'x' AS INTEGER) > 0", "SELECT * FROM batch"
+    broken, fixed = "SELECT * FROM batch WHERE CAST(response || 'x' AS INTEGER) > 0", "SELECT * FROM batch"
     buffer = server_folders / "failing-stage"
     ray_folder = Path(f"/tmp/rft-ray-{os.getpid()}")  # the sockets in it need a short name
 
@@ -341,7 +341,7 @@ def test_a_stage_that_fails_on_every_row_ends_the_run_and_a_mended_one_goes_on(
         assert rows(buffer, "select count(*) > 0 as some from rft.experience") == [{"some": True}]
         assert ray_folder.exists()  # so its absence says elsewhere that Ray was not started
 
-        result = run(mended, "--resume")
+        result = run(fixed, "--resume")
         assert result.returncode == 0, result.stdout + result.stderr
         steps = rows(buffer, "select num_groups from rft.v_train_step")
         assert len(steps) == 2 and all(step["num_groups"] > 0 for step in steps)

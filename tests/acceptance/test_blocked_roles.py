@@ -159,8 +159,8 @@ def test_a_wait_for_reviews_is_named_and_a_killed_process_is_reported_in_a_line(
     os.kill(workers(folder, "trainer")[0]["pid"], signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1
-    (told,) = [line for line in output.splitlines() if line.startswith("rft: ")]
-    assert "the trainer of the run 'blocked' was killed by signal 9, possibly for lack of memory (process " in told
-    assert "rft run --resume blocked" in told and len(told) < 400
+    (reported,) = [line for line in output.splitlines() if line.startswith("rft: ")]
+    assert "the trainer of the run 'blocked' was killed by signal 9, possibly for lack of memory (process " in reported
+    assert "rft run --resume blocked" in reported and len(reported) < 400
     assert "raylet" not in output and "ActorDied" not in output
     assert workers(folder, "trainer")[0]["error"].startswith("the process was killed by signal 9")

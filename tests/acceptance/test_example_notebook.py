@@ -53,7 +53,7 @@ def test_the_notebook_writes_a_buffer_and_goes_on_to_a_training_batch(folder: Pa
     assert len(given) > 20 and {label["new_value"] for label in given} == {1.0}
     assert f"{len(given)} rewards are as they were before" in output and len(labels) == 2 * len(given)
     assert rows(buffer, "select count(*) as n from rft.experience where reward <> reward_sampled") == [{"n": 0}]
-    # Labelled rewards were in the selection's hash, and the batch was given back.
+    # Labelled rewards were in the selection's hash, and the batch was released.
     assert rows(buffer, "select status, source_kind, label_cut > 0 as pinned from rft.run where name = 'notebook'") == [
         {"status": "finished", "source_kind": "experience", "pinned": True}
     ]

@@ -298,7 +298,7 @@ REFUSED = {
         ["check", "--deep", "grpo.yaml", "--set", "explorer.max_tokens=64"],
         ["explorer.max_tokens", "64", "32 tokens", "context_length"],
     ),
-    "a chat that nobody answers": (
+    "a chat without an answer": (
         ["run", "sft.yaml", "--set", "tasks=[{name: questions, source: questions.jsonl, prompt: messages}]"],
         ["row 1", "'questions'", "without a turn of the assistant"],
     ),

@@ -18,6 +18,7 @@ import pytest
 
 import rftdata
 from rftdata.config import BufferConfig
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import Rft, report
 from tests.support.small_runs import RUN, settings, start
@@ -85,7 +86,7 @@ class Walk:
     runs: SmallDisk
 
     def resume(self, *overrides: str) -> subprocess.Popen[str]:
-        """Go on with the run."""
+        """Continue the run."""
         options = [part for override in overrides for part in ("--set", override)]
         return start("run", "--resume", "--plain", "--buffer", self.buffer, *options, config=None)
 
@@ -146,7 +147,7 @@ def ended_with_a_clear_error(process: subprocess.Popen[str]) -> str:
 
 def assert_nothing_is_half_written(buffer: Path, segments: Path | None = None) -> None:
     with opened(buffer, segments) as found:
-        assert list(found.verify()) == []
+        assert list(verify(found)) == []
         checkpoints = found.sql("select uri from rft.checkpoint where deleted_at is null")["uri"].to_pylist()
     runs = buffer / "runs" / RUN / "checkpoints"
     assert all((Path(uri) / "training" / "state.json").is_file() for uri in checkpoints)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rftdata
+from rftdata.maintenance.verification import verify
 from tests.support.command_line import Rft, report, rows
 from tests.support.small_runs import RUN, STEPS, settings, start
 from tests.support.warm_up import Warm
@@ -59,4 +60,4 @@ def test_going_back_and_forking(warm: Warm, rft: Rft, tmp_path: Path) -> None:
     for run in (RUN, "other"):
         assert "nothing is left to do" in rft("run", "--resume", run, "--plain", "--buffer", buffer).stdout
     with rftdata.open(str(buffer)) as opened:
-        assert list(opened.verify()) == []
+        assert list(verify(opened)) == []

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import rftdata
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, report, rft_command, rft_environment, rows
 from tests.support.small_runs import FEW_TASKS
@@ -93,7 +94,7 @@ def walk(warm: Warm, server_folders: Path) -> Iterator[Walk]:
 def test_a_run_does_not_end_when_its_database_is_killed(walk: Walk) -> None:
     process = walk.begin_or_resume()
     os.kill(int((walk.buffer / "postgres" / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
-    # Nobody opens the buffer until then: that would start the database, too.
+    # The test does not open the buffer until then, because that would start the database, too.
     while "the database was killed: it is started again" not in walk.output.read_text():
         assert process.poll() is None, walk.output.read_text()
         time.sleep(0.2)
@@ -151,7 +152,7 @@ def test_the_last_life_reaches_the_planned_step_on_one_continuous_curve(walk: Wa
     twice = """select experience_id from rft.v_consumption group by experience_id having count(*) > 1"""
     assert rows(walk.buffer, twice) == []
     with rftdata.open(str(walk.buffer)) as opened:
-        assert list(opened.verify()) == []
+        assert list(verify(opened)) == []
     # Roles that outlive their supervisor may even have done the last step before they noticed: a finished run is reported, not refused.
     again = rft("run", "--resume", "--plain", "--buffer", walk.buffer).stdout
     assert "nothing is left to do" in again

@@ -6,6 +6,7 @@ scores are compared with those it gives through the protocol by hand.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -21,17 +22,23 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
+import torch
 import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rftdata
 from operators.base import StageContext
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
+from operators.llm.endpoint import EndpointConfig
 from rftcore.models import resolve_model
+from rftcore.teachers.endpoint import EndpointTeacher
+from rftdata.errors import ConfigError
 from rftdata.pipeline.budget import MemoryUsage, RunUsage, UsageLedger
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.batches import batch_of_groups
 from tests.support.command_line import CHECKOUT, Rft, rows
+from tests.support.models import make_tiny_model
 from tests.support.stored_run import StoredRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -153,6 +160,35 @@ def test_answers_are_graded_as_the_server_says_and_asked_for_once(judge: Judge) 
     chain.close()
 
 
+def test_the_same_server_is_a_teacher_that_scores_the_tokens_of_its_family_and_no_others(
+    judge: Judge, tmp_path: Path
+) -> None:
+    folder = resolve_model(MODEL)
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16),
+    )
+    prompt = tokenizer.encode("Two plus two is")
+    token_ids = [prompt + tokenizer.encode(response) for response in (" four.", " a number, and a small one.")]
+    stranger = AutoTokenizer.from_pretrained(make_tiny_model(tmp_path, hidden_size=32, num_layers=1))
+
+    async def score() -> list[list[float] | str]:
+        teacher = EndpointTeacher(EndpointConfig(url=judge.url, model="judge"))
+        try:
+            await teacher.open(tokenizer)
+            with pytest.raises(ConfigError, match="another tokenizer"):
+                await teacher.open(stranger)
+            return await teacher.logprobs(token_ids, [len(prompt)] * 2)
+        finally:
+            await teacher.close()
+
+    for ids, found in zip(token_ids, asyncio.run(score()), strict=True):
+        with torch.no_grad():
+            logprobs = model(torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1)
+        expected = logprobs.gather(1, torch.tensor(ids[1:])[:, None])[len(prompt) - 1 :, 0].tolist()
+        assert found == pytest.approx(expected, abs=0.2), "both compute in bfloat16"
+
+
 def test_structured_output_makes_json_of_a_model_that_cannot_write_it(judge: Judge) -> None:
     free = prepared(judge, "llm_judge", endpoint={"structured": "never"}, max_tokens=24)
     answers = scored(free, batch(2))
@@ -272,11 +308,11 @@ def test_tasks_are_said_in_other_words(judge: Judge) -> None:
 
 
 def test_a_wrong_key_or_model_is_said_by_the_server(judge: Judge) -> None:
-    chain = prepared(judge, "llm_judge", endpoint={"model": "nobody"}, **DIGIT)
+    chain = prepared(judge, "llm_judge", endpoint={"model": "missing"}, **DIGIT)
     (row,) = scored(chain, batch(1))
     chain.close()
     assert row["judge_error"].startswith("HTTP 404: ")
-    assert "nobody" in row["judge_error"]
+    assert "missing" in row["judge_error"]
 
 
 def test_the_example_trains_with_the_judges_part_of_the_reward(judge: Judge, rft: Rft, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from psycopg import sql
 
 import rftdata
 from rftdata.config import BufferConfig
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.programs import binary_dir
 from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment
@@ -155,7 +156,7 @@ def finished(url: str, cluster: RayCluster, warm: Warm, tmp_path_factory: pytest
     ended = threading.Event()
 
     def look() -> None:
-        # What `ps` shows to everybody on this machine, for as long as the run goes on.
+        # What `ps` shows to every user of this machine during the run.
         while not ended.wait(0.25):
             for other in psutil.process_iter(["cmdline", "ppid"]):
                 seen.add(" ".join(other.info["cmdline"] or ()))
@@ -285,7 +286,7 @@ def test_the_arrays_lie_in_the_folder_and_are_whole(finished: Finished) -> None:
     assert list(segments.glob("*.arrows"))
     assert (finished.folder / "arrays" / "runs" / RUN / "learning_curve.png").is_file()
     with rftdata.open(BufferConfig(uri=finished.url, segments=str(segments))) as opened:
-        assert list(opened.verify()) == []
+        assert list(verify(opened)) == []
 
 
 def test_a_finished_run_is_found_by_resume_from_another_folder(finished: Finished, rft: Rft, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_cluster_that_somebody_left_running_is_not_joined() -> None:
     program = "from rftcore.launch import cluster; print(cluster.start_cluster()); cluster.stop_cluster()"
     # Not pytest's folder: Ray's sockets are in it, and their paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        # What `ray start --head` leaves for whoever comes next; here the cluster is gone.
+        # The file by which `ray start --head` announces its cluster; here the cluster no longer runs.
         current = Path(folder) / "ray" / "ray_current_cluster"
         current.parent.mkdir()
         current.write_text("127.0.0.1:9")

@@ -29,6 +29,15 @@ KILLS = (("draw", 1), ("train_step", 2), ("checkpoint", 4), ("policy_version", 5
 SQL = {
     "sft": "select experience_id from rft.v_experience where run = 'source' and reward > 0.4",
     "dpo": "select pair_id from rft.v_pair where run = 'source' and margin > 0.1",
+    "ppo": "select experience_id from rft.v_experience where run = 'source'",
+    "grpo": "select group_id, std_reward as priority from rft.v_group where run = 'source' and std_reward > 0.2",
+}
+# Importance weights and prioritised draws are part of what must repeat.
+CHANGES: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "algorithm": {"name": "grpo", "correction": {"level": "token", "mode": "truncate"}},
+        "sampling": {"source": {"sql": SQL["grpo"]}, "epochs": 4, "order": "prioritized"},
+    }
 }
 BLOCK = """
 CREATE FUNCTION block() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(3600); RETURN NEW; END $$;
@@ -81,7 +90,7 @@ class Trainers:
             "sampling": {"source": {"sql": SQL[algorithm]}, "epochs": 3},
             "trainer": {"batch_groups": 5, "learning_rate": 1e-3, "warmup_steps": 3, "lr_schedule": "cosine", "optimizer": {"weight_decay": 0.1},
                         "autocast": "none", "checkpoint_every": 2, "num_threads": 2, "max_tokens_per_microbatch": 64},
-            "sync": {"method": "checkpoint"}, "steps": STEPS,
+            "sync": {"method": "checkpoint"}, "steps": STEPS, **CHANGES.get(algorithm, {}),
         }  # fmt: skip
         self.living: list[subprocess.Popen[str]] = []
 
@@ -132,19 +141,20 @@ class Trainers:
         ).to_pylist()
         return [tuple(row.values()) for row in rows]
 
-    def digest(self, name: str) -> tuple[str, str]:
-        """Of the last checkpoint's weights and of its optimizer's moments."""
+    def digest(self, name: str) -> list[str]:
+        """Of the last checkpoint's weights, of its optimizers' moments and, where there is one, of its critic's weights."""
         uri = self.buffer.sql(
             "SELECT uri FROM rft.checkpoint JOIN rft.run USING (run_id) WHERE name = %s AND trainer_step = %s",
             [name, STEPS],
         )["uri"][0].as_py()
-        files = ("model.safetensors", "training/tensors.safetensors")
-        weights, moments = (hashlib.sha256((Path(uri) / file).read_bytes()).hexdigest() for file in files)
-        return weights, moments
+        files = ["model.safetensors", "training/tensors.safetensors"]
+        files += ["critic/model.safetensors"] if self.raw["algorithm"]["name"] == "ppo" else []
+        return [hashlib.sha256((Path(uri) / file).read_bytes()).hexdigest() for file in files]
 
 
-@pytest.fixture(params=["sft", "dpo"])
+@pytest.fixture
 def trainers(request: pytest.FixtureRequest, stored: Buffer, tiny: Path, tmp_path: Path) -> Iterator[Trainers]:
+    """Of the algorithm that a test is parametrized with."""
     trainers = Trainers(stored, tmp_path, tiny, request.param)
     yield trainers
     for process in trainers.living:
@@ -153,6 +163,7 @@ def trainers(request: pytest.FixtureRequest, stored: Buffer, tiny: Path, tmp_pat
             process.communicate()
 
 
+@pytest.mark.parametrize("trainers", ["sft", "dpo", "grpo"], indirect=True)
 def test_killed_anywhere_it_ends_with_the_same_batches_and_the_same_weights_to_the_bit(trainers: Trainers) -> None:
     trainers.finish("straight")
     for table, step in KILLS:
@@ -171,3 +182,17 @@ def test_killed_anywhere_it_ends_with_the_same_batches_and_the_same_weights_to_t
     trainers.raw["sampling"]["source"]["sql"] = SQL[trainers.raw["algorithm"]["name"]].partition(" and ")[0]
     trainers.finish("other")
     assert trainers.digest("other") != trainers.digest("straight")
+
+
+@pytest.mark.parametrize("trainers", ["ppo"], indirect=True)
+def test_a_killed_run_goes_on_with_its_critic_as_if_nothing_had_happened(trainers: Trainers) -> None:
+    trainers.raw["algorithm"] |= {"group_size": 1, "critic": {"learning_rate": 1e-2, "warmup_steps": 3}}
+    trainers.raw["trainer"]["mini_batches"] = 2
+    trainers.finish("straight")
+    trainers.kill_at(
+        "killed", "train_step", 3
+    )  # in the warm-up, after a checkpoint in which only the critic has moments
+    trainers.kill_at("killed", "policy_version", 7)
+    trainers.finish("killed")
+    assert trainers.batches("killed") == trainers.batches("straight")
+    assert trainers.digest("killed") == trainers.digest("straight")

@@ -77,7 +77,7 @@ class Crew:
         return life
 
     def kill(self, role: str) -> None:
-        """kill -9, and wait until the process is gone."""
+        """kill -9, and wait until the process has ended."""
         life = self.lives.pop(role)
         os.kill(life.pid, signal.SIGKILL)
         os.waitpid(life.pid, 0)
@@ -124,10 +124,10 @@ class Crew:
                     del self.lives[life.role]
                 return self.reason(life, status)
             time.sleep(0.01)
-        raise RoleBrokeError(f"the {life.role} goes on after {timeout_s} s:\n{self.log(life.role)[-4000:]}")
+        raise RoleBrokeError(f"the {life.role} still runs after {timeout_s} s:\n{self.log(life.role)[-4000:]}")
 
     def replace_a_slow_trainer(self) -> str:
-        """Stop the trainer for so long that its lease ends, start another, let the first go on; how the first ended."""
+        """Stop the trainer until its lease ends, start another, continue the first; return how the first ended."""
         slow = self.lives.pop("trainer")
         os.kill(slow.pid, signal.SIGSTOP)
         try:
@@ -233,7 +233,7 @@ class Crew:
 
 
 def _label(uri: str, witness: Witness, rng: random.Random) -> int:
-    """A person who corrects rewards all the time, in SQL."""
+    """Correct rewards in SQL all the time, as a person does."""
     with psycopg.connect(uri, autocommit=True) as connection:
         connection.execute("SET rft.author = 'labeller'")
         while True:

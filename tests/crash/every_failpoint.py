@@ -26,10 +26,10 @@ def crash_at_each(crew: Crew) -> None:
     """Two passings of each failpoint, since the first may be special: of a new attempt, of an empty buffer.
 
     Raises:
-        RoleBrokeError: a role did not die at its failpoint, or the run did not go on.
+        RoleBrokeError: a role did not end at its failpoint, or the run did not continue.
     """
     for role in ROLES:
-        # One explorer, so that the work cannot pass by the one that is to die.
+        # One explorer, so that no other explorer does the work of the one that is to be killed.
         if role != "explorer-1":
             crew.start(role)
     watch = Watch(crew)

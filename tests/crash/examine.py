@@ -11,6 +11,7 @@ import numpy as np
 
 import rftdata
 from rftdata import Buffer
+from rftdata.maintenance.verification import verify
 from tests.crash.plugins import logprobs_of, reward_of
 from tests.crash.witness import TRAINED, digest, notes
 from tests.support.models import make_character_tokenizer
@@ -47,7 +48,7 @@ def examine(folder: Path) -> Findings:
     for note in notes(folder / "witness"):
         noted[note["kind"]].append(note)
     with rftdata.open(str(folder / "buffer"), create=False) as buffer:
-        findings.lost += buffer.verify()
+        findings.lost += verify(buffer)
         digests = _rows_belong_together(buffer, findings)
         _stored_is_there(buffer, noted["stored"], digests, findings)
         _labels_count(buffer, noted, findings)
@@ -130,7 +131,7 @@ def _labels_count(buffer: Buffer, noted: dict[str, list[dict[str, Any]]], findin
         if row["reward"] != (history[-1] if history else row["reward_sampled"]):
             findings.lost.append(f"experience {row['experience_id']} does not have the reward of its newest label")
         if not set(history) <= allowed[row["experience_id"]]:
-            findings.mislabelled.append(f"experience {row['experience_id']} has a label that nobody gave it")
+            findings.mislabelled.append(f"experience {row['experience_id']} has a label that no labeller gave it")
         for _, _, reward in (a for a in acknowledged if a[1] == row["experience_id"]):
             # A label that changes nothing leaves no row.
             if reward not in history and reward != row["reward_sampled"]:

@@ -62,13 +62,13 @@ class Stopwatch:
         _phase.set(_BETWEEN)
         for owner, name, phase in _PHASES:
             _wrap(owner, name, functools.partial(self._in_phase, phase))
-        says = Worker.says
+        set_state = Worker.set_state
 
         def remember(worker: Worker, state: str, waiting_for: str | None = None) -> None:
             self._said = waiting_for or self._said
-            says(worker, state, waiting_for)
+            set_state(worker, state, waiting_for)
 
-        Worker.says = remember  # type: ignore[method-assign]
+        Worker.set_state = remember  # type: ignore[method-assign]
         self._count(psycopg.Connection, "execute", lambda _, query, *__: self._names.get(query, "query"))
         self._count(psycopg.Connection, "wait", lambda *_: "begin or commit")
         self._count(psycopg, "connect", lambda *_: "connection")

@@ -137,7 +137,7 @@ def _strike(crew: Crew, event: str, report: Report) -> None:
 
 
 class Watch:
-    """Sees to it that the run goes on."""
+    """Keeps the run running."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew

@@ -63,7 +63,7 @@ def digest(token_ids: npt.ArrayLike) -> str:
 
 
 def observe(witness: Witness) -> None:
-    """Note what this process is told by the buffer, from now on, and time it. Nothing that it does is changed."""
+    """Record and time the buffer's answers to this process from now on, without changing its behaviour."""
     witness.time()
     _observe_explorer(witness)
     _observe_pipeline(witness)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from rftdata import Buffer
+from rftdata.training import stored_selection
 from rftdata.training.sampling import (
     LaneConfig,
     Order,
@@ -21,11 +22,11 @@ from rftdata.training.sampling import (
 from tests.store.test_sampling import draw, stored
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "reuse-experiences.md").read_text(encoding="utf-8")
-SECTIONS: list[dict[str, Any]] = [
+_SHOWN: list[dict[str, Any]] = [
     yaml.safe_load(block)["sampling"] for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 ]
-# A stored selection is drawn as it was made: the tutorial shows it.
-ELSEWHERE = {"source", "epochs"}
+SECTIONS = [section for section in _SHOWN if "source" not in section]
+STORED = [section for section in _SHOWN if "source" in section]
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=[str(i) for i in range(len(SECTIONS))])
@@ -42,9 +43,27 @@ def test_the_settings_draw(buffer: Buffer, section: dict[str, Any]) -> None:
 def test_every_setting_is_shown() -> None:
     used = set(re.findall(r"\b(\w+):", PAGE))
     for section in (SamplingConfig, LaneConfig, PriorityConfig, RateLimitConfig):
-        assert set(section.model_fields) - ELSEWHERE <= used, section
+        assert set(section.model_fields) <= used, section
     shown = {section.get("order", "fifo") for section in SECTIONS}
     assert shown == set(get_args(Order))
+
+
+def test_the_selections_of_earlier_runs_are_drawn_as_often_as_they_say(buffer: Buffer) -> None:
+    stored(buffer, 4)
+    assert [section.get("order", "fifo") for section in STORED] == ["fifo", "prioritized"]
+    for number, section in enumerate(STORED):
+        config = SamplingConfig.model_validate(section)
+        assert config.source is not None
+        selected = stored_selection.select(
+            buffer.database, config.source.sql.replace("'first'", "'roles'"),
+            priority_exponent=config.priority.exponent if config.order == "prioritized" else None,
+        )  # fmt: skip
+        run = buffer.create_run(
+            name=f"again-{number}", config={}, seed=1, steps=9, pipeline_version="none", mode="train", selected=selected,
+            epochs=config.epochs,
+        )  # fmt: skip
+        with buffer.attempt(run, sampling=config) as attempt:
+            assert [draw(attempt, step, 2).num_groups for step in range(1, 6)] == [2, 2, 2, 2, 0]
 
 
 def test_the_queries_run(buffer: Buffer) -> None:

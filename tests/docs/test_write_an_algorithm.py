@@ -13,6 +13,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.base import Signals
 from rftcore.trainer.learner import Learner
+from rftdata.errors import RftError
 from tests.support.algorithms import step_batch
 from tests.support.learning import config, make_batch, save_model
 
@@ -56,6 +57,16 @@ def test_its_advantage_counts_wins_and_losses(folder: Path) -> None:
     batch = step_batch([1.0, 0.0, 0.0, 5.0, 5.0], [0, 0, 0, 1, 1])
     # Against two others: 2 won, 1 lost and 1 tied; a tie in the group of two.
     assert wins.plan(batch, Signals()).advantages_N.tolist() == [1.0, -0.5, -0.5, 0.0, 0.0]
+
+
+def test_its_advantage_with_turns_has_the_rewards_that_it_declares(folder: Path) -> None:
+    bonus = build_algorithm("grpo", {"advantage": "./bonus.py:Bonus"}, base_dir=folder)
+    assert bonus.columns == {"step_rewards"}
+    with pytest.raises(RftError, match=r"no step rewards.*turn\.record\(step_reward=…\)"):
+        bonus.plan(step_batch([1.0, 1.0]), Signals())
+    # Rewards 1.5 and 1: half a standard deviation of 0.3535534 on both sides of the mean.
+    batch = step_batch([1.0, 1.0], step_rewards_B=[0.5, 0.0])
+    assert bonus.plan(batch, Signals()).advantages_N.tolist() == pytest.approx([0.7071048, -0.7071048], abs=1e-5)
 
 
 def test_the_test_of_the_page_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.rewards import load_rewards
 from rftcore.workflows import WORKFLOWS
+from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
 from rftcore.workflows.task import Task, Turn
 from rftdata.experience import Rollout, Sequence
 from tests.support.models import make_character_tokenizer
@@ -76,8 +78,42 @@ def test_the_workflows_of_the_page(files: Path, workflow: str, answer: str, rewa
     assert (rollout.outcome, rollout.reward, len(rollout.sequences)) == ("ok", reward, turns), rollout.error
 
 
+def test_a_workflow_records_inputs_of_algorithms(files: Path) -> None:
+    rollout = tried(files, "./maze.py:walk", "right")
+    assert (rollout.outcome, rollout.reward) == ("ok", 3.0), rollout.error
+    recorded = [sequence.arrays for sequence in rollout.sequences]
+    assert len({int(arrays["state_hash"][0]) for arrays in recorded}) == 3
+    assert [float(arrays["step_reward"][0]) for arrays in recorded] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("answer", "sampled"), [("2", [True]), ("3", [True, False])])
+def test_a_workflow_lets_an_expert_answer_where_the_policy_fails(files: Path, answer: str, sampled: list[bool]) -> None:
+    rollout = tried(files, "./guided.py:guided", answer)
+    assert [sequence.behavior_logprobs is not None for sequence in rollout.sequences] == sampled, rollout.error
+
+
+def test_a_reward_of_tokens(files: Path) -> None:
+    scorer = Scorer(load_rewards(["./tokens.py:shaped"], files), files)
+    turn = Turn([], "2", "stop", Sequence("1+1=", "2", [1, *range(10)], 1, "stop"))
+    try:
+        score = asyncio.run(scorer(turn, TASK))
+    finally:
+        scorer.close()
+    assert score.reward == 1.0 and score.parts == {"right": 1.0, "late": pytest.approx(-0.2)}
+    assert turn.sequence.arrays["token_rewards"].tolist() == pytest.approx([0] * 9 + [-0.1] * 2)
+
+
 def test_the_tables_name_every_field() -> None:
     text = (PAGES / "write-a-reward.md").read_text()
     for kind in (Turn, Task):
         for name in kind.__dataclass_fields__:
             assert f"| `{name}` |" in text, (kind.__name__, name)
+
+
+def test_the_table_of_inputs_names_every_one() -> None:
+    text = (PAGES / "write-a-workflow.md").read_text()
+    arguments = [name for name in inspect.signature(Turn.record).parameters if name != "self"]
+    for argument in arguments:
+        assert f"| `{argument}` |" in text
+    for array in (*PER_TOKEN, *PER_TURN):
+        assert f"| `{array}` |" in text

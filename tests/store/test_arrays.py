@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from rftdata import Buffer, Group, RftError, Rollout, Run
 from rftdata.errors import QueryError
+from rftdata.maintenance.verification import verify
 from rftdata.segments.codec import ColumnReader, encode
 from rftdata.training.batch import Batch
 from tests.support.store_roles import tokens
@@ -68,7 +69,7 @@ def test_arrays_of_any_type_and_shape_come_back_exactly(buffer: Buffer, run: Run
     for name in names:
         for found, kind in zip(batch.arrays(name), kinds, strict=True):
             assert same(found, kind.get(name)), name
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -21,6 +21,7 @@ from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, RftError, SegmentCorruptError
 from rftdata.maintenance import backup, purge
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.programs import binary_dir
 from tests.support.store_roles import Roles, own_group
@@ -72,8 +73,8 @@ def test_a_restored_buffer_is_the_same_and_goes_on(trained: Buffer, tmp_path: Pa
         assert contents(restored) == contents(trained)
         ids = experience_ids(trained)[:-1]
         assert restored.read_arrays(ids, ["token_ids"]) == trained.read_arrays(ids, ["token_ids"])
-        assert list(restored.verify()) == []
-        # It works on: the run goes on from its checkpoint, ids go on where they were.
+        assert list(verify(restored)) == []
+        # It is usable: the run continues from its checkpoint, and ids continue where they were.
         with restored.attempt("roles") as attempt:
             assert attempt.start_step == 1
         with restored.writer("roles") as writer:
@@ -100,7 +101,7 @@ def test_a_back_up_under_writers_is_of_one_moment(trained: Buffer, tmp_path: Pat
         thread.join()
     with backup.restore(tmp_path / "backup", BufferConfig(uri=str(restored_folder))) as restored:
         assert len(experience_ids(restored)) == manifest.num_experiences <= len(experience_ids(trained))
-        assert list(restored.verify()) == []
+        assert list(verify(restored)) == []
 
 
 def test_purged_arrays_are_not_in_a_later_back_up(buffer: Buffer, tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_damage_is_found_when_it_is_copied_and_when_it_is_restored(
 ) -> None:
     backup.back_up(trained, tmp_path / "backup")
 
-    def spoil(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         file = max(folder.iterdir(), key=lambda path: path.stat().st_size)
         row = trained.sql(
             "SELECT offset_bytes FROM rft.segment JOIN rft.segment_file USING (file_id) WHERE uri = %s", [file.name]
@@ -134,10 +135,10 @@ def test_damage_is_found_when_it_is_copied_and_when_it_is_restored(
             opened.seek(-1, os.SEEK_CUR)
             opened.write(bytes([byte[0] ^ 1]))
 
-    spoil(tmp_path / "backup" / "segments")
+    damage(tmp_path / "backup" / "segments")
     with pytest.raises(RftError, match="the backup is damaged: segment"):
         backup.restore(tmp_path / "backup", BufferConfig(uri=str(restored_folder)))
-    spoil(Path(str(trained.config.segments)))
+    damage(Path(str(trained.config.segments)))
     with pytest.raises(SegmentCorruptError, match="do not match their checksum"):
         backup.back_up(trained, tmp_path / "second")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "segments"]

@@ -36,7 +36,12 @@ def stuck(row, sleeps_on=0, loops_on=0, backtracks_on=0):
         pass
     return True
 """
-WORKER = "from rftdata.user_code import time_limits; time_limits.GRACE_S = 0.5; time_limits._SLACK_S = 0.5; from rftcore.cli import main; main()"
+WORKER = """
+from rftcore.cli import main
+from rftdata.user_code import held_lock_timer, time_limits
+time_limits.GRACE_S = held_lock_timer.SLACK_S = 0.5
+main()
+"""
 
 
 @pytest.fixture

@@ -36,7 +36,12 @@ class Compares(Operator):
     def apply(self, table):
         return StageOutcome.keep_all(table.num_rows)
 """
-COMMAND = "from rftdata.user_code import time_limits; time_limits.GRACE_S = time_limits._SLACK_S = 0.5; from rftcore.cli import main; main()"
+COMMAND = """
+from rftcore.cli import main
+from rftdata.user_code import held_lock_timer, time_limits
+time_limits.GRACE_S = held_lock_timer.SLACK_S = 0.5
+main()
+"""
 
 
 def load(config: Path, *verb: str) -> subprocess.CompletedProcess[str]:

@@ -295,7 +295,7 @@ def test_status_says_what_decides_on_groups_relabelled_after_the_end_of_a_run(
     out = " ".join(rft(capsys, "status")[1].split())
     assert "await verdicts" not in out
     assert "1 undecided group: the run has ended, so no process decides on them" in out
-    assert "`rft run --resume sums --set steps=8` decides first and then goes on" in out
+    assert "`rft run --resume sums --set steps=8` decides first and then continues" in out
     assert "exports and stored selections (sampling.source) read the rewards as they are" in out
     run.buffer.database.run("finish_run", run_id=run.run_id, status="interrupted", outcome="stopped")
     run.buffer.sql("UPDATE rft.run SET status = 'interrupted'")
@@ -352,7 +352,7 @@ def test_lineage_goes_both_ways(run: StoredRun, capsys: pytest.CaptureFixture[st
     assert rft(capsys, "lineage")[0] == 2
 
 
-def test_doctor_finds_a_spoilt_segment(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_a_damaged_segment(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = rft(capsys, "doctor")
     assert code == 0 and "1 segments with 1 rows match" in out
     (file,) = (path for path in Path(run.buffer.config.segments or "").rglob("*") if path.is_file())

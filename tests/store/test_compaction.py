@@ -19,6 +19,7 @@ import pytest
 from rftcore.cli import run_command
 from rftdata import Buffer, Run
 from rftdata.errors import SegmentFileClosedError
+from rftdata.maintenance.verification import verify
 from rftdata.segments.base import SegmentAddress
 from rftdata.segments.compaction import (
     BackgroundCompaction,
@@ -112,7 +113,7 @@ def test_small_files_of_writers_that_are_gone_become_one_and_no_address_of_an_ex
     assert len(on_disk(buffer)) == 1 == len({address.uri for address in after.values()})
     assert {i: a.checksum for i, a in after.items()} == {i: a.checksum for i, a in before.items()}
     assert experiences(buffer) == rows and arrays(buffer) == contents
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
     again = compact(buffer)
     assert not again.did_something, "one file is not merged with itself"
 
@@ -127,7 +128,7 @@ def test_a_live_writers_file_is_left_alone_however_long_it_was_silent(buffer: Bu
         assert live in on_disk(buffer)
         writer.insert(own_group(task_key="on"))
         assert on_disk(buffer) >= {live}
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
 
 
 def test_a_file_that_was_written_to_within_the_grace_is_left_alone(buffer: Buffer, run: Run) -> None:
@@ -151,7 +152,7 @@ def test_a_writer_that_was_taken_for_dead_goes_on_in_a_new_file(buffer: Buffer, 
         assert compact(buffer).files_removed == 2
         writer.insert(own_group(task_key="b"))
         assert not first & {address.uri for address in addresses(buffer).values()}
-    assert len(arrays(buffer)) == 8 and list(buffer.verify()) == []
+    assert len(arrays(buffer)) == 8 and list(verify(buffer)) == []
 
 
 def test_an_orphan_whose_writer_lives_after_all_costs_a_new_file_and_no_row(buffer: Buffer, run: Run) -> None:
@@ -166,7 +167,7 @@ def test_an_orphan_whose_writer_lives_after_all_costs_a_new_file_and_no_row(buff
         assert compact(buffer).orphans_removed == 1 and on_disk(buffer) == set()
         held.execute("SELECT pg_advisory_unlock_all()")
         assert len(answer.result()) == 1
-    assert len(arrays(buffer)) == 2 and list(buffer.verify()) == []
+    assert len(arrays(buffer)) == 2 and list(verify(buffer)) == []
 
 
 def test_bytes_beyond_the_committed_length_are_cut_off_and_files_without_a_commit_removed(
@@ -181,7 +182,7 @@ def test_bytes_beyond_the_committed_length_are_cut_off_and_files_without_a_commi
     report = compact(buffer)
     assert (report.files_cut, report.orphans_removed, report.bytes_freed) == (1, 1, 18 + 5)
     assert on_disk(buffer) == {name} and (folder(buffer) / name).stat().st_size == size
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
     assert not compact(buffer).did_something
 
 
@@ -248,7 +249,7 @@ def test_a_reader_that_races_compactions_in_a_loop_never_fails(buffer: Buffer, r
     stop.set()
     thread.join()
     assert errors == [] and rounds[0] > 3 and moved > 25 * 10
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
 
 
 def test_a_file_that_mostly_holds_what_is_dead_is_written_anew(buffer: Buffer, run: Run) -> None:
@@ -262,7 +263,7 @@ def test_a_file_that_mostly_holds_what_is_dead_is_written_anew(buffer: Buffer, r
         appender.sync()
         assert commit_moves(connection, [Move(origin, copy)]) == {dead}
     report = compact(buffer)
-    assert report.segments_moved >= 1 and list(buffer.verify()) == []
+    assert report.segments_moved >= 1 and list(verify(buffer)) == []
     assert addresses(buffer)[alive].uri != origin.uri and origin.uri not in on_disk(buffer)
 
 
@@ -295,7 +296,7 @@ def test_segments_do_not_move_to_a_file_that_was_closed(buffer: Buffer, run: Run
             else:
                 with buffer.database.transaction() as connection:
                     commit_moves(connection, [move])
-    assert addresses(buffer)[second.segment_id] == second and list(buffer.verify()) == []
+    assert addresses(buffer)[second.segment_id] == second and list(verify(buffer)) == []
 
 
 def test_a_live_writers_file_can_be_rewritten_on_demand(buffer: Buffer, run: Run) -> None:
@@ -306,7 +307,7 @@ def test_a_live_writers_file_can_be_rewritten_on_demand(buffer: Buffer, run: Run
         assert report is not None and report.files_merged == 1
         writer.insert(own_group(task_key="b"))
     assert name not in {address.uri for address in addresses(buffer).values()}
-    assert len(arrays(buffer)) == 4 and list(buffer.verify()) == []
+    assert len(arrays(buffer)) == 4 and list(verify(buffer)) == []
 
 
 def test_a_damaged_segment_is_left_where_it_is_and_told_of(buffer: Buffer, run: Run) -> None:
@@ -321,10 +322,10 @@ def test_a_damaged_segment_is_left_where_it_is_and_told_of(buffer: Buffer, run: 
     assert report is not None and report.segments_moved == 3 and report.files_removed == 1
     assert len(report.damaged) == 1 and "segment 1 " in report.damaged[0]
     assert address.uri in on_disk(buffer) and addresses(buffer)[1] == address
-    (problem,) = buffer.verify()
+    (problem,) = verify(buffer)
     assert "segment 1 " in problem and "experiences 1-2" in problem
     again = compactor.run()
-    assert again is not None and again.damaged == [], "told of once"
+    assert again is not None and again.damaged == [], "reported once"
 
 
 def test_one_compaction_works_at_a_time(buffer: Buffer, run: Run) -> None:
@@ -336,7 +337,7 @@ def test_one_compaction_works_at_a_time(buffer: Buffer, run: Run) -> None:
 
     compact(buffer, note=note)
     assert set(inner) == {None}
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
 
 
 def test_the_background_merges_what_a_run_leaves_and_outlives_errors(buffer: Buffer, run: Run) -> None:
@@ -347,7 +348,7 @@ def test_the_background_merges_what_a_run_leaves_and_outlives_errors(buffer: Buf
         until(lambda: "last_compaction_error" in background.progress)
         assert background._thread.is_alive()
         folder(buffer).with_name("away").rename(folder(buffer))
-    assert list(buffer.verify()) == [] and len(arrays(buffer)) == 36
+    assert list(verify(buffer)) == [] and len(arrays(buffer)) == 36
 
 
 _CHILD = """
@@ -378,11 +379,11 @@ def test_a_compaction_killed_at_any_step_loses_nothing_and_the_next_one_cleans_u
         [sys.executable, "-c", _CHILD, buffer.config.uri, str(folder(buffer)), step], check=False, capture_output=True
     )
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
-    assert list(buffer.verify()) == [] and arrays(buffer) == contents
+    assert list(verify(buffer)) == [] and arrays(buffer) == contents
     write_files(buffer, run, 1, start=7)
     compact(buffer)
     compact(buffer)
-    assert list(buffer.verify()) == [] and arrays(buffer)[: len(contents)] == contents
+    assert list(verify(buffer)) == [] and arrays(buffer)[: len(contents)] == contents
     assert on_disk(buffer) == {address.uri for address in addresses(buffer).values()}
     assert len(on_disk(buffer)) == 1
 

@@ -75,8 +75,8 @@ def test_a_damaged_segment_is_named_with_its_rows_and_all_others_are_served(
     with roles.attempt():
         explore_one_by_one(roles)
     good, bad, *others = segments(buffer)
-    spoil, why = DAMAGES[damage]
-    spoil(buffer, bad)
+    corrupt, why = DAMAGES[damage]
+    corrupt(buffer, bad)
     fresh = SegmentReader(buffer.database, PosixSegmentStore(Path(buffer.config.segments or "")))
     with pytest.raises(SegmentCorruptError) as caught:
         fresh.take([(bad["segment_id"], 0)], ["token_ids"])
@@ -104,16 +104,16 @@ def test_doctor_lists_every_damage(
 ) -> None:
     with roles.attempt():
         explore_one_by_one(roles)
-    *spoilt, _ = segments(buffer)
-    assert len(spoilt) > len(DAMAGES)
-    for segment, (spoil, _) in zip(spoilt, DAMAGES.values(), strict=False):
-        spoil(buffer, segment)
-    buffer.sql("UPDATE rft.segment_file SET size_bytes = 1 WHERE uri = %s", [spoilt[len(DAMAGES)]["uri"]])
+    *damaged, _ = segments(buffer)
+    assert len(damaged) > len(DAMAGES)
+    for segment, (corrupt, _) in zip(damaged, DAMAGES.values(), strict=False):
+        corrupt(buffer, segment)
+    buffer.sql("UPDATE rft.segment_file SET size_bytes = 1 WHERE uri = %s", [damaged[len(DAMAGES)]["uri"]])
     monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
     assert run_command(["doctor", "--buffer", buffer.config.uri]) == 1
     wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WRONG")]
     assert len(wrong) == len(DAMAGES) + 1
-    for segment in spoilt[: len(DAMAGES) + 1]:
+    for segment in damaged[: len(DAMAGES) + 1]:
         assert sum(f"segment {segment['segment_id']} " in line for line in wrong) == 1
     assert "beyond the committed length" in wrong[-1]
 

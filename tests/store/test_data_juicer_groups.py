@@ -100,7 +100,7 @@ def test_a_group_that_grows_becomes_another_task_and_the_others_stay(
         ("A story of 3 parts.", [1, 2, new[0]["task_id"]])
     ]
     assert done.num_active == 3  # what was made of the smaller group was decided on, and stays
-    assert len(chat.requests) == 3  # the other group is as it was: nobody was asked about it
+    assert len(chat.requests) == 3  # the other group is unchanged and not asked about
 
 
 def test_a_silent_endpoint_is_told_at_once_and_its_tasks_wait_for_the_next_load(buffer: Buffer, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_another_bound_is_decided_on_without_computing_again(
     ).to_pylist()
     texts = buffer.sql("SELECT length(response) AS n FROM rft.experience ORDER BY experience_id")["n"].to_pylist()
     assert [(row["stage"], float(row["n"])) for row in scores] == [("text_length_filter", n) for n in texts]
-    # What is stored now is no length of any response: whoever decides by it has not computed it again.
+    # The stored values now equal no response's length, so a decision by them shows that they were not computed again.
     buffer.sql("UPDATE rft.score SET scores = '{\"dj_text_len\": 7}' WHERE experience_id <= 2")
     buffer.sql("UPDATE rft.score SET scores = '{\"dj_text_len\": 700}' WHERE experience_id > 2")
     assert replay("strict", 50)["dropped_by"] == {"text_length_filter": 2, "sql": 2}

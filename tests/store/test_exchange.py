@@ -15,6 +15,8 @@ import pytest
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout, exchange, labels
 from rftdata.errors import QueryError
+from rftdata.experience import Baseline
+from rftdata.maintenance.verification import verify
 from rftdata.segments.codec import ColumnReader
 from tests.support.store_roles import Roles, own_group, tokens
 
@@ -32,7 +34,7 @@ ARRAYS: dict[str, np.ndarray[Any, Any]] = {
 
 @pytest.fixture
 def full(buffer: Buffer) -> Buffer:
-    """Everything an experience can be: turns, failures, odd texts and arrays, labels, a parent, spans of policies."""
+    """Everything an experience can be: turns, failures, a greedy rollout, odd texts and arrays, labels, a parent, spans of policies."""
     roles = Roles(buffer)
     with roles.attempt() as attempt:
         roles.plan()
@@ -49,7 +51,8 @@ def full(buffer: Buffer) -> Buffer:
             Rollout(0, "ok", 1.0, [first, second], seconds=1.25),
             Rollout(1, "failed", None, [], seconds=0.5, error=f"ValueError: {TEXT}"),
         ]
-        roles.insert(Group(rollouts, claimed.group_id, claimed.claim_token))
+        baseline = Baseline.of(Rollout(2, "ok", 0.5, [second, first], seconds=0.25))
+        roles.insert(Group(rollouts, claimed.group_id, claimed.claim_token, baseline=baseline))
         roles.insert(*[roles.result(group, [0.25, 0.75]) for group in others])
         del attempt
     ids = experience_ids(buffer)
@@ -86,7 +89,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
             row.pop(name)
         for name in ("token_ids", "loss_mask", "behavior_logprobs"):
             row[name] = None if row[name] is None else row[name].tobytes()
-        for name in ("messages", "metrics", "reward_parts", "task_payload", "task_features"):
+        for name in ("baseline", "messages", "metrics", "reward_parts", "task_payload", "task_features"):
             row[name] = None if row[name] is None else json.loads(row[name])
         for label in row["labels"] or ():
             label.pop("label_batch_id")
@@ -103,7 +106,7 @@ def test_out_and_in_again_is_exact(full: Buffer, other: Buffer, tmp_path: Path, 
     again = tmp_path / ("again-" + name)
     exchange.export(other, again)
     assert rows_of(again) == rows_of(tmp_path / name)
-    assert list(other.verify()) == []
+    assert list(verify(other)) == []
 
 
 def test_every_format_says_the_same(full: Buffer, tmp_path: Path) -> None:

@@ -340,10 +340,8 @@ def test_a_step_with_one_good_rollout_goes_on(run: Run, attempt: Attempt) -> Non
     source = BAD_REWARD.replace("return grade(turn)", "return 1.0 if task.task_key == '1' else grade(turn)")
     (run.folder / "bad.py").write_text(source)
     run.publish(attempt, 0, "a")
-    everyone = {"trainer": {"batch_groups": 8}}
-    run.explore(
-        OneAtATime(), until=lambda: sum(outcomes(run).values()) >= 16, reward="./bad.py:score", changes=everyone
-    )
+    larger = {"trainer": {"batch_groups": 8}}
+    run.explore(OneAtATime(), until=lambda: sum(outcomes(run).values()) >= 16, reward="./bad.py:score", changes=larger)
     assert outcomes(run)["ok"] >= 2 and outcomes(run)["failed"] >= 14
 
 

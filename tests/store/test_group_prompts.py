@@ -154,15 +154,15 @@ def test_a_prompt_stays_until_its_last_experience_is_purged(run: Buffer) -> None
             group_of([[chat("secret", "a"), chat("secret a", "b")], [chat("secret", "c")]]), own_group(task_key="two")
         )
     before = texts_of(run)
-    gone = ("[purged]", "[purged]", None)
+    purged_row = ("[purged]", "[purged]", None)
 
     def purged(experience_id: int) -> list[tuple[Any, ...]]:
         assert purge.purge(run, f"experience_id = {experience_id}", reason="x", author="ada").num_experiences == 1
         return texts_of(run)
 
-    assert purged(1) == [gone, *before[1:]] and num_prompts(run) == 4  # with that of purged ones
-    assert purged(2) == [gone, gone, *before[2:]] and num_prompts(run) == 3
-    assert purged(3) == [gone, gone, gone, *before[3:]]
+    assert purged(1) == [purged_row, *before[1:]] and num_prompts(run) == 4  # with that of purged ones
+    assert purged(2) == [purged_row, purged_row, *before[2:]] and num_prompts(run) == 3
+    assert purged(3) == [purged_row, purged_row, purged_row, *before[3:]]
     rows = run.sql("SELECT prompt, prompt_digest FROM rft.group_prompt ORDER BY group_id").to_pylist()
     assert rows[0] == {"prompt": "[purged]", "prompt_digest": b""} and [row["prompt"] for row in rows[1:]] == [
         "1 + 1 ="

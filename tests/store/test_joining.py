@@ -1,4 +1,4 @@
-"""Which stored run a configuration goes on with, how it ends, and the places it is given."""
+"""Which stored run a configuration continues, how it ends, and the places it is given."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store(buffer: Buffer, name: str) -> str:
     return buffer.create_run(name=name, config=config, seed=1, steps=1, pipeline_version="p").name
 
 
-def test_a_configuration_goes_on_with_its_own_newest_run(buffer: Buffer) -> None:
+def test_a_configuration_continues_its_own_newest_run(buffer: Buffer) -> None:
     assert [store(buffer, "exp") for _ in range(2)] == ["exp", "exp-2"]
     assert find_resumable(configured("exp", buffer), buffer, None).name == "exp-2"
 
@@ -84,7 +84,7 @@ def test_an_imported_run_of_the_same_name_is_nothing_to_go_on_with(
     monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
     assert run_command(["run", "--resume", imported]) == 2
     assert "was imported" in capsys.readouterr().err
-    # The newest is the imported one, and what goes on is the newest that was begun here.
+    # The newest run is the imported one; the newest run that was started here is continued.
     assert named_resumable(buffer, None).name == "other"
     store(buffer, imported)
     assert find_resumable(configured(imported, buffer), buffer, None).name == f"{imported}-2"
@@ -157,7 +157,7 @@ def test_a_role_whose_terminal_is_gone_works_on(
     os.close(reading)
     with os.fdopen(writing, "w", buffering=1) as pipe:
         monkeypatch.setattr("sys.stdout", pipe)
-        companions.say("nobody reads this")
+        companions.say("this is not read")
         companions.waiting("waits for sealed groups")
         monkeypatch.undo()
         with contextlib.suppress(BrokenPipeError):
@@ -171,7 +171,7 @@ def test_a_role_that_waits_says_for_what_and_who_is_missing(
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
     companions = Companions(buffer, config, row, "pipeline")
     with Worker(row, "pipeline", on_waiting=companions.waiting) as worker:
-        worker.says("waits", "sealed groups")
+        worker.set_state("waits", "sealed groups")
         said = ""
         for _ in range(100):
             time.sleep(0.2)

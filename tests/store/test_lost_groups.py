@@ -39,7 +39,7 @@ def plan_evaluation(attempt: Attempt) -> None:
     )  # fmt: skip
 
 
-def dies(roles: Roles, worker: int, *, crashed: bool = True) -> None:
+def end_worker(roles: Roles, worker: int, *, crashed: bool = True) -> None:
     (row,) = rows(roles.buffer, f"SELECT host, pid FROM rft.worker WHERE worker_id = {worker}")
     roles.database.run("end_worker_of_process", run_id=roles.run_id, **row, error=WHY, crashed=crashed)
     release_lost_claims(roles.run)
@@ -49,7 +49,7 @@ def die_with(roles: Roles, *, crashed: bool = True) -> list[int]:
     """Claim what there is and end with it; the groups."""
     worker = explorer(roles)
     groups = claims(roles, worker)
-    dies(roles, worker, crashed=crashed)
+    end_worker(roles, worker, crashed=crashed)
     return groups
 
 
@@ -64,7 +64,7 @@ def test_the_third_explorer_that_a_group_takes_along_is_the_last(buffer: Buffer)
         assert claims(roles, worker) == []
         (late,) = claim_groups(roles.run, explorer(roles), last_step=0, count=1, lease_s=60)
         assert late.group_id == 2  # by another explorer, which holds nothing else
-        dies(roles, worker)
+        end_worker(roles, worker)
         assert roles.insert(roles.result(late, [0.0, 1.0])) == [2]  # it survived
         assert roles.explore() == [3]
 
@@ -78,7 +78,7 @@ def test_the_third_explorer_that_a_group_takes_along_is_the_last(buffer: Buffer)
         assert failed == [{"i": index, "outcome": "failed", "error": error} for index in range(2)]
         assert sorted(roles.decide()) == [1, 2, 3]
         assert roles.group(1)["closed_reason"] == "no rollout of the group succeeded"
-        assert roles.train(attempt, 1) == [2, 3]  # the run goes on, one short
+        assert roles.train(attempt, 1) == [2, 3]  # the run continues with one group less
 
 
 def test_its_place_is_refilled_and_selectors_learn_that_it_ended(buffer: Buffer) -> None:
@@ -103,7 +103,7 @@ def test_an_explorer_that_was_taken_for_dead_cannot_write_into_a_sealed_group(bu
         roles.plan()
         die_with(roles), die_with(roles)
         (slow,) = roles.claim()
-        dies(roles, roles.worker_id)
+        end_worker(roles, roles.worker_id)
         with pytest.raises(FencedError):
             roles.insert(roles.result(slow, [0.0, 1.0]))
         errors = rows(buffer, "SELECT DISTINCT error FROM rft.rollout")
@@ -179,7 +179,7 @@ def test_what_is_given_back_is_not_lost(buffer: Buffer) -> None:
             worker = explorer(roles)
             assert claims(roles, worker) == [1, 2]
             assert release_groups(roles.run, worker) == 2
-            dies(roles, worker)
+            end_worker(roles, worker)
         assert rows(buffer, "SELECT max(num_lost) AS n FROM rft.rollout_group") == [{"n": 0}]
 
 
@@ -190,7 +190,7 @@ def test_an_evaluation_that_three_explorers_do_not_survive_has_failed(buffer: Bu
         for _ in range(3):
             worker = explorer(roles)
             assert claim_evaluation(roles.run, worker, lease_s=60) is not None
-            dies(roles, worker)
+            end_worker(roles, worker)
         assert claim_evaluation(roles.run, explorer(roles), lease_s=60) is None
         error = "the explorer did not survive this evaluation 3 times: the workflow 'walk' blocks on task set0/1"
         found = rows(buffer, "SELECT status::text AS status, error FROM rft.evaluation")

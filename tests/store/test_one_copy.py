@@ -74,7 +74,7 @@ def test_what_is_read_from_is_the_mapped_file(buffer: Buffer, batch: Batch) -> N
 @pytest.mark.parametrize(("column", "dtype"), [("token_ids", torch.int64), ("token_ids", torch.int32), ("behavior_logprobs", torch.float32),
                                                ("token_rewards", torch.float32)])  # fmt: skip
 def test_one_copy_from_the_file_into_a_tensor(batch: Batch, layout: str, column: str, dtype: torch.dtype) -> None:
-    """While a column is scattered nobody allocates memory worth a tenth of it: neither numpy, nor Python, nor Arrow, nor torch."""
+    """While a column is scattered, numpy, Python, Arrow and torch each allocate less than a tenth of its memory."""
     num = 2 * _GROUPS
     shape = (num * _TOKENS,) if layout == "packed" else (num, _TOKENS + 5)
     tensor = torch.full(shape, -7, dtype=dtype, pin_memory=torch.cuda.is_available())

@@ -17,6 +17,7 @@ import rftdata
 from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, ConflictError
+from rftdata.maintenance.verification import verify
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.planning.claims import claim_groups
 from rftdata.postgres import notify, retry
@@ -134,7 +135,7 @@ def test_who_waits_and_who_beats_is_there_afterwards(own: EmbeddedServer, restar
         waiting.start()
         with down(own):
             assert not worker.should_stop()
-            worker.says("waits")
+            worker.set_state("waits")
         roles.work()
         waiting.join()
         assert len(drawn[0]) == 4
@@ -188,7 +189,7 @@ def test_a_writer_that_is_handed_groups_all_the_while_loses_and_doubles_none(
     assert restarting.sql("SELECT count(*) AS n FROM rft.experience WHERE run_id = %s", [run.run_id])[
         "n"
     ].to_pylist() == [2 * len(acknowledged)]
-    assert list(restarting.verify()) == []
+    assert list(verify(restarting)) == []
 
 
 @pytest.mark.slow

@@ -160,4 +160,4 @@ def test_the_command_builds_and_exports(
 def test_the_command_refuses_settings_that_mean_nothing(location: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["pairs", "build", "--ties", "coin", "--buffer", location]) == 2
     assert "ties" in capsys.readouterr().err
-    assert run_command(["pairs", "build", "nobody", "--buffer", location]) == 2
+    assert run_command(["pairs", "build", "missing", "--buffer", location]) == 2

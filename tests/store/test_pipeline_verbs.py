@@ -117,8 +117,8 @@ def test_a_replay_decides_beside_the_verdicts_and_the_two_are_compared(
     assert rft(capsys, "pipeline", "diff", "v1", "shaped")[0] == 0
 
     code, out, err = rft(capsys, "lineage", "4", "--pipeline", "--json")
-    told = [(row["version"], row["what"], row["stage"]) for row in json.loads(out)]
-    assert told == [("v1", "kept", "all stages"), ("shaped", "dropped", "reward_threshold")]
+    shown = [(row["version"], row["what"], row["stage"]) for row in json.loads(out)]
+    assert shown == [("v1", "kept", "all stages"), ("shaped", "dropped", "reward_threshold")]
 
 
 def test_versions_do_not_differ_by_what_they_made_of_a_reward_that_is_final(

@@ -20,7 +20,7 @@ from rftcore.pipeline.role import stage_context
 from rftcore.resolved import ResolvedRun
 from rftdata import Buffer, labels
 from rftdata.pipeline.budget import RunUsage
-from rftdata.pipeline.queue import SealedQueue, claim_sealed_groups, give_back, read_groups
+from rftdata.pipeline.queue import SealedQueue, claim_sealed_groups, read_groups, release_sealed_groups
 from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.verdicts import commit_verdicts, known_scores
 from rftdata.planning.planner import Planner
@@ -50,7 +50,7 @@ class Length(Operator):
 
 def fails_on_the_second(row: dict[str, Any]) -> bool:
     if row["experience_id"] == 2:
-        raise ValueError("poison")
+        raise ValueError("bad row")
     return True
 
 
@@ -162,9 +162,9 @@ def test_a_row_on_which_a_stage_fails_is_set_aside_and_its_group_goes_on(buffer:
     assert run_pipeline(roles, chain) == [1, 2]
     verdicts = rows(buffer, "SELECT experience_id, kept, stage, reason FROM rft.verdict ORDER BY 1")
     assert [row["kept"] for row in verdicts] == [True, False, True, True, True, True]
-    assert "poison" in verdicts[1]["reason"] and verdicts[1]["stage"].endswith("fails_on_the_second")
+    assert "bad row" in verdicts[1]["reason"] and verdicts[1]["stage"].endswith("fails_on_the_second")
     errors = rows(buffer, "SELECT error FROM rft.operator_run WHERE error IS NOT NULL")
-    assert errors and all("poison" in row["error"] for row in errors)
+    assert errors and all("bad row" in row["error"] for row in errors)
 
 
 def test_what_waits_for_a_person_waits_and_goes_on_when_answered(buffer: Buffer, roles: Roles) -> None:
@@ -335,9 +335,9 @@ def test_a_suspect_gets_its_turn_while_others_wait_and_what_is_given_back_is_no_
     with roles.attempt():
         roles.plan()
         roles.explore()
-    assert give_back(roles.run, roles.worker_id) == 0
+    assert release_sealed_groups(roles.run, roles.worker_id) == 0
     batch = claim_sealed_groups(roles.run, roles.worker_id, count=3, lease_s=60)
-    assert batch is not None and give_back(roles.run, roles.worker_id) == 3
+    assert batch is not None and release_sealed_groups(roles.run, roles.worker_id) == 3
     assert rows(buffer, "SELECT max(num_lost) AS n FROM rft.worklist") == [{"n": 0}]
     buffer.sql("UPDATE rft.worklist SET num_lost = 1 WHERE item_id = 5")
     queue = SealedQueue(roles.run, roles.worker_id, lease_s=60, look_back_s=0.0)

@@ -1,4 +1,4 @@
-"""Power loss at any moment: what the database has committed is on the disk, whatever the disk had not yet been told to keep.
+"""Power loss at any moment: what the database has committed is on the disk, whatever had not been synced.
 
 The file operations of the real writer and the real compaction are recorded at the level of the operating system, together with
 the commits of the database. Then, for every prefix of that record, every state of the folder that a power cut may leave is built
@@ -27,6 +27,7 @@ import pytest
 
 from rftdata import Buffer
 from rftdata.errors import RftError
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import Connection, Database
 from rftdata.segments.base import SegmentAddress
 from rftdata.segments.compaction import Compactor
@@ -295,7 +296,7 @@ def opened_without(
 
 
 def play(buffer: Buffer, monkeypatch: pytest.MonkeyPatch, skip: str = "", late: str = "") -> Recorder:
-    """Two writers with three writes each, one of whom dies; a compaction without grace; a third writer; another compaction.
+    """Two writers with three writes each, one of which is killed; a compaction without grace; a third writer; another compaction.
 
     Args:
         skip: flushes that are not made.
@@ -417,6 +418,6 @@ def test_a_folder_that_a_power_cut_left_opens_as_a_buffer(
             (folder / name).write_bytes(content)
         store = PosixSegmentStore(folder)
         again = Buffer(buffer.config, buffer.database, None, store)
-        assert list(again.verify()) == []
+        assert list(verify(again)) == []
         Compactor(buffer.database, store, grace_s=0).run()
-        assert contents(again) == stored and list(again.verify()) == []
+        assert contents(again) == stored and list(verify(again)) == []

@@ -82,24 +82,24 @@ def test_rows_that_wait_for_a_person_are_told_once_and_when_their_number_changes
     run.group(0, [1.0, 0.0], status="sealed")
     progress, people = Progress(run.run), People(LineView(), quiet_s=0.0)
 
-    def told() -> str:
+    def printed() -> str:
         people.update(progress.snapshot())
         return capsys.readouterr().out
 
-    assert told() == ""
+    assert printed() == ""
     buffer.sql(
         "INSERT INTO rft.review (experience_id, group_id, run_id, name, question, deadline, otherwise)"
         " SELECT experience_id, group_id, %s, 'tone', 'Is it polite?', now() + interval '1 h', 'pass' FROM rft.experience",
         [run.run_id],
     )
-    assert told().startswith("2 experiences wait for a person: `rft label queue --run ")
-    assert told() == ""
+    assert printed().startswith("2 experiences wait for a person: `rft label queue --run ")
+    assert printed() == ""
     buffer.sql(
         "UPDATE rft.review SET answer = 'pass' WHERE experience_id = (SELECT min(experience_id) FROM rft.review)"
     )
-    assert told().startswith("1 experience waits for a person")
+    assert printed().startswith("1 experience waits for a person")
     buffer.sql("UPDATE rft.review SET answer = 'drop' WHERE answer IS NULL")
-    assert told() == "no experience waits for a person any more\n"
+    assert printed() == "no experience waits for a person any more\n"
 
 
 def test_a_replay_that_failed_is_no_part_of_the_run(buffer: rftdata.Buffer, run: StoredRun) -> None:

@@ -1,7 +1,7 @@
 """The protocol against a model of it: any order of planning, writing, deciding, labelling, drawing, checkpoints and crashes.
 
 The model is a few Python dicts. What must hold after every step: a batch holds whole groups that the pipeline kept, each as often
-as its sampling policy allows on the history that the attempt goes on from, with current rewards; acknowledged data is
+as its sampling policy allows on the history that the attempt continues, with current rewards; acknowledged data is
 never lost; a process that lost a claim or the run cannot write.
 """
 
@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from rftdata import Buffer
 from rftdata.errors import FencedError
+from rftdata.maintenance.verification import verify
 from rftdata.pipeline.records import SealedBatch
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.training.attempt import Attempt
@@ -257,7 +258,7 @@ class Protocol(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open_batch is not None)
     @rule()
-    def give_back(self) -> None:
+    def release(self) -> None:
         assert self.open_batch is not None
         self.attempt.release(self.open_batch)
         self._undo(self.step)
@@ -270,7 +271,7 @@ class Protocol(RuleBasedStateMachine):
         self.history.checkpoints.append(self.step)
 
     @rule()
-    def trainer_dies(self) -> None:
+    def trainer_is_lost(self) -> None:
         self.buffer.sql(
             "UPDATE rft.run_attempt SET lease_until = now() - interval '1 s' WHERE run_id = %s", [self.roles.run_id]
         )
@@ -402,4 +403,4 @@ def test_any_order_of_events_keeps_the_contracts(buffer: Buffer) -> None:
             phases=(Phase.explicit, Phase.reuse, Phase.generate),
         ),
     )
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []

@@ -24,6 +24,7 @@ from rftdata.errors import (
     RftError,
 )
 from rftdata.maintenance import purge
+from rftdata.maintenance.verification import verify
 from rftdata.segments import base
 from rftdata.segments.base import SegmentAddress
 from rftdata.segments.codec import emptied, encode, purged_rows
@@ -56,7 +57,7 @@ def test_text_and_arrays_are_gone_and_the_rest_stays(stored: Buffer) -> None:
     assert stored.read_arrays(all_ids(stored)[2:], before.column_names[1:]) == before
     erase_at_once(stored)
     assert files_hold(stored, SECRET.encode()) == []
-    assert list(stored.verify()) == []
+    assert list(verify(stored)) == []
     audit = stored.sql("SELECT * FROM rft.v_purged ORDER BY experience_id").to_pylist()
     assert [(row["experience_id"], row["reason"], row["author"], row["selection"]) for row in audit] == [
         (i, "asked to", "ada", "task_key = 'secret'") for i in all_ids(stored)[:2]
@@ -206,7 +207,7 @@ def test_a_second_purge_of_a_segment_leaves_nothing_either(stored: Buffer) -> No
     purge.purge(stored, f"experience_id IN ({first}, {second})", reason="two", author="ada")
     erase_at_once(stored)
     assert files_hold(stored, SECRET.encode()) == []
-    assert list(stored.verify()) == []
+    assert list(verify(stored)) == []
     assert stored.sql("SELECT num_experiences FROM rft.purge ORDER BY 1")["num_experiences"].to_pylist() == [1, 1]
     assert stored.read_arrays(rest, ["token_ids"]).num_rows == 2
     again = purge.purge(stored, f"experience_id = {first}", reason="three", author="ada")
@@ -242,7 +243,7 @@ def test_killed_in_the_middle_every_experience_is_whole_or_purged_and_the_same_c
     ).to_pylist()
     assert 0 < sum(row["purged"] for row in rows) < 122
     assert all((row["prompt"] == "[purged]") == row["purged"] for row in rows)
-    assert list(stored.verify()) == []
+    assert list(verify(stored)) == []
     whole = [row["experience_id"] for row in rows if not row["purged"]]
     assert stored.read_arrays(whole, ["token_ids"]).num_rows == len(whole)
     assert purge.purge(stored, "prompt LIKE '%Mallory%'", reason="x", author="ada").num_experiences == len(whole) - 2

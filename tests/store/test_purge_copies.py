@@ -16,6 +16,7 @@ from rftdata.errors import (
     SelectionChangedError,
 )
 from rftdata.maintenance import purge
+from rftdata.maintenance.verification import verify
 from rftdata.segments.compaction import Compactor
 from tests.store.test_retention import kept, retained
 from tests.support.secret_rows import SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
@@ -59,7 +60,7 @@ def test_copies_that_share_arrays_go_with_them_and_retention_spares_what_is_copi
     assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 4
     assert kept(stored) == []
     assert stored.sql("SELECT DISTINCT prompt FROM rft.v_experience")["prompt"].to_pylist() == ["[purged]"]
-    assert list(stored.verify()) == []
+    assert list(verify(stored)) == []
 
 
 def test_a_fork_is_purged_with_its_parent(stored: Buffer) -> None:
@@ -76,7 +77,7 @@ def test_a_fork_is_purged_with_its_parent(stored: Buffer) -> None:
     assert [stored.sql(copied, [run.run_id])["n"][0].as_py() for run in (fork, again)] == [4, 2]
     purge.erase(stored, now=True)
     assert files_hold(stored, SECRET.encode()) == []
-    assert list(stored.verify()) == []
+    assert list(verify(stored)) == []
 
 
 def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
@@ -87,7 +88,7 @@ def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
         erase_at_once(stored)
         writer.insert(own_group(task_key="later"))
     assert files_hold(stored, SECRET.encode()) == []
-    assert list(stored.verify()) == []
+    assert list(verify(stored)) == []
     assert stored.read_arrays(all_ids(stored)[-4:], ["token_ids"])["token_ids"].to_pylist() == [[5, 6, 7, 8, 9]] * 4
 
 
@@ -114,7 +115,7 @@ def test_compaction_and_purge_take_turns_and_leave_no_copy_of_what_is_gone(store
     assert files_hold(stored, SECRET.encode()) != []
     purge.erase(stored, now=True)
     assert files_hold(stored, SECRET.encode()) == []
-    assert list(stored.verify()) == []
+    assert list(verify(stored)) == []
 
 
 def note_once(note: Callable[[str], None]) -> Callable[[str], None]:
@@ -149,7 +150,7 @@ def test_files_that_compaction_retired_before_go_with_what_was_purged_and_not_un
     assert files_hold(stored, SECRET.encode()) != []
     purge.erase(stored, now=True)
     assert files_hold(stored, SECRET.encode()) == []
-    assert list(stored.verify()) == []
+    assert list(verify(stored)) == []
 
 
 def test_a_stored_selection_outlives_a_purge_of_its_neighbours_and_names_what_was_purged_of_it(stored: Buffer) -> None:
@@ -183,3 +184,15 @@ def test_pairs_of_what_was_purged_stand_no_more(stored: Buffer) -> None:
     assert stored.sql("SELECT stands FROM rft.v_pair ORDER BY pair_id")["stands"].to_pylist() == [False, True]
     with pytest.raises(QueryError, match=rf"names experience {first}, which was purged"):
         selecting(stored, "select pair_id from rft.preference_pair", "pairs")
+
+
+def test_a_group_with_a_purged_row_is_neither_selected_nor_drawn(stored: Buffer) -> None:
+    group = stored.sql("SELECT group_id FROM rft.experience ORDER BY experience_id LIMIT 1")["group_id"][0].as_py()
+    first = all_ids(stored)[0]
+    run = selecting(stored, f"select {group} as group_id", "groups")
+    with stored.attempt(run) as attempt:
+        purge.purge(stored, f"experience_id = {first}", reason="the law", author="ada")
+        with pytest.raises(PurgedError, match=rf"experience {first} of the run's stored selection was purged: the law"):
+            attempt.draw(1, 1, timeout_s=5)
+    with pytest.raises(QueryError, match=rf"group {group} contains experience {first}, which was purged"):
+        selecting(stored, f"select {group} as group_id", "again")

@@ -88,7 +88,7 @@ def test_the_newest_label_is_found_by_index_right_after_many_were_written(buffer
     groups = roles.insert(own_group(rewards=[0.0] * 50))
     buffer.sql(
         "INSERT INTO rft.label (experience_id, field, author, label_batch_id)"
-        " SELECT 1000 + n, 'reward', 'somebody', 1 FROM generate_series(1, 30000) AS n"
+        " SELECT 1000 + n, 'reward', 'a person', 1 FROM generate_series(1, 30000) AS n"
     )
     with psycopg.connect(buffer.config.uri, autocommit=True) as client:
         touched = pages_touched(
@@ -110,8 +110,8 @@ def test_the_benchmark_prints_json(tmp_path: Any) -> None:
         "--rows",
         "400",
         "--readers",
-        "nobody",
+        "baseline",
     ]
     done = subprocess.run([*command, "--folder", str(tmp_path)], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
-    assert found["workload"]["stored_rows"] == 400 and found["readers"]["nobody"]["steps_per_s"] > 0
+    assert found["workload"]["stored_rows"] == 400 and found["readers"]["baseline"]["steps_per_s"] > 0

@@ -140,3 +140,22 @@ def test_settings_for_a_gpu_are_found_on_a_machine_without(check: Check, capsys:
     assert "async_scheduling needs a GPU" in capsys.readouterr().err
     assert check({"explorer": {"engine_args": {"gpu_memory_utilization": 0.5}}}) == 0
     assert "gpu_memory_utilization has no effect" in capsys.readouterr().err
+
+
+GIGPO = {"algorithm": {"name": "gigpo"}, "explorer": {"workflow": "./flow.py:walk"}}
+WALK = """
+async def walk(task, model, score):
+    turn = await model.chat([{"role": "user", "content": task.prompt}])
+    RECORD
+    return await score(turn, task)
+"""
+
+
+def test_a_workflow_that_does_not_record_what_the_algorithm_reads_is_refused(
+    check: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(GIGPO, flow=WALK.replace("RECORD", "turn.record(step_reward=1.0)")) == 2
+    error = capsys.readouterr().err
+    assert "gigpo reads state_hash" in error and "did not record them in a trial rollout" in error
+    assert "turn.record(state=…)" in error
+    assert check(GIGPO, flow=WALK.replace("RECORD", "turn.record(state=task.prompt)")) == 0

@@ -1,4 +1,4 @@
-"""Relabelling by plain SQL while the run goes on: counted in every batch drawn afterwards, complete in its history."""
+"""Relabelling by plain SQL during the run: counted in every batch drawn afterwards, complete in its history."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_facts_are_refused_with_a_hint_that_says_what_to_do(buffer: Buffer, clie
         "DELETE FROM rft.experience",
         "TRUNCATE rft.experience",
         "UPDATE rft.rollout SET reward = 1",
-        "UPDATE rft.label SET author = 'somebody else'",
+        "UPDATE rft.label SET author = 'another person'",
         "DELETE FROM rft.label",
     ):
         with pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="holds facts") as refused:
@@ -311,7 +311,7 @@ def test_labels_verdicts_and_draws_at_the_same_time_neither_deadlock_nor_lose_a_
                     if stop.wait(0.02):
                         return
                     first = rng.randrange(1, 68)
-                    # Several rows, in the order of their keys: whoever does otherwise may meet a deadlock with another labeller.
+                    # Several rows in the order of their keys; any other order could end in a deadlock with another labeller.
                     connection.execute(
                         "UPDATE rft.experience SET reward = %s WHERE experience_id BETWEEN %s AND %s + 5",
                         [rng.random(), first, first],

@@ -149,7 +149,7 @@ def test_a_run_without_rewards_shows_its_loss(
     for step, loss in ((1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)):
         run.train_step(step, loss=loss)
     report = build_report(buffer)
-    assert [(p.step, p.loss) for p in report.loss_curve] == [(1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)]
+    assert [(p.step, p.value) for p in report.metric_curves["loss"]] == [(1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)]
     print_report([report])
     shown = " ".join(capsys.readouterr().out.split())
     assert "training loss 1.750 (first 2 steps) to 0.750 (last 2)" in shown and "training reward" not in shown
@@ -308,3 +308,16 @@ def test_a_picture_that_cannot_be_written_is_said_so(buffer: rftdata.Buffer, tmp
     with pytest.raises(QueryError, match="cannot be written: Is a directory"):
         write_learning_curve(report, folder / "curve.png")
     assert sorted(path.name for path in folder.iterdir()) == ["curve.png", "file"]
+
+
+def test_a_loss_for_experts_without_an_expert_s_experience_is_reported(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.train_step(1, expert_sequences=0.0)
+    run.train_step(2, expert_sequences=0.0)
+    [warning] = build_report(buffer).warnings
+    assert "algorithm.expert had no effect: none of 2 steps had an expert's experience" in warning
+    print_report([build_report(buffer)])
+    assert "warning algorithm.expert had no effect" in capsys.readouterr().out
+    run.train_step(3, expert_sequences=4.0)
+    assert build_report(buffer).warnings == []

@@ -65,8 +65,9 @@ def test_retention_by_number_and_by_size_keeps_the_newest(aged: Buffer) -> None:
     assert kept(aged) == [9, 10]
 
 
-def test_retention_spares_stored_selections_and_what_people_compared(aged: Buffer) -> None:
-    run = selecting(aged, "select experience_id from rft.experience where experience_id = 1", "selecting")
+@pytest.mark.parametrize("kind", ["experience", "group"])
+def test_retention_spares_stored_selections_and_what_people_compared(aged: Buffer, kind: str) -> None:
+    run = selecting(aged, f"select {kind}_id from rft.experience where experience_id = 1", "selecting")
     aged.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (6, 5)")
     assert retained(aged, max_experiences=0) == ({"max_experiences 0": 4}, 6)
     assert kept(aged) == [1, 2, 3, 4, 5, 6]

@@ -70,7 +70,7 @@ def test_answers_and_labels_do_not_deadlock_with_questions_that_are_asked_again(
         buffer.sql("UPDATE rft.review SET answer = NULL WHERE experience_id IN (1, 3)")
 
     def ask_again(turn: int) -> None:
-        """As verdicts are committed: whoever asks holds the groups."""
+        """Ask as a commit of verdicts does, which holds the groups' locks."""
         with buffer.database.transaction() as connection:
             execute(connection, "lock_groups", group_ids=[1, 2])
             ask(

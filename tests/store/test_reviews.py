@@ -133,7 +133,7 @@ def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, 
     assert stands == {
         1: ('{"review": "drop"}', False), 2: ('{"review": "pass"}', False), 3: ('{"review": "pass"}', True), 4: (None, False),
     }  # fmt: skip
-    assert len(decide(build_chain(ASKS), batch).questions) == 1  # about what nobody has answered
+    assert len(decide(build_chain(ASKS), batch).questions) == 1  # only the unanswered one
     copied = rows(
         buffer,
         "SELECT e.parent_id, s.scores::text AS scores, s.error FROM rft.score s JOIN rft.experience e USING (experience_id)"
@@ -155,7 +155,7 @@ def test_an_answer_after_the_deadline_changes_nothing(buffer: Buffer, asked: Rol
             answer(then, "pass", "experience_id = 1")
         told = then.database.fetch("pipeline_of_experience", experience_id=2)
         assert [(row["what"], row["detail"]) for row in told if row["what"] != "asked"] == [
-            ("pass", "nobody answered in time")
+            ("pass", "no answer in time")
         ]
 
 
@@ -239,7 +239,7 @@ def test_the_end_of_waiting_does_not_wait_for_labels(buffer: Buffer, asked: Role
     with later(buffer, GONE_S) as then, psycopg.connect(then.database.uri) as person:
         person.execute(
             "UPDATE rft.experience SET reward = 0.3 WHERE experience_id = 3"
-        )  # group 2 is in somebody's hands
+        )  # another transaction has group 2 locked
         end = meanwhile(lambda: then.database.run("end_waiting", run_id=asked.run_id))
         person.execute("UPDATE rft.experience SET reward = 0.3 WHERE experience_id = 1")
         person.commit()
@@ -294,7 +294,7 @@ def test_verdicts_are_committed_after_a_deadlock(buffer: Buffer, roles: Roles) -
     batch = roles.claim_sealed()
     assert batch is not None
     with psycopg.connect(buffer.database.uri) as other:
-        # It comes in an order that nobody here keeps, and is patient: the verdicts are what the database ends.
+        # It locks in another order and does not time out first, so the database ends the transaction with the verdicts.
         other.execute("SET deadlock_timeout = '10 s'")
         other.execute("SELECT FROM rft.rollout_group WHERE group_id = 2 FOR UPDATE")
         end = meanwhile(lambda: roles.commit(batch))

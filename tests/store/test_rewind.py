@@ -17,7 +17,7 @@ from rftdata.postgres.database import fetch
 from rftdata.training.attempt import Attempt
 from tests.support.store_roles import Roles
 
-# Remembers more than a cursor: how often each task succeeded, as far as it was told.
+# Remembers more than a cursor: how often each task succeeded, as far as it was observed.
 STATEFUL = """
 from collections import Counter
 from rftdata.selectors import Selector

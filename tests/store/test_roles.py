@@ -24,6 +24,7 @@ from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
 from rftdata.labels import Opinion
 from rftdata.maintenance import purge
+from rftdata.maintenance.verification import verify
 from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
 from rftdata.postgres.database import Database
@@ -114,7 +115,7 @@ def test_everybody_reads_every_table_and_view_and_arrays(as_: dict[str, Buffer],
     for table in tables["t"].to_pylist():
         as_[role].sql(f'SELECT * FROM rft."{table}" LIMIT 1')
     assert as_[role].read_arrays([stored], ["token_ids"])["token_ids"].to_pylist() == [[5, 6, 7, 8, 9]]
-    assert list(as_[role].verify()) == []
+    assert list(verify(as_[role])) == []
 
 
 def test_a_reader_writes_nothing(as_: dict[str, Buffer], owner: Buffer, stored: int) -> None:

@@ -50,7 +50,7 @@ def test_a_run_that_has_finished_stays_so(run: Run) -> None:
 def test_a_handle_uses_its_own_connections_for_a_run_of_another(buffer: Buffer, run: Run) -> None:
     with rftdata.open(buffer.config) as other:
         attempt = other.attempt(run)
-    buffer.database.fetch("newest_run")
+    buffer.runs()
     assert attempt.run.database is other.database and attempt.run == run
 
 

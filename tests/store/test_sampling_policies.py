@@ -56,7 +56,7 @@ def test_a_draw_beyond_the_ratio_waits_until_more_has_come(buffer: Buffer) -> No
         draw(attempt, 2, 2)
         attempt.commit_checkpoint(1, "/checkpoints/1")
         assert attempt.draw(3, 2, timeout_s=0) is None
-    with roles.attempt(publish=False) as again:  # step 2 was given back
+    with roles.attempt(publish=False) as again:  # step 2 was released
         draw(again, 2, 2)
         assert again.draw(3, 2, timeout_s=0) is None
 

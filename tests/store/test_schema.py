@@ -169,9 +169,9 @@ def test_two_processes_may_open_a_new_folder_at_once(server_folders: Path) -> No
 @pytest.mark.parametrize(
     ("uri", "what"),
     [
-        ("postgresql://nobody:secret@127.0.0.1:1/rft", "cannot be used"),
-        ("postgresql://nobody@127.0.0.1:1/rft?password=secret", "cannot be used"),
-        ("postgresql://nobody:secret@127.0.0.1:port/rft", "buffer.uri"),
+        ("postgresql://missing:secret@127.0.0.1:1/rft", "cannot be used"),
+        ("postgresql://missing@127.0.0.1:1/rft?password=secret", "cannot be used"),
+        ("postgresql://missing:secret@127.0.0.1:port/rft", "buffer.uri"),
         ("postgresql://?nonsense=1&password=secret", "not a connection string"),
     ],
 )
@@ -249,4 +249,4 @@ def test_names_of_runs_are_numbered_even_when_many_start_at_once(buffer: Buffer)
         thread.join()
     assert sorted(names) == ["sums (v1.5+)", *(f"sums (v1.5+)-{n}" for n in range(2, 6))]
     assert buffer.create_run(name="sums", config={}, seed=1, steps=1, pipeline_version="p").name == "sums"
-    assert len(buffer.database.fetch("runs_of_name", name="sums (v1.5+)")) == 5
+    assert len(buffer.runs("sums (v1.5+)")) == 5

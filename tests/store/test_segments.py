@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, SegmentCorruptError
+from rftdata.maintenance.verification import verify
 from rftdata.segments.base import Appended, SegmentAddress, SegmentAppender
 from rftdata.segments.codec import SCHEMA
 from rftdata.segments.posix import PosixSegmentStore
@@ -143,7 +144,7 @@ def test_damage_is_found_by_verify_and_other_experiences_are_still_served(buffer
     content = bytearray(path.read_bytes())
     content[segment["offset_bytes"] + segment["length_bytes"] // 2] ^= 4
     path.write_bytes(content)
-    (problem,) = buffer.verify()
+    (problem,) = verify(buffer)
     assert f"segment {segment['segment_id']} " in problem
     rows = buffer.sql("SELECT experience_id, group_id FROM rft.experience ORDER BY 1").to_pylist()
     assert buffer.read_arrays([rows[0]["experience_id"]], ["token_ids"]).num_rows == 1
@@ -157,7 +158,7 @@ def test_a_dangling_reference_is_reported(buffer: Buffer) -> None:
     roles.plan()
     roles.explore()
     buffer.sql("DELETE FROM rft.segment")
-    assert len(list(buffer.verify())) == 4
+    assert len(list(verify(buffer))) == 4
 
 
 TOKENS = st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20), min_size=1, max_size=6)

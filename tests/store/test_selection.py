@@ -239,7 +239,7 @@ class TestResume:
 
     def test_the_queue_itself_is_part_of_the_check(self, stored: Buffer) -> None:
         run = selecting(stored)
-        stored.sql("DELETE FROM rft.worklist WHERE consumer = 'trainer/' || %s AND item_id = 7", [run.run_id])
+        stored.sql("DELETE FROM rft.worklist WHERE consumer = 'selection/' || %s AND item_id = 7", [run.run_id])
         with pytest.raises(SelectionChangedError, match="23 of 24 rows"):
             stored.attempt(run)
 
@@ -284,14 +284,17 @@ BAD: dict[str, tuple[str, str]] = {
     "two statements": ("select 1 as experience_id) s; commit; delete from rft.taskset; select * from (select 1", "rejected the query"),
     "no SQL": ("choose experience_id", "rejected the query"),
     "unknown table": ("select experience_id from rft.experiences", "rejected the query"),
-    "other columns": ("select experience_id, reward from rft.experience", r"experience_id, reward.*allowed: experience_id, or pair_id"),
-    "another column": ("select group_id from rft.experience", r"got 'group_id'"),
+    "other columns": ("select experience_id, reward from rft.experience", r"experience_id, reward.*allowed: experience_id, pair_id, or group_id"),
+    "another column": ("select rollout_id from rft.experience", r"got 'rollout_id'"),
     "no id": ("select response as experience_id from rft.experience", "is not an id"),
     "null": ("select null::bigint as experience_id", "is not an id"),
     "nothing": (f"{ALL} where reward > 7", "selects nothing"),
     "twice": ("select experience_id from rft.experience, generate_series(1, 2)", r"24 rows more than once; the first is experience_id 1"),
     "unknown": (f"{ALL} union all select 991", r"1 of the 25 rows .* experience 991 does not exist"),
     "unknown pair": ("select 991 as pair_id", "pair 991 does not exist"),
+    "unknown group": ("select 991 as group_id", "group 991 does not exist"),
+    "a group several times": ("select group_id from rft.experience", r"12 rows more than once; the first is group_id 1"),
+    "priorities without an order": ("select group_id, 1 as priority from rft.v_group", "set sampling.order: prioritized"),
 }  # fmt: skip
 
 

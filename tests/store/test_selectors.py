@@ -100,7 +100,7 @@ def test_no_task_comes_twice_in_a_choice_unless_there_are_too_few(
 @settings(max_examples=40, deadline=None)
 @given(counts=st.lists(st.integers(1, 7), min_size=1, max_size=12), seed=st.integers(0, 2**31))
 def test_epochs_stay_whole_where_choices_reach_from_one_into_the_next(kind: str, counts: list[int], seed: int) -> None:
-    """A task put off, because the choice had it already, comes next time: nobody is more than one epoch ahead."""
+    """A task that the choice already contains is put off to the next choice; no task is more than one epoch ahead."""
     selector = build(kind, 7, seed)
     times = dict.fromkeys(range(7), 0)
     for count in counts:

@@ -74,12 +74,12 @@ def test_password_and_socket_are_private(folder: Path) -> None:
         psycopg.connect(without)
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "with a session at work"])
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "with an active session"])
 def test_after_kill_9_of_the_server_the_next_open_works(folder: Path, busy: bool) -> None:
     one(folder)
     session = psycopg.connect(EmbeddedServer(folder).uri, autocommit=True)
     if busy:
-        # A session at work does not notice at once that the server is gone, and keeps its shared memory.
+        # An active session does not notice at once that the server has ended, and keeps its shared memory.
         session.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 30000000)")
     time.sleep(0.1)
     postmaster(folder).send_signal(signal.SIGKILL)

@@ -20,7 +20,7 @@ from rftdata.errors import FencedError, QueryError
 from rftdata.training.batch import Batch
 from tests.support.store_roles import Roles
 
-# One rank of a data-parallel trainer. Rank 0 holds the attempt and tells the others its id; nothing else passes between them but
+# One rank of a data-parallel trainer. Rank 0 holds the attempt and broadcasts its id; nothing else passes between them but
 # the sum that a gradient would be.
 RANK = """
 import json, os, sys
@@ -34,9 +34,9 @@ rank, world_size, steps, stop_after = int(rank), int(world_size), int(steps), in
 dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world_size)
 buffer = rftdata.open(BufferConfig(uri=uri, segments=segments))
 attempt = buffer.attempt(run) if rank == 0 else None
-told = torch.tensor([attempt.attempt_id if attempt else 0])
-dist.broadcast(told, 0)
-attempt = attempt or buffer.join_attempt(run, int(told))
+broadcast = torch.tensor([attempt.attempt_id if attempt else 0])
+dist.broadcast(broadcast, 0)
+attempt = attempt or buffer.join_attempt(run, int(broadcast))
 if rank == 0:
     attempt.publish(attempt.start_step, method="memory", uri="/w", num_bytes=1, checksum="0")
 for step in range(attempt.start_step + 1, steps + 1):
@@ -83,7 +83,7 @@ def test_two_ranks_draw_disjoint_shares_and_one_is_killed(buffer: Buffer, tmp_pa
     ranks[1].send_signal(signal.SIGKILL)
     ranks[1].communicate()
     ranks[0].communicate("go on\n", timeout=120)
-    assert ranks[0].returncode != 0, "a trainer that lost a rank cannot go on"
+    assert ranks[0].returncode != 0, "a trainer that lost a rank cannot continue"
     # The surviving rank may have drawn step 3 before it noticed: its draws belong to an attempt that has ended.
     ranks = [start(buffer, roles, tmp_path / "second", rank, 4) for rank in (0, 1)]
     for process in ranks:

@@ -1,4 +1,4 @@
-"""`rft check --deep` makes every stage ready, and finds there what would end a run at its first batch."""
+"""`rft check --deep` prepares every stage and tries it on a few experiences, and finds what would end a run at its first batch."""
 
 from __future__ import annotations
 
@@ -69,4 +69,24 @@ def test_stages_that_are_ready_are_named(tmp_path: Path, tiny: Path, capsys: pyt
     assert check(tmp_path, tiny, chains) == 0
     said = capsys.readouterr().err
     assert "pipelines.task: text_length_filter: ready" in said
-    assert "pipelines.experience: decontaminate, llm_judge: ready" in said
+    assert "pipelines.experience: decontaminate, llm_judge: ready, and tried on 4 experiences" in said
+    assert "pipelines.experience: llm_judge was not tried: it may run or ask a model" in said
+
+
+FAILING = """
+import json
+def strict(row):
+    assert row["reward"] in (0.0, 1.0) and row["response"] == row["answer"]
+    return False
+def fragile(row):
+    return json.loads(row["metadata"])["level"] > 1
+"""
+
+
+def test_a_stage_that_fails_on_its_first_row_is_named_though_an_earlier_stage_drops_all_rows(
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(FAILING)
+    assert check(tmp_path, tiny, {"experience": ["./own.py:strict", "./own.py:fragile"]}) == 1
+    said = capsys.readouterr().err
+    assert "pipelines.experience: stage 2 of the pipeline (./own.py:fragile) failed" in said and "'level'" in said

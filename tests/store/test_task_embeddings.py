@@ -136,8 +136,8 @@ def test_a_changed_checkpoint_has_another_name(tiny: Path, tmp_path: Path) -> No
 
 def test_an_encoder_that_does_not_exist_is_named(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, [{"question": text} for text in TEXTS])
-    stage = {"diversity_score": {"embedding": {"model": "nobody/encoder"}}}
-    with pytest.raises(Exception, match=r"diversity_score.*nobody/encoder"):
+    stage = {"diversity_score": {"embedding": {"model": "missing/encoder"}}}
+    with pytest.raises(Exception, match=r"diversity_score.*missing/encoder"):
         load_tasks(ResolvedRun(configuration(tmp_path, [stage])), buffer)
     (tmp_path / "broken").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):

@@ -60,7 +60,7 @@ def test_a_limit_is_kept_whatever_comes_at_the_head_of_the_source(
     assert "tasks: sums: with the stored tasks the limit of 10 is reached" in said
     assert said.endswith("left out: 8\n") and said.count("\n") == 1
     assert load(buffer, tmp_path, OLD[::-1], limit=10) == 10
-    assert prompts(buffer, GONE) == []  # rows beyond the limit were not read: nothing is known of them
+    assert prompts(buffer, GONE) == []  # rows beyond the limit were not read: so they do not count as removed
 
 
 def test_tasks_that_left_their_source_stay_and_are_said_to(
@@ -76,7 +76,7 @@ def test_tasks_that_left_their_source_stay_and_are_said_to(
     buffer.sql(EXCLUDE)
     capsys.readouterr()
     load(buffer, tmp_path, OLD[:6])
-    assert "(any more): 1;" in capsys.readouterr().err  # what somebody excluded is done with
+    assert "(any more): 1;" in capsys.readouterr().err  # an excluded task does not count
 
 
 def test_a_set_that_shrank_below_its_limit_is_known_to_have(

@@ -146,7 +146,7 @@ def test_new_tasks_cannot_be_selected_before_they_are_decided_on(buffer: Buffer,
     assert statuses(buffer) == {"active": 20}
     write(tmp_path, [*ROWS, {"question": "one more"}])
     load_taskset(buffer.database, config.tasks[0], tmp_path, pending=True)
-    load_tasks(ResolvedRun(configuration(tmp_path, [])), buffer)  # nobody decides any more
+    load_tasks(ResolvedRun(configuration(tmp_path, [])), buffer)  # without a pipeline
     assert statuses(buffer) == {"active": 21}
     assert not any(buffer.sql("SELECT status_pinned AS p FROM rft.task")["p"].to_pylist())
 
@@ -258,7 +258,7 @@ def test_one_new_task_that_fails_does_not_refuse_the_set(buffer: Buffer, tmp_pat
 
 @pytest.mark.parametrize("whole_set", [False, True])
 def test_tasks_on_which_a_stage_failed_are_tried_again(buffer: Buffer, tmp_path: Path, whole_set: bool) -> None:
-    """A service that is away while a set grows: it is not asked about every new task, and they are not lost to the run."""
+    """A service that is unavailable while a set grows is not asked about every new task, and the run does not lose them."""
     (tmp_path / "mine.py").write_text(
         """
 from pathlib import Path

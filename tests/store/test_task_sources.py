@@ -101,10 +101,10 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_data_set_of_the_hub_is_read_from_the_cache_when_the_hub_is_away(
     hub_cache: Path, buffer: Buffer, tmp_path: Path
 ) -> None:
-    found = config("hf:someone/small_sums", args={"config": "main"})
+    found = config("hf:example/small_sums", args={"config": "main"})
     assert load_taskset(buffer.database, found, tmp_path) == 6
     (hub_cache / "small_sums-train.arrow").unlink()
-    # What is stored stands: nobody can say whether the hub has more by now.
+    # The stored tasks stay as they are, since the hub cannot be asked for newer ones.
     assert load_taskset(buffer.database, found, tmp_path) == 6
     assert [prompt for _, prompt in stored(buffer)] == [row["question"] for row in ROWS]
 
@@ -112,9 +112,13 @@ def test_a_data_set_of_the_hub_is_read_from_the_cache_when_the_hub_is_away(
 @pytest.mark.parametrize(
     ("source", "args", "message"),
     [
-        ("hf:nobody/nothing", {}, r"not available from the Hugging Face hub \(the hub does not answer, .*save_to_disk"),
-        ("hf:someone/small_sums", {"split": "dev"}, r"not available from .*dev"),
-        ("hf:someone/small_sums", {"subset": "main"}, r"no argument 'subset'; allowed: config, split, revision"),
+        (
+            "hf:missing/nothing",
+            {},
+            r"not available from the Hugging Face hub \(the hub does not answer, .*save_to_disk",
+        ),
+        ("hf:example/small_sums", {"split": "dev"}, r"not available from .*dev"),
+        ("hf:example/small_sums", {"subset": "main"}, r"no argument 'subset'; allowed: config, split, revision"),
         ("hf:a/b/c", {}, "does not name a data set of the hub"),
     ],
 )

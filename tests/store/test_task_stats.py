@@ -1,4 +1,4 @@
-"""What a run knows of its tasks: outcomes are facts, their fold follows, whoever writes: a group, a relabel, a person."""
+"""Task statistics of a run follow its outcomes, whether a group, a relabelling or a person writes them."""
 
 from __future__ import annotations
 

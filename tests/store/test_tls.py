@@ -25,6 +25,7 @@ from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError
 from rftdata.maintenance import backup, purge
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import Database
 from rftdata.uri import redacted
 from tests.support.store_roles import Roles
@@ -138,7 +139,7 @@ def test_a_run_works_over_verified_tls(buffer: Buffer) -> None:
         row = connection.execute("SELECT ssl, version FROM pg_stat_ssl WHERE pid = pg_backend_pid()").fetchone()
         assert row is not None and row["ssl"] and row["version"].startswith("TLSv1.")
     purge.purge(buffer, "rollout_index = 0", reason="x", author="ada")
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def answer(buffer: Buffer, value: str) -> None:
 
 
 def waits_for(roles: Roles, attempt: Attempt, step: int) -> str | None:
-    """What a draw that gets nothing says it waits for."""
-    heard: list[str | None] = []
-    assert attempt.draw(step, roles.batch_groups, timeout_s=0.1, waiting=heard.append) is None
-    return heard[-1]
+    """Return what a draw without result reports to wait for."""
+    reported: list[str | None] = []
+    assert attempt.draw(step, roles.batch_groups, timeout_s=0.1, waiting=reported.append) is None
+    return reported[-1]
 
 
 def test_groups_sampled_ahead_take_its_place_and_it_is_drawn_once_it_is_answered(buffer: Buffer, chain: Chain) -> None:

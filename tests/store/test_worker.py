@@ -59,7 +59,7 @@ def claims(buffer: Buffer) -> dict[str, int]:
 
 
 def test_claims_of_a_killed_process_go_back_while_the_others_work_on(buffer: Buffer) -> None:
-    """As when it ran on another machine: nobody can look whether its process lives, and nobody starts or stops meanwhile."""
+    """As if it had run on another machine: no process can check it, and no worker starts or stops meanwhile."""
     roles = Roles(buffer)
     with roles.attempt() as attempt:
         roles.insert(own_group())
@@ -131,7 +131,7 @@ def test_the_heartbeat_outlives_whatever_the_database_says(buffer: Buffer, code:
     roles = Roles(buffer)
     with Worker(roles.run, "explorer") as worker:
         buffer.sql(REFUSING.format(code=code))
-        worker.says("works")
+        worker.set_state("works")
         until(lambda: worker._heartbeat_error is not None)
         buffer.sql("DROP FUNCTION rft.test_refuse CASCADE")
         until(lambda: "last_heartbeat_error" in str(worker_row(buffer, worker)["progress"]))

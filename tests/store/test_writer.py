@@ -15,6 +15,7 @@ import rftdata
 from rftdata import Buffer, Group, RftError, Rollout, Run
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError
+from rftdata.maintenance.verification import verify
 from tests.support.store_roles import Roles, own_group, tokens
 
 
@@ -72,7 +73,7 @@ def test_rows_and_arrays_come_back_as_they_were_written(buffer: Buffer, run: Run
         [],
         [{"start": 2, "policy_version_id": 7}, {"start": 4, "policy_version_id": 9}],
     ]
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
 
 
 def test_several_groups_share_one_segment_and_keep_their_order(buffer: Buffer, run: Run) -> None:
@@ -116,7 +117,7 @@ def test_what_callers_hand_in_together_is_stored_together_and_a_bad_claim_fails_
         assert len(answers[0].result() + answers[2].result()) == 2
     with pytest.raises(RftError, match="closed"):
         writer.insert(own_group())
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
 
 
 def test_a_fenced_writer_is_told_so_and_stores_nothing(buffer: Buffer) -> None:
@@ -198,7 +199,7 @@ def test_threads_may_share_a_writer(buffer: Buffer, run: Run) -> None:
         for thread in threads:
             thread.join()
     assert counts(buffer)["experience"] == 12
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
 
 
 def test_what_models_sample_and_sql_cannot_hold_is_replaced(buffer: Buffer, run: Run) -> None:

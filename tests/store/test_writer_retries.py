@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from rftdata import Buffer, Run
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import Database
 from rftdata.segments.posix import PosixSegmentStore
 from rftdata.writing.writer import Writer, _Ids
@@ -93,14 +94,14 @@ def test_a_retry_after_a_lost_answer_inserts_once(database_uri: str, tmp_path: P
         2,
         3,
     )
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
     through.close()
     direct.close()
     line.close()
 
 
 def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Buffer, run: Run) -> None:
-    """The first try dies on the server while it waits for a lock; the second stores everything."""
+    """The first try is killed on the server while it waits for a lock; the second stores everything."""
     with psycopg.connect(buffer.config.uri, autocommit=True) as other, buffer.writer(run) as writer:
         other.execute("SELECT pg_advisory_lock(hashtext('rft.plan'), %s::integer)", [run.run_id])
         written: list[int] = []
@@ -120,7 +121,7 @@ def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Bu
 
 
 def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buffer, run: Run) -> None:
-    """The line broke while the server was at work: the second try must not store the batch beside the first."""
+    """The connection broke while the server was working: the second try must not store the batch beside the first."""
     groups, receipt, given = [own_group()], uuid.uuid4(), _Ids()
     with Writer(buffer.database, buffer.segments, run.run_id) as writer:
         arrays = writer._helper.submit(
@@ -161,7 +162,7 @@ def test_arrays_that_could_not_be_flushed_are_never_committed(
         assert failures == [] and set(counts(buffer).values()) == {0}
         writer.insert(own_group(task_key="b"))
     assert counts(buffer)["experience"] == 2
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
 
 
 def test_a_file_that_could_not_be_opened_leaves_no_wrong_offset_behind(buffer: Buffer, run: Run) -> None:
@@ -181,5 +182,5 @@ def test_a_file_that_could_not_be_opened_leaves_no_wrong_offset_behind(buffer: B
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         writer.insert(own_group(task_key="b"))
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []
     assert {row["uri"] for row in buffer.sql("SELECT uri FROM rft.segment_file").to_pylist()} == set(os.listdir(folder))

@@ -17,7 +17,7 @@ def step_batch(
     tokens: list[int] | None = None, turns: list[int] | None = None, behavior: list[float] | None = None,
     expert: list[bool] | None = None, step: int = 1, **optional: Any,
 ) -> StepBatch:  # fmt: skip
-    """A batch of `len(rewards)` sequences with `tokens` tokens each (1 by default), all in group 0 unless `groups` tells."""
+    """A batch of `len(rewards)` sequences with `tokens` tokens each (1 by default), all in group 0 unless `groups` is given."""
     num = len(rewards)
     sequence_N = torch.arange(num).repeat_interleave(torch.tensor(tokens or [1] * num, dtype=torch.int64))
     return StepBatch(
@@ -35,7 +35,7 @@ def step_batch(
 
 
 def token_view(logprobs: list[float], **fields: list[float] | list[int]) -> TokenView:
-    """A view of tokens with these log-probabilities, which carry the gradient; each token is a sequence unless told otherwise."""
+    """A view of tokens with these log-probabilities, which carry the gradient; each token is a sequence by default."""
     num = len(logprobs)
     fields = {"anchor_N": [0.0] * num, "advantages_N": [0.0] * num, "sequence_N": list(range(num))} | fields
     return TokenView(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from rftdata import Buffer, Group, Rollout
+from rftdata.experience import Baseline
 from rftdata.maintenance import purge
 from tests.support.store_roles import own_group, tokens
 
@@ -23,7 +25,11 @@ def secret_group(task_key: str, rewards: tuple[float, ...] = (0.0, 1.0)) -> Grou
         )])
         for i, r in enumerate(rewards)
     ]  # fmt: skip
-    return Group(rollouts, source="import", taskset="mine", task_key=task_key, payload={"question": SECRET})
+    baseline = Baseline.of(Rollout(len(rewards), "failed", None, rollouts[0].sequences, error=SECRET))
+    return Group(
+        rollouts, source="import", taskset="mine", task_key=task_key, payload={"question": SECRET},
+        baseline=replace(baseline, reward_parts={"said": SECRET}, outcome="ok"),  # type: ignore[dict-item]  # a text in place of a number
+    )  # fmt: skip
 
 
 def store_secret(buffer: Buffer) -> Buffer:

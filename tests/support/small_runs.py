@@ -35,7 +35,7 @@ def start(
 
     Args:
         config: None where a stored configuration is taken.
-        ray_folder: where Ray puts its files; whether it exists afterwards tells whether Ray was started.
+        ray_folder: where Ray puts its files; whether it exists afterwards shows whether Ray was started.
     """
     environment = rft_environment() if ray_folder is None else {**rft_environment(), "RAY_TMPDIR": str(ray_folder)}
     return subprocess.Popen(

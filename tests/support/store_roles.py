@@ -47,7 +47,7 @@ def tokens(reward: float | None = 1.0, policy_version_id: int | None = None, **c
 
 
 def own_group(rewards: Sequence[float | None] = (0.0, 1.0), task_key: str = "one", **changes: Any) -> Group:
-    """A group nobody planned, as an import writes it."""
+    """A group that was not planned, as an import writes it."""
     rollouts = [Rollout(index, "ok", reward, [tokens(reward)]) for index, reward in enumerate(rewards)]
     return Group(rollouts, source="import", taskset="mine", task_key=task_key, payload={"answer": "2"}, **changes)
 

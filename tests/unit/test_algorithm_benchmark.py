@@ -18,7 +18,7 @@ BUDGET = Budget(batch_groups=4, group_size=4, rollouts=32, evaluate_every=1)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     threads = torch.get_num_threads()
     folder = tmp_path_factory.mktemp("course")
-    algorithms._prepare((folder, 0, True))
+    algorithms.prepare_seed((folder, 0, True))
     yield folder
     torch.set_num_threads(threads)  # the learner sets one
 

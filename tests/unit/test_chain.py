@@ -94,7 +94,7 @@ def test_only_changed_rewards_of_kept_rows_are_reported() -> None:
     assert [rows[n]["reward"] for n in (100, 101, 102)] == [None, 0.5, None]
 
 
-def test_a_stage_that_spoils_a_reward_drops_the_row_with_the_reason() -> None:
+def test_a_stage_that_makes_a_reward_non_finite_drops_the_row_with_the_reason() -> None:
     query = "SELECT * REPLACE (CASE WHEN rollout_index = 0 THEN 'nan'::DOUBLE ELSE reward END AS reward) FROM batch"
     rows = decisions(batch_of_groups([0, 1]), {"sql": query})
     assert rows[100]["stage"] == "sql"

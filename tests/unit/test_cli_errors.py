@@ -195,7 +195,7 @@ def test_a_wrong_command_line_is_one_paragraph(arguments: list[str], capsys: pyt
 def test_each_of_our_errors_has_its_own_exit_code() -> None:
     assert explain(ConfigError("bad"))[1] == 2
     assert explain(QueryError("bad"))[1] == 2
-    assert explain(FencedError("somebody else has it")) == ("somebody else has it.", 1)
+    assert explain(FencedError("another process has it")) == ("another process has it.", 1)
 
 
 def test_a_full_disk_is_not_a_defect_of_ours() -> None:

@@ -59,7 +59,7 @@ def test_a_score_is_a_column_and_is_not_asked_for_again(server: ModelServer) -> 
     found = scores.table["dj_llm_quality_score"].to_pylist()
     assert all(0.2 <= score <= 1 for score in found)
     assert len(server.answers) == 3
-    # Another bound, the same score: nobody is asked.
+    # Another bound, the same score: the endpoint is not asked.
     strict = build_chain([quality(server, min_score=1.1)])
     again = strict.run(table, known=stored([scores]))
     assert again.decisions["kept"].to_pylist() == [False, False, False]

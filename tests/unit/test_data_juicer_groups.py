@@ -118,7 +118,7 @@ def test_an_aggregator_makes_one_task_of_every_group(serve: Any, tokenizer: str)
         "metadata": {"group": {"metadata.topic": "river"}, "summary": "in short: 3 of them"},
     }
     assert (rivers.parent_id, rivers.features, rivers.taskset) == (0, {"parent_task_ids": [0, 1, 3]}, "sums")
-    # A group of one is its own summary: nobody is asked.
+    # A group of one is its own summary: the endpoint is not asked.
     assert (bells.payload["prompt"], bells.features) == ("A bell rang.", {"parent_task_ids": [2]})
     assert [asked(body) for body in server.requests] == [
         "* Rain fell on the hills.\n* The river rose.\n* The bridge held."
@@ -220,7 +220,7 @@ def test_a_group_that_the_endpoint_fails_is_dropped_with_the_reason_and_asked_ab
 
 def test_a_summary_that_lacks_a_part_of_its_group_is_none(serve: Any, tokenizer: str) -> None:
     server = serve(lambda text: Says("busy", 500) if "bell" in text else "a summary")
-    # A few tokens a call: every text is asked about in a call of its own, and the operator goes on without one that fails.
+    # A few tokens a call: every text has a separate call, and the operator continues without one that fails.
     args = endpoint(server, tokenizer, input_key="prompt", max_token_num=30)
     result = task_chain(BY_TOPIC, {"nested_aggregator": args}).run(
         tasks(["x", "x", "x", "x", "y", "y"], [*PROMPTS, "One.", "Two."])
@@ -234,7 +234,7 @@ def test_an_endpoint_that_never_answers_fails_the_batch(serve: Any, tokenizer: s
     chain = task_chain("naive_grouper", {"nested_aggregator": endpoint(server, tokenizer, input_key="prompt")})
     with pytest.raises(StageError, match=r"nested_aggregator got no answer that it understands for any of 1 groups"):
         chain.run(tasks())
-    # A group of one, which asks nobody, proves nothing about the endpoint.
+    # A group of one sends no request, so it proves nothing about the endpoint.
     by_topic = task_chain(BY_TOPIC, {"nested_aggregator": endpoint(server, tokenizer, input_key="prompt")})
     with pytest.raises(StageError, match=r"for any of 1 groups"):
         by_topic.run(tasks())

@@ -89,7 +89,7 @@ def test_filters_decide_by_all_images_of_an_experience() -> None:
     assert result.decisions["kept"].to_pylist() == [False, True, True, True]
     assert result.scores[0].table["dj_aspect_ratios"].to_pylist() == [[9], [1], [1.25, 1.25], []]
     assert asked == [([100, 101, 102, 103], "pixels")]
-    # Arrays do not change: with stored statistics nobody reads them again.
+    # Arrays do not change: with stored statistics they are not read again.
     other = on_arrays(
         {"image_aspect_ratio_filter": {**ratio["image_aspect_ratio_filter"], "max_ratio": 10}}, arrays, asked
     )

@@ -34,8 +34,8 @@ def grandchild(program: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
         parent.stdin.close()
 
 
-def kernel_tells() -> bool:
-    """Whether this kernel tells the status of a process that its parent has collected."""
+def kernel_reports() -> bool:
+    """Whether this kernel reports the status of a process that its parent has collected."""
     child = subprocess.Popen(["true"])
     pidfd = os.pidfd_open(child.pid)
     try:
@@ -45,7 +45,7 @@ def kernel_tells() -> bool:
         os.close(pidfd)
 
 
-needs_status = pytest.mark.skipif(not kernel_tells(), reason="this kernel does not tell how other processes ended")
+needs_status = pytest.mark.skipif(not kernel_reports(), reason="this kernel does not report how other processes ended")
 
 
 @needs_status

@@ -58,8 +58,8 @@ def test_a_missing_folder_is_named(path: str) -> None:
 
 
 def test_an_unknown_name_without_network_says_what_was_tried(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="nobody/nothing"):
-        resolve_model("nobody/nothing", cache_dir=tmp_path)
+    with pytest.raises(ModelError, match="missing/nothing"):
+        resolve_model("missing/nothing", cache_dir=tmp_path)
 
 
 def cache_of_the_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, *files: Path) -> None:

@@ -16,15 +16,15 @@ from rftcore.pipeline.patience import Patience
 from rftdata.pipeline.records import SealedBatch
 from tests.support.batches import batch_of_groups
 
-poison: set[int] = set()
-away = False
+failing: set[int] = set()
+is_unavailable = False
 calls: list[int] = []
 scored: list[int] = []
 
 
 def fails(row: dict[str, Any]) -> bool:
     calls.append(row["experience_id"])
-    if away or row["experience_id"] in poison:
+    if is_unavailable or row["experience_id"] in failing:
         raise ConnectionError("no answer")
     return True
 
@@ -43,10 +43,10 @@ class Grade(Operator):
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
-    global away
-    poison.clear()
+    global is_unavailable
+    failing.clear()
     calls.clear()
-    away = False
+    is_unavailable = False
 
 
 def batch(groups: int, size: int = 4) -> SealedBatch:
@@ -59,15 +59,15 @@ def chain(min_group_size: int = 2) -> Any:
 
 
 def test_a_stage_that_fails_on_everything_decides_nothing() -> None:
-    global away
-    away = True
+    global is_unavailable
+    is_unavailable = True
     with pytest.raises(StageError, match="no answer"):
         decide(chain(), batch(64), patient=True)
     assert len(calls) <= 16  # the batch, a few groups of it, each until its first row, and their rows
 
 
 def test_rows_that_fail_are_set_aside_where_others_pass() -> None:
-    poison.update({101, 130})
+    failing.update({101, 130})
     verdicts = decide(chain(), batch(64), patient=True)
     dropped = [row for row in verdicts.decisions.to_pylist() if not row["kept"]]
     assert sorted(row["experience_id"] for row in dropped) == [101, 130]
@@ -77,14 +77,14 @@ def test_rows_that_fail_are_set_aside_where_others_pass() -> None:
 
 
 def test_a_row_that_fails_in_every_group_is_set_aside_and_the_others_go_on() -> None:
-    poison.update(range(101, 356, 4))
+    failing.update(range(101, 356, 4))
     verdicts = decide(chain(), batch(64), patient=True)
-    assert {d["experience_id"] for d in verdicts.decisions.to_pylist() if not d["kept"]} == poison
+    assert {d["experience_id"] for d in verdicts.decisions.to_pylist() if not d["kept"]} == failing
     assert verdicts.decisions.num_rows == 256
 
 
 def test_what_was_scored_before_a_stage_failed_is_not_scored_again() -> None:
-    poison.update({101, 130})
+    failing.update({101, 130})
     scored.clear()
     both = build_chain([{f"{__name__}:Grade": {}}, {f"{__name__}:fails": {}}], min_group_size=2)
     verdicts = decide(both, batch(64), patient=True)
@@ -95,7 +95,7 @@ def test_what_was_scored_before_a_stage_failed_is_not_scored_again() -> None:
 
 @pytest.mark.parametrize("bad", [{101}, {101, 130}, {100, 101, 102, 103}])
 def test_the_counts_of_stages_that_did_not_fail_add_up_to_the_rows(bad: set[int]) -> None:
-    poison.update(bad)
+    failing.update(bad)
     both = build_chain([{"drop_truncated": {}}, {f"{__name__}:fails": {}}], min_group_size=2)
     stages = decide(both, batch(16), patient=True).stages
     assert sum(run.rows_in for run in stages if run.stage == "drop_truncated") == 64
@@ -105,7 +105,7 @@ def test_the_counts_of_stages_that_did_not_fail_add_up_to_the_rows(bad: set[int]
 
 
 def test_a_group_of_which_nothing_is_left_is_set_aside_as_a_whole() -> None:
-    poison.update({100, 101, 102})
+    failing.update({100, 101, 102})
     verdicts = decide(chain(), batch(8), patient=True)
     dropped = {d["experience_id"]: d["reason"] for d in verdicts.decisions.to_pylist() if not d["kept"]}
     assert sorted(dropped) == [100, 101, 102, 103]
@@ -113,14 +113,14 @@ def test_a_group_of_which_nothing_is_left_is_set_aside_as_a_whole() -> None:
 
 
 def test_a_row_that_fails_in_a_group_that_is_alone_is_set_aside_at_once() -> None:
-    poison.add(101)
+    failing.add(101)
     verdicts = decide(chain(), batch(1), patient=True)
     assert [d["experience_id"] for d in verdicts.decisions.to_pylist() if not d["kept"]] == [101]
 
 
 def test_a_group_that_is_alone_is_waited_for_a_while_where_others_passed_and_then_set_aside() -> None:
-    global away
-    away = True
+    global is_unavailable
+    is_unavailable = True
     now = [0.0]
     patience = Patience(60.0, lambda: now[0])
     patience.passed()
@@ -137,8 +137,8 @@ def test_a_group_that_is_alone_is_waited_for_a_while_where_others_passed_and_the
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_stage_that_never_works_ends_the_worker_with_its_error(groups: int) -> None:
-    global away
-    away = True
+    global is_unavailable
+    is_unavailable = True
     now = [0.0]
     patience = Patience(60.0, lambda: now[0])
 
@@ -157,36 +157,36 @@ def test_a_stage_that_never_works_ends_the_worker_with_its_error(groups: int) ->
 
 
 class Unavailable(Operator):
-    """Fails on one row at first, and is not there any more afterwards."""
+    """Fails on one row at first, and is unavailable afterwards."""
 
     def apply(self, table: pa.Table) -> StageOutcome:
         calls.append(table.num_rows)
         if len(calls) > 1:
-            raise UnavailableError("the endpoint is away")
+            raise UnavailableError("the endpoint is unavailable")
         raise ValueError("no number")
 
 
 def test_a_stage_that_becomes_unavailable_sets_no_task_aside() -> None:
     stage = build_chain([{f"{__name__}:Unavailable": {}}])
-    with pytest.raises(StageError, match="away"):
+    with pytest.raises(StageError, match="unavailable"):
         isolate.decide(stage, batch(8, 2).table, as_whole=True, min_group_size=1, retried=True)
 
 
 def test_every_row_of_an_experience_pipeline_is_tried_however_many_fail() -> None:
     rows = batch_of_groups(*([1.0] for _ in range(64)))
-    poison.update(
+    failing.update(
         key for key in rows["experience_id"].to_pylist() if key % 8
     )  # the eight that are spread over the batch fail
-    poison.discard(101)
+    failing.discard(101)
     verdicts = isolate.decide(chain(1), rows)
-    assert verdicts.failed == poison
+    assert verdicts.failed == failing
     tasks = isolate.decide(chain(1), rows, retried=True)
     assert verdicts.failed <= tasks.failed and len(calls) < 64 * 12
 
 
 def test_each_of_a_few_tasks_is_tried_before_the_stage_is_taken_to_be_broken() -> None:
     rows = batch_of_groups(*([1.0] for _ in range(10)))
-    poison.update(range(100, 110))
-    poison.difference_update({104, 108})
+    failing.update(range(100, 110))
+    failing.difference_update({104, 108})
     verdicts = isolate.decide(chain(1), rows, patient=True, min_group_size=1, retried=True)
-    assert verdicts.failed == poison
+    assert verdicts.failed == failing

@@ -33,9 +33,9 @@ def uses(source: str) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize(
     "source",
     [
-        'buffer.database.fetch("newest_run")',
+        'buffer.database.fetch("run_names")',
         'database.run("finish_run", run_id=1)',
-        'fetch(connection, "newest_run")',
+        'fetch(connection, "run_names")',
         'execute(connection, "lock_joining")',
         "with buffer.database.transaction() as connection: pass",
         "self._database.dedicated()",
@@ -46,7 +46,7 @@ def test_what_asks_a_database_itself_is_found(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["list_tasksets(buffer.database)", 'connection.execute("LOAD icu")', 'worker.says("newest_run")']
+    "source", ["list_tasksets(buffer.database)", 'connection.execute("LOAD icu")', 'worker.set_state("run_names")']
 )
 def test_what_passes_a_database_on_or_asks_another_one_is_not(source: str) -> None:
     assert not list(uses(source))

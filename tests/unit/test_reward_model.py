@@ -70,11 +70,10 @@ def test_a_token_that_it_does_not_have_is_named(folder: Path) -> None:
         reward(turn([1, 50]), TASK)
 
 
-def test_a_model_without_a_scalar_head_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_a_scalar_head_is_refused_before_the_run(tmp_path: Path) -> None:
     save_model(tmp_path, tied=True)
-    (reward,) = load_rewards([f"reward_model:{tmp_path}"], tmp_path).values()
-    with pytest.raises(RftError, match="has no scalar head"):
-        reward(turn([1, 2]), TASK)
+    with pytest.raises(PluginError, match="has no scalar head"):
+        load_rewards([f"reward_model:{tmp_path}"], tmp_path)
 
 
 def test_a_folder_without_a_model_is_refused_before_the_run(tmp_path: Path) -> None:

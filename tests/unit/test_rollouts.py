@@ -294,7 +294,7 @@ def test_no_way_to_end_in_a_users_code_ends_more_than_its_rollout(workflow: Any,
     finally:
         loop.close()
     assert ended.outcome == outcome and re.search(error, str(ended.error)), ended.error
-    assert after.outcome == "ok", "the loop goes on"
+    assert after.outcome == "ok", "the loop continues"
 
 
 def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when_they_are_many() -> None:

@@ -210,7 +210,7 @@ def test_a_function_may_answer_with_a_truth_value_of_numpy() -> None:
     ],
 )
 def test_a_value_that_json_cannot_hold_is_no_argument(stage: dict[str, Any], value: object) -> None:
-    """Two pipelines could not be told apart by it, and none be stored."""
+    """Two pipelines could not be distinguished by it, and it could not be stored."""
 
     def filled(given: Any) -> Any:
         return (

@@ -163,7 +163,7 @@ tries: list[str] = []
 
 
 class Refuses(Operator):
-    """Raises what it is told to, at every try."""
+    """Raises the given error at every try."""
 
     reads = frozenset({"reward"})
     error: Exception

@@ -87,12 +87,12 @@ def test_the_limit_around_a_call_ends_it_and_a_limit_within_leaves_the_outer_one
     with pytest.raises(TimeLimitError, match="the outer"):
         time_limits.call(lambda: time_limits.call(spin, 60, "the inner"), 0.05, "the outer")
 
-    def go_on() -> str:
+    def continues() -> str:
         with pytest.raises(TimeLimitError, match="the inner"):
             time_limits.call(spin, 0.05, "the inner")
-        return "went on"
+        return "continued"
 
-    assert time_limits.call(go_on, 60, "the outer") == "went on"
+    assert time_limits.call(continues, 60, "the outer") == "continued"
 
 
 def test_each_row_of_a_generator_has_the_limit_and_objects_stay_in_their_thread() -> None:
@@ -189,12 +189,11 @@ def test_a_forked_child_has_limits_of_its_own() -> None:
 SCRIPT = """
 import ctypes, re, sys
 from pathlib import Path
-from rftdata.user_code import time_limits
+from rftdata.user_code import held_lock_timer, time_limits
 
-time_limits.GRACE_S = 0.2
-time_limits._SLACK_S = 0.2
+time_limits.GRACE_S = held_lock_timer.SLACK_S = 0.2
 if len(sys.argv) > 2:
-    time_limits.report_stacks_to(Path(sys.argv[2]))
+    held_lock_timer.report_stacks_to(Path(sys.argv[2]))
 
 def sleeps():
     ctypes.CDLL(None).sleep(600)
@@ -250,11 +249,11 @@ def test_code_that_holds_the_interpreters_lock_ends_the_process_with_a_report(tm
 def test_a_timer_that_was_handed_over_is_neither_set_nor_cancelled() -> None:
     script = """
 import faulthandler, time
-from rftdata.user_code import time_limits
+from rftdata.user_code import held_lock_timer, time_limits
 
 time_limits._IDLE_S = time_limits._HEARTBEAT_S = 0.05
 time_limits.call(lambda: None, 600, "an earlier call")
-time_limits.hand_over_timer()
+held_lock_timer.hand_over()
 faulthandler.dump_traceback_later(2, exit=True)
 time_limits.call(lambda: None, 600, "a later call")
 time.sleep(20)

@@ -176,7 +176,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def run_name() -> Iterator[str]:
-    """A name no other run of this host has; what is left of it in shared memory goes."""
+    """A name that no other run of this host has; its files in shared memory are removed afterwards."""
     name = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     yield name
     shutil.rmtree(in_shared_memory(name), ignore_errors=True)

@@ -36,6 +36,7 @@ class GiGPO(Advantage):
     Config = GiGPOConfig
     config: GiGPOConfig
     columns = frozenset({"state"})
+    optional_columns = frozenset({"step_rewards"})
     min_group_size = 2
 
     def __call__(self, batch: StepBatch, signals: Signals) -> Credit:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rftcore.algorithms.base import MAX_LOG_RATIO, Advantage, Credit, PartConfig, Signals, StepBatch
+from rftcore.algorithms.advantages.teacher import teacher_difference
+from rftcore.algorithms.base import Advantage, Credit, PartConfig, Signals, StepBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,12 +43,9 @@ class SampledJSD(Advantage):
     config: SampledJSDConfig
 
     def __call__(self, batch: StepBatch, signals: Signals) -> Credit:
-        assert signals.teacher_N is not None
-        student_N = batch.behavior_N if signals.old_N is None else signals.old_N
-        difference_N = (signals.teacher_N - student_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        difference_N, metrics = teacher_difference(batch, signals)
         advantages_N = self._gradient(difference_N) if self.config.form == "gradient" else self._per_token(difference_N)
-        kl = -difference_N.mean().item() if len(difference_N) else 0.0
-        return Credit(advantages_N=self.config.coef * advantages_N, metrics={"teacher_kl": kl})
+        return Credit(advantages_N=self.config.coef * advantages_N, metrics=metrics)
 
     def _gradient(self, difference_N: Tensor) -> Tensor:
         beta = self.config.beta

@@ -9,9 +9,14 @@ Rewards are not read.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from rftcore.algorithms.base import MAX_LOG_RATIO, Advantage, Credit, PartConfig, Signals, StepBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TeacherConfig(PartConfig):
@@ -27,8 +32,13 @@ class Teacher(Advantage):
     config: TeacherConfig
 
     def __call__(self, batch: StepBatch, signals: Signals) -> Credit:
-        assert signals.teacher_N is not None
-        student_N = batch.behavior_N if signals.old_N is None else signals.old_N
-        difference_N = (signals.teacher_N - student_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        kl = -difference_N.mean().item() if len(difference_N) else 0.0
-        return Credit(advantages_N=self.config.coef * difference_N, metrics={"teacher_kl": kl})
+        difference_N, metrics = teacher_difference(batch, signals)
+        return Credit(advantages_N=self.config.coef * difference_N, metrics=metrics)
+
+
+def teacher_difference(batch: StepBatch, signals: Signals) -> tuple[Tensor, dict[str, float]]:
+    """log π_teacher - log π_anchor of each token, clamped to ±`MAX_LOG_RATIO`; and the metric `teacher_kl`, the mean of its negative."""
+    assert signals.teacher_N is not None
+    student_N = batch.behavior_N if signals.old_N is None else signals.old_N
+    difference_N = (signals.teacher_N - student_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return difference_N, {"teacher_kl": -difference_N.mean().item() if len(difference_N) else 0.0}

@@ -15,10 +15,10 @@ from rftcore.algorithms.requirements import check_models
 from rftdata.errors import ConfigError, RftError
 from tests.support.algorithms import loss_and_gradient, step_batch
 
-Found = tuple[float, list[float], dict[str, float]]
+Expected = tuple[float, list[float], dict[str, float]]
 
 
-def kto(responses: list[tuple[float, list[float], list[float]]], z: float, **args: Any) -> Found:
+def kto(responses: list[tuple[float, list[float], list[float]]], z: float, **args: Any) -> Expected:
     """Loss, gradient and metrics of responses, each (reward, log-probabilities, the reference's)."""
     batch = step_batch([each[0] for each in responses], tokens=[len(each[1]) for each in responses])
     signals = Signals(
@@ -70,7 +70,7 @@ class TestKTO:
             kto([self.good, (math.nan, [-1.0], [-1.0])], 0.0)
 
 
-def pairs(preset: str, *sides: list[float], **args: Any) -> Found:
+def pairs(preset: str, *sides: list[float], **args: Any) -> Expected:
     """Loss, gradient and metrics of pairs; sides are log-probabilities, chosen and rejected in turn."""
     batch = step_batch([math.nan] * len(sides), tokens=[len(side) for side in sides])
     return loss_and_gradient(
@@ -125,7 +125,7 @@ class TestSimPO:
 
 class TestRewardModel:
     @staticmethod
-    def loss(scores: list[float], rewards: list[float] | None = None, **args: Any) -> Found:
+    def loss(scores: list[float], rewards: list[float] | None = None, **args: Any) -> Expected:
         algorithm = build_algorithm("reward_model", {"loss": args})
         values_N = torch.tensor(scores, requires_grad=True)
         plan = algorithm.plan(step_batch(rewards or [math.nan] * len(scores)), Signals())

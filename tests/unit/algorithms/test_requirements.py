@@ -10,6 +10,8 @@ import torch
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
+from rftcore.algorithms.requirements import check_inputs, check_recorded, check_steps
+from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError, RftError
 from tests.support.algorithms import step_batch
 
@@ -53,6 +55,65 @@ def test_an_algorithm_names_the_columns_that_a_workflow_must_record(name: str, c
     assert build_algorithm(name).columns == columns
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("dpo", {"advantage": "group"}, "dpo, one per pair, reads no advantages.*advantage: null.*such as ppo"),
+        ("grpo", {"kl": {"coef": 0.1}}, "a coefficient without an estimator does nothing.*k1, k2, k3, abs or corrected"),
+        ("grpo", {"kl": {"type": "k3", "coef": -0.1}}, r"kl\.coef.*greater than or equal to 0"),
+        ("grpo", {"kl": {"type": "k3", "coef": math.nan}}, r"kl\.coef.*finite number"),
+        ("grpo", {"entropy": {"coef": math.inf}}, r"entropy\.coef.*finite number"),
+        ("grpo", {"advantage": {"shift": math.nan}}, r"shift.*finite number"),
+        ("grpo", {"loss": {"clip": -0.2}}, r"clip\.low.*greater than or equal to 0"),
+        ("grpo", {"loss": {"clip": [0.2, math.inf]}}, r"clip\.high.*finite number"),
+        ("grpo", {"loss": {"clip": [0.1, 0.2, 0.3]}}, "clip takes two numbers"),
+        ("mix", {"expert": {"coef": math.nan}}, "finite number"),
+        ("clip_b", {"mask": {"mu": math.inf}}, r"mu.*finite number"),
+        ("grpo", {"loss": {"clop": 0.2}}, r"clop.*(did you mean clip|allowed: .*clip)"),
+        ("grpo", {"advantges": "group"}, r"advantges.*(did you mean advantage|allowed: .*advantage)"),
+    ],
+)  # fmt: skip
+def test_keys_and_numbers_that_cannot_be_meant(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s){message}"):
+        build_algorithm(name, changes)
+
+
+class TestInputs:
+    @pytest.mark.parametrize(
+        ("name", "explorer", "message"),
+        [
+            ("gigpo", {}, r"gigpo reads state_hash .*'single_turn' records no inputs; .*turn\.record\(state=…\)"),
+            ("on_policy_distillation", {}, "teacher_logprobs.*set algorithm.teacher to a model"),
+            ("remax", {"greedy_baseline": False}, "explorer.greedy_baseline prevents that .got False.; allowed: true.*rloo"),
+            ("remax", {"engine": "none"}, "explorer.engine prevents that"),
+            ("remax", {"workflow": "demonstration"}, "explorer.workflow prevents that"),
+            ("remax", {"temperature": 0}, "explorer.temperature prevents that.*above 0"),
+        ],
+    )  # fmt: skip
+    def test_that_no_rollout_of_the_run_can_bring_are_refused(
+        self, name: str, explorer: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=rf"(?s){message}"):
+            check_inputs(build_algorithm(name), ExplorerConfig(**explorer))
+
+    def test_that_rollouts_may_bring_are_accepted(self) -> None:
+        check_inputs(build_algorithm("gigpo"), ExplorerConfig(workflow="./flow.py:walk"))
+        check_inputs(build_algorithm("remax"), ExplorerConfig())
+        check_inputs(build_algorithm("on_policy_distillation", {"teacher": "somewhere"}), ExplorerConfig())
+
+    def test_that_a_trial_rollout_did_not_record_are_refused(self) -> None:
+        gigpo, explorer = build_algorithm("gigpo"), ExplorerConfig(workflow="./flow.py:walk")
+        check_recorded(gigpo, explorer, frozenset({"state_hash"}))
+        with pytest.raises(ConfigError, match=r"state_hash.*'\./flow\.py:walk' did not record them in a trial rollout"):
+            check_recorded(gigpo, explorer, frozenset({"step_reward"}))
+
+    def test_of_a_batch_without_tokens_are_no_error(self) -> None:
+        # An empty mask: nothing counts, and nothing is NaN.
+        batch = step_batch([1.0, 0.0], tokens=[0, 0])
+        plan = build_algorithm("grpo").plan(batch, Signals())
+        assert plan.num_tokens == 0 and plan.policy_weights_N.tolist() == []
+
+
 def test_a_reward_that_is_missing_is_refused_for_a_rollout_and_not_for_an_expert() -> None:
     batch = step_batch([0.0, math.nan, 1.0], [4, 4, 4], expert=[False, True, False])
     assert build_algorithm("mix").plan(batch, Signals()).advantages_N.isfinite().all()
@@ -76,3 +137,10 @@ def test_old_logprobs_decides_what_ratios_compare_with() -> None:
         assert ("behavior" in algorithm.signals) == bool(changes)
         entropy = Signals(old_N=signals.old_N, entropy_N=torch.ones(2))
         assert algorithm.plan(batch, entropy).anchor_N.tolist() == anchor
+
+
+def test_a_critic_whose_warm_up_lasts_as_long_as_the_run_is_refused() -> None:
+    algorithm = build_algorithm("ppo", {"critic": {"warmup_steps": 4}})
+    check_steps(algorithm, 5)
+    with pytest.raises(ConfigError, match=r"leaves no step for the policy: the run has 4 steps.*allowed: 0 to 3"):
+        check_steps(algorithm, 4)

@@ -1,4 +1,4 @@
-"""Every preset trains a model; and the critic: warmed up alone, saved, and gone on with."""
+"""Every preset trains a model; and the critic: warmed up alone, saved, and continued."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.presets import presets
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
-from tests.support.learning import config, make_batch, weights
+from rftdata.errors import ConfigError, ModelError, RftError
+from tests.support.learning import VOCABULARY, config, make_batch, weights
 
 
 def batch_with_everything(seed: int = 1, *, paired: bool = False) -> TrainBatch:
@@ -74,3 +76,37 @@ def test_a_critic_goes_on_from_a_checkpoint(model_path: str, tmp_path: Path) -> 
     for one, other in ((through.policy, again.policy), (through.critic, again.critic)):
         other_weights = dict(other.model.named_parameters())
         assert all(torch.equal(tensor, other_weights[name]) for name, tensor in one.model.named_parameters())
+
+
+def test_a_critic_starts_from_the_model_that_is_named(model_path: str, tmp_path: Path) -> None:
+    scorer = Learner(model_path, config(), build_algorithm("reward_model"), 0)
+    scorer.update(batch_with_everything(paired=True), 1)
+    scorer.save_checkpoint(tmp_path / "scorer")
+    learner = Learner(model_path, config(), build_algorithm("ppo"), 0, critic_path=str(tmp_path / "scorer"))
+    assert learner.critic is not None
+    values = learner.critic.model.state_dict()
+    assert all(torch.equal(tensor, values[name]) for name, tensor in scorer.model.state_dict().items())
+
+
+def test_a_critic_that_lacks_tokens_of_the_policy_is_refused(model_path: str, tmp_path: Path) -> None:
+    small = AutoModelForCausalLM.from_pretrained(model_path)
+    small.resize_token_embeddings(VOCABULARY - 1)
+    small.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=f"fewer tokens than the policy.*got '{VOCABULARY - 1} tokens'"):
+        Learner(model_path, config(), build_algorithm("ppo"), 0, critic_path=str(tmp_path))
+
+
+def test_a_checkpoint_without_a_critic_is_refused_where_there_is_one(model_path: str, tmp_path: Path) -> None:
+    Learner(model_path, config(), build_algorithm("grpo"), 0).save_checkpoint(tmp_path / "one")
+    with pytest.raises(ModelError, match="has no critic, and ppo trains one"):
+        Learner(model_path, config(), build_algorithm("ppo"), 0).load_checkpoint(tmp_path / "one")
+
+
+def test_a_gradient_of_the_critic_that_is_not_finite_counts_in_the_warm_up_too(model_path: str) -> None:
+    algorithm = build_algorithm("ppo", {"critic": {"warmup_steps": 100}})
+    learner = Learner(model_path, config(), algorithm, 0)
+    batch = replace(batch_with_everything(), rewards_B=torch.full((12,), 1e38))
+    for step in range(1, 5):
+        assert learner.update(batch, step)["skipped"] == 1.0
+    with pytest.raises(RftError, match=r"diverged.*critic_grad_norm"):
+        learner.update(batch, 5)

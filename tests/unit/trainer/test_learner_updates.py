@@ -117,11 +117,16 @@ class TestTeachers:
 
     def test_without_a_model_are_read_from_stored_arrays(self, model_path: str) -> None:
         learner = Learner(model_path, config(), build_algorithm("on_policy_distillation"), 0)
-        with pytest.raises(RftError, match=r"set algorithm\.teacher .*teacher_logprobs"):
+        with pytest.raises(RftError, match=r"set explorer\.teacher.*or algorithm\.teacher .*teacher_logprobs"):
             learner.update(make_batch(1), 1)
         batch = make_batch(1)
         stored = TrainBatch(**{**vars(batch), "teacher_logprobs_BT": batch.behavior_logprobs_BT.clone()})
         assert learner.update(stored, 1)["skipped"] == 0.0
+        stored.teacher_logprobs_BT[1] = torch.nan
+        with pytest.raises(
+            RftError, match=r"1 of \d+ experiences of the batch have none; the first is experience 1 of"
+        ):
+            learner.update(stored, 2)
 
 
 def _sampled_by(learner: Learner, batch: TrainBatch) -> TrainBatch:

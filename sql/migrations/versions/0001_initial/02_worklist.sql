@@ -30,7 +30,7 @@ CREATE INDEX worklist_resting ON rft.worklist (consumer, resume_step) WHERE resu
 -- Groups that wait for people, by the time of their return, so that a queue of many thousands need not be read for them.
 CREATE INDEX worklist_waiting ON rft.worklist (consumer, lease_until)
     WHERE NOT available AND claimed_by IS NULL AND lease_until IS NOT NULL;
-COMMENT ON TABLE rft.worklist IS 'Claimable work of one consumer: `trainer/RUN` draws groups, `pipeline/RUN` decides on them. Narrow and hot on purpose.';
+COMMENT ON TABLE rft.worklist IS 'Claimable work of one consumer: `trainer/RUN` draws groups, `pipeline/RUN` decides on them, `selection/RUN` draws from a stored selection. Narrow and hot on purpose.';
 COMMENT ON COLUMN rft.worklist.consumer IS 'The consumer.';
 COMMENT ON COLUMN rft.worklist.item_kind IS 'Kind of the item.';
 COMMENT ON COLUMN rft.worklist.item_id IS 'The item''s key in its own table.';

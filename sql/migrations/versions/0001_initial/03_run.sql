@@ -20,14 +20,15 @@ CREATE TABLE rft.run (
     stop_requested boolean NOT NULL DEFAULT false,
     outcome text,
     source_sql text,
-    source_kind rft.item_kind CHECK (source_kind <> 'group'),
+    source_kind rft.item_kind,
     source_rows bigint CHECK (source_rows > 0),
     source_hash text,
     source_epochs integer CHECK (source_epochs BETWEEN 1 AND 32767),
+    source_weighted boolean,
     label_cut bigint,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     finished_at timestamptz,
-    CONSTRAINT run_source_is_whole CHECK (num_nulls(source_sql, source_kind, source_rows, source_hash, source_epochs) IN (0, 5))
+    CONSTRAINT run_source_is_whole CHECK (num_nulls(source_sql, source_kind, source_rows, source_hash, source_epochs, source_weighted) IN (0, 6))
 );
 COMMENT ON TABLE rft.run IS 'A run of any mode.';
 COMMENT ON COLUMN rft.run.run_id IS 'Key, never reused.';
@@ -43,10 +44,11 @@ COMMENT ON COLUMN rft.run.current_attempt_id IS 'The attempt that may claim, pub
 COMMENT ON COLUMN rft.run.stop_requested IS 'Set to make every role stop at the next safe point.';
 COMMENT ON COLUMN rft.run.outcome IS 'How it ended, in a sentence.';
 COMMENT ON COLUMN rft.run.source_sql IS 'The query whose result this run trains on; NULL for runs that train on their own groups.';
-COMMENT ON COLUMN rft.run.source_kind IS 'Kind of the selected items: experiences or pairs.';
+COMMENT ON COLUMN rft.run.source_kind IS 'Kind of the selected items: experiences, pairs or whole groups.';
 COMMENT ON COLUMN rft.run.source_rows IS 'Number of selected rows.';
-COMMENT ON COLUMN rft.run.source_hash IS 'SHA-256 of the selection: ids, checksums of the token arrays and, where labels are pinned, the rewards.';
-COMMENT ON COLUMN rft.run.source_epochs IS 'How often each row is trained on.';
+COMMENT ON COLUMN rft.run.source_hash IS 'SHA-256 of the selection: ids, checksums of the token arrays, weights and, where labels are pinned, the rewards.';
+COMMENT ON COLUMN rft.run.source_epochs IS 'How often each row is trained on; with weights, on average.';
+COMMENT ON COLUMN rft.run.source_weighted IS 'Whether rows are drawn with probabilities proportional to weights, instead of each once in an epoch.';
 COMMENT ON COLUMN rft.run.label_cut IS 'Newest label that counts for this run; later ones do not change its batches. NULL: rewards are read when drawn.';
 COMMENT ON COLUMN rft.run.created_at IS 'When the run was stored.';
 COMMENT ON COLUMN rft.run.finished_at IS 'When its status last became finished, interrupted or failed.';

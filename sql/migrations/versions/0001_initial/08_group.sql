@@ -84,6 +84,39 @@ COMMENT ON COLUMN rft.rollout.error IS 'The exception, when it failed.';
 CREATE TRIGGER rollout_facts
     BEFORE UPDATE OR DELETE OR TRUNCATE ON rft.rollout FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();
 
+CREATE TABLE rft.group_baseline (
+    group_id bigint PRIMARY KEY,
+    outcome rft.rollout_outcome NOT NULL,
+    reward double precision CHECK (reward > '-Infinity' AND reward < 'Infinity'),
+    reward_parts jsonb NOT NULL DEFAULT '{}',
+    response text NOT NULL,
+    messages jsonb,
+    num_turns integer NOT NULL,
+    num_response_tokens integer NOT NULL,
+    finish_reason text NOT NULL,
+    policy_version_min bigint,
+    seconds double precision NOT NULL,
+    error text,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+COMMENT ON TABLE rft.group_baseline IS 'The greedy rollout of a group, whose reward is a baseline for the others (ReMax). It is never trained on. Only groups whose run asked for it have one; immutable.';
+COMMENT ON COLUMN rft.group_baseline.group_id IS 'The group.';
+COMMENT ON COLUMN rft.group_baseline.outcome IS 'How it ended. Unless it is ok, the whole group is dropped.';
+COMMENT ON COLUMN rft.group_baseline.reward IS 'Its reward, with the rewards of its tokens; NULL if it failed.';
+COMMENT ON COLUMN rft.group_baseline.reward_parts IS 'The reward''s parts by function name.';
+COMMENT ON COLUMN rft.group_baseline.response IS 'The answer of its last turn, as text without special tokens.';
+COMMENT ON COLUMN rft.group_baseline.messages IS 'The chat of its last turn, with the answer.';
+COMMENT ON COLUMN rft.group_baseline.num_turns IS 'Number of sampled turns.';
+COMMENT ON COLUMN rft.group_baseline.num_response_tokens IS 'Number of tokens of all its answers.';
+COMMENT ON COLUMN rft.group_baseline.finish_reason IS 'stop, length or abort, of the last turn.';
+COMMENT ON COLUMN rft.group_baseline.policy_version_min IS 'Policy version of its oldest token; NULL if this system did not sample it.';
+COMMENT ON COLUMN rft.group_baseline.seconds IS 'Wall time.';
+COMMENT ON COLUMN rft.group_baseline.error IS 'The exception, when it failed.';
+COMMENT ON COLUMN rft.group_baseline.created_at IS 'When it was stored.';
+
+CREATE TRIGGER group_baseline_facts
+    BEFORE UPDATE OR DELETE OR TRUNCATE ON rft.group_baseline FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();
+
 -- Groups with a new label are reopened unless they were drawn and cannot be drawn again. Their verdicts are stale, so they leave the
 -- trainer's worklist and return to the pipeline's. A concurrent verdict waits for the lock on rollout_group (or this function waits
 -- for it), a concurrent draw for the lock on worklist. A transaction that locks both locks rollout_group first, in the order of its keys.

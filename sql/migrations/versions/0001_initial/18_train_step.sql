@@ -46,6 +46,25 @@ COMMENT ON COLUMN rft.checkpoint.num_bytes IS 'Size of the folder.';
 COMMENT ON COLUMN rft.checkpoint.committed_at IS 'When.';
 COMMENT ON COLUMN rft.checkpoint.deleted_at IS 'When retention removed its files; NULL while they exist.';
 
+CREATE TYPE rft.model_use AS ENUM ('policy', 'critic', 'teacher', 'reward');
+COMMENT ON TYPE rft.model_use IS 'policy: the weights that the run starts from, which are its reference model, too; critic: what its critic starts from; teacher: the model that it imitates; reward: a model whose scores are rewards.';
+
+CREATE TABLE rft.run_model (
+    run_id bigint NOT NULL REFERENCES rft.run,
+    used_as rft.model_use NOT NULL,
+    uri text NOT NULL,
+    checkpoint_id bigint,
+    since timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, used_as, uri)
+);
+CREATE INDEX run_model_checkpoint ON rft.run_model (checkpoint_id);
+COMMENT ON TABLE rft.run_model IS 'The models with which a run began or was resumed; rft.v_run_model names the runs that trained them.';
+COMMENT ON COLUMN rft.run_model.run_id IS 'The run.';
+COMMENT ON COLUMN rft.run_model.used_as IS 'What the model is in it.';
+COMMENT ON COLUMN rft.run_model.uri IS 'The folder of the model.';
+COMMENT ON COLUMN rft.run_model.checkpoint_id IS 'The checkpoint that the folder is; NULL for a model from elsewhere, and for a copy.';
+COMMENT ON COLUMN rft.run_model.since IS 'When the run was first started with it.';
+
 CREATE TYPE rft.step_outcome AS ENUM ('trained', 'skipped');
 COMMENT ON TYPE rft.step_outcome IS 'trained: the weights were updated; skipped: there was nothing to train on.';
 

@@ -1,4 +1,4 @@
--- Drawing from the stored selections that runs train on.
+-- Drawing from the stored selections that runs train on. The queue of a selection is `selection/RUN`.
 
 -- md5 instead of PostgreSQL's own hashes, which may differ between versions and machines.
 CREATE FUNCTION rft.selection_key(seed bigint, epoch integer, item_id bigint) RETURNS bigint
@@ -6,13 +6,20 @@ LANGUAGE sql IMMUTABLE
 AS $$ SELECT epoch::bigint << 48 | ('x' || substr(md5(seed || ':' || epoch || ':' || item_id), 1, 12))::bit(48)::bigint $$;
 COMMENT ON FUNCTION rft.selection_key(bigint, integer, bigint) IS 'Returns the place of an item in the order of a stored selection: one epoch after the other, each shuffled by seed and epoch.';
 
+-- The times of an item are a Poisson process whose rate is its weight, and draws take the earliest times of all items. So every draw takes an
+-- item with a probability proportional to its weight. The sum starts at 0 each time, so that a restored item has the same time to the bit.
+CREATE FUNCTION rft.selection_time(seed bigint, item_id bigint, times_sampled integer, weight double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT sum(rft.race_time(seed, item_id, n) ORDER BY n) / weight FROM generate_series(0, times_sampled) n $$;
+COMMENT ON FUNCTION rft.selection_time IS 'Returns the time at which an item of a weighted selection is drawn next, given its number of draws; the least is drawn first.';
+
 -- No nested loops: a queue that was just filled has no statistics, and a planner that assumes it to be empty would join it with itself
 -- row by row.
 CREATE FUNCTION rft.restore_selection(of_run bigint, of_attempt bigint) RETURNS void
 LANGUAGE plpgsql SET enable_nestloop = off
 AS $$
 DECLARE
-    queue CONSTANT text := 'trainer/' || of_run;
+    queue CONSTANT text := 'selection/' || of_run;
     r rft.run;
 BEGIN
     SELECT * INTO r FROM rft.run WHERE run_id = of_run;
@@ -23,29 +30,75 @@ BEGIN
         WHERE h.history_id = of_attempt
         GROUP BY d.item_id),
     due AS (
-        SELECT w.item_id, coalesce(u.times, 0) < r.source_epochs AS available,
-               rft.selection_key(r.seed, coalesce(u.times, 0), w.item_id) AS sort_key
-        FROM rft.worklist w LEFT JOIN used u USING (item_id)
+        SELECT w.item_id, t.times, r.source_weighted OR t.times < r.source_epochs AS available,
+               rft.selection_key(r.seed, t.times, w.item_id) AS sort_key
+        FROM rft.worklist w LEFT JOIN used u USING (item_id) CROSS JOIN LATERAL (SELECT coalesce(u.times, 0) AS times) t
         WHERE w.consumer = queue AND w.item_kind = r.source_kind)
-    UPDATE rft.worklist w SET available = d.available, sort_key = d.sort_key
+    UPDATE rft.worklist w SET available = d.available, times_sampled = d.times, sort_key = d.sort_key,
+        draw_key = CASE WHEN r.source_weighted THEN rft.selection_time(r.seed, d.item_id, d.times, w.draw_weight) ELSE 0 END
     FROM due d
     WHERE w.consumer = queue AND w.item_kind = r.source_kind AND w.item_id = d.item_id
-      AND (w.available, w.sort_key) IS DISTINCT FROM (d.available, d.sort_key);
+      AND (w.available, w.times_sampled) IS DISTINCT FROM (d.available, d.times);
 END
 $$;
 COMMENT ON FUNCTION rft.restore_selection(bigint, bigint) IS 'Restores the items of a stored selection to the state of an attempt''s history: used as often as it drew them.';
 
--- The batch of a step follows from the seed, the epochs and the steps before it, so a history that goes back draws the same batches again.
--- A drawn item returns at once for the next epoch, behind all items that are still in this one.
+CREATE FUNCTION rft.selected_experiences(kind rft.item_kind, of_item bigint)
+RETURNS TABLE (experience_id bigint, place bigint, pair_id bigint)
+LANGUAGE sql STABLE
+AS $$
+    SELECT of_item, 0::bigint, NULL::bigint WHERE kind = 'experience'
+    UNION ALL
+    SELECT m.experience_id, m.place, p.pair_id FROM rft.preference_pair p
+    CROSS JOIN LATERAL (VALUES (p.chosen_id, 0::bigint), (p.rejected_id, 1::bigint)) AS m (experience_id, place)
+    WHERE kind = 'pair' AND p.pair_id = of_item
+    UNION ALL
+    SELECT e.experience_id, o.rollout_index::bigint << 32 | e.turn_index, NULL FROM rft.experience e JOIN rft.rollout o USING (rollout_id)
+    WHERE kind = 'group' AND e.group_id = of_item
+$$;
+COMMENT ON FUNCTION rft.selected_experiences IS 'Returns the experiences of an item of a stored selection, with their order within it: of a pair the chosen one first, of a group all, by rollout and turn.';
+
+CREATE FUNCTION rft.pick_selected(r rft.run, step integer, wanted integer) RETURNS bigint[]
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    queue CONSTANT text := 'selection/' || r.run_id;
+    -- With weights no item is ever used up. The run ends after as many draws as it would have without weights.
+    num_left CONSTANT bigint := r.source_rows * r.source_epochs - (step - 1) * least(wanted, r.source_rows);
+    picked bigint[];
+BEGIN
+    IF r.source_weighted THEN
+        SELECT coalesce(array_agg(item_id ORDER BY draw_key, item_id), '{}') INTO picked FROM (
+            SELECT item_id, draw_key FROM rft.worklist
+            WHERE consumer = queue AND lane = '' AND available AND item_kind = r.source_kind
+            ORDER BY draw_key, item_id LIMIT least(wanted, greatest(num_left, 0)) FOR UPDATE) p;
+    ELSE
+        SELECT coalesce(array_agg(item_id ORDER BY sort_key, item_id), '{}') INTO picked FROM (
+            SELECT item_id, sort_key FROM rft.worklist WHERE consumer = queue AND available AND item_kind = r.source_kind
+            ORDER BY sort_key, item_id LIMIT wanted FOR UPDATE) p;
+    END IF;
+    UPDATE rft.worklist
+    SET available = r.source_weighted OR times_sampled + 1 < r.source_epochs,
+        times_sampled = times_sampled + 1,
+        sort_key = rft.selection_key(r.seed, times_sampled + 1, item_id),
+        draw_key = CASE WHEN r.source_weighted THEN rft.selection_time(r.seed, item_id, times_sampled + 1, draw_weight) ELSE 0 END
+    WHERE consumer = queue AND item_kind = r.source_kind AND item_id = ANY (picked);
+    RETURN picked;
+END
+$$;
+COMMENT ON FUNCTION rft.pick_selected IS 'Takes the next items of a stored selection, each for its next use, and returns them in order.';
+
+-- The batch of a step follows from the seed, the epochs, the weights and the steps before it, so a history that goes back draws the same
+-- batches again. A drawn item returns at once for its next use: without weights behind all items that are still in this epoch.
 CREATE FUNCTION rft.draw_selected(
     of_run bigint, of_attempt bigint, step integer, wanted integer, OUT outcome text, OUT reason text)
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    queue CONSTANT text := 'trainer/' || of_run;
     r rft.run;
     found_items integer;
     picked bigint[];
+    beta double precision;
 BEGIN
     SELECT * INTO r FROM rft.run WHERE run_id = of_run AND current_attempt_id = of_attempt FOR SHARE;
     IF NOT FOUND THEN
@@ -55,33 +108,26 @@ BEGIN
     outcome := 'drawn';
     SELECT count(DISTINCT item_id) INTO found_items FROM rft.draw WHERE attempt_id = of_attempt AND trainer_step = step;
     IF found_items = 0 THEN
-        SELECT coalesce(array_agg(item_id ORDER BY sort_key, item_id), '{}') INTO picked FROM (
-            SELECT item_id, sort_key FROM rft.worklist WHERE consumer = queue AND available AND item_kind = r.source_kind
-            ORDER BY sort_key, item_id LIMIT wanted FOR UPDATE) p;
-        UPDATE rft.worklist
-        SET available = (sort_key >> 48) + 1 < r.source_epochs,
-            sort_key = rft.selection_key(r.seed, (sort_key >> 48)::integer + 1, item_id)
-        WHERE consumer = queue AND item_kind = r.source_kind AND item_id = ANY (picked);
+        picked := rft.pick_selected(r, step, wanted);
         found_items := cardinality(picked);
+        beta := (SELECT max(importance_exponent) FROM rft.sampler_lane WHERE run_id = of_run);
 
-        INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, pair_id, reward_used, staleness)
-        SELECT of_attempt, step, m.slot, r.source_kind, m.item_id, m.experience_id, m.pair_id,
-               rft.reward_at(m.experience_id, r.label_cut), 0
+        INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, pair_id, reward_used, staleness,
+            importance_weight)
+        SELECT of_attempt, step, row_number() OVER (ORDER BY i.place, m.place, m.experience_id) - 1, r.source_kind, i.item_id, m.experience_id,
+               m.pair_id, rft.reward_at(m.experience_id, r.label_cut), 0, i.importance
         FROM (
-            SELECT i.item_id, i.place - 1 AS slot, i.item_id AS experience_id, NULL::bigint AS pair_id
-            FROM unnest(picked) WITH ORDINALITY AS i (item_id, place)
-            WHERE r.source_kind = 'experience'
-            UNION ALL
-            SELECT i.item_id, 2 * (i.place - 1) + m.second, m.experience_id, p.pair_id
-            FROM unnest(picked) WITH ORDINALITY AS i (item_id, place)
-            JOIN rft.preference_pair p ON p.pair_id = i.item_id
-            CROSS JOIN LATERAL (VALUES (0, p.chosen_id), (1, p.rejected_id)) AS m (second, experience_id)
-            WHERE r.source_kind = 'pair') m
-        ORDER BY m.slot;
+            SELECT p.item_id, p.place,
+                   CASE WHEN r.source_weighted THEN power(min(w.draw_weight) OVER () / w.draw_weight, beta) END AS importance
+            FROM unnest(picked) WITH ORDINALITY AS p (item_id, place)
+            CROSS JOIN LATERAL (
+                SELECT draw_weight FROM rft.worklist
+                WHERE consumer = 'selection/' || of_run AND item_kind = r.source_kind AND item_id = p.item_id OFFSET 0) w) i
+        CROSS JOIN LATERAL rft.selected_experiences(r.source_kind, i.item_id) m;
     END IF;
     IF found_items < wanted THEN
         reason := format('%s of %s: the stored selection has no more', found_items, wanted);
     END IF;
 END
 $$;
-COMMENT ON FUNCTION rft.draw_selected IS 'Draws the next experiences or whole pairs of a stored selection for a trainer step; a pair takes two slots, the chosen one first. outcome: drawn (reason: why a batch is short) or fenced (the attempt no longer holds the run).';
+COMMENT ON FUNCTION rft.draw_selected IS 'Draws the next experiences, whole pairs or whole groups of a stored selection for a trainer step; a pair takes two slots, the chosen one first. outcome: drawn (reason: why a batch is short) or fenced (the attempt no longer holds the run).';

@@ -98,6 +98,11 @@ BEGIN
     DELETE FROM rft.group_prompt p
     WHERE p.group_id = ANY (groups)
       AND NOT EXISTS (SELECT FROM rft.experience e WHERE e.group_id = p.group_id AND e.prompt_digest = p.prompt_digest OFFSET 0);
+    -- The greedy rollout answers the same prompt.
+    UPDATE rft.group_baseline b
+    SET response = '[purged]', messages = NULL, error = CASE WHEN error IS NOT NULL THEN '[purged]' END,
+        reward_parts = (SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM jsonb_each(b.reward_parts) WHERE jsonb_typeof(value) IN ('number', 'boolean'))
+    WHERE b.group_id = ANY (groups);
     UPDATE rft.rollout SET error = '[purged]'
     WHERE error IS NOT NULL AND rollout_id IN (SELECT rollout_id FROM rft.experience WHERE experience_id = ANY (ids));
 

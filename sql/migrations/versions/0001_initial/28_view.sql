@@ -18,7 +18,7 @@ CREATE VIEW rft.v_experience AS
 SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_id, g.explore_step, ro.rollout_index, e.turn_index,
        ro.outcome, gp.prompt, e.response, t.payload ->> 'answer' AS answer,
        e.reward_sampled, e.reward, v.reward AS reward_shaped,
-       CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END AS reward_trained,
+       CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END AS reward_trained, b.reward AS baseline_reward,
        e.reward_parts, e.metrics, e.finish_reason, e.num_prompt_tokens, e.num_response_tokens,
        p.trainer_step AS policy_step, e.policy_version_min, e.policy_version_max,
        CASE WHEN d.times > 0 THEN 'drawn'
@@ -35,6 +35,7 @@ JOIN rft.rollout_group g USING (group_id)
 JOIN rft.rollout ro USING (rollout_id)
 JOIN rft.task t USING (task_id)
 LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
+LEFT JOIN rft.group_baseline b ON b.group_id = e.group_id
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
 LEFT JOIN LATERAL (
     SELECT v.* FROM rft.verdict v
@@ -52,10 +53,11 @@ COMMENT ON VIEW rft.v_experience IS 'Experiences with their run, task, group, ve
 
 CREATE VIEW rft.v_group AS
 SELECT g.group_id, r.name AS run, g.run_id, t.taskset, t.task_key, g.explore_step, g.ordinal, g.status, g.is_refill, g.trainable,
-       g.closed_reason, g.group_size, o.num_ok, o.num_failed, o.mean_reward, o.std_reward, g.planned_at, g.sealed_at, g.ready_at
+       g.closed_reason, g.group_size, o.num_ok, o.num_failed, o.mean_reward, o.std_reward, b.reward AS baseline_reward, g.planned_at, g.sealed_at, g.ready_at
 FROM rft.rollout_group g
 JOIN rft.run r USING (run_id)
 JOIN rft.task t USING (task_id)
+LEFT JOIN rft.group_baseline b ON b.group_id = g.group_id
 LEFT JOIN LATERAL (
     SELECT count(*) FILTER (WHERE outcome = 'ok') AS num_ok, count(*) FILTER (WHERE outcome <> 'ok') AS num_failed,
            avg(reward) AS mean_reward, stddev_samp(reward) AS std_reward
@@ -156,6 +158,13 @@ ORDER BY w.deadline, w.review_id;
 COMMENT ON VIEW rft.v_review_queue IS 'Questions that wait for a person, most urgent first. Questions about groups that were purged, left or decided without an answer are left out. Answer with UPDATE rft.review SET answer, UPDATE rft.experience SET reward, `rft label set` or `rft label import`.';
 
 -- A pair with a purged side shows no text, and cannot be trained on.
+CREATE VIEW rft.v_run_model AS
+SELECT r.name AS run, m.run_id, m.used_as, m.uri, m.checkpoint_id, f.name AS trained_by, c.trainer_step, m.since
+FROM rft.run_model m JOIN rft.run r USING (run_id)
+LEFT JOIN rft.checkpoint c ON c.checkpoint_id = m.checkpoint_id
+LEFT JOIN rft.run f ON f.run_id = c.run_id;
+COMMENT ON VIEW rft.v_run_model IS 'The models of each run: the weights that it starts from, and its critic, teacher and reward models. trained_by, trainer_step: the run and the step of the checkpoint; NULL for a model from elsewhere.';
+
 CREATE VIEW rft.v_pair AS
 SELECT p.pair_id, r.name AS run, c.run_id, c.group_id, t.taskset, t.task_key, p.source, p.author, p.chosen_id, p.rejected_id,
        gp.prompt, c.response AS chosen, j.response AS rejected, c.reward AS chosen_reward, j.reward AS rejected_reward,

@@ -34,7 +34,8 @@ DECLARE
                     WHERE rolname IN ('rft_reader', 'rft_labeler', 'rft_worker'));
     -- Tables whose rows a worker writes once and never changes.
     append_only CONSTANT text[] := ARRAY['verdict', 'task_verdict', 'operator_run', 'write_receipt', 'evaluation_answer', 'attempt_history',
-                                         'group_origin', 'experience_origin', 'preference_pair', 'group_prompt'];
+                                         'group_origin', 'experience_origin', 'preference_pair', 'group_prompt', 'group_baseline',
+                                         'run_model'];
     role text;
     relation record;
 BEGIN

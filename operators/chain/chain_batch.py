@@ -35,19 +35,19 @@ class _Drop:
 
 
 @dataclass
-class Pass:
+class ChainBatch:
     """The rows of `given` that are still in the chain, in order.
 
     Attributes:
         given: the batch as it arrived; never changed.
         position: index in `given` of each remaining row.
-        found: what stages return besides decisions.
+        verdicts: what stages return besides decisions.
         changed: names of columns that have new values.
     """
 
     given: pa.Table
     position: Ints = field(init=False)
-    found: Verdicts = field(default_factory=Verdicts)
+    verdicts: Verdicts = field(default_factory=Verdicts)
 
     def __post_init__(self) -> None:
         self.position = np.arange(self.given.num_rows)
@@ -111,7 +111,7 @@ class Pass:
         if not outcome.waiting:
             return None
         ids, groups = (self.column(name).to_numpy() for name in ("experience_id", "group_id"))
-        self.found.questions += [
+        self.verdicts.questions += [
             Question(int(ids[row]), int(groups[row]), stage, review) for row, review in sorted(outcome.waiting.items())
         ]
         stays = ~np.isin(groups, [groups[row] for row in outcome.waiting])

@@ -1,0 +1,90 @@
+"""Trial of the experience chain on rehearsed rollouts, as `rft check --deep` does before a run. Nothing is stored."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from operators.base import Messages, StageContext, UnavailableError
+from operators.chain.chain import Chain
+from operators.chain.trial import try_stages
+from rftcore.workflows.task import Task
+from rftdata.experience import Array, Rollout
+from rftdata.experience import Sequence as Trained
+from rftdata.pipeline.records import BATCH_SCHEMA
+
+_MAX_GROUP_SIZE = 4
+_RIGHT, _WRONG = 1.0, 0.0
+
+
+class TrialBatch:
+    """Experiences as an explorer would store them: for each rehearsed rollout a group of copies, every second with another reward.
+
+    Args:
+        group_size: of the run; at most four copies are made.
+
+    Attributes:
+        table: the columns of `BATCH_SCHEMA`.
+    """
+
+    def __init__(self, rehearsed: Sequence[tuple[Task, Mapping[str, Any], Rollout]], group_size: int) -> None:
+        size = min(group_size, _MAX_GROUP_SIZE)
+        self._sequences: list[Trained] = []
+        rows = []
+        for group_id, (task, features, rollout) in enumerate(rehearsed, start=1):
+            for index, (turn_index, sequence) in itertools.product(range(size), enumerate(rollout.sequences)):
+                reward = rollout.reward
+                if index % 2:
+                    reward = _WRONG if reward else _RIGHT
+                self._sequences.append(replace(sequence, reward=reward))
+                rows.append(
+                    _row(task, features, self._sequences[-1])
+                    | {"experience_id": len(self._sequences), "group_id": group_id, "task_id": group_id}
+                    | {"rollout_index": index, "turn_index": turn_index, "group_size": group_size}
+                )
+        self.table = pa.Table.from_pylist(rows, schema=BATCH_SCHEMA)
+
+    def read_arrays(self, experience_ids: Sequence[int], name: str) -> list[Array | None]:
+        """Return an array of each experience, as `Buffer.arrays` does."""
+        return [self._array(self._sequences[i - 1], name) for i in experience_ids]
+
+    @staticmethod
+    def _array(sequence: Trained, name: str) -> Array | None:
+        values = sequence.arrays[name] if name in sequence.arrays else getattr(sequence, name, None)
+        return None if values is None else np.asarray(values)
+
+
+def _row(task: Task, features: Mapping[str, Any], sequence: Trained) -> dict[str, Any]:
+    return {
+        "taskset": task.taskset, "answer": task.answer, "prompt": sequence.prompt, "response": sequence.response,
+        "reward": sequence.reward, "reward_sampled": sequence.reward, "num_prompt_tokens": sequence.num_prompt_tokens,
+        "num_response_tokens": len(sequence.token_ids) - sequence.num_prompt_tokens, "finish_reason": sequence.finish_reason,
+        "metrics": json.dumps(sequence.metrics), "source": "explorer",
+        "messages": None if sequence.messages is None else json.dumps(sequence.messages),
+        "reward_parts": json.dumps(sequence.reward_parts), "metadata": json.dumps(task.metadata), "features": json.dumps(dict(features)),
+        "staleness": 0, "labelled": False,
+    }  # fmt: skip
+
+
+def try_chain(chain: Chain, context: StageContext, batch: TrialBatch) -> dict[str, str]:
+    """Prepare a chain, try its stages, and close it; return the stages that were not tried, with the reason.
+
+    Raises:
+        RftError: a stage cannot be prepared, or fails.
+    """
+    try:
+        chain.prepare(replace(context, read_arrays=batch.read_arrays))
+        return try_stages(chain, batch.table) if batch.table.num_rows else {}
+    finally:
+        chain.close()
+
+
+def refuse_to_generate(chats: Sequence[Messages], max_tokens: int, temperature: float) -> list[str | Exception]:
+    """Stand for the policy, which a check does not start."""
+    raise UnavailableError("it asks the policy")

@@ -1,0 +1,180 @@
+"""Distillation and preference losses through `rft run`, on one buffer: a live run whose rollouts a teacher scores, then runs on what it stored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+import rftdata
+from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.chat_server import ChatServer, Says
+from tests.support.command_line import EXAMPLE, Rft, rows
+from tests.support.prompt_scores import answer_with
+from tests.support.warm_up import Warm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SOURCE = f"{EXAMPLE / 'tasks.py'}:numbers"
+BASE: dict[str, Any] = {
+    "trainer": {"batch_groups": 16, "learning_rate": 1.0e-3, "checkpoint_every": 2, "autocast": "none"}, "steps": 2,
+}  # fmt: skip
+EXPLORER: dict[str, Any] = {
+    "engine": "transformers", "engine_args": {"dtype": "float32", "context_length": 64}, "reward": "exact_match", "max_tokens": 8,
+    "claim_groups": 16,
+}  # fmt: skip
+
+
+class Buffer:
+    """One buffer, and the runs of the tests on it.
+
+    Attributes:
+        teacher: a model with the student's tokenizer and other weights, behind `server`.
+    """
+
+    def __init__(self, folder: Path, rft: Rft, student: Path, teacher: Path, server: ChatServer) -> None:
+        self.folder, self.uri = folder, folder / "buffer"
+        self.student, self.teacher, self.server = student, teacher, server
+        self._rft = rft
+
+    def run(self, name: str, *, check: bool = True, **sections: Any) -> Any:
+        config = {
+            **BASE,
+            "run": {"name": name},
+            "buffer": {"uri": str(self.uri)},
+            "model": {"path": str(self.student)},
+            **sections,
+        }
+        file = self.folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(config))
+        return self._rft("run", file, "--plain", check=check)
+
+    def live(self, name: str, *, check: bool = True, steps: int = 2, **explorer: Any) -> Any:
+        tasks = [{"name": "sort", "source": SOURCE, "args": {"size": 400}, "split": "train"}]
+        algorithm = {"name": "on_policy_distillation", "group_size": 4}
+        return self.run(
+            name, check=check, tasks=tasks, algorithm=algorithm, explorer={**EXPLORER, **explorer}, steps=steps
+        )  # fmt: skip
+
+    def metrics(self, run: str) -> list[dict[str, float]]:
+        found = rows(self.uri, f"select metrics from rft.v_train_step where run = '{run}' order by trainer_step")
+        return [row["metrics"] if isinstance(row["metrics"], dict) else json.loads(row["metrics"]) for row in found]
+
+
+@pytest.fixture(scope="module")
+def buffer(warm: Warm, rft: Rft, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buffer]:
+    """With the live run `scored`, whose teacher is a server."""
+    folder = tmp_path_factory.mktemp("distillation")
+    teacher = shutil.copytree(warm.model, folder / "teacher")
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(1)
+        model.lm_head.weight.add_(0.3 * torch.randn_like(model.lm_head.weight))
+    model.save_pretrained(teacher)
+    server = ChatServer(answer_with(teacher))
+    made = Buffer(folder, rft, warm.model, teacher, server)
+    try:
+        made.live("scored", teacher={"endpoint": {"url": server.url, "model": "teacher"}})
+        yield made
+    finally:
+        server.close()
+        EmbeddedServer(made.uri).stop()
+
+
+def test_a_teacher_s_server_scores_rollouts_and_the_student_nears_it(buffer: Buffer) -> None:
+    first, last = buffer.metrics("scored")
+    assert first["teacher_kl"] > 0.02 and last["teacher_kl"] < first["teacher_kl"]
+    with rftdata.open(str(buffer.uri)) as opened:
+        ids = opened.sql("select experience_id from rft.v_experience where run = 'scored'")["experience_id"].to_pylist()
+        table = opened.read_arrays(ids, ["token_ids", "loss_mask", "teacher_logprobs"])
+    assert len(ids) == 2 * 16 * 4
+    model = AutoModelForCausalLM.from_pretrained(buffer.teacher)
+    for row in table.slice(0, 8).to_pylist():
+        tokens, mask = torch.tensor([row["token_ids"]]), np.array(row["loss_mask"], bool)
+        with torch.no_grad():
+            logprobs = model(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].numpy()
+        scored = np.array(row["teacher_logprobs"])
+        assert scored[mask] == pytest.approx(logprobs[mask[1:]], abs=1e-4) and not scored[~mask].any()
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "on_policy_distillation", "old_logprobs": "recomputed", "correction": {"high": 2}},
+        {"name": "jsd_sampled", "old_logprobs": "recomputed"},
+    ],
+    ids=["on_policy_distillation", "jsd_sampled"],
+)
+def test_stored_log_probabilities_are_distilled_without_engine_and_teacher(
+    buffer: Buffer, algorithm: dict[str, Any]
+) -> None:
+    asked, name = len(buffer.server.requests), f"offline-{algorithm['name'].replace('_', '-')}"
+    source = {"source": {"sql": "select experience_id from rft.v_experience where run = 'scored'"}}
+    trainer = {**BASE["trainer"], "batch_groups": 64}
+    buffer.run(name, algorithm=algorithm, sampling=source, trainer=trainer)
+    first, last = buffer.metrics(name)
+    assert first["teacher_kl"] > 0.02 and last["teacher_kl"] < first["teacher_kl"]
+    assert len(buffer.server.requests) == asked
+    assert rows(
+        buffer.uri, f"select count(*) as n from rft.rollout_group join rft.run using (run_id) where name = '{name}'"
+    ) == [{"n": 0}]
+
+
+def test_a_teacher_in_the_explorer_s_process_and_one_in_the_trainer(buffer: Buffer) -> None:
+    """The trainer computes the whole distribution of its own, and what the explorer's gave is stored for later."""
+    tasks = [{"name": "sort", "source": SOURCE, "args": {"size": 400}, "split": "train"}]
+    algorithm = {"name": "jsd", "group_size": 4, "teacher": "./teacher"}  # relative to the configuration's folder
+    buffer.run("whole", tasks=tasks, algorithm=algorithm, explorer={**EXPLORER, "teacher": "./teacher"})
+    first, last = buffer.metrics("whole")
+    assert 0 < last["loss"] < first["loss"]
+    with rftdata.open(str(buffer.uri)) as opened:
+        ids = opened.sql("select experience_id from rft.v_experience where run = 'whole'")["experience_id"].to_pylist()
+        assert all(array is not None and array.any() for array in opened.arrays(ids, "teacher_logprobs"))
+
+
+def test_preferences_of_the_stored_rewards_are_learned_with_and_without_pairs(buffer: Buffer, rft: Rft) -> None:
+    rft("pairs", "build", "scored", "--buffer", buffer.uri)
+    pairs = {"source": {"sql": "select pair_id from rft.v_pair where run = 'scored' and stands"}}
+    single = {"source": {"sql": "select experience_id from rft.v_experience where run = 'scored'"}}
+    buffer.run("simpo", algorithm={"name": "simpo"}, sampling=pairs)
+    buffer.run("kto", algorithm={"name": "kto", "loss": {"threshold": 0.5}}, sampling=single)
+    first, last = buffer.metrics("simpo")
+    assert last["pair_margin"] > first["pair_margin"]
+    first, last = buffer.metrics("kto")
+    assert first["implied_reward"] == pytest.approx(0.0, abs=1e-5) and last["implied_reward"] != pytest.approx(
+        0.0, abs=1e-4
+    )
+
+
+def test_a_server_without_log_probabilities_ends_the_run_at_once(buffer: Buffer) -> None:
+    silent = ChatServer(lambda *_: Says(json.dumps({"choices": [{"text": "2"}]}), raw=True))
+    try:
+        refused = buffer.live("silent", check=False, teacher={"endpoint": {"url": silent.url, "model": "teacher"}})
+    finally:
+        silent.close()
+    assert refused.returncode not in (0, None)
+    assert "returns no log-probabilities of the prompt" in refused.stdout + refused.stderr
+    assert rows(
+        buffer.uri,
+        "select count(*) as n from rft.rollout_group join rft.run using (run_id) where name = 'silent' and status = 'sealed'",
+    ) == [{"n": 0}]
+
+
+def test_a_teacher_with_another_tokenizer_is_refused_before_the_run_is_stored(buffer: Buffer) -> None:
+    other = shutil.copytree(buffer.teacher, buffer.folder / "other")
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace('"7": 11', '"7": 12').replace('"8": 12', '"8": 11'))
+    refused = buffer.live("other", check=False, teacher="./other")
+    assert (
+        refused.returncode == 2
+        and "another tokenizer than the policy: the policy's token '7' (number 11) is number 12" in refused.stderr
+    )
+    assert rows(buffer.uri, "select 1 from rft.run where name = 'other'") == []

@@ -1,0 +1,151 @@
+"""Greedy baselines, states and rewards of turns, rewards of tokens and expert answers, from `rft run` to the weights: four stages, one buffer."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.command_line import EXAMPLE, Rft, report, rft_command, rft_environment, rows
+from tests.support.models import make_tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+FLOW = """
+import json
+from rftcore.workflows.task import Score, TokenRewards
+
+def share(text):
+    return sum(character.isdigit() for character in text) / max(1, len(text))
+
+async def turns(task, model, score):
+    "Asks twice; the state is what the model saw, and each turn has a reward of its own."
+    messages, total = [{"role": "user", "content": task.prompt}], 0.0
+    for _ in range(2):
+        turn = await model.chat(messages)
+        turn.record(state=json.dumps(messages), step_reward=share(turn.response))
+        await score(turn, task)
+        total += share(turn.response)
+        messages = [*messages, {"role": "assistant", "content": turn.response}, {"role": "user", "content": task.prompt}]
+    return Score(total)
+
+async def guided(task, model, score):
+    "Shows the right answer of each question, besides the attempt."
+    messages = [{"role": "user", "content": task.prompt}]
+    result = await score(await model.chat(messages), task)
+    model.write(messages, task.answer)
+    return result
+
+def digits(turn, task):
+    return share(turn.response)
+
+def by_token(turn, task):
+    text = turn.response.ljust(len(turn.response_token_ids))
+    return TokenRewards([0.1 * character.isdigit() for character in text])
+"""
+
+
+def stage(name: str, steps: int, workflow: str, reward: list[str], **algorithm: Any) -> dict[str, Any]:
+    return {
+        "name": name, "steps": steps, "algorithm": {"name": name, "group_size": 4, **algorithm},
+        "explorer": {"workflow": workflow, "reward": reward},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    make_tiny_model(tmp_path / "model", context_length=64, hidden_size=64, num_layers=1)
+    (tmp_path / "flow.py").write_text(FLOW)
+    config = {
+        "run": {"name": "inputs", "seed": 3}, "buffer": {"uri": str(tmp_path / "buffer")}, "model": {"path": str(tmp_path / "model")},
+        "trainer": {"batch_groups": 4, "checkpoint_every": 1, "autocast": "none", "learning_rate": 1.0e-3},
+        "explorer": {"engine": "transformers", "engine_args": {"dtype": "float32", "context_length": 64}, "max_tokens": 8, "max_refill": 4},
+        "sampling": {"max_staleness": 9},
+        "tasks": [{"name": "digits", "source": f"{EXAMPLE / 'tasks.py'}:numbers", "args": {"size": 100}, "split": "train"}],
+        "stages": [
+            stage("remax", 3, "single_turn", ["./flow.py:digits", "./flow.py:by_token"]),
+            stage("gigpo", 2, "./flow.py:turns", []),
+            stage("step_wise_grpo", 1, "./flow.py:turns", ["./flow.py:by_token"]),
+            stage("chord", 2, "./flow.py:guided", ["./flow.py:digits"]),
+        ],
+    }  # fmt: skip
+    file = tmp_path / "inputs.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def kill_during_the_first_stage(chain: Path, buffer: Path) -> None:
+    """Start the chain, and kill its explorer after the first step."""
+    process = subprocess.Popen(
+        rft_command("run", chain, "--plain"), env=rft_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )  # fmt: skip
+    deadline = time.monotonic() + 240
+    while not (buffer / "host").exists() or not rows(buffer, "select 1 from rft.train_step"):
+        assert process.poll() is None and time.monotonic() < deadline, "the first step was not reached"
+        time.sleep(0.1)
+    for worker in rows(buffer, "select pid from rft.worker where stopped_at is null"):
+        os.kill(worker["pid"], signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def test_inputs_come_from_rollouts_and_are_trained_on(rft: Rft, chain: Path, tmp_path: Path) -> None:
+    buffer = tmp_path / "buffer"
+    kill_during_the_first_stage(chain, buffer)
+    rft("run", chain, "--plain", "--resume")
+
+    runs = {
+        run["name"].removeprefix("inputs-"): run["run_id"] for run in rows(buffer, "select name, run_id from rft.run")
+    }
+    assert [*runs] == ["remax", "gigpo", "step_wise_grpo", "chord"]
+    steps = rows(
+        buffer,
+        "select run, trainer_step, outcome::text as outcome, metrics from rft.v_train_step order by run_id, trainer_step",
+    )
+    assert [step["outcome"] for step in steps] == ["trained"] * 8
+    assert all(math.isfinite(step["metrics"]["loss"]) for step in steps)
+    metrics = {step["run"].removeprefix("inputs-"): step["metrics"] for step in steps}
+
+    # One greedy rollout for each group that was sampled, and none among what is trained on.
+    groups = rows(buffer, "select run, baseline_reward, mean_reward, num_ok from rft.v_group where status = 'ready'")
+    assert all((group["baseline_reward"] is not None) == (group["run"] == "inputs-remax") for group in groups)
+    assert all(group["num_ok"] == 4 for group in groups)
+    (answer,) = rows(
+        buffer,
+        "select distinct outcome::text as outcome, num_turns, policy_version_min is null as unknown from rft.group_baseline",
+    )
+    assert answer == {"outcome": "ok", "num_turns": 1, "unknown": False}
+    per_group = rows(buffer, "select distinct run, count(*) as n from rft.v_experience group by run, group_id")
+    assert {row["run"]: row["n"] for row in per_group} == {
+        "inputs-remax": 4,
+        "inputs-gigpo": 8,
+        "inputs-step_wise_grpo": 8,
+        "inputs-chord": 8,
+    }
+
+    # The first turns of a group begin in one state.
+    assert metrics["gigpo"]["states_shared"] >= 0.5
+    shown = rft("query", "--json", "--buffer", buffer,
+        "select turn_index, count(distinct state_hash[1]) as states, count(distinct group_id) as groups, avg(step_reward[1]) as reward"
+        " from experience where run = 'inputs-gigpo' group by 1 order by 1").stdout  # fmt: skip
+    first, second = yaml.safe_load(shown)
+    assert first["states"] == first["groups"] < second["states"] and 0 < first["reward"] < 1
+    # Rewards of tokens are arrays as long as the sequence, and their sum is a part of the reward's.
+    shown = rft("query", "--json", "--buffer", buffer,
+        "select run, max(abs(list_sum(token_rewards) - cast(json_extract(reward_parts, '$.by_token') as double))) as difference,"
+        " min(len(token_rewards) - len(token_ids)) as short, max(list_sum(token_rewards)) as largest"
+        " from experience where run = 'inputs-remax' group by 1").stdout  # fmt: skip
+    (found,) = yaml.safe_load(shown)
+    assert found["difference"] < 1e-6 and found["short"] == 0 and found["largest"] > 0
+    # Half of chord's experiences are an expert's.
+    assert metrics["chord"]["expert_sequences"] == 16 and metrics["chord"]["expert_loss"] > 0
+    assert report(rft, buffer, "inputs-chord")["warnings"] == []
+    EmbeddedServer(buffer).stop()
