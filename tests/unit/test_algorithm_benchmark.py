@@ -34,7 +34,7 @@ def test_a_run_ends_with_its_budget(folder: Path, name: str) -> None:
 
 def test_a_failure_is_a_result(folder: Path) -> None:
     record = algorithms.run("remax", 0, BUDGET, folder, True)
-    assert "baseline_rewards" in record["error"] and [point["rollouts"] for point in record["points"]] == [0]
+    assert "baseline rewards" in record["error"] and [point["rollouts"] for point in record["points"]] == [0]
 
 
 def test_the_summary_has_the_best_first_and_names_failures() -> None:
