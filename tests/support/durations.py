@@ -12,6 +12,9 @@ _TESTS = Path(__file__).resolve().parents[1]
 _FIRST = ("acceptance/test_full_disk.py", "acceptance/test_first_hour.py", "acceptance/test_signals.py")
 _SECONDS = {
     "acceptance/test_full_disk.py": 572,
+    "acceptance/test_distillation.py": 300,
+    "acceptance/test_inputs_of_algorithms.py": 200,
+    "acceptance/test_reward_model_run.py": 200,
     "acceptance/test_first_hour.py": 450,
     "acceptance/test_interrupt_and_resume.py": 432,
     "acceptance/test_wheel.py": 409,
