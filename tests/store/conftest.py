@@ -14,6 +14,7 @@ from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.postgres import database, migrations
 from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.system_postgres import SystemServer
 
 NEXT = Path(__file__).with_name("next_version")
 
@@ -27,6 +28,15 @@ def empty_uri(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterato
     yield server.uri.replace("/rft?", f"/{name}?")
     with psycopg.connect(server.uri, autocommit=True) as connection:
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def has_pgvector(server: EmbeddedServer | SystemServer) -> bool:
+    """Whether the server has the extension: the embedded one always, those of `make test-postgres` where it is installed."""
+    with psycopg.connect(server.uri) as connection:
+        found = connection.execute("SELECT FROM pg_available_extensions WHERE name = 'vector'").rowcount == 1
+    assert found or isinstance(server, SystemServer)
+    return found
 
 
 @pytest.fixture
