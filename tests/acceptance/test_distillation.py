@@ -133,15 +133,16 @@ def test_preferences_of_the_stored_rewards_are_learned_with_and_without_pairs(bu
     rft("pairs", "build", "scored", "--buffer", buffer.uri)
     pairs = {"source": {"sql": "select pair_id from rft.v_pair where run = 'scored' and stands"}}
     single = {"source": {"sql": "select experience_id from rft.v_experience where run = 'scored'"}}
-    buffer.run("simpo", algorithm={"name": "simpo"}, sampling={**pairs, **TWICE}, trainer=ALL_AT_ONCE)
+    # A step that is too long for the margin to grow would show nothing.
+    trainer = {**ALL_AT_ONCE, "learning_rate": 1.0e-4}
+    buffer.run("simpo", algorithm={"name": "simpo"}, sampling={**pairs, **TWICE}, trainer=trainer)
     kto = {"name": "kto", "loss": {"threshold": 0.5}}
-    buffer.run("kto", algorithm=kto, sampling={**single, **TWICE}, trainer=ALL_AT_ONCE)
+    buffer.run("kto", algorithm=kto, sampling={**single, **TWICE}, trainer=trainer)
     first, last = buffer.metrics("simpo")
     assert last["pair_margin"] > first["pair_margin"] and last["loss"] < first["loss"]
     first, last = buffer.metrics("kto")
-    assert first["loss"] == pytest.approx(0.5, abs=1e-4) and last["loss"] < 0.499, (
-        "0.5 where policy and reference are one"
-    )
+    assert first["loss"] == pytest.approx(0.5, abs=1e-4), "0.5 where policy and reference are one"
+    assert last["loss"] < first["loss"] - 1e-3
 
 
 def test_a_server_without_log_probabilities_ends_the_run_at_once(buffer: Buffer) -> None:

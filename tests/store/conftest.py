@@ -14,6 +14,7 @@ from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.postgres import database, migrations
 from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.models import make_tiny_model
 from tests.support.system_postgres import SystemServer
 
 NEXT = Path(__file__).with_name("next_version")
@@ -37,6 +38,18 @@ def has_pgvector(server: EmbeddedServer | SystemServer) -> bool:
         found = connection.execute("SELECT FROM pg_available_extensions WHERE name = 'vector'").rowcount == 1
     assert found or isinstance(server, SystemServer)
     return found
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `model` with a random model."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def beside_a_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder has a model in its folder `model`."""
+    monkeypatch.chdir(tiny_model.parent)
 
 
 @pytest.fixture

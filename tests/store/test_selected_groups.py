@@ -17,6 +17,8 @@ from rftdata.run import Run
 from rftdata.training import stored_selection
 from tests.support.store_roles import own_group, tokens
 
+pytestmark = pytest.mark.usefixtures("beside_a_model")
+
 GROUPS = "select group_id from rft.v_group where run = 'source'"
 # Group n has the priority n.
 WEIGHTED = "select group_id as priority, group_id from rft.v_group where run = 'source'"
@@ -51,7 +53,7 @@ def drawn(attempt: Any, step: int, count: int) -> list[dict[str, Any]]:
 
 def configured(sql: str, algorithm: str = "grpo", **sampling: Any) -> ResolvedRun:
     raw = {
-        "run": {"name": "again"}, "model": {"path": "nowhere"}, "algorithm": {"name": algorithm}, "trainer": {"batch_groups": 4},
+        "run": {"name": "again"}, "model": {"path": "./model"}, "algorithm": {"name": algorithm}, "trainer": {"batch_groups": 4},
         "sampling": {"source": {"sql": sql}, **sampling},
     }  # fmt: skip
     return ResolvedRun(parse_config(raw, Path(), "test"))

@@ -19,6 +19,8 @@ from rftdata import Buffer
 from rftdata.errors import ConfigError, QueryError
 from tests.support.store_roles import own_group
 
+pytestmark = pytest.mark.usefixtures("beside_a_model")
+
 SQL = "select experience_id from rft.experience"
 
 
@@ -33,7 +35,7 @@ def stored(buffer: Buffer) -> Buffer:
 
 def configured(sql: str = SQL, *, epochs: int = 1, pin_labels: bool = True, **changes: Any) -> RunConfig:
     raw = {
-        "run": {"name": "again"}, "model": {"path": "nowhere"}, "algorithm": {"name": "sft"}, "trainer": {"batch_groups": 4},
+        "run": {"name": "again"}, "model": {"path": "./model"}, "algorithm": {"name": "sft"}, "trainer": {"batch_groups": 4},
         "sampling": {"source": {"sql": sql, "pin_labels": pin_labels}, "epochs": epochs},
     }  # fmt: skip
     return parse_config({**raw, **changes}, Path(), "test")
@@ -142,13 +144,11 @@ def test_check_deep_states_what_would_be_trained_on(
 
 
 @pytest.fixture
-def tiny_config(buffer: Buffer, tmp_path: Path) -> Path:
+def tiny_config(buffer: Buffer, tmp_path: Path, tiny_model: Path) -> Path:
     import yaml
 
-    from tests.support.models import make_tiny_model
-
     raw = configured().model_dump(mode="json", include={"run", "algorithm", "trainer", "sampling"})
-    raw["model"] = {"path": str(make_tiny_model(tmp_path / "tiny"))}
+    raw["model"] = {"path": str(tiny_model)}
     raw["buffer"] = {"uri": buffer.config.uri, "segments": buffer.config.segments}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
     return tmp_path / "run.yaml"

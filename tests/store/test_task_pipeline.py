@@ -101,8 +101,9 @@ def test_the_same_version_does_nothing_and_a_new_one_decides_beside_the_old(buff
     assert list(features) == ["quality"]  # the old version's scores stay in its verdicts
 
 
-def test_a_run_is_prepared_with_tasks_that_passed_only(buffer: Buffer, tmp_path: Path) -> None:
+def test_a_run_is_prepared_with_tasks_that_passed_only(buffer: Buffer, tmp_path: Path, tiny_model: Path) -> None:
     write(tmp_path, ROWS)
+    (tmp_path / "model").symlink_to(tiny_model)
     prepare_run(ResolvedRun(configuration(tmp_path, [LEVELS, EASY])), buffer)
     (row,) = buffer.database.fetch("active_task_ids", taskset="sums")
     levels = (

@@ -83,7 +83,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "cache" / "someone___small_sums" / "main" / "0.0.0" / ("a" * 40)
+    folder = tmp_path / "cache" / "example___small_sums" / "main" / "0.0.0" / ("a" * 40)
     folder.mkdir(parents=True)
     data = datasets.Dataset.from_list(ROWS)
     with datasets.arrow_writer.ArrowWriter(path=str(folder / "small_sums-train.arrow")) as writer:
