@@ -7,9 +7,9 @@ BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 # Tests start some hundred Python processes. Without compiled modules each would compile the packages of the checkout again.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests wait for engines and servers much of the time: four processes keep two cores busy. Those of a file stay together, since they
+# Tests wait for engines and servers some of the time: three processes keep two cores busy. Those of a file stay together, since they
 # share what they start; the longest files come first (tests/support/durations.py).
-SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
