@@ -276,19 +276,22 @@ class Explorer:
         self.planner.plan()
         last_step = last_startable_step(self.policy_step, self.sync.interval, self.sync.offset)
         groups = claim_groups(
-            self.run,
-            self.worker.worker_id,
-            last_step=last_step,
-            count=room,
-            lease_s=self.config.lease_s,
+            self.run, self.worker.worker_id, last_step=last_step, count=room, lease_s=self.config.lease_s,
             held=[claimed.group_id for claimed in self.in_flight.values()],
-        )
+        )  # fmt: skip
         if groups and not self._has_claimed:
             # Groups on which explorers crashed too often are set aside as failed, and this explorer may have replaced the last of them.
             self.failed_steps.check({group.explore_step for group in groups})
             self._has_claimed = True
+        self._drop_superseded({group.group_id for group in groups})
         self.in_flight |= {asyncio.create_task(self._explore(group)): group for group in groups}
         return bool(groups)
+
+    def _drop_superseded(self, group_ids: set[int]) -> None:
+        """Stop sampling for claims whose leases ended, as while the database restarts, and which this explorer has made again."""
+        for task in [task for task, claimed in self.in_flight.items() if claimed.group_id in group_ids]:
+            del self.in_flight[task]
+            task.cancel()
 
     async def _explore(self, claimed: ClaimedGroup) -> Group:
         screening = self.screenings.get(claimed.taskset)

@@ -22,6 +22,7 @@ from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
+from rftdata.planning.claims import release_groups
 from rftdata.progress import Failures, Progress
 from rftdata.training.attempt import Attempt
 from rftdata.training.evaluations import plan_evaluations
@@ -334,6 +335,34 @@ def test_an_evaluation_of_which_every_answer_fails_ends_a_run_that_samples_for_n
     ) as caught:
         run.explore(OneAtATime(), until=lambda: False, reward="./bad.py:score", changes=stored)
     assert "return grade(turn)" in caught.value.stack
+
+
+def test_groups_whose_leases_ended_are_claimed_again_and_written_once(run: Run, attempt: Attempt) -> None:
+    """As after a restart of the database that lasts longer than a lease: both claims' rollouts could end at the same time."""
+
+    class Gated(OneAtATime):
+        is_open = False
+
+        async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+            self.asked += 1
+            while not self.is_open:
+                await asyncio.sleep(0.01)
+            return Generation(self.tokenizer.encode("2"), [-0.5], "2", "stop", [(0, self.policy_version_id)])
+
+    engine, released = Gated(), []
+    run.publish(attempt, 0, "first")
+
+    def until() -> bool:
+        if not released and engine.asked == 4:
+            holder = run.buffer.sql("SELECT DISTINCT claimed_by FROM rft.rollout_group WHERE claimed_by IS NOT NULL")
+            released.append(release_groups(run.run, holder["claimed_by"][0].as_py()))
+        engine.is_open = engine.asked >= 8
+        return run.buffer.sql("SELECT count(*) AS n FROM rft.rollout WHERE outcome = 'ok'")["n"][0].as_py() >= 4
+
+    run.explore(engine, until, claim_groups=8, engine_args={"max_num_seqs": 16})
+    assert released == [2]
+    written = run.buffer.sql("SELECT group_id, count(*) AS n FROM rft.rollout GROUP BY 1 ORDER BY 1").to_pylist()
+    assert [row["n"] for row in written] == [2, 2]
 
 
 def test_a_step_with_one_good_rollout_continues(run: Run, attempt: Attempt) -> None:
