@@ -15,119 +15,24 @@ import json
 import multiprocessing
 import os
 import queue
-import random
 import signal
 import statistics
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import rftdata
-from benchmarks.peers.rftdata_buffer import COLUMNS, as_groups
-from benchmarks.workload import GROUP_SIZE, make_samples
+from benchmarks.soak_processes import RUNS, consume, guarded, open_buffer, produce, retain, review
 from rftdata import Buffer
-from rftdata.config import BufferConfig, RetentionConfig
-from rftdata.maintenance import retention
 from rftdata.maintenance.verification import verify
-from rftdata.pipeline.queue import claim_sealed_groups
-from rftdata.pipeline.records import Verdicts, kept
-from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.writing.writer import NO_PIPELINE
 
-RUNS = ("left", "right")
 _PRODUCERS_A_RUN = 2
-_BATCH = 64
-_CHECKPOINT_EVERY = 20
-_RELABELS = 4
 _START_S, _DRAIN_S, _QUIET_S = 120.0, 120.0, 60.0
 # Tables whose rows change; the others only grow.
 _HOT = ("experience", "rollout_group", "worklist", "task_stat", "segment_file", "worker", "run", "run_attempt")
-
-
-def _open(folder: str) -> Buffer:
-    """The buffer of every process here."""
-    return rftdata.open(BufferConfig(uri=f"{folder}/buffer", min_free_bytes=2**30))
-
-
-def _produce(folder: str, run: str, number: int, rate: float, seed: int, go: Any, stop: Any, events: Any) -> None:
-    """Write batches at `rate` experiences a second until stopped."""
-    with _open(folder) as buffer, buffer.writer(run) as writer:
-        events.put(("ready", time.monotonic(), 1, 0.0))
-        go.wait()
-        due, key = time.monotonic(), number * 10**7
-        while not stop.wait(max(0.0, due - time.monotonic())):
-            groups = as_groups(make_samples(_BATCH, seed=seed + key, first_key=key))
-            started = time.monotonic()
-            writer.insert(*groups)
-            events.put(("written", time.monotonic(), _BATCH, time.monotonic() - started))
-            key += _BATCH
-            due = max(
-                due + _BATCH / rate, time.monotonic() - 1.0
-            )  # what was missed for longer than a second is not made up for
-
-
-def _consume(folder: str, run: str, stop: Any, events: Any) -> None:
-    """Draw batch after batch until stopped."""
-    with _open(folder) as buffer, buffer.attempt(run) as attempt:
-        events.put(("ready", time.monotonic(), 1, 0.0))
-        step = 1
-        while (batch := attempt.draw(step, _BATCH // GROUP_SIZE, COLUMNS, stop=stop.is_set)) is not None:
-            for column in COLUMNS:
-                batch.packed(column)
-            events.put(("drawn", time.monotonic(), len(batch), 0.0))
-            if step % _CHECKPOINT_EVERY == 0:
-                attempt.commit_checkpoint(step, f"checkpoint-{step}")
-            step += 1
-
-
-def _review(folder: str, seed: int, stop: Any, events: Any) -> None:
-    """A person corrects some of the newest rewards every second; the pipeline decides again on groups that were not drawn yet."""
-    chance = random.Random(seed)
-    with _open(folder) as buffer:
-        runs = [buffer.find_run(run) for run in RUNS]
-        workers = {
-            run.run_id: buffer.database.fetch("insert_worker", run_id=run.run_id, role="pipeline", host="here", pid=os.getpid())[0]["worker_id"]
-            for run in runs
-        }  # fmt: skip
-        events.put(("ready", time.monotonic(), 1, 0.0))
-        due = time.monotonic()
-        while not stop.wait(0.05):
-            if time.monotonic() >= due:
-                newest = buffer.sql("SELECT coalesce(max(experience_id), 0) AS id FROM rft.experience")["id"][0].as_py()
-                ids = [max(1, newest - chance.randrange(500)) for _ in range(_RELABELS)]
-                buffer.sql("UPDATE rft.experience SET reward = 1 - reward WHERE experience_id = ANY (%s)", [ids])
-                events.put(("relabelled", time.monotonic(), len(set(ids)), 0.0))
-                due += 1.0
-            for run in runs:
-                batch = claim_sealed_groups(run, workers[run.run_id], count=100, lease_s=60)
-                if batch is not None:
-                    verdicts = Verdicts(kept(batch.table))
-                    commit_verdicts(run, workers[run.run_id], NO_PIPELINE, batch, verdicts)
-
-
-def _retain(folder: str, keep: int, every_s: float, stop: Any, events: Any) -> None:
-    """Purge what the rule no longer keeps, labelled or not, again and again."""
-    with _open(folder) as buffer:
-        events.put(("ready", time.monotonic(), 1, 0.0))
-        while not stop.wait(every_s):
-            started = time.monotonic()
-            done, _ = retention.enforce(
-                buffer, RetentionConfig(max_experiences=keep, keep_labelled=False), author="soak"
-            )
-            events.put(("purged", time.monotonic(), done.num_experiences, time.monotonic() - started))
-
-
-def _guarded(duty: Callable[..., None], *arguments: Any) -> None:
-    """Report an error of a process, which ends the soak."""
-    try:
-        duty(*arguments)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-        traceback.print_exc()
-        arguments[-1].put(("error", time.monotonic(), 0, f"{duty.__name__}: {type(error).__name__}: {error}"))
 
 
 class Soak:
@@ -153,7 +58,7 @@ class Soak:
 
     def run(self) -> dict[str, Any]:
         """Everything; the results."""
-        with _open(str(self.folder)) as buffer:
+        with open_buffer(str(self.folder)) as buffer:
             for run in RUNS:
                 buffer.create_run(name=run, config={}, seed=0, steps=10**6, pipeline_version=NO_PIPELINE)
             processes = self._start()
@@ -182,14 +87,14 @@ class Soak:
 
     def _start(self) -> dict[str, Any]:
         folder, rate = str(self.folder), self.rate / (len(RUNS) * _PRODUCERS_A_RUN)
-        duties: dict[str, tuple[Any, ...]] = {"reviewer": (_review, folder, self.seed, self._end)}
+        duties: dict[str, tuple[Any, ...]] = {"reviewer": (review, folder, self.seed, self._end)}
         for number, run in enumerate(RUNS * _PRODUCERS_A_RUN):
-            duties[f"producer {number}"] = (_produce, folder, run, number, rate, self.seed, self._go, self._no_more)
-        duties["retention"] = (_retain, folder, self.keep, max(2.0, self.seconds / 60), self._end)
+            duties[f"producer {number}"] = (produce, folder, run, number, rate, self.seed, self._go, self._no_more)
+        duties["retention"] = (retain, folder, self.keep, max(2.0, self.seconds / 60), self._end)
         for run in RUNS:
-            duties[f"consumer {run}"] = (_consume, folder, run, self._end)
+            duties[f"consumer {run}"] = (consume, folder, run, self._end)
         processes = {
-            name: self._context.Process(target=_guarded, args=(*duty, self._events), name=name, daemon=True)
+            name: self._context.Process(target=guarded, args=(*duty, self._events), name=name, daemon=True)
             for name, duty in duties.items()
         }
         for process in processes.values():
@@ -397,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             every_s = options.every or max(2.0, seconds / 120)
             results = Soak(folder, seconds=seconds, rate=options.rate, every_s=every_s, seed=options.seed).run()
         finally:
-            with _open(name) as buffer:
+            with open_buffer(name) as buffer:
                 if buffer.server:
                     buffer.server.stop()
     if options.plot:
