@@ -161,7 +161,8 @@ def _train(name: str, seed: int, budget: Budget, folder: Path, quick: bool) -> A
     used, step, started = 0, 0, time.perf_counter()
     while True:
         if step % budget.evaluate_every == 0 or used >= budget.rollouts:
-            score, _ = sorting.scores(learner.model, held_out, tokens)
+            with learner.policy.unpacked() as model:
+                score, _ = sorting.scores(model, held_out, tokens)
             yield {
                 "rollouts": used,
                 "step": step,
@@ -183,9 +184,10 @@ def _train(name: str, seed: int, budget: Budget, folder: Path, quick: bool) -> A
         wanted = budget.batch_groups - experts
         while wanted and used < budget.rollouts:
             chosen = [tasks[i] for i in generator.integers(len(tasks), size=wanted)]
-            sampled = list(
-                sorting.rollouts_of(learner.model, [t for t in chosen for _ in range(budget.group_size)], tokens)
-            )
+            with learner.policy.unpacked() as model:
+                sampled = list(
+                    sorting.rollouts_of(model, [t for t in chosen for _ in range(budget.group_size)], tokens)
+                )
             used += len(sampled)
             for place, task in enumerate(chosen):
                 own = sampled[place * budget.group_size : (place + 1) * budget.group_size]

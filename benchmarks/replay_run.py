@@ -93,9 +93,8 @@ class ReplayRun:
         size = self._budget.group_size
         numbers = self._generator.integers(len(self._tasks), size=self._budget.batch_groups // self._variant.uses)
         tasks = [self._tasks[number] for number in numbers]
-        sampled = list(
-            sorting.rollouts_of(self._learner.model, [task for task in tasks for _ in range(size)], self._tokens)
-        )
+        with self._learner.policy.unpacked() as model:
+            sampled = list(sorting.rollouts_of(model, [task for task in tasks for _ in range(size)], self._tokens))
         self._rollouts += len(sampled)
         groups = []
         for place, task in enumerate(tasks):
@@ -113,7 +112,8 @@ class ReplayRun:
         return groups
 
     def _evaluated(self) -> dict[str, Any]:
-        score, _ = sorting.scores(self._learner.model, self._held_out, self._tokens)
+        with self._learner.policy.unpacked() as model:
+            score, _ = sorting.scores(model, self._held_out, self._tokens)
         return {
             "rollouts": self._rollouts,
             "step": self._step,

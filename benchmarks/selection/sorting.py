@@ -195,7 +195,8 @@ class SortingLearner(training.Learner):
     def sample(self, task_ids: Sequence[int], sizes: Sequence[int]) -> list[Group]:
         tasks = [self._tasks[task_id - 1] for task_id in task_ids]
         rows = [task for task, size in zip(tasks, sizes, strict=True) for _ in range(size)]
-        rollouts = list(rollouts_of(self._learner.model, rows, self._tokens))
+        with self._learner.policy.unpacked() as model:
+            rollouts = list(rollouts_of(model, rows, self._tokens))
         self.num_sampled += len(rollouts)
         groups, start = [], 0
         for task_id, task, size in zip(task_ids, tasks, sizes, strict=True):
@@ -214,7 +215,8 @@ class SortingLearner(training.Learner):
         self._learner.update(train_batch(rows, rewards, numbers), self._step)
 
     def score(self) -> tuple[float, list[float]]:
-        return scores(self._learner.model, self._held_out, self._tokens)
+        with self._learner.policy.unpacked() as model:
+            return scores(model, self._held_out, self._tokens)
 
 
 def scores(model: Any, tasks: Sequence[Task], tokens: Tokens) -> tuple[float, list[float]]:
@@ -253,9 +255,10 @@ def prepare(folder: Path, course: Course, seed: int) -> dict[str, Any]:
     report: dict[str, Any] = {}
 
     def measure(name: str, learner: Learner) -> None:
-        report[name] = dict(zip(("score", "by_level"), scores(learner.model, held_out, tokens), strict=True))
-        if name != "start":
-            features[name] = _pass_rates(learner.model, tasks, tokens)
+        with learner.policy.unpacked() as model:
+            report[name] = dict(zip(("score", "by_level"), scores(model, held_out, tokens), strict=True))
+            if name != "start":
+                features[name] = _pass_rates(model, tasks, tokens)
 
     known = {task.answer for task in held_out}
     learner = _open_for_imitation(folder / "random", course.warm_up_steps, seed)

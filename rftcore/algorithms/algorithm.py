@@ -11,7 +11,7 @@ with units u of the loss term (tokens, sequences or pairs) and one set of weight
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from rftcore.algorithms import correction
@@ -35,6 +35,7 @@ from rftcore.algorithms.config import AlgorithmConfig
 from rftcore.algorithms.kl import adapted, estimate
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -72,6 +73,11 @@ class Plan:
     kl_coef: float
     metrics: dict[str, float] = field(default_factory=dict)
 
+    def to(self, device: torch.device) -> Plan:
+        """The same with its tensors on `device`."""
+        moved = {entry.name: _on(getattr(self, entry.name), device) for entry in fields(self)}
+        return replace(self, **moved)
+
     def view(
         self,
         index_N: Tensor,
@@ -84,7 +90,7 @@ class Plan:
         """The view of a micro-batch.
 
         Args:
-            index_N: int64; places of its tokens in the batch, whole sequences, ascending.
+            index_N: int64; places of its tokens in the batch, whole sequences, on the plan's device.
             logprobs_N, entropy_N, values_N, read_N: of those tokens; they carry the gradient. Log-probabilities are 0 for a loss of
                 a scorer, which has none.
         """
@@ -366,3 +372,10 @@ class Algorithm:
             sequence_S = 2 * (sequence_S // 2).unique()
         weights_U = plan.unit_weights_B[sequence_S].to(found.loss_U.device)
         return (found.loss_U * weights_U).sum(), metrics
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    """A tensor, or the tensors of a batch or of signals, on `device`; anything else as it is."""
+    if isinstance(value, (StepBatch, Signals)):
+        return replace(value, **{entry.name: _on(getattr(value, entry.name), device) for entry in fields(value)})
+    return value.to(device, non_blocking=True) if hasattr(value, "to") else value

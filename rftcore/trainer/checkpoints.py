@@ -1,8 +1,10 @@
 """A checkpoint's folder: a Hugging Face model folder, and beside the model what an optimizer needs to go on.
 
     config.json, model.safetensors, tokenizer…    the folder can itself be `model.path`
-    training/tensors.safetensors                  optimizer moments and random state
-    training/state.json                           step, format version, the parameters' names
+    training/*.safetensors                        optimizer moments and random state, a file per rank that wrote (torch's DCP)
+    training/state.json                           step, format version
+
+Any number of ranks may read what any number wrote.
 
 Invariant: a folder under its final name is complete and on disk (written beside it, fsynced, renamed, the parent
 fsynced). What a crash leaves behind, a draft or a whole folder that was never committed, is removed by `remove_abandoned`.
@@ -16,17 +18,25 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from rftcore.trainer.sharding import Grid
 from rftdata.durable_files import make_folder, sync_path
 from rftdata.errors import DiskFullError, ModelError
 
-FORMAT_VERSION = 1
-_TENSORS = "tensors.safetensors"
+FORMAT_VERSION = 2
+_TRAINING = "training"
 _STATE = "state.json"
 _DRAFT = ".draft"
 _FOLDER = re.compile(rf"attempt-(\d+)-step-\d+({re.escape(_DRAFT)})?")
@@ -38,20 +48,24 @@ def folder_name(attempt_id: int, step: int) -> str:
     return f"attempt-{attempt_id}-step-{step:06d}"
 
 
-def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write into a draft folder, then give it its name in one step. An existing folder is replaced.
+def write_folder(folder: Path, fill: Callable[[Path], None], grid: Grid) -> None:
+    """Let `fill` of all ranks write into a draft folder, then give it its name in one step. An existing folder is replaced.
 
     Raises:
         DiskFullError: no room; nothing is left behind.
     """
-    make_folder(folder.parent)
     draft = folder.with_name(folder.name + _DRAFT)
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+    if grid.is_first:
+        make_folder(folder.parent)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+    grid.wait_for_all()
     try:
         fill(draft)
-        for path in (*draft.rglob("*"), draft):
-            sync_path(path)
+        grid.wait_for_all()
+        if grid.is_first:
+            for path in (*draft.rglob("*"), draft):
+                sync_path(path)
     except Exception as error:
         shutil.rmtree(draft, ignore_errors=True)
         # safetensors raises its own class on a full disk; the system's text is in the message.
@@ -60,12 +74,13 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
                 f"no room for the checkpoint {folder}", todo=f"free space on the file system of {folder.parent}"
             ) from error
         raise
-    if folder.exists():
-        # A folder cannot be renamed onto a full one. A crash between these lines leaves a draft only: a checkpoint
-        # is written again only by an attempt that has gone back to before it, and that has not committed it yet.
-        shutil.rmtree(folder)
-    os.rename(draft, folder)
-    sync_path(folder.parent)
+    if grid.is_first:
+        if folder.exists():
+            # A folder cannot be renamed onto a full one. A crash between these lines leaves a draft only: a checkpoint
+            # is written again only by an attempt that has gone back to before it, and that has not committed it yet.
+            shutil.rmtree(folder)
+        os.rename(draft, folder)
+        sync_path(folder.parent)
 
 
 def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) -> list[Path]:
@@ -87,27 +102,22 @@ def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) 
     return removed
 
 
-def write_training_state(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Write `training/` of a checkpoint."""
-    from safetensors.torch import save_file
-
-    training = folder / "training"
-    training.mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, training / _TENSORS)
-    (training / _STATE).write_text(json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1), encoding="utf-8")
+def write_training_state(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], grid: Grid) -> None:
+    """Write `training/` of a checkpoint; every rank gives its part of the tensors."""
+    training = folder / _TRAINING
+    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(training), save_distributed=True), no_dist=grid.mesh is None)
+    if grid.is_first:
+        (training / _STATE).write_text(json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1), encoding="utf-8")
 
 
-def read_training_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read `training/` of a checkpoint.
+def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Size]]:
+    """The scalars in `training/` of a checkpoint, and names and sizes of its tensors.
 
     Raises:
         ModelError: it is not there, is of another format, or does not read.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    training = folder / "training"
-    try:
+    training = folder / _TRAINING
+    with _readable(folder):
         state = json.loads((training / _STATE).read_text(encoding="utf-8"))
         if state["format_version"] != FORMAT_VERSION:
             raise ModelError(
@@ -116,8 +126,26 @@ def read_training_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]
                 allowed=str(FORMAT_VERSION),
                 todo="resume it with the release that wrote it, or use the folder as model.path",
             )
-        return load_file(training / _TENSORS), state
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        metadata = HuggingFaceStorageReader(str(training)).read_metadata().state_dict_metadata
+        return state, {name: tensor.size for name, tensor in metadata.items()}
+
+
+def read_tensors(folder: Path, tensors: dict[str, dict[str, Tensor]]) -> None:
+    """Fill tensors, by prefix and name, from `training/` of a checkpoint; every rank its part.
+
+    Raises:
+        ModelError: a file does not read.
+    """
+    wanted = {f"{prefix}/{name}": tensor for prefix, named in tensors.items() for name, tensor in named.items()}
+    with _readable(folder):
+        dcp.load(wanted, storage_reader=HuggingFaceStorageReader(str(folder / _TRAINING)), no_dist=not dist.is_initialized())
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
         raise ModelError(
             f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}",
             todo="resume from another checkpoint, or check that this machine sees the folder",

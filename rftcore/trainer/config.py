@@ -50,7 +50,7 @@ class TrainerConfig(Section):
     lr_decay_ratio: float = Field(0.1, gt=0, le=1, description="Share of the run's steps over which wsd falls.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm; null: never.")
     max_tokens_per_microbatch: int = Field(
-        8192, ge=1, description="Tokens, padding included, in one forward pass; a longer sequence passes alone."
+        8192, ge=1, description="Tokens in one forward pass; a longer sequence passes alone."
     )
     share_prompts: bool = Field(
         True, description="Compute a prompt once for the responses that share it, where the model's attention allows."
@@ -65,4 +65,8 @@ class TrainerConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations backward: less memory, a third slower."
     )
+    num_gpus: int | None = Field(None, ge=1)
+    tensor_parallel: int = Field(1, ge=1)
+    offload_reference: bool = Field(False)
+    compile: bool | None = Field(None, description="Compile the model's layers (torch.compile); null: on a GPU.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: as the environment says.")

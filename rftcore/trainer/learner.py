@@ -7,7 +7,10 @@ Invariants:
   them with those the engine recorded, and the model's own (temperature 1) where it does not.
 - After `load_checkpoint` the learner goes on as if it had never stopped: bit-equal on a CPU.
 
-It knows nothing of the buffer, of engines or of other processes, and trains on one device.
+- Every rank of the process group has a learner made with the same arguments, and calls the same methods with the same whole batch. Each
+  computes its own micro-batches; what is known of the batch, and every metric, is the same on all.
+
+It knows nothing of the buffer, of engines or of how ranks are started.
 """
 
 from __future__ import annotations
@@ -26,12 +29,13 @@ from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm, Plan
 from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.checkpoints import copy_tokenizer, read_training_state, write_folder, write_training_state
+from rftcore.trainer.checkpoints import copy_tokenizer, read_state, read_tensors, write_folder, write_training_state
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.micro_batches import MicroBatch
 from rftcore.trainer.models import Models, refuse_fewer_tokens, refuse_other_vocabulary
 from rftcore.trainer.network import Head, Network
 from rftcore.trainer.optimizers import learning_rate_at
+from rftcore.trainer.sharding import make_grid
 from rftdata.errors import ConfigError, ModelError, RftError
 
 logger = logging.getLogger(__name__)
@@ -88,15 +92,17 @@ class Learner:
         self.algorithm = algorithm
         self.temperature = temperature if algorithm.uses_behavior_logprobs else 1.0
         self.total_steps = total_steps
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.grid = make_grid(_device(device), config.tensor_parallel)
         self.step = 0
         self._seed = seed
         self._model_path = model_path
         self._skipped_in_a_row = 0
-        self.reference = Network(model_path, config, self.device) if "reference" in algorithm.signals else None
+        self.reference = None
+        if "reference" in algorithm.signals:
+            self.reference = Network(model_path, config, self.grid, offload=config.offload_reference)
         self.teacher = None
         if algorithm.config.teacher is not None and {"teacher", "teacher_logits"} & algorithm.signals:
-            self.teacher = Network(teacher_path or algorithm.config.teacher.path, config, self.device)
+            self.teacher = Network(teacher_path or algorithm.config.teacher.path, config, self.grid)
         self.critic: Network | None = None
         self._set_models(model_path, critic_path or model_path)
         if "teacher_logits" in algorithm.signals:
@@ -106,6 +112,10 @@ class Learner:
     def model(self) -> PreTrainedModel:
         """The policy's."""
         return self.policy.model
+
+    @property
+    def device(self) -> torch.device:
+        return self.grid.device
 
     @property
     def optimizer(self) -> Optimizer:
@@ -142,7 +152,7 @@ class Learner:
         flat = batch.for_algorithm(step)
         plan = self.algorithm.plan(flat, self._models.signals(batch, micro_batches, len(flat.sequence_N)))
         learning_rate = self.learning_rate(step)
-        computed_tokens, updates = 0, list[dict[str, float]]()
+        computed_tokens, updates = torch.zeros(()), list[dict[str, float]]()
         for epoch in range(self.config.epochs):
             for members in self._mini_batches(batch, step, epoch):
                 if members is not None:
@@ -161,7 +171,7 @@ class Learner:
             "learning_rate": learning_rate,
             "num_tokens": float(len(flat.sequence_N)),
             "num_experiences": float(batch.num_experiences),
-            "computed_tokens": float(computed_tokens),
+            "computed_tokens": self.grid.add_up(computed_tokens.to(self.device)).item(),
             "tokens_per_second": float(batch.attention_mask_BT.sum()) / seconds,
             "seconds": seconds,
         }
@@ -171,20 +181,19 @@ class Learner:
         return self.config.learning_rate * learning_rate_at(self.config, step, self.total_steps)
 
     def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and a tensor of every weight an engine needs, `lm_head.weight` always among them, none shared."""
+        """Name and whole tensor of every weight an engine needs, `lm_head.weight` always among them, none shared. All ranks walk it."""
         seen: set[int] = set()
-        for name, tensor in self.model.state_dict().items():
-            exported = tensor.detach()
+        for name, tensor in self.policy.export_tensors():
             # Tied weights are one storage under two names; an engine that prepacks its output layer needs both.
-            if exported.data_ptr() in seen:
-                exported = exported.clone()
+            exported = tensor.clone() if tensor.data_ptr() in seen else tensor
             seen.add(exported.data_ptr())
             yield name, exported
 
     def save_pretrained(self, folder: Path) -> None:
         """Write model and tokenizer as a Hugging Face folder."""
         self.policy.save(folder)
-        copy_tokenizer(self._model_path, folder)
+        if self.grid.is_first:
+            copy_tokenizer(self._model_path, folder)
 
     def save_checkpoint(self, folder: Path) -> None:
         """Write everything needed to go on; the folder exists afterwards whole, or not at all.
@@ -206,10 +215,11 @@ class Learner:
             self.save_pretrained(draft)
             if self.critic is not None:
                 self.critic.save(draft / _CRITIC)
-                copy_tokenizer(self._model_path, draft / _CRITIC)  # so that another run's critic can start from it
-            write_training_state(draft, tensors, scalars)
+                if self.grid.is_first:
+                    copy_tokenizer(self._model_path, draft / _CRITIC)  # so that another run's critic can start from it
+            write_training_state(draft, tensors, scalars, self.grid)
 
-        write_folder(folder, fill)
+        write_folder(folder, fill, self.grid)
 
     def load_checkpoint(self, folder: Path) -> None:
         """Go back to a checkpoint: weights, optimizer, random state, `step`. The reference model stays as it was.
@@ -217,7 +227,7 @@ class Learner:
         Raises:
             ModelError: not a checkpoint, one of another model, or one without the critic that the algorithm has.
         """
-        tensors, scalars = read_training_state(folder)
+        scalars, sizes = read_state(folder)
         if self.critic is not None and not (folder / _CRITIC).is_dir():
             raise ModelError(
                 f"the checkpoint {folder} has no critic, and {self.algorithm.name} trains one: the run began with an algorithm without it",
@@ -226,24 +236,25 @@ class Learner:
         del self.policy  # before the new ones are made, so that memory holds one of each
         self.critic = None
         self._set_models(str(folder), str(folder / _CRITIC))
-        torch.set_rng_state(tensors.pop("random/cpu"))
-        cuda_state = tensors.pop("random/cuda", None)
-        if cuda_state is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(cuda_state, self.device)
+        random_state = {name: torch.zeros(size, dtype=torch.uint8) for name, size in _under("random", sizes).items()}
+        moments = {prefix: network.empty_optimizer_state(_under(prefix, sizes)) for prefix, network in self._trained().items()}
+        read_tensors(folder, {"random": random_state, **moments})
+        torch.set_rng_state(random_state["cpu"])
+        if "cuda" in random_state and self.device.type == "cuda":
+            torch.cuda.set_rng_state(random_state["cuda"], self.device)
         for prefix, network in self._trained().items():
-            own = {key.removeprefix(f"{prefix}/"): tensors[key] for key in tensors if key.startswith(f"{prefix}/")}
-            network.load_optimizer_state(own)
+            network.load_optimizer_state(moments[prefix])
         self.step = scalars["step"]
         self._skipped_in_a_row = scalars["skipped_in_a_row"]
         self.algorithm.load_state_dict(scalars["algorithm_state"])
 
     def _set_models(self, policy_path: str, critic_path: str) -> None:
         head: Head = "value" if self.algorithm.trains_scorer else "vocabulary"
-        self.policy = Network(policy_path, self.config, self.device, head=head, learning_rate=self.config.learning_rate)
+        self.policy = Network(policy_path, self.config, self.grid, head=head, learning_rate=self.config.learning_rate)
         critic = self.algorithm.config.critic
         if critic is not None:
             self.critic = Network(
-                critic_path, self.config, self.device, head="value", learning_rate=critic.learning_rate
+                critic_path, self.config, self.grid, head="value", learning_rate=critic.learning_rate
             )
             refuse_fewer_tokens(self.policy, self.critic)
 
@@ -268,16 +279,20 @@ class Learner:
 
     def _optimize(self, plan: Plan, micro_batches: list[MicroBatch], step: int) -> dict[str, float]:
         """One optimizer update; returns mean metrics."""
+        if not micro_batches:
+            return {"skipped": 1.0}
         sums: dict[str, Tensor] = {}
+        plan = plan.to(self.device)
         for micro_batch in micro_batches:
             for name, value in self._accumulate(micro_batch.to(self.device), plan, step).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
-        metrics = {name: value.item() for name, value in sums.items()}
-        return metrics | (self._update_weights(step) if micro_batches else {"skipped": 1.0})
+        # One transfer for all, after the last kernel was launched.
+        totals = self.grid.add_up(torch.stack([value.float() for value in sums.values()]))
+        return dict(zip(sums, totals.tolist(), strict=True)) | self._update_weights(step)
 
     def _accumulate(self, micro_batch: MicroBatch, plan: Plan, step: int) -> dict[str, Tensor]:
         """Forward and backward of one micro-batch; returns what it adds to the loss and the mean metrics of an update."""
-        index_N = micro_batch.index_N.cpu()
+        index_N = micro_batch.index_N
         sums = self._accumulate_critic(micro_batch, plan, index_N) if self.critic is not None else {}
         learns = not self._warms_up_critic(step)
         with torch.set_grad_enabled(learns):
@@ -320,6 +335,17 @@ class Learner:
                 "longer warm-up",
             )  # fmt: skip
         return norms | {"skipped": float(skipped)}
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    """CUDA where there is one, else the CPU."""
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _under(prefix: str, sizes: dict[str, torch.Size]) -> dict[str, torch.Size]:
+    return {name.removeprefix(f"{prefix}/"): size for name, size in sizes.items() if name.startswith(f"{prefix}/")}
 
 
 def _restricted(algorithm: Algorithm, plan: Plan, members: list[int]) -> Plan:

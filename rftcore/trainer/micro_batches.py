@@ -1,30 +1,38 @@
-"""How a batch is cut into micro-batches that fit in memory: `MicroBatch` is what one forward pass takes.
+"""How a batch is cut into micro-batches that fit in memory, one list for each data-parallel rank.
 
 Invariants:
 - Every token of the batch whose loss mask is True appears in exactly one micro-batch, which knows the token's place in the batch.
-- Nothing is computed that no loss reads: experiences without such tokens, tokens after the last one, and the last one
-  itself as an input.
+- Nothing is computed that no loss reads: experiences without such tokens, tokens after the last one, and the last one itself as an input.
+- Every rank has as many micro-batches as the others: their forward and backward passes are collective.
 
-A row of a micro-batch is a prompt and one or more continuations of it. With several, the continuations cannot see each
-other and their positions all start after the prompt, so the result is the same as with one row each, while the prompt
-is computed once: with 8 rollouts of 5 tokens after a prompt of 60 that is 100 tokens instead of 520. A row is filled
-only until its continuations are as long as its prompt; beyond that masked attention would cost more than it saves.
+A micro-batch is one packed row of sequences without padding. A prompt that several experiences share is computed once: they are its
+continuations, cannot see each other, and have positions that start after it. With 8 rollouts of 5 tokens after a prompt of 60 that is 100
+tokens instead of 520.
 
-Letters: B experiences, T tokens of the longest, R rows of a micro-batch, L tokens of its longest row, N tokens that
-count in it. Padding is on the right.
+Letters: B experiences, T tokens of the longest, L tokens of a packed row, N tokens that count in it, R rows for attention, W their width.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rftcore.trainer.batches import Array, TrainBatch
+from rftcore.trainer.attention import PaddedRows, Packing, Rows, Segments, to_device
+from rftcore.trainer.batches import TrainBatch
+
+# Which prompts are computed once: none, those where masked rows cost less than rows of their own, or all.
+Sharing = Literal["never", "rows", "always"]
+Kernel = Literal["segments", "rows"]
+
+_PADDED_AT_MOST = 0.3  # of a part of rows that are padded together
 
 
 @dataclass(frozen=True)
@@ -32,21 +40,19 @@ class MicroBatch:
     """Inputs of one forward pass, and where the N tokens that count are predicted.
 
     Attributes:
-        token_ids_RL: int64.
-        position_ids_RL: int64; continuations of a shared prompt all start after it.
-        attention_R1LL: bool, True where row may look at column; None where every row holds one experience: plain
-            causal attention is right then (padding is on the right, so nothing that counts sees it) and positions
-            are 0, 1, 2, …
-        source_N: int64; index into the flattened R·L positions whose output predicts the token.
+        token_ids_L: int64.
+        position_ids_L: int64; a continuation's start after its prompt.
+        packing: where sequences begin and end.
+        source_N: int64; the place in the row whose output predicts the token.
         target_N: int64; the token.
         sequence_N: int64; the experience it belongs to, 0..B-1.
         index_N: int64; its place among the tokens of the batch that count, experience after experience.
-        num_tokens: tokens computed, without padding.
+        num_tokens: tokens computed.
     """
 
-    token_ids_RL: Tensor
-    position_ids_RL: Tensor
-    attention_R1LL: Tensor | None
+    token_ids_L: Tensor
+    position_ids_L: Tensor
+    packing: Packing
     source_N: Tensor
     target_N: Tensor
     sequence_N: Tensor
@@ -55,11 +61,33 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same with its tensors on `device`."""
-        # Any: a mapping cannot say which of its values is of which field.
-        moved: dict[str, Any] = {
-            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
+        token_ids_L, position_ids_L, source_N, target_N, sequence_N, index_N = (
+            tensor.to(device, non_blocking=True)
+            for tensor in (self.token_ids_L, self.position_ids_L, self.source_N, self.target_N, self.sequence_N, self.index_N)
+        )
+        return replace(
+            self, token_ids_L=token_ids_L, position_ids_L=position_ids_L, packing=to_device(self.packing, device), source_N=source_N,
+            target_N=target_N, sequence_N=sequence_N, index_N=index_N,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutting:
+    """How to cut: what the model, the device and the ranks ask for.
+
+    Attributes:
+        max_tokens: of one micro-batch; a longer sequence is a micro-batch of its own.
+        sharing: which prompts are computed once.
+        kernel: what attention gets: segments of the packed row, or padded rows.
+        num_ranks: data-parallel ranks.
+        quadratic_at: length in tokens at which attention costs as much as the rest of the model; 12 · hidden size for a usual transformer.
+    """
+
+    max_tokens: int
+    sharing: Sharing = "always"
+    kernel: Kernel = "segments"
+    num_ranks: int = 1
+    quadratic_at: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -74,47 +102,73 @@ class _Row:
     def length(self) -> int:
         return self.prompt_length + sum(end - self.prompt_length for end in self.ends)
 
+    @property
+    def is_shared(self) -> bool:
+        return len(self.experiences) > 1
 
-def split_batch(
-    batch: TrainBatch, max_tokens: int, *, share_prompts: bool, members: Sequence[int] | None = None
-) -> list[MicroBatch]:
-    """Cut a batch into micro-batches of at most `max_tokens` tokens, padding included, longest rows first.
+    def cost(self, quadratic_at: float) -> float:
+        """Relative time to compute it, in tokens."""
+        own = sum((end - self.prompt_length) * (end + self.prompt_length) for end in self.ends)
+        return self.length + (self.prompt_length**2 + own) / quadratic_at
 
-    A row that is longer than `max_tokens` is a micro-batch of its own. Rows of similar length travel together, which
-    keeps padding small; the first micro-batch is the largest, so a lack of memory shows at once. The rows of a pair stay
-    together, whatever their size: its loss needs both.
+
+def split_batch(batch: TrainBatch, cutting: Cutting, members: Sequence[int] | None = None) -> list[list[MicroBatch]]:
+    """Cut a batch into as few micro-batches as its tokens need, of nearly equal cost, the dearest first; one list per rank.
+
+    The rows of a pair stay together, whatever their size: its loss needs both. Where there are fewer rows than ranks, some get a
+    micro-batch without a token that counts.
 
     Args:
-        share_prompts: compute a prompt once for the experiences that begin with it.
         members: the experiences to take, ascending and in whole pairs; all by default.
     """
     chosen = range(batch.num_experiences) if members is None else members
     together = (
-        [list(_rows(batch, chosen[i : i + 2], max_tokens, share_prompts)) for i in range(0, len(chosen), 2)]
+        [list(_rows(batch, chosen[i : i + 2], cutting)) for i in range(0, len(chosen), 2)]
         if batch.paired
-        else [[row] for row in _rows(batch, chosen, max_tokens, share_prompts)]
+        else [[row] for row in _rows(batch, chosen, cutting)]
     )
-    units = sorted(filter(None, together), key=lambda rows: (-max(row.length for row in rows), rows[0].experiences))
+    bins = _balanced(list(filter(None, together)), cutting)
     place_BT = (batch.loss_mask_BT.flatten().cumsum(0) - 1).view_as(batch.loss_mask_BT)
-    return [_micro_batch(batch, place_BT, chunk) for chunk in _chunks(units, max_tokens)]
+    micro_batches = [_micro_batch(batch, place_BT, rows, cutting.kernel) for rows in bins]
+    return [micro_batches[rank :: cutting.num_ranks] for rank in range(cutting.num_ranks)]
 
 
-def _chunks(units: list[list[_Row]], max_tokens: int) -> Iterator[list[_Row]]:
-    chunk: list[_Row] = []
-    width = 0
-    for unit in units:
-        # The unit with the longest row comes first: it makes the chunk as wide as it gets.
-        if chunk and (len(chunk) + len(unit)) * width > max_tokens:
-            yield chunk
-            chunk = []
-        if not chunk:
-            width = max(row.length for row in unit)
-        chunk = chunk + unit
-    if chunk:
-        yield chunk
+def _balanced(units: list[list[_Row]], cutting: Cutting) -> list[list[_Row]]:
+    """Put rows that stay together into bins of at most `max_tokens`, a multiple of `num_ranks`: each into the cheapest with room, dearest first
+    (Graham 1969: at most 4/3 of the best).
+    """
+    if not units:
+        return []
+    costs = [sum(row.cost(cutting.quadratic_at) for row in rows) for rows in units]
+    sizes = [sum(row.length for row in rows) for rows in units]
+    order = sorted(range(len(units)), key=lambda u: (-costs[u], units[u][0].experiences))
+    rounds = math.ceil(sum(sizes) / cutting.max_tokens / cutting.num_ranks)
+    while (found := _placed(order, costs, sizes, rounds * cutting.num_ranks, cutting.max_tokens)) is None:
+        rounds += 1
+    dearest_first = sorted(found, key=lambda members: -sum(costs[u] for u in members))
+    return [[row for u in sorted(members) for row in units[u]] for members in dearest_first]
 
 
-def _rows(batch: TrainBatch, members: Sequence[int], max_tokens: int, share_prompts: bool) -> Iterator[_Row]:
+def _placed(order: list[int], costs: list[float], sizes: list[int], num_bins: int, max_tokens: int) -> list[list[int]] | None:
+    """The units of each bin; None where they do not fit."""
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    filled = [0] * num_bins
+    heap = [(0.0, b) for b in range(num_bins)]
+    for u in order:
+        passed: list[tuple[float, int]] = []
+        while heap and filled[heap[0][1]] and filled[heap[0][1]] + sizes[u] > max_tokens:
+            passed.append(heapq.heappop(heap))
+        if not heap:
+            return None
+        cost, b = heapq.heappop(heap)
+        bins[b].append(u)
+        filled[b] += sizes[u]
+        for entry in (*passed, (cost + costs[u], b)):
+            heapq.heappush(heap, entry)
+    return bins
+
+
+def _rows(batch: TrainBatch, members: Sequence[int], cutting: Cutting) -> Iterator[_Row]:
     mask = batch.loss_mask_BT.numpy()
     token_ids = batch.token_ids_BT.numpy()
     open_rows: dict[bytes, _Row] = {}
@@ -124,14 +178,16 @@ def _rows(batch: TrainBatch, members: Sequence[int], max_tokens: int, share_prom
             continue
         # The prompt is what precedes the first token that counts; `end` leaves out the last, which predicts nothing.
         prompt_length, end = int(counted[0]), int(counted[-1])
-        if not share_prompts:
+        if cutting.sharing == "never":
             yield _Row(prompt_length, (b,), (end,))
             continue
         prompt = token_ids[b, :prompt_length].tobytes()
         row = open_rows.get(prompt)
         if row is not None:
             longer = _Row(prompt_length, (*row.experiences, b), (*row.ends, end))
-            if longer.length <= min(2 * prompt_length, max(max_tokens, row.length)):
+            limit = max(cutting.max_tokens, row.length)
+            # In a masked row continuations are computed against each other; beyond the prompt's length that costs more than it saves.
+            if longer.length <= (limit if cutting.sharing == "always" else min(2 * prompt_length, limit)):
                 open_rows[prompt] = longer
                 continue
             yield row
@@ -139,51 +195,108 @@ def _rows(batch: TrainBatch, members: Sequence[int], max_tokens: int, share_prom
     yield from open_rows.values()
 
 
-def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row]) -> MicroBatch:
-    width = max(row.length for row in rows)
-    token_ids = np.zeros((len(rows), width), np.int64)
-    position_ids = np.tile(np.arange(width), (len(rows), 1))
-    # Part of a row: 0 the prompt, 1, 2, … its continuations, -1 padding (which sees itself, so softmax has an entry).
-    part = np.full_like(token_ids, -1)
+def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row], kernel: Kernel) -> MicroBatch:
+    """Pack rows: those of one experience, then the shared prompts, then their continuations."""
     mask, ids = batch.loss_mask_BT.numpy(), batch.token_ids_BT.numpy()
-    source: list[Array] = []
-    experience: list[Array] = []
-    token: list[Array] = []
-    for r, row in enumerate(rows):
-        prompt_length = row.prompt_length
-        token_ids[r, :prompt_length] = ids[row.experiences[0], :prompt_length]
-        part[r, :prompt_length] = 0
-        start = prompt_length
-        for number, (b, end) in enumerate(zip(row.experiences, row.ends), start=1):
-            stop = start + end - prompt_length
-            token_ids[r, start:stop] = ids[b, prompt_length:end]
-            position_ids[r, start:stop] = np.arange(prompt_length, end)
-            part[r, start:stop] = number
-            counted = np.flatnonzero(mask[b])
-            # The first is predicted by the prompt's last position, the others by the token before them.
-            predictor = np.where(counted == prompt_length, prompt_length - 1, start + counted - prompt_length - 1)
-            source.append(r * width + predictor)
-            experience.append(np.full(len(counted), b))
-            token.append(counted)
-            start = stop
-    b_N, t_N = (torch.from_numpy(np.concatenate(pieces)) for pieces in (experience, token))
-    shared = any(len(row.experiences) > 1 for row in rows)
+    single = [row for row in rows if not row.is_shared]
+    shared = [row for row in rows if row.is_shared]
+    pieces: list[tuple[int, int, int]] = [(row.experiences[0], 0, row.ends[0]) for row in single]
+    pieces += [(row.experiences[0], 0, row.prompt_length) for row in shared]
+    pieces += [(b, row.prompt_length, end) for row in shared for b, end in zip(row.experiences, row.ends, strict=True)]
+    lengths = np.array([stop - start for _, start, stop in pieces], np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    source: list[npt.NDArray[np.int64]] = []
+    experience: list[npt.NDArray[np.int64]] = []
+    token: list[npt.NDArray[np.int64]] = []
+
+    def count(b: int, prompt_length: int, prompt_end: int, start: int) -> None:
+        """Tokens of b that count: the first is predicted by the prompt's last place, the others by the token before them."""
+        counted = np.flatnonzero(mask[b])
+        source.append(np.where(counted == prompt_length, prompt_end - 1, start + counted - prompt_length - 1))
+        experience.append(np.full(len(counted), b))
+        token.append(counted)
+
+    for row, start in zip(single, starts, strict=False):
+        count(row.experiences[0], row.prompt_length, start + row.prompt_length, start + row.prompt_length)
+    piece = len(single) + len(shared)
+    for row, prompt_end in zip(shared, starts[len(single) + 1 :], strict=False):
+        for b in row.experiences:
+            count(b, row.prompt_length, prompt_end, starts[piece])
+            piece += 1
+    if not rows:  # a pass of which nothing is read, beside the others'
+        lengths, starts, pieces = np.ones(1, np.int64), np.array([0, 1]), [(0, 0, 1)]
+    b_N, t_N = (torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *each])) for each in (experience, token))
     return MicroBatch(
-        token_ids_RL=torch.from_numpy(token_ids),
-        position_ids_RL=torch.from_numpy(position_ids),
-        attention_R1LL=_attention(torch.from_numpy(part)) if shared else None,
-        source_N=torch.from_numpy(np.concatenate(source)),
-        target_N=batch.token_ids_BT[b_N, t_N],
-        sequence_N=b_N,
-        index_N=place_BT[b_N, t_N],
-        num_tokens=sum(row.length for row in rows),
-    )
+        token_ids_L=torch.from_numpy(np.concatenate([ids[b, start:stop] for b, start, stop in pieces])),
+        position_ids_L=torch.from_numpy(np.concatenate([np.arange(start, stop) for _, start, stop in pieces])),
+        packing=_segments(starts, single, shared) if kernel == "segments" else _padded_rows(starts, single, shared),
+        source_N=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *source])), target_N=batch.token_ids_BT[b_N, t_N],
+        sequence_N=b_N, index_N=place_BT[b_N, t_N], num_tokens=int(starts[-1]) if rows else 0,
+    )  # fmt: skip
 
 
-def _attention(part_RL: Tensor) -> Tensor:
+def _segments(starts: npt.NDArray[np.int64], single: list[_Row], shared: list[_Row]) -> Segments:
+    longest = int(np.diff(starts).max())
+    if not shared:
+        return Segments(_int32(starts), longest)
+    first_prompt, first_continuation = (int(starts[place]) for place in (len(single), len(single) + len(shared)))
+    prompts = np.array([row.prompt_length for row in shared])
+    continuations = np.array([row.length - row.prompt_length for row in shared])
+    return Segments(
+        _int32(starts), longest, *(_int32(np.concatenate([[0], np.cumsum(sizes)])) for sizes in (prompts, continuations)),
+        int(prompts.max()), int(continuations.max()), first_prompt, first_continuation,
+    )  # fmt: skip
+
+
+def _int32(values: npt.NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(values.astype(np.int32))
+
+
+def _padded_rows(starts: npt.NDArray[np.int64], single: list[_Row], shared: list[_Row]) -> PaddedRows:
+    """Rows of similar length together, so that little is padding; those with a mask apart from the others."""
+    ranges = [np.arange(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+    # The packed places of each row, and for each of them the part: 0 the prompt, 1, 2, … its continuations.
+    alone = [(places, None) for places in (ranges[: len(single)] if single or shared else ranges)]
+    masked: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]] = []
+    piece = len(single) + len(shared)
+    for number, row in enumerate(shared):
+        members = [ranges[len(single) + number], *ranges[piece : piece + len(row.experiences)]]
+        masked.append((np.concatenate(members), np.repeat(np.arange(len(members)), [len(places) for places in members])))
+        piece += len(row.experiences)
+    parts: list[Rows] = []
+    place = np.zeros(int(starts[-1]), np.int64)
+    offset = 0
+    for rows in (*_alike(alone), *_alike(masked)):
+        width = len(rows[0][0])
+        place_RW = np.zeros((len(rows), width), np.int64)
+        part_RW = np.full((len(rows), width), -1)  # padding, which sees itself, so that softmax has an entry
+        for r, (places, part) in enumerate(rows):
+            place_RW[r, : len(places)] = places
+            place[places] = offset + r * width + np.arange(len(places))
+            if part is not None:
+                part_RW[r, : len(places)] = part
+        offset += place_RW.size
+        visible = None if rows[0][1] is None else _visible(torch.from_numpy(part_RW))
+        parts.append(Rows(torch.from_numpy(place_RW), visible))
+    return PaddedRows(tuple(parts), torch.from_numpy(place))
+
+
+def _alike(rows: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]]) -> Iterator[list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]]]:
+    """Rows in parts of which at most a share is padding, longest first."""
+    part: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]] = []
+    for row in sorted(rows, key=lambda row: -len(row[0])):
+        if part and len(row[0]) < (1 - _PADDED_AT_MOST) * len(part[0][0]):
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
+
+
+def _visible(part_RW: Tensor) -> Tensor:
     """A token sees, at or before itself, the prompt and its own continuation."""
-    width = part_RL.shape[1]
+    width = part_RW.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool).tril()
-    same = part_RL[:, :, None] == part_RL[:, None, :]
-    prompt = (part_RL == 0)[:, None, :]
+    same = part_RW[:, :, None] == part_RW[:, None, :]
+    prompt = (part_RW == 0)[:, None, :]
     return (causal & (same | prompt))[:, None]

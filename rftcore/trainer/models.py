@@ -7,19 +7,21 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rftcore.algorithms.algorithm import Algorithm, Plan
-from rftcore.algorithms.base import HeadTerm, Signals, TokenView
+from rftcore.algorithms.base import HeadTerm, Signal, Signals, TokenView
 from rftcore.algorithms.kl import estimate
 from rftcore.algorithms.masks.clip_v import expected_discriminator
 from rftcore.trainer.batch_forms import mismatched, scored, whole
 from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
 from rftcore.trainer.micro_batches import MicroBatch, split_batch
-from rftcore.trainer.network import Network, by_rows, entropy, pick, read_rows
+from rftcore.trainer.network import Network
 from rftdata.errors import ConfigError, RftError
 
 
@@ -45,13 +47,9 @@ class Models:
         return whole(batch) if self.algorithm.config.train_on == "all" else batch
 
     def split(self, batch: TrainBatch, members: list[int] | None = None) -> list[MicroBatch]:
-        """Micro-batches of some of the experiences, by default of all."""
-        return split_batch(
-            batch,
-            self.policy.config.max_tokens_per_microbatch,
-            share_prompts=self.policy.shares_prompts,
-            members=members,
-        )
+        """This rank's micro-batches of some of the experiences, by default of all."""
+        shares = split_batch(batch, self.policy.cutting, members)
+        return shares[self.policy.grid.data_rank]
 
     @torch.no_grad()
     def signals(self, batch: TrainBatch, micro_batches: list[MicroBatch], num_tokens: int) -> Signals:
@@ -62,34 +60,40 @@ class Models:
         """
         wanted = self.algorithm.signals
         found: dict[str, Tensor] = {
-            f"{name}_N": torch.zeros(num_tokens)
+            f"{name}_N": torch.zeros(num_tokens, device=self.policy.device)
             for name in ("old", "entropy", "discriminator", "reference", "teacher", "values")
-            if name in wanted
+            if name in wanted and not (name == "teacher" and self.teacher is None)
         }
         for micro_batch in (each.to(self.policy.device) for each in micro_batches if found):
-            place_N = micro_batch.index_N.cpu()
-            if {"old", "entropy", "discriminator"} & wanted:
-                logprobs_NV = self.policy.logprobs(micro_batch, self.temperature)
-                if "old" in wanted:
-                    found["old_N"][place_N] = pick(logprobs_NV, micro_batch.target_N).cpu()
-                if "entropy" in wanted:
-                    found["entropy_N"][place_N] = entropy(logprobs_NV).cpu()
-                if "discriminator" in wanted:
-                    found["discriminator_N"][place_N] = by_rows(expected_discriminator, logprobs_NV).cpu()
-                del logprobs_NV
-            if self.reference is not None:
-                reference_NV = self.reference.logprobs(micro_batch, self.temperature)
-                found["reference_N"][place_N] = pick(reference_NV, micro_batch.target_N).cpu()
-            if "teacher_N" in found and self.teacher is not None:
-                teacher_NV = self.teacher.logprobs(micro_batch, self.temperature)
-                found["teacher_N"][place_N] = pick(teacher_NV, micro_batch.target_N).cpu()
-            if self.critic is not None:
-                found["values_N"][place_N] = self.critic.values(micro_batch).cpu()
+            for name, values_N in self._of_micro_batch(micro_batch, wanted):
+                found[f"{name}_N"][micro_batch.index_N] = values_N
+        # Every token was computed by one rank, and is 0 on the others.
+        found = {name: self.policy.grid.add_up(values_N).cpu() for name, values_N in found.items()}
         if "teacher" in wanted and self.teacher is None:
             found["teacher_N"] = _stored_teacher(batch)
         if "mismatched" in wanted:
             found["mismatched_kl"] = self._mismatched_kl(batch)
         return Signals(**found)
+
+    def _of_micro_batch(self, micro_batch: MicroBatch, wanted: Set[Signal]) -> Iterator[tuple[Signal, Tensor]]:
+        """The signals that models compute, by name."""
+
+        def policy_head(hidden_NH: Tensor, output: Output) -> Iterator[tuple[Signal, Tensor]]:
+            logprobs_N, entropy_N = logprobs_and_entropy(hidden_NH, output, micro_batch.target_N)
+            yield "old", logprobs_N
+            yield "entropy", entropy_N
+            if "discriminator" in wanted:
+                yield "discriminator", read_logits(hidden_NH, output, lambda z_CV: expected_discriminator(z_CV.log_softmax(dim=-1)))
+
+        if {"old", "entropy", "discriminator"} & wanted:
+            of_policy = self.policy.read(micro_batch, self.temperature, lambda *inputs: dict(policy_head(*inputs)))
+            yield from ((name, values_N) for name, values_N in of_policy.items() if name in wanted)
+        if self.reference is not None:
+            yield "reference", self.reference.logprobs(micro_batch, self.temperature)
+        if "teacher" in wanted and self.teacher is not None:
+            yield "teacher", self.teacher.logprobs(micro_batch, self.temperature)
+        if self.critic is not None:
+            yield "values", self.critic.values(micro_batch)
 
     def _mismatched_kl(self, batch: TrainBatch) -> Tensor:
         """The mean of Σ_t log(π / π_reference) over prompts with responses to other prompts; 0 where there is one prompt."""
@@ -100,28 +104,25 @@ class Models:
         total = torch.zeros((), device=self.policy.device)
         for micro_batch in (each.to(self.policy.device) for each in self.split(pairs)):
             for network, sign in ((self.policy, 1.0), (self.reference, -1.0)):
-                total += sign * pick(network.logprobs(micro_batch, self.temperature), micro_batch.target_N).sum()
-        return total.cpu() / pairs.loss_mask_BT.any(dim=1).sum()
+                total += sign * network.logprobs(micro_batch, self.temperature).sum()
+        return self.policy.grid.add_up(total).cpu() / pairs.loss_mask_BT.any(dim=1).sum()
 
     def view(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
         """What the trained model computes of a micro-batch, with its gradient, and what that adds to the mean metrics of an update."""
         return self._scores(micro_batch, plan) if self.algorithm.trains_scorer else self._logprobs(micro_batch, plan)
 
     def _logprobs(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
-        index_N, share = micro_batch.index_N.cpu(), 1.0 / plan.num_tokens
+        index_N, share = micro_batch.index_N, 1.0 / plan.num_tokens
         has_bonus = self.algorithm.config.entropy.coef > 0
-        all_logprobs_NV = self.policy.logprobs(micro_batch, self.temperature)
-        logprobs_N = pick(all_logprobs_NV, micro_batch.target_N)
-        entropy_N = entropy(all_logprobs_NV if has_bonus else all_logprobs_NV.detach())
-        read_N = None
-        if isinstance(self.algorithm.loss, HeadTerm):
-            assert self.teacher is not None
-            with torch.no_grad():
-                teacher_NV = self.teacher.logprobs(micro_batch, self.temperature)
-            read_N = read_rows(self.algorithm.loss.read, all_logprobs_NV, teacher_NV)
+
+        def head(hidden_NH: Tensor, output: Output) -> tuple[Tensor, Tensor, Tensor | None]:
+            both = logprobs_and_entropy(hidden_NH, output, micro_batch.target_N, entropy_has_gradient=has_bonus)
+            return *both, self._compared(micro_batch, hidden_NH, output)
+
+        logprobs_N, entropy_N, read_N = self.policy.read(micro_batch, self.temperature, head)
         measured = {"entropy": entropy_N.detach().sum() * share}
         if self.algorithm.uses_behavior_logprobs:
-            behavior_N = plan.batch.behavior_N[index_N].to(self.policy.device)
+            behavior_N = plan.batch.behavior_N[index_N]
             # Tokens of experts, which no policy sampled, add 0.
             behavior_N = behavior_N.where(behavior_N.isfinite(), logprobs_N.detach())
             measured["logprob_diff"] = (logprobs_N.detach() - behavior_N).abs().sum() * share
@@ -130,9 +131,25 @@ class Models:
         view = plan.view(index_N, logprobs_N, entropy_N=entropy_N if has_bonus else None, read_N=read_N)
         return view, measured
 
+    def _compared(self, micro_batch: MicroBatch, hidden_NH: Tensor, output: Output) -> Tensor | None:
+        """What a loss reads of the whole distributions of policy and teacher; None for other losses."""
+        loss = self.algorithm.loss
+        if not isinstance(loss, HeadTerm):
+            return None
+        assert self.teacher is not None
+        with torch.no_grad():
+            teacher_NH, of_teacher = self.teacher.read(micro_batch, self.temperature, lambda *inputs: inputs)
+
+        def compare(logits_CV: Tensor, teacher_CH: Tensor) -> Tensor:
+            with torch.no_grad():
+                teacher_CV = of_teacher.logits(teacher_CH)
+            return loss.read(logits_CV, teacher_CV)
+
+        return read_logits(hidden_NH, output, compare, teacher_NH)
+
     def _scores(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
         scores_N = self.policy.values(micro_batch)
-        return plan.view(micro_batch.index_N.cpu(), torch.zeros_like(scores_N), values_N=scores_N), {}
+        return plan.view(micro_batch.index_N, torch.zeros_like(scores_N), values_N=scores_N), {}
 
 
 def refuse_other_vocabulary(policy: Network, teacher: Network | None) -> None:

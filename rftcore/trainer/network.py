@@ -1,9 +1,10 @@
-"""One transformer as the trainer uses it: opened, computed at the tokens that count, updated, saved.
+"""One transformer as the trainer uses it: opened, sharded, computed at the tokens that count, updated, saved.
 
 Invariants:
 - Log-probabilities and values are float32, whatever the type of the matrix products, and are computed only at tokens that count:
   with a vocabulary of 49,152 the output layer costs a quarter of the model, and responses are a few percent of the tokens.
 - A gradient that is not finite changes nothing.
+- Every rank of the grid calls the same methods in the same order.
 """
 
 from __future__ import annotations
@@ -12,25 +13,44 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
+from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
-from rftcore.trainer.micro_batches import MicroBatch
+from rftcore.trainer.head import Output, logprobs_and_entropy
+from rftcore.trainer.micro_batches import Cutting, MicroBatch
 from rftcore.trainer.optimizers import build_optimizers
+from rftcore.trainer.sharding import Grid, clip_gradients, compile_layers, full, layers_of, shard
 from rftdata.errors import ModelError
 
-# Attention of these is plain softmax over a mask that we may give, so prompts can be shared; others compute every row.
+# Their attention sees the whole prompt, so continuations can share it.
 _MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3"})
 Head = Literal["vocabulary", "value"]
+Result = TypeVar("Result")
 
-_ROWS_AT_ONCE = 1024
-_READ_ROWS = 256
+
+class _Computation(nn.Module):
+    """From tokens to what a head makes of the hidden states at the places that count: the root that is sharded.
+
+    The head is called within its forward pass, because the gathered weights exist only there.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, micro_batch: MicroBatch, autocast: AbstractContextManager[Any], head: Callable[[Tensor], Any]) -> Any:
+        with autocast:
+            hidden_1LH = self.model.base_model(
+                input_ids=micro_batch.token_ids_L[None], position_ids=micro_batch.position_ids_L[None], packing=micro_batch.packing,
+                use_cache=False,
+            ).last_hidden_state  # fmt: skip
+        return head(hidden_1LH[0].index_select(0, micro_batch.source_N))
 
 
 class Network:
@@ -38,37 +58,43 @@ class Network:
 
     Args:
         path: folder of a model or a checkpoint, or a Hugging Face id. A value head that is not in it starts from random weights.
-        device: where it lives.
+        grid: the ranks that hold it.
         head: what the output layer gives.
         learning_rate: peak, for a model that is trained; None for one that is not.
+        offload: keep a model that is not trained in the memory of the host.
 
     Raises:
         ModelError: the model cannot be opened.
-        ConfigError: the optimizer cannot be built here.
+        ConfigError: the optimizer cannot be built here, or the model not be divided so.
     """
 
     def __init__(
-        self, path: str, config: TrainerConfig, device: torch.device, *, head: Head = "vocabulary",
-        learning_rate: float | None = None,
+        self, path: str, config: TrainerConfig, grid: Grid, *, head: Head = "vocabulary", learning_rate: float | None = None,
+        offload: bool = False,
     ) -> None:  # fmt: skip
         self.config = config
-        self.device = device
+        self.grid = grid
         self.learning_rate = learning_rate
         self.model = _open(path, config, head)
-        self.model.to(device)  # type: ignore[arg-type]  # transformers' wrapper of the method hides that it is bound
-        # The weights may still be the mapped file, wherever they stand in it, and products with a vector (a value head) round by the alignment of
-        # their memory: without the copy a resumed run differs in the last bit from one that was not interrupted.
-        for parameter in self.model.parameters():
-            parameter.data = parameter.data.clone()
-        self.shares_prompts = config.share_prompts and _can_share_prompts(self.model.config)
         self.optimizers: list[Optimizer] = []
-        if learning_rate is None:
-            self.model.eval().requires_grad_(False)
-            return
-        self.model.train()
-        if config.gradient_checkpointing:
+        trained = learning_rate is not None
+        if trained and config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.optimizers = build_optimizers(self.model, config.optimizer, learning_rate)
+        self.model.train(trained).requires_grad_(trained)
+        layers = layers_of(self.model)
+        if config.compile if config.compile is not None else self.device.type == "cuda":
+            compile_layers(layers)
+        on_gpu = self.device.type == "cuda"
+        compute = torch.bfloat16 if on_gpu and config.autocast == "bfloat16" else None
+        self._computation = _Computation(self.model)
+        master = getattr(torch, config.dtype) if trained or compute is None else compute
+        shard(self._computation, layers, grid, master=master, compute=compute, offload=offload)
+        if learning_rate is not None:
+            self.optimizers = build_optimizers(self.model, config.optimizer, learning_rate)
+
+    @property
+    def device(self) -> torch.device:
+        return self.grid.device
 
     @property
     def num_tokens(self) -> int:
@@ -77,18 +103,56 @@ class Network:
         assert isinstance(embeddings, nn.Embedding)
         return embeddings.num_embeddings
 
+    @property
+    def cutting(self) -> Cutting:
+        """How batches are cut for it."""
+        shares = self.config.share_prompts and _can_share_prompts(self.model.config)
+        # FlashAttention takes half precision only.
+        flash = self.device.type == "cuda" and "bfloat16" in (self.config.autocast, self.config.dtype)
+        return Cutting(
+            max_tokens=self.config.max_tokens_per_microbatch,
+            sharing="never" if not shares else "always" if flash else "rows",
+            kernel="segments" if flash else "rows",
+            num_ranks=self.grid.num_data_ranks,
+            quadratic_at=12.0 * self.model.config.get_text_config().hidden_size,
+        )
+
+    def read(self, micro_batch: MicroBatch, temperature: float, head: Callable[[Tensor, Output], Result]) -> Result:
+        """What `head` makes of the hidden states that predict the tokens that count, [N, H], and the output layer.
+
+        Args:
+            temperature: of the distributions that logits are of.
+        """
+
+        def with_output(hidden_NH: Tensor) -> Result:
+            return head(hidden_NH.to(self._compute), self._output(temperature))
+
+        found: Result = self._computation(micro_batch, self._autocast(), with_output)
+        return found
+
     def logprobs(self, micro_batch: MicroBatch, temperature: float) -> Tensor:
-        """Log-probabilities of the whole vocabulary where a token that counts is predicted, float32 [N, V]."""
-        with _output_only_at(self.model.get_output_embeddings(), micro_batch.source_N):
-            logits_1NV = self._forward(micro_batch)
-        return (logits_1NV[0].float() / temperature).log_softmax(dim=-1)
+        """Log-probabilities of the tokens that count, nats, float32 [N]."""
+        return self.read(micro_batch, temperature, lambda h, o: logprobs_and_entropy(h, o, micro_batch.target_N))[0]
+
+    @contextmanager
+    def unpacked(self) -> Iterator[PreTrainedModel]:
+        """The model as transformers knows it, to be called with padded rows and masks, or to sample from; on one rank."""
+        self.model.set_attn_implementation("sdpa")
+        try:
+            yield self.model
+        finally:
+            self.model.set_attn_implementation(attention.NAME)
 
     def values(self, micro_batch: MicroBatch) -> Tensor:
         """Value of the state before each token that counts, float32 [N]."""
-        head = self.model.score
-        assert isinstance(head, nn.Module)
-        with _output_only_at(head, micro_batch.source_N):
-            return self._forward(micro_batch)[0, :, 0].float()
+
+        def head(hidden_NH: Tensor) -> Tensor:
+            score = self.model.score
+            assert isinstance(score, nn.Module)
+            with self._autocast():
+                return cast(Tensor, score(hidden_NH))[:, 0].float()
+
+        return cast(Tensor, self._computation(micro_batch, self._autocast(), head))
 
     def update(self, share: float) -> float:
         """One optimizer step from the accumulated gradients, which are cleared; returns their norm before clipping.
@@ -99,9 +163,8 @@ class Network:
             share: of the peak learning rate.
         """
         assert self.learning_rate is not None
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
-        grad_norm = nn.utils.clip_grad_norm_(parameters, limit).item()
+        grad_norm = clip_gradients(self.model.parameters(), limit).item()
         for optimizer in self.optimizers:
             if math.isfinite(grad_norm):
                 for group in optimizer.param_groups:
@@ -111,19 +174,31 @@ class Network:
         return grad_norm
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """Every tensor of the optimizers, as `parameter/key`."""
+        """Every tensor of the optimizers, as `parameter/key`; of each rank its part."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         return {
             f"{names[id(parameter)]}/{key}": value
             for optimizer in self.optimizers for parameter, state in optimizer.state.items() for key, value in state.items()
         }  # fmt: skip
 
-    def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
-        """The reverse of `optimizer_state`.
+    def empty_optimizer_state(self, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
+        """Tensors for `optimizer_state` of these names and sizes, to read a checkpoint into, sharded as the parameters are now.
 
         Raises:
             ModelError: state of a parameter that the model does not have.
         """
+        parameters = dict(self.model.named_parameters())
+        found: dict[str, Tensor] = {}
+        for key, size in sizes.items():
+            name = key.rpartition("/")[0]
+            if name not in parameters:
+                raise ModelError(f"the checkpoint has optimizer state for {name!r}, which its model lacks")
+            parameter = parameters[name]
+            found[key] = torch.zeros_like(parameter) if parameter.shape == size else torch.zeros(size)
+        return found
+
+    def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
+        """The reverse of `optimizer_state`."""
         owners = {
             id(parameter): optimizer
             for optimizer in self.optimizers for group in optimizer.param_groups for parameter in group["params"]
@@ -131,64 +206,54 @@ class Network:
         parameters = dict(self.model.named_parameters())
         for key, tensor in tensors.items():
             name, _, part = key.rpartition("/")
-            if name not in parameters:
-                raise ModelError(f"the checkpoint has optimizer state for {name!r}, which its model lacks")
             parameter = parameters[name]
-            # A copy: safetensors may hand out the file itself, mapped, and the optimizer writes in place.
-            owners[id(parameter)].state[parameter][part] = tensor.to(self.device, copy=True)
+            owners[id(parameter)].state[parameter][part] = tensor.to(self.device)
+
+    def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and whole tensor of every weight, tied ones under each of their names. All ranks walk it together."""
+        for name, tensor in self.model.state_dict().items():
+            yield name, full(tensor.detach())
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder, without a tokenizer."""
-        self.model.save_pretrained(folder)
+        """Write a Hugging Face folder, without a tokenizer; the first rank does, and all call it."""
+        tensors = {}
+        for name, tensor in self.export_tensors():
+            if self.grid.is_first:
+                tensors[name] = tensor.cpu()
+        if self.grid.is_first:
+            self.model.save_pretrained(folder, state_dict=tensors)
+        self.grid.wait_for_all()
 
-    def _forward(self, micro_batch: MicroBatch) -> Tensor:
-        shared = micro_batch.attention_R1LL is not None
-        with self._autocast():
-            # Positions are given only where they are not 0, 1, 2, …: transformers looks for packed sequences in them.
-            logits: Tensor = self.model(
-                input_ids=micro_batch.token_ids_RL,
-                attention_mask=micro_batch.attention_R1LL,
-                position_ids=micro_batch.position_ids_RL if shared else None,
-                use_cache=False,
-            ).logits
-        return logits
+    @property
+    def _compute(self) -> torch.dtype:
+        """Type of matrix products."""
+        return torch.bfloat16 if self.config.autocast == "bfloat16" else cast(torch.dtype, getattr(torch, self.config.dtype))
+
+    def _output(self, temperature: float) -> Output:
+        layer = self.model.get_output_embeddings()
+        assert isinstance(layer, nn.Linear)
+        config = self.model.config.get_text_config()
+        return Output(
+            weight_VH=layer.weight, bias_V=layer.bias, temperature=temperature,
+            scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
+            soft_cap=getattr(config, "final_logit_softcapping", None),
+        )  # fmt: skip
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.config.autocast == "none":
+        # On a GPU the gathered weights already are in the type of the products, and so is everything between them.
+        if self.config.autocast == "none" or self.device.type == "cuda":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
-def pick(logprobs_NV: Tensor, target_N: Tensor) -> Tensor:
-    """The log-probability of one token in each row, [N]."""
-    return logprobs_NV.gather(1, target_N[:, None])[:, 0]
-
-
-def entropy(logprobs_NV: Tensor) -> Tensor:
-    """-Σ p log p of each row, nats [N]."""
-    return by_rows(lambda rows: -(rows.exp() * rows).sum(dim=-1), logprobs_NV)
-
-
-def by_rows(function: Callable[[Tensor], Tensor], logprobs_NV: Tensor) -> Tensor:
-    """One number per row, [N], computed on some rows at a time: a metric should not cost another [N, V]."""
-    return torch.cat([function(rows) for rows in logprobs_NV.split(_ROWS_AT_ONCE)])
-
-
-def read_rows(read: Callable[[Tensor, Tensor], Tensor], logprobs_NV: Tensor, teacher_NV: Tensor) -> Tensor:
-    """One number per row from `HeadTerm.read`, [N]. Some rows at a time, and again in the backward pass: it makes several [rows, V]."""
-    pieces = zip(logprobs_NV.split(_READ_ROWS), teacher_NV.split(_READ_ROWS), strict=True)
-    return torch.cat([checkpoint(read, rows, teacher, use_reentrant=False) for rows, teacher in pieces])
-
-
 def _open(path: str, config: TrainerConfig, head: str) -> PreTrainedModel:
     dtype = getattr(torch, config.dtype)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention.NAME}
     try:
         model: PreTrainedModel = (
-            AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+            AutoModelForCausalLM.from_pretrained(path, **options)
             if head == "vocabulary"
-            else AutoModelForTokenClassification.from_pretrained(
-                path, dtype=dtype, attn_implementation="sdpa", num_labels=1
-            )
+            else AutoModelForTokenClassification.from_pretrained(path, num_labels=1, **options)
         )
     except (OSError, ValueError) as error:
         first_line = str(error).strip().partition("\n")[0]
@@ -204,24 +269,6 @@ def _open(path: str, config: TrainerConfig, head: str) -> PreTrainedModel:
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch takes every attribute for a tensor
     return model
-
-
-@contextmanager
-def _output_only_at(layer: nn.Module, source_N: Tensor) -> Iterator[None]:
-    """Within it, the output layer sees [1, N, hidden]: the rows `source_N` of its flattened input.
-
-    A hook on the layer, and not the hidden states and the layer called by hand, because what some models do to logits
-    afterwards (scaling, soft-capping) then stays theirs to do.
-    """
-
-    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0].flatten(0, 1).index_select(0, source_N)[None],)
-
-    handle = layer.register_forward_pre_hook(keep)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _can_share_prompts(model_config: Any) -> bool:

@@ -284,8 +284,8 @@ def sample(learner: Learner, prompts: Tensor, length: int) -> tuple[Tensor, Tens
     """Continue each prompt by `length` sampled tokens; returns them and their log-probabilities."""
     tokens, logprobs = prompts, []
     for _ in range(length):
-        with torch.no_grad():
-            rows = learner.model(input_ids=tokens).logits[:, -1].float().log_softmax(-1)
+        with torch.no_grad(), learner.policy.unpacked() as model:
+            rows = model(input_ids=tokens).logits[:, -1].float().log_softmax(-1)
         drawn = torch.multinomial(rows.exp(), 1)
         logprobs.append(rows.gather(1, drawn))
         tokens = torch.cat([tokens, drawn], dim=1)

@@ -16,7 +16,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.losses.jsd import JSD
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.network import read_rows
+from rftcore.trainer.head import Output, read_logits
 from rftdata.errors import ConfigError
 from tests.support.learning import config, make_batch
 
@@ -168,21 +168,23 @@ class TestDivergenceFromATeacher:
 
     def test_of_many_rows_is_read_in_pieces(self) -> None:
         random = torch.Generator().manual_seed(0)
-        logits, teacher = (torch.randn(600, 5, generator=random) for _ in range(2))
-        logits.requires_grad_()
+        hidden, teacher_hidden = (torch.randn(600, 3, generator=random) for _ in range(2))
+        weight = torch.randn(5, 3, generator=random)
+        output = Output(weight_VH=weight.requires_grad_(), chunk=256)
+        hidden.requires_grad_()
         calls: list[int] = []
 
         def read(rows: Tensor, teacher_rows: Tensor) -> Tensor:
             calls.append(len(rows))
-            return JSD().read(rows, teacher_rows)
+            return JSD().read(rows, teacher_rows @ weight.detach().T)
 
-        found = read_rows(read, logits, teacher)
-        (gradient,) = torch.autograd.grad(found.square().sum(), logits)
+        found = read_logits(hidden, output, read, teacher_hidden)
+        gradients = torch.autograd.grad(found.square().sum(), (hidden, weight))
         # Forwards, and again in the backward pass, where the pieces are freed one by one.
         assert max(calls) == 256 and sum(calls) == 2 * 600
-        whole = JSD().read(logits, teacher)
+        whole = JSD().read(hidden @ weight.T, teacher_hidden @ weight.detach().T)
         torch.testing.assert_close(found, whole)
-        torch.testing.assert_close(gradient, torch.autograd.grad(whole.square().sum(), logits)[0])
+        torch.testing.assert_close(gradients, torch.autograd.grad(whole.square().sum(), (hidden, weight)), rtol=1e-4, atol=1e-5)
 
     def test_needs_a_teacher_with_the_policy_s_vocabulary(self, model_path: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="which are not stored"):

@@ -131,8 +131,8 @@ class TestTeachers:
 
 def _sampled_by(learner: Learner, batch: TrainBatch) -> TrainBatch:
     """The batch as if the learner's policy had sampled it."""
-    with torch.no_grad():
-        logprobs_BTV = learner.model(batch.token_ids_BT, attention_mask=batch.attention_mask_BT).logits.log_softmax(-1)
+    with torch.no_grad(), learner.policy.unpacked() as model:
+        logprobs_BTV = model(batch.token_ids_BT, attention_mask=batch.attention_mask_BT).logits.log_softmax(-1)
     own_BT = logprobs_BTV[:, :-1].gather(2, batch.token_ids_BT[:, 1:, None])[..., 0]
     behavior_BT = torch.cat([torch.zeros(len(own_BT), 1), own_BT], dim=1) * batch.loss_mask_BT
     return TrainBatch(**{**vars(batch), "behavior_logprobs_BT": behavior_BT})
