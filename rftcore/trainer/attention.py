@@ -128,18 +128,26 @@ def _attend_rows(
     place = rows.place_RW.flatten()
 
     def padded(x_HLD: Tensor) -> Tensor:
-        x_RHWD = x_HLD.index_select(1, place).unflatten(1, (num_rows, width)).transpose(0, 1)
+        x_RHWD: Tensor = x_HLD.index_select(1, place).unflatten(1, (num_rows, width)).transpose(0, 1)
         return x_RHWD.repeat_interleave(groups, dim=1) if groups > 1 and x_HLD is not query_HLD else x_RHWD
 
     visible = rows.visible_R1WW
     if window is not None and window < width:
         steps = torch.arange(width, device=place.device)
         near = steps[:, None] - steps[None, :] < window
-        visible = (torch.ones(width, width, dtype=torch.bool, device=place.device).tril() if visible is None else visible) & near
+        visible = (
+            torch.ones(width, width, dtype=torch.bool, device=place.device).tril() if visible is None else visible
+        ) & near
     out_RHWD = scaled_dot_product_attention(
-        padded(query_HLD), padded(key_HLD), padded(value_HLD), attn_mask=visible, is_causal=visible is None, scale=scaling
+        padded(query_HLD),
+        padded(key_HLD),
+        padded(value_HLD),
+        attn_mask=visible,
+        is_causal=visible is None,
+        scale=scaling,
     )
-    return out_RHWD.transpose(1, 2).flatten(0, 1)
+    out: Tensor = out_RHWD.transpose(1, 2).flatten(0, 1)
+    return out
 
 
 # A custom operator, so that torch.compile takes it as one node and autograd calls the backward kernels with the merged result.

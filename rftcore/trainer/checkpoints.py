@@ -25,11 +25,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from rftcore.trainer.sharding import Grid
 from rftdata.durable_files import make_folder, sync_path
@@ -105,9 +107,15 @@ def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) 
 def write_training_state(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], grid: Grid) -> None:
     """Write `training/` of a checkpoint; every rank gives its part of the tensors."""
     training = folder / _TRAINING
-    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(training), save_distributed=True), no_dist=grid.mesh is None)
+    save(
+        tensors,
+        storage_writer=HuggingFaceStorageWriter(str(training), save_distributed=True),
+        no_dist=grid.mesh is None,
+    )
     if grid.is_first:
-        (training / _STATE).write_text(json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1), encoding="utf-8")
+        (training / _STATE).write_text(
+            json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1), encoding="utf-8"
+        )
 
 
 def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Size]]:
@@ -127,7 +135,9 @@ def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Size]]:
                 todo="resume it with the release that wrote it, or use the folder as model.path",
             )
         metadata = HuggingFaceStorageReader(str(training)).read_metadata().state_dict_metadata
-        return state, {name: tensor.size for name, tensor in metadata.items()}
+        return state, {
+            name: tensor.size for name, tensor in metadata.items() if isinstance(tensor, TensorStorageMetadata)
+        }
 
 
 def read_tensors(folder: Path, tensors: dict[str, dict[str, Tensor]]) -> None:
@@ -138,7 +148,9 @@ def read_tensors(folder: Path, tensors: dict[str, dict[str, Tensor]]) -> None:
     """
     wanted = {f"{prefix}/{name}": tensor for prefix, named in tensors.items() for name, tensor in named.items()}
     with _readable(folder):
-        dcp.load(wanted, storage_reader=HuggingFaceStorageReader(str(folder / _TRAINING)), no_dist=not dist.is_initialized())
+        load(
+            wanted, storage_reader=HuggingFaceStorageReader(str(folder / _TRAINING)), no_dist=not dist.is_initialized()
+        )
 
 
 @contextmanager

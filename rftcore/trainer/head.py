@@ -63,7 +63,9 @@ class Output:
         return self.bias_V is None and self.soft_cap is None
 
 
-def logprobs_and_entropy(hidden_NH: Tensor, output: Output, target_N: Tensor, *, entropy_has_gradient: bool = False) -> tuple[Tensor, Tensor]:
+def logprobs_and_entropy(
+    hidden_NH: Tensor, output: Output, target_N: Tensor, *, entropy_has_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     """log π of the targets and the entropy before them, nats, float32 [N] each.
 
     Args:
@@ -81,7 +83,11 @@ def logprobs_and_entropy(hidden_NH: Tensor, output: Output, target_N: Tensor, *,
         entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1)
         return torch.stack([logprobs_CV.gather(1, target_C[:, None])[:, 0], entropy_C])
 
-    both = torch.cat([*_read(hidden_NH, output, read, target_N)], dim=1) if len(target_N) else _nothing(hidden_NH, output).expand(2, 0)
+    both = (
+        torch.cat([*_read(hidden_NH, output, read, target_N)], dim=1)
+        if len(target_N)
+        else _nothing(hidden_NH, output).expand(2, 0)
+    )
     return both[0], both[1] if entropy_has_gradient else both[1].detach()
 
 
@@ -120,7 +126,9 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         for start in range(0, num, chunk):
             rows = slice(start, start + chunk)
             logits_CV = linear(hidden_NH[rows], product_VH)
-            logprobs_N[rows], entropy_N[rows], lse_N[rows] = _fused(_reduced, logits_CV)(logits_CV, target_N[rows], scale)
+            logprobs_N[rows], entropy_N[rows], lse_N[rows] = _fused(_reduced, logits_CV)(
+                logits_CV, target_N[rows], scale
+            )
             kept = logits_CV
         ctx.save_for_backward(hidden_NH, product_VH, target_N, lse_N, entropy_N, kept if num <= chunk else None)
         ctx.scale, ctx.chunk, ctx.entropy_has_gradient, ctx.type = scale, chunk, entropy_has_gradient, weight_VH.dtype

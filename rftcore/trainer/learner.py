@@ -237,7 +237,9 @@ class Learner:
         self.critic = None
         self._set_models(str(folder), str(folder / _CRITIC))
         random_state = {name: torch.zeros(size, dtype=torch.uint8) for name, size in _under("random", sizes).items()}
-        moments = {prefix: network.empty_optimizer_state(_under(prefix, sizes)) for prefix, network in self._trained().items()}
+        moments = {
+            prefix: network.empty_optimizer_state(_under(prefix, sizes)) for prefix, network in self._trained().items()
+        }
         read_tensors(folder, {"random": random_state, **moments})
         torch.set_rng_state(random_state["cpu"])
         if "cuda" in random_state and self.device.type == "cuda":
@@ -253,9 +255,7 @@ class Learner:
         self.policy = Network(policy_path, self.config, self.grid, head=head, learning_rate=self.config.learning_rate)
         critic = self.algorithm.config.critic
         if critic is not None:
-            self.critic = Network(
-                critic_path, self.config, self.grid, head="value", learning_rate=critic.learning_rate
-            )
+            self.critic = Network(critic_path, self.config, self.grid, head="value", learning_rate=critic.learning_rate)
             refuse_fewer_tokens(self.policy, self.critic)
 
     def _trained(self) -> dict[str, Network]:

@@ -18,6 +18,7 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -25,12 +26,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rftcore.trainer.attention import PaddedRows, Packing, Rows, Segments, to_device
+from rftcore.trainer.attention import Packing, PaddedRows, Rows, Segments, to_device
 from rftcore.trainer.batches import TrainBatch
 
 # Which prompts are computed once: none, those where masked rows cost less than rows of their own, or all.
 Sharing = Literal["never", "rows", "always"]
 Kernel = Literal["segments", "rows"]
+# The packed places of a row's tokens, and for a masked row the part of each: 0 the prompt, 1, 2, … its continuations.
+_Placed = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]
 
 _PADDED_AT_MOST = 0.3  # of a part of rows that are padded together
 
@@ -63,7 +66,14 @@ class MicroBatch:
         """The same with its tensors on `device`."""
         token_ids_L, position_ids_L, source_N, target_N, sequence_N, index_N = (
             tensor.to(device, non_blocking=True)
-            for tensor in (self.token_ids_L, self.position_ids_L, self.source_N, self.target_N, self.sequence_N, self.index_N)
+            for tensor in (
+                self.token_ids_L,
+                self.position_ids_L,
+                self.source_N,
+                self.target_N,
+                self.sequence_N,
+                self.index_N,
+            )
         )
         return replace(
             self, token_ids_L=token_ids_L, position_ids_L=position_ids_L, packing=to_device(self.packing, device), source_N=source_N,
@@ -142,14 +152,18 @@ def _balanced(units: list[list[_Row]], cutting: Cutting) -> list[list[_Row]]:
     costs = [sum(row.cost(cutting.quadratic_at) for row in rows) for rows in units]
     sizes = [sum(row.length for row in rows) for rows in units]
     order = sorted(range(len(units)), key=lambda u: (-costs[u], units[u][0].experiences))
-    rounds = math.ceil(sum(sizes) / cutting.max_tokens / cutting.num_ranks)
+    num_alone = sum(size > cutting.max_tokens for size in sizes)
+    num_full = math.ceil(sum(size for size in sizes if size <= cutting.max_tokens) / cutting.max_tokens)
+    rounds = math.ceil((num_alone + num_full) / cutting.num_ranks)
     while (found := _placed(order, costs, sizes, rounds * cutting.num_ranks, cutting.max_tokens)) is None:
         rounds += 1
     dearest_first = sorted(found, key=lambda members: -sum(costs[u] for u in members))
     return [[row for u in sorted(members) for row in units[u]] for members in dearest_first]
 
 
-def _placed(order: list[int], costs: list[float], sizes: list[int], num_bins: int, max_tokens: int) -> list[list[int]] | None:
+def _placed(
+    order: list[int], costs: list[float], sizes: list[int], num_bins: int, max_tokens: int
+) -> list[list[int]] | None:
     """The units of each bin; None where they do not fit."""
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     filled = [0] * num_bins
@@ -237,14 +251,17 @@ def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row], kernel: 
 
 def _segments(starts: npt.NDArray[np.int64], single: list[_Row], shared: list[_Row]) -> Segments:
     longest = int(np.diff(starts).max())
-    if not shared:
-        return Segments(_int32(starts), longest)
-    first_prompt, first_continuation = (int(starts[place]) for place in (len(single), len(single) + len(shared)))
     prompts = np.array([row.prompt_length for row in shared])
     continuations = np.array([row.length - row.prompt_length for row in shared])
+    if not continuations.any():  # none, or only responses of one token, which the prompt predicts
+        return Segments(_int32(starts), longest)
+    first_prompt, first_continuation = (int(starts[place]) for place in (len(single), len(single) + len(shared)))
+    prompt_starts_G, continuation_starts_G = (
+        _int32(np.concatenate([[0], np.cumsum(sizes)])) for sizes in (prompts, continuations)
+    )
     return Segments(
-        _int32(starts), longest, *(_int32(np.concatenate([[0], np.cumsum(sizes)])) for sizes in (prompts, continuations)),
-        int(prompts.max()), int(continuations.max()), first_prompt, first_continuation,
+        _int32(starts), longest, prompt_starts_G, continuation_starts_G, int(prompts.max()), int(continuations.max()),
+        first_prompt, first_continuation,
     )  # fmt: skip
 
 
@@ -254,14 +271,15 @@ def _int32(values: npt.NDArray[np.int64]) -> Tensor:
 
 def _padded_rows(starts: npt.NDArray[np.int64], single: list[_Row], shared: list[_Row]) -> PaddedRows:
     """Rows of similar length together, so that little is padding; those with a mask apart from the others."""
-    ranges = [np.arange(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
-    # The packed places of each row, and for each of them the part: 0 the prompt, 1, 2, … its continuations.
-    alone = [(places, None) for places in (ranges[: len(single)] if single or shared else ranges)]
-    masked: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]] = []
+    ranges = [np.arange(start, stop) for start, stop in pairwise(starts)]
+    alone: list[_Placed] = [(places, None) for places in (ranges[: len(single)] if single or shared else ranges)]
+    masked: list[_Placed] = []
     piece = len(single) + len(shared)
     for number, row in enumerate(shared):
         members = [ranges[len(single) + number], *ranges[piece : piece + len(row.experiences)]]
-        masked.append((np.concatenate(members), np.repeat(np.arange(len(members)), [len(places) for places in members])))
+        masked.append(
+            (np.concatenate(members), np.repeat(np.arange(len(members)), [len(places) for places in members]))
+        )
         piece += len(row.experiences)
     parts: list[Rows] = []
     place = np.zeros(int(starts[-1]), np.int64)
@@ -281,9 +299,9 @@ def _padded_rows(starts: npt.NDArray[np.int64], single: list[_Row], shared: list
     return PaddedRows(tuple(parts), torch.from_numpy(place))
 
 
-def _alike(rows: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]]) -> Iterator[list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]]]:
+def _alike(rows: Sequence[_Placed]) -> Iterator[list[_Placed]]:
     """Rows in parts of which at most a share is padding, longest first."""
-    part: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]] = []
+    part: list[_Placed] = []
     for row in sorted(rows, key=lambda row: -len(row[0])):
         if part and len(row[0]) < (1 - _PADDED_AT_MOST) * len(part[0][0]):
             yield part

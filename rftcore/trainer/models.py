@@ -83,7 +83,10 @@ class Models:
             yield "old", logprobs_N
             yield "entropy", entropy_N
             if "discriminator" in wanted:
-                yield "discriminator", read_logits(hidden_NH, output, lambda z_CV: expected_discriminator(z_CV.log_softmax(dim=-1)))
+                yield (
+                    "discriminator",
+                    read_logits(hidden_NH, output, lambda z_CV: expected_discriminator(z_CV.log_softmax(dim=-1))),
+                )
 
         if {"old", "entropy", "discriminator"} & wanted:
             of_policy = self.policy.read(micro_batch, self.temperature, lambda *inputs: dict(policy_head(*inputs)))

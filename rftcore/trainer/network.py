@@ -44,7 +44,9 @@ class _Computation(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, micro_batch: MicroBatch, autocast: AbstractContextManager[Any], head: Callable[[Tensor], Any]) -> Any:
+    def forward(
+        self, micro_batch: MicroBatch, autocast: AbstractContextManager[Any], head: Callable[[Tensor], Any]
+    ) -> Any:
         with autocast:
             hidden_1LH = self.model.base_model(
                 input_ids=micro_batch.token_ids_L[None], position_ids=micro_batch.position_ids_L[None], packing=micro_batch.packing,
@@ -227,7 +229,11 @@ class Network:
     @property
     def _compute(self) -> torch.dtype:
         """Type of matrix products."""
-        return torch.bfloat16 if self.config.autocast == "bfloat16" else cast(torch.dtype, getattr(torch, self.config.dtype))
+        return (
+            torch.bfloat16
+            if self.config.autocast == "bfloat16"
+            else cast(torch.dtype, getattr(torch, self.config.dtype))
+        )
 
     def _output(self, temperature: float) -> Output:
         layer = self.model.get_output_embeddings()

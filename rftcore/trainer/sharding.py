@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -76,14 +77,16 @@ def make_grid(device: torch.device, tensor_parallel: int = 1) -> Grid:
         if device.type != "cuda":
             return Grid(device)
         # A group of one: `fully_shard` then keeps the masters beside the weights of the products on one GPU, too.
-        dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+        dist.init_process_group("cpu:gloo,cuda:nccl", store=HashStore(), rank=0, world_size=1, device_id=device)
     num_ranks = dist.get_world_size()
     if num_ranks % tensor_parallel:
         raise ConfigError(
             "trainer.tensor_parallel does not divide the number of ranks", value=f"{tensor_parallel} of {num_ranks} ranks",
             allowed=", ".join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0), todo="set trainer.tensor_parallel to one of these",
         )  # fmt: skip
-    mesh = init_device_mesh(device.type, (num_ranks // tensor_parallel, tensor_parallel), mesh_dim_names=(_DATA, _TENSOR))
+    mesh = init_device_mesh(
+        device.type, (num_ranks // tensor_parallel, tensor_parallel), mesh_dim_names=(_DATA, _TENSOR)
+    )
     return Grid(device, mesh)
 
 
@@ -152,7 +155,9 @@ def _split_heads(layer: nn.Module, mesh: DeviceMesh) -> None:
 
     columns = [f"self_attn.{name}_proj" for name in "qkv"] + ["mlp.gate_proj", "mlp.up_proj"]
     rows = ["self_attn.o_proj", "mlp.down_proj"]
-    parallelize_module(layer, mesh, {**{name: ColwiseParallel() for name in columns}, **{name: RowwiseParallel() for name in rows}})
+    parallelize_module(
+        layer, mesh, {**{name: ColwiseParallel() for name in columns}, **{name: RowwiseParallel() for name in rows}}
+    )
 
 
 def refuse_indivisible(config: Any, num_ranks: int) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.learning import save_model
+from rftcore.algorithms import build_algorithm
+from rftcore.trainer.learner import Learner
+from tests.support.learning import config, make_batch, save_model
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +23,14 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_model(tmp_path_factory.mktemp("model"), tied=True))
+
+
+@pytest.fixture(scope="session")
+def moved_path(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that has left the first one: two steps of imitation of another batch."""
+    learner = Learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
+    for step in (1, 2):
+        learner.update(make_batch(6), step)
+    folder = tmp_path_factory.mktemp("moved")
+    learner.save_pretrained(folder)
+    return str(folder)

@@ -7,7 +7,7 @@ import torch
 
 from rftcore.trainer.batch_forms import mismatched, scored, whole
 from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.micro_batches import split_batch
+from rftcore.trainer.micro_batches import Cutting, split_batch
 
 
 def batch_of(*experiences: tuple[list[int], list[int]]) -> TrainBatch:
@@ -49,9 +49,8 @@ def test_in_a_scored_batch_only_the_place_after_the_last_token_counts() -> None:
 
 def test_a_scored_batch_computes_every_token_and_reads_at_the_last() -> None:
     batch = scored(batch_of(([1, 2], [3]), ([1, 2], [5, 6, 7])))
-    (micro_batch,) = split_batch(batch, 100, share_prompts=True)
-    flat = micro_batch.token_ids_RL.flatten()
-    assert sorted(flat[micro_batch.source_N].tolist()) == [3, 7]
+    ((micro_batch,),) = split_batch(batch, Cutting(max_tokens=100))
+    assert sorted(micro_batch.token_ids_L[micro_batch.source_N].tolist()) == [3, 7]
     assert micro_batch.num_tokens == 8
 
 

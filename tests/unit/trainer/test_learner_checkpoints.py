@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from rftcore.algorithms import build_algorithm
 from rftcore.trainer.checkpoints import remove_abandoned, write_folder
 from rftcore.trainer.learner import Learner
+from rftcore.trainer.sharding import Grid
 from rftdata.errors import DiskFullError, ModelError
 from tests.support.learning import config, make_batch, save_model, weights
 
@@ -73,7 +74,7 @@ class TestCheckpoint:
             raise OSError(28, "No space left on device")
 
         with pytest.raises(DiskFullError, match="free space"):
-            write_folder(tmp_path / "c", fill)
+            write_folder(tmp_path / "c", fill, Grid(torch.device("cpu")))
         assert list(tmp_path.iterdir()) == []
 
     def test_what_earlier_attempts_left_and_no_checkpoint_needs_is_removed(self, tmp_path: Path) -> None:

@@ -15,21 +15,10 @@ from transformers import AutoModelForTokenClassification, LlamaForCausalLM
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.losses.jsd import JSD
 from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.learner import Learner
 from rftcore.trainer.head import Output, read_logits
+from rftcore.trainer.learner import Learner
 from rftdata.errors import ConfigError
 from tests.support.learning import config, make_batch
-
-
-@pytest.fixture(scope="module")
-def moved_path(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model that has left the first one: two steps of imitation of another batch."""
-    learner = Learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
-    for step in (1, 2):
-        learner.update(make_batch(6), step)
-    folder = tmp_path_factory.mktemp("moved")
-    learner.save_pretrained(folder)
-    return str(folder)
 
 
 def gradients(learner: Learner, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -184,7 +173,9 @@ class TestDivergenceFromATeacher:
         assert max(calls) == 256 and sum(calls) == 2 * 600
         whole = JSD().read(hidden @ weight.T, teacher_hidden @ weight.detach().T)
         torch.testing.assert_close(found, whole)
-        torch.testing.assert_close(gradients, torch.autograd.grad(whole.square().sum(), (hidden, weight)), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            gradients, torch.autograd.grad(whole.square().sum(), (hidden, weight)), rtol=1e-4, atol=1e-5
+        )
 
     def test_needs_a_teacher_with_the_policy_s_vocabulary(self, model_path: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="which are not stored"):

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.micro_batches import split_batch
+from rftcore.trainer.micro_batches import Cutting, Kernel, MicroBatch, Sharing, split_batch
+from tests.support.packing import visible
 
 
 def make_batch(experiences: list[tuple[list[int], list[int]]], groups: list[int] | None = None) -> TrainBatch:
@@ -99,64 +100,85 @@ class TestFromPacked:
             group_ids=[],
             rollout_index=[],
         )
-        assert split_batch(batch, 10, share_prompts=True) == []
+        assert split_batch(batch, Cutting(max_tokens=10, num_ranks=2)) == [[], []]
+
+
+def cut(
+    batch: TrainBatch, max_tokens: int, sharing: Sharing = "never", kernel: Kernel = "segments"
+) -> list[MicroBatch]:
+    """The micro-batches of one rank."""
+    (micros,) = split_batch(batch, Cutting(max_tokens=max_tokens, sharing=sharing, kernel=kernel))
+    return micros
 
 
 class TestSplitBatch:
     def test_one_row_each_leaves_out_the_last_token_as_an_input(self) -> None:
         batch = make_batch([([5, 6], [7, 8])])
-        (micro,) = split_batch(batch, 100, share_prompts=False)
-        assert micro.token_ids_RL.tolist() == [[5, 6, 7]]
-        assert micro.attention_R1LL is None
+        (micro,) = cut(batch, 100)
+        assert micro.token_ids_L.tolist() == [5, 6, 7]
         # 7 is predicted at position 1, 8 at position 2.
         assert (micro.source_N.tolist(), micro.target_N.tolist()) == ([1, 2], [7, 8])
         assert micro.index_N.tolist() == [0, 1]
         assert batch.for_algorithm(1).behavior_N.tolist() == [-1.0, -2.0]
 
-    def test_a_shared_prompt_is_computed_once_and_continuations_do_not_see_each_other(self) -> None:
+    @pytest.mark.parametrize("kernel", ["segments", "rows"])
+    def test_a_shared_prompt_is_computed_once_and_continuations_do_not_see_each_other(self, kernel: Kernel) -> None:
         batch = make_batch([([1, 2, 3, 4], [7, 8]), ([1, 2, 3, 4], [9, 5, 6])])
-        (micro,) = split_batch(batch, 100, share_prompts=True)
-        assert micro.token_ids_RL.tolist() == [[1, 2, 3, 4, 7, 9, 5]]
-        assert micro.position_ids_RL.tolist() == [[0, 1, 2, 3, 4, 4, 5]]
-        assert micro.attention_R1LL is not None
-        visible = [row.nonzero().flatten().tolist() for row in micro.attention_R1LL[0, 0]]
-        assert visible == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 5, 6]]
+        (micro,) = cut(batch, 100, "always", kernel)
+        assert micro.token_ids_L.tolist() == [1, 2, 3, 4, 7, 9, 5]
+        assert micro.position_ids_L.tolist() == [0, 1, 2, 3, 4, 4, 5]
+        seen = [row.nonzero().flatten().tolist() for row in visible(micro.packing)]
+        assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 5, 6]]
         # 7 and 9, the first of each, are both predicted at the prompt's last position.
         assert micro.source_N.tolist() == [3, 4, 3, 5, 6]
         assert micro.target_N.tolist() == [7, 8, 9, 5, 6]
         assert micro.sequence_N.tolist() == [0, 0, 1, 1, 1]
 
-    def test_a_row_stops_growing_when_its_continuations_are_as_long_as_its_prompt(self) -> None:
+    def test_a_masked_row_stops_growing_when_its_continuations_are_as_long_as_its_prompt(self) -> None:
         batch = make_batch([([1, 2, 3, 4], [5, 6, 7])] * 5)
-        micros = split_batch(batch, 8, share_prompts=True)
         # Each continuation takes 2 inputs after the prompt of 4: two fit in 8, so rows of 2, 2 and 1.
-        assert [micro.token_ids_RL.shape[1] for micro in micros] == [8, 8, 6]
+        assert sorted(micro.num_tokens for micro in cut(batch, 8, "rows", "rows")) == [6, 8, 8]
+        assert [micro.num_tokens for micro in cut(batch, 100, "rows", "rows")] == [22]
+        assert [micro.num_tokens for micro in cut(batch, 100, "always")] == [14]
 
     def test_experiences_without_a_token_that_counts_are_not_computed(self) -> None:
-        batch = make_batch([([1, 2, 3], []), ([1], [2])])
-        (micro,) = split_batch(batch, 100, share_prompts=False)
+        (micro,) = cut(make_batch([([1, 2, 3], []), ([1], [2])]), 100)
         assert micro.sequence_N.tolist() == [1]
 
     def test_a_sequence_longer_than_the_limit_passes_alone(self) -> None:
-        batch = make_batch([([1] * 20, [2]), ([1, 2], [3]), ([1, 3], [3])])
-        micros = split_batch(batch, 10, share_prompts=False)
-        assert [tuple(micro.token_ids_RL.shape) for micro in micros] == [(1, 20), (2, 2)]
+        micros = cut(make_batch([([1] * 20, [2]), ([1, 2], [3]), ([1, 3], [3])]), 10)
+        assert [micro.num_tokens for micro in micros] == [20, 4]
+
+    def test_ranks_get_as_many_micro_batches_each_of_nearly_equal_cost(self) -> None:
+        random = np.random.default_rng(0)
+        batch = make_batch([([1] * int(p), [2] * int(r)) for p, r in random.integers(1, 60, (300, 2))])
+        shares = split_batch(batch, Cutting(max_tokens=500, num_ranks=4))
+        assert len({len(share) for share in shares}) == 1
+        for together in zip(*shares, strict=True):
+            sizes = [micro.num_tokens for micro in together]
+            assert max(sizes) <= 500 and min(sizes) > 0.8 * max(sizes)
+
+    def test_a_rank_without_experiences_passes_beside_the_others(self) -> None:
+        shares = split_batch(make_batch([([1, 2], [3])]), Cutting(max_tokens=10, num_ranks=3, kernel="rows"))
+        assert [[(len(micro.index_N), micro.num_tokens, len(micro.token_ids_L)) for micro in share] for share in shares] == [
+            [(1, 2, 2)], [(0, 0, 1)], [(0, 0, 1)],
+        ]  # fmt: skip
 
 
 class TestPairs:
     def test_the_rows_of_a_pair_stay_together_and_long_pairs_pass_alone(self) -> None:
         short, long = ([1, 2], [3]), ([4, 5], [6] * 7)
         batch = replace(make_batch([short, short, short, long, short, short]), paired=True)
-        micros = split_batch(batch, 8, share_prompts=False)
-        # The pair with the long answer is 2 rows of 8; the others are 4 rows of 2.
-        assert [tuple(micro.token_ids_RL.shape) for micro in micros] == [(2, 8), (4, 2)]
+        micros = cut(batch, 8)
+        # The pair with the long answer has 2 + 8 tokens; the others are 4 rows of 2.
+        assert [micro.num_tokens for micro in micros] == [10, 8]
         assert [sorted(set(micro.sequence_N.tolist())) for micro in micros] == [[2, 3], [0, 1, 4, 5]]
 
     def test_only_the_two_of_a_pair_share_their_prompt(self) -> None:
         prompt = [1, 2, 3, 4, 5, 6]
         batch = replace(make_batch([(prompt, [7, 8]), (prompt, [9, 5])] * 2), paired=True)
-        (micro,) = split_batch(batch, 100, share_prompts=True)
-        assert micro.token_ids_RL.tolist() == [[*prompt, 7, 9]] * 2
+        (micro,) = cut(batch, 100, "always")
+        assert micro.token_ids_L.tolist() == [*prompt, *prompt, 7, 9, 7, 9]
 
     def test_half_a_pair_is_refused(self) -> None:
         column = (np.array([1, 2]), np.array([0, 2]))
@@ -170,24 +192,31 @@ class TestPairs:
 pairs = st.tuples(st.lists(st.integers(1, 3), max_size=6), st.lists(st.integers(1, 9), max_size=5))
 
 
-@settings(max_examples=150, deadline=None)
-@given(experiences=st.lists(pairs, min_size=1, max_size=12), max_tokens=st.integers(1, 40), share=st.booleans())
+@settings(max_examples=200, deadline=None)
+@given(
+    experiences=st.lists(pairs, min_size=1, max_size=12), max_tokens=st.integers(1, 40), sharing=st.sampled_from(["never", "rows", "always"]),
+    kernel=st.sampled_from(["segments", "rows"]), num_ranks=st.integers(1, 3),
+)  # fmt: skip
 def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past(
-    experiences: list[tuple[list[int], list[int]]], max_tokens: int, share: bool
+    experiences: list[tuple[list[int], list[int]]], max_tokens: int, sharing: Sharing, kernel: Kernel, num_ranks: int
 ) -> None:
     batch = make_batch(experiences)
-    micros = split_batch(batch, max_tokens, share_prompts=share)
+    cutting = Cutting(max_tokens=max_tokens, sharing=sharing, kernel=kernel, num_ranks=num_ranks)
+    micros = [micro for share in split_batch(batch, cutting) for micro in share]
     found: list[tuple[int, tuple[int, ...], int]] = []
     for micro in micros:
-        rows, width = micro.token_ids_RL.shape
-        assert rows == 1 or rows * width <= max_tokens
-        causal = torch.ones(rows, 1, width, width, dtype=torch.bool).tril()
-        attention = causal if micro.attention_R1LL is None else micro.attention_R1LL
+        longest = (
+            max(len(experiences[b][0]) + len(experiences[b][1]) for b in set(micro.sequence_N.tolist()))
+            if micro.num_tokens
+            else 0
+        )
+        assert micro.num_tokens <= max(max_tokens, longest)
+        seen = visible(micro.packing)
         for source, target, b in zip(micro.source_N.tolist(), micro.target_N.tolist(), micro.sequence_N.tolist()):
-            row, column = divmod(source, width)
-            visible = attention[row, 0, column].nonzero().flatten()
-            assert micro.position_ids_RL[row, visible].tolist() == list(range(len(visible)))
-            found.append((b, tuple(micro.token_ids_RL[row, visible].tolist()), target))
+            past = seen[source].nonzero().flatten()
+            past = past[micro.position_ids_L[past].argsort()]
+            assert micro.position_ids_L[past].tolist() == list(range(len(past)))
+            found.append((b, tuple(micro.token_ids_L[past].tolist()), target))
     expected = [
         (b, tuple(batch.token_ids_BT[b, :t].tolist()), int(batch.token_ids_BT[b, t]))
         for b, t in batch.loss_mask_BT.nonzero().tolist()

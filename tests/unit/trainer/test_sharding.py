@@ -1,0 +1,131 @@
+"""Two processes train one model over gloo: the same losses, weights and checkpoints as one process alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rftcore.algorithms import build_algorithm
+from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.learner import Learner
+from tests.support.learning import config, make_batch
+
+NUM_RANKS = 2
+NUM_STEPS = 2
+# Preset, changes to it, and whether the batch is pairs.
+CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "grpo": ("grpo", {"kl": {"type": "k3", "coef": 0.1}, "entropy": {"coef": 0.01}}, False),
+    "ppo": ("ppo", {}, False),
+    "clip_v": ("clip_v", {"mask": {"mu": 0.5, "max_share": 0.5}}, False),
+    "dpo": ("dpo", {}, True),
+    "kto": ("kto", {}, False),
+    "jsd": ("jsd", {}, False),
+    "reward_model": ("reward_model", {}, True),
+}
+
+
+def batch_of(case: str, step: int) -> TrainBatch:
+    return replace(make_batch(step), paired=CASES[case][2])
+
+
+def learner_of(case: str, model: str, teacher: str, **changes: Any) -> Learner:
+    name, parts, _ = CASES[case]
+    algorithm = build_algorithm(name, parts | ({"teacher": {"path": teacher}} if name == "jsd" else {}))
+    return Learner(model, config(**({"max_tokens_per_microbatch": 40} | changes)), algorithm, 0)
+
+
+def trained(learner: Learner, case: str, first: int = 1) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Metrics of each step, and the whole weights after the last."""
+    metrics = [learner.update(batch_of(case, step), step) for step in range(first, first + NUM_STEPS)]
+    return metrics, {name: tensor.clone() for name, tensor in learner.export_tensors()}
+
+
+def run_rank(rank: int, folder: Path, model: str, teacher: str, jobs: list[tuple[str, str, dict[str, Any]]]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=NUM_RANKS)
+    results = {}
+    for job, case, changes in jobs:
+        learner = learner_of(case, model, teacher, **changes)
+        results[job] = trained(learner, case)
+        if job == "grpo":
+            learner.save_checkpoint(folder / "by-two")
+            learner.load_checkpoint(folder / "by-one")
+            results["resumed by two"] = trained(learner, case, 1 + NUM_STEPS)
+    torch.save(results, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def by_two(model_path: str, moved_path: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """What two ranks found, and the folder with their checkpoint and that of one."""
+    folder = tmp_path_factory.mktemp("ranks")
+    one = learner_of("grpo", model_path, moved_path)
+    trained(one, "grpo")
+    one.save_checkpoint(folder / "by-one")
+    jobs: list[tuple[str, str, dict[str, Any]]] = [(case, case, {}) for case in CASES]
+    jobs += [
+        ("split heads", "grpo", {"tensor_parallel": 2}), ("split heads, teacher", "jsd", {"tensor_parallel": 2}),
+        ("recomputed activations", "grpo", {"gradient_checkpointing": True}), ("one pass", "grpo", {"max_tokens_per_microbatch": 10_000}),
+    ]  # fmt: skip
+    torch.multiprocessing.spawn(run_rank, (folder, model_path, moved_path, jobs), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]  # torch has no types here
+    first, second = (torch.load(folder / f"{rank}.pt") for rank in range(NUM_RANKS))
+    for job, (metrics, weights) in first.items():
+        other_metrics, other_weights = second[job]
+        assert all(torch.equal(weights[name], other_weights[name]) for name in weights), job
+        for ours, theirs in zip(metrics, other_metrics, strict=True):
+            assert _without_times(ours) == _without_times(theirs), job
+    return folder, first
+
+
+def _without_times(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name not in ("seconds", "tokens_per_second")}
+
+
+def same(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    for ours, theirs in zip(found[0], expected[0], strict=True):
+        assert _without_times(ours) == pytest.approx(_without_times(theirs), rel=1e-3, abs=1e-5)
+    for name, tensor in expected[1].items():
+        torch.testing.assert_close(
+            found[1][name], tensor, rtol=1e-3, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_train_as_one(
+    case: str, by_two: tuple[Path, dict[str, Any]], model_path: str, moved_path: str
+) -> None:
+    same(by_two[1][case], trained(learner_of(case, model_path, moved_path), case))
+
+
+@pytest.mark.parametrize(
+    ("job", "case"),
+    [
+        ("split heads", "grpo"),
+        ("split heads, teacher", "jsd"),
+        ("recomputed activations", "grpo"),
+        ("one pass", "grpo"),
+    ],
+)
+def test_other_ways_to_compute_change_nothing(job: str, case: str, by_two: tuple[Path, dict[str, Any]]) -> None:
+    same(by_two[1][job], by_two[1][case])
+
+
+def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_that_of_one_by_two(
+    by_two: tuple[Path, dict[str, Any]], model_path: str, moved_path: str
+) -> None:
+    folder, results = by_two
+    through = learner_of("grpo", model_path, moved_path)
+    trained(through, "grpo")
+    expected = trained(through, "grpo", 1 + NUM_STEPS)
+    same(results["resumed by two"], expected)
+    resumed = learner_of("grpo", model_path, moved_path)
+    resumed.load_checkpoint(folder / "by-two")
+    assert resumed.step == NUM_STEPS
+    same(trained(resumed, "grpo", 1 + NUM_STEPS), expected)
+    assert {path.suffix for path in (folder / "by-two").rglob("*") if path.is_file()} == {".json", ".safetensors"}
