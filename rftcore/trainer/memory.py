@@ -76,21 +76,19 @@ class Trained:
         critic: a value model that is trained in full beside it.
         has_reference: whether a reference model is computed. With adapters it is the policy without them.
         teacher: a model whose log-probabilities the trainer computes.
-        on_gpu: whether a GPU holds them; a process on a CPU has no CUDA context.
     """
 
     policy: ModelShape
     critic: ModelShape | None = None
     has_reference: bool = False
     teacher: ModelShape | None = None
-    on_gpu: bool = True
 
 
 def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
     """Return what each GPU holds at the peak of a step, in the backward pass of the largest micro-batch.
 
     Raises:
-        ModelError: trainer.lora names no layer of the policy.
+        ConfigError: trainer.lora names no layer of the policy.
     """
     item, tokens = _compute_bytes(config), config.max_tokens_per_microbatch
     parts = [*_states(config, models.policy, config.lora), *_gathered(config, models.policy)]
@@ -116,9 +114,7 @@ def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
         if shape is not None:
             size = round(shape.parameters * item / _num_gpus(config))
             parts.append(Part(name, size, f"{item} bytes a weight, {_place(config)}"))
-    if models.on_gpu:
-        parts.append(Part("runtime", RUNTIME_BYTES, "CUDA, matrix products, NCCL"))
-    return Estimate(tuple(parts))
+    return Estimate((*parts, Part("runtime", RUNTIME_BYTES, "CUDA, matrix products, NCCL")))
 
 
 def _num_gpus(config: TrainerConfig) -> int:
@@ -233,8 +229,8 @@ def refuse_too_little_memory(config: TrainerConfig, models: Trained, available_b
         available_bytes: what the trainer may use of each GPU.
 
     Raises:
-        ConfigError: it does not fit. The error lists the parts, and settings that take less with what they would take.
-        ModelError: see `training_memory`.
+        ConfigError: it does not fit. The error lists the parts, and settings that take less with what they would take. Or see
+            `training_memory`.
     """
     found = training_memory(config, models)
     if found.size_bytes <= available_bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rftdata.errors import ModelError
+from rftdata.errors import ConfigError, ModelError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
@@ -104,14 +104,14 @@ class ModelShape:
             target_modules: all-linear, or the ends of the names of the matrices that have one.
 
         Raises:
-            ModelError: no matrix of a layer has such a name.
+            ConfigError: no matrix of a layer has such a name.
         """
         chosen = [
             sizes for name, sizes in self.matrices.items()
             if target_modules == "all-linear" or any(name == module.rpartition(".")[2] for module in target_modules)
         ]  # fmt: skip
         if not chosen:
-            raise ModelError(
+            raise ConfigError(
                 "trainer.lora.target_modules names no linear layer of the model", value=target_modules,
                 allowed=f"all-linear, or a list of {', '.join(self.matrices)}", todo="correct it",
             )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from rftcore.trainer.model_shape import model_shape
-from rftdata.errors import ModelError
+from rftdata.errors import ConfigError, ModelError
 from tests.support.published_models import LLAMA_8B, QWEN_1_5B, QWEN_8B
 
 SIZES: dict[str, Any] = {
@@ -58,7 +58,7 @@ def test_the_number_of_adapter_parameters_is_that_of_peft(modules: str | list[st
 
 
 def test_adapters_of_no_layer_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"names no linear layer .* q_proj"):
+    with pytest.raises(ConfigError, match=r"names no linear layer .* q_proj"):
         model_shape(QWEN_8B.to_dict()).adapter_parameters(8, ["query_key_value"])
 
 
