@@ -31,6 +31,7 @@ from rftcore.run.model_checks import check_models_fit
 from rftcore.run.prepare import check_max_tokens, planned_steps, select_source
 from rftcore.tasks.features import FeatureCheck
 from rftcore.tasks.needs import TaskNeeds
+from rftcore.trainer.device_checks import check_devices
 from rftcore.workflows.task import Task
 from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
@@ -62,11 +63,13 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
         PluginError, ConfigError: an input of a stage is missing, or rejects the stage's arguments.
         QueryError, ConfigError: the database rejects the priority formula, the selection cannot be trained on, or tasks lack
             the features of their selector.
+        ConfigError: the models do not fit the GPUs, see `check_devices`.
     """
     config, chain = resolved.config, resolved.task_chain
     check_environment(config.explorer.engine)
     model, tokenizer = _open_model(resolved.model_folder)
     yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
+    yield from check_devices(resolved, model, tokenizer)
     yield from _describe_device(resolved)
     yield from _describe_models(resolved, tokenizer)
     samples = []

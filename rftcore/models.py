@@ -57,7 +57,7 @@ def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model
             "the model's folder does not exist", value=path, allowed="a folder with config.json and *.safetensors, or a Hugging Face id (owner/name)",
             todo=f"correct {key}; it is relative to the configuration file",
         )  # fmt: skip
-    cache = cache_dir or Path(os.environ.get("RFT_CACHE", "~/.cache/rftdata")).expanduser() / "models"
+    cache = cache_dir or _cache_dir()
     converted = cache / path.replace("/", "--")
     if (converted / "config.json").is_file():
         return converted
@@ -72,6 +72,26 @@ def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model
         if not (converted / "config.json").is_file():
             _from_package(PACKAGED[path], converted)
     return converted
+
+
+def stored_model(path: str, cache_dir: Path | None = None) -> Path | None:
+    """Return the folder with a model's config.json if it is on this machine; nothing is downloaded.
+
+    Args:
+        path: a folder, or a Hugging Face id.
+        cache_dir: folder for converted models.
+    """
+    local = Path(path).expanduser()
+    cache = cache_dir or _cache_dir()
+    for folder in (local, cache / path.replace("/", "--")):
+        if (folder / "config.json").is_file():
+            return folder
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(path, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def refuse_other_tokenizer(policy: Path, other: Path, key: str) -> None:
@@ -95,6 +115,11 @@ def refuse_other_tokenizer(policy: Path, other: Path, key: str) -> None:
             f"{len(different):,} of {len(ours):,} tokens differ, so it cannot read what the policy writes",
             value=str(other), todo=f"name a model with the policy's tokenizer in {key}",
         )  # fmt: skip
+
+
+def _cache_dir() -> Path:
+    """Folder for converted models."""
+    return Path(os.environ.get("RFT_CACHE", "~/.cache/rftdata")).expanduser() / "models"
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:

@@ -29,7 +29,7 @@ def check(
     buffer: ConfigBufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Validate a configuration and every plug-in it names; print it with all defaults filled in."""
+    """Validate a configuration and every plug-in it names; print it with all defaults filled in, and the estimated memory of GPUs."""
     import yaml
 
     from rftcore.cli.output import print_json, warn
@@ -39,6 +39,7 @@ def check(
     from rftcore.resolved import ResolvedRun
     from rftcore.run.model_checks import check_stages
     from rftcore.run.prepare import check_plugins
+    from rftcore.trainer.device_checks import describe_stored
     from rftdata.user_code import held_lock
     from rftdata.user_code.time_limits import at_most
 
@@ -47,8 +48,8 @@ def check(
         for resolved in runs:
             check_plugins(resolved)
         check_stages(runs)
-        for resolved in runs if deep else ():
-            for sentence in open_inputs(resolved, read_s):
+        for resolved in runs:
+            for sentence in open_inputs(resolved, read_s) if deep else describe_stored(resolved):
                 warn(sentence)
     plain = [stage.model_dump(mode="json") for stage in stages]
     shown = plain[0] if len(plain) == 1 else {"stages": plain}

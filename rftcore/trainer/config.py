@@ -31,6 +31,27 @@ class OptimizerConfig(Section):
         return betas
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (arXiv 2106.09685): the model's weights stay as they are, and only the adapters are trained."""
+
+    rank: int = Field(32, ge=1, description="Rank of each adapter.")
+    alpha: int = Field(32, ge=1, description="An adapter's output is multiplied by alpha / rank.")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of an adapter's inputs set to 0 in training; noise in the policy's ratios."
+    )
+    target_modules: Literal["all-linear"] | list[str] = Field(
+        "all-linear",
+        description="Linear layers with an adapter: all but the output layer, or the ends of their names, such as q_proj.",
+    )
+
+    @field_validator("target_modules")
+    @classmethod
+    def _names_layers(cls, names: str | list[str]) -> str | list[str]:
+        if not names or not all(names):
+            raise ValueError("it names no layer, so nothing would be trained; name some, such as q_proj, or all-linear")
+        return names
+
+
 class TrainerConfig(Section):
     batch_groups: int = Field(16, ge=1, description="Groups drawn for one trainer step.")
     epochs: int = Field(1, ge=1, description="Passes over the batch of a step.")
@@ -70,3 +91,29 @@ class TrainerConfig(Section):
     offload_reference: bool = Field(False)
     compile: bool | None = Field(None, description="Compile the model's layers (torch.compile); null: on a GPU.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: as the environment says.")
+    num_gpus: int | None = Field(
+        None,
+        ge=1,
+        description="GPUs that train together; null: one, or the CPU where there is none. On a CPU, that many processes.",
+    )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        description="GPUs over which each matrix of a layer is divided. Must divide num_gpus and the model's heads.",
+    )
+    lora: LoraConfig | None = Field(
+        None, description="Train low-rank adapters instead of the weights; {} for those of every linear layer."
+    )
+    offload_reference: bool = Field(
+        False, description="Keep the reference model in the host's memory while it is not computed."
+    )
+
+    @model_validator(mode="after")
+    def _tensor_parallel_divides_gpus(self) -> TrainerConfig:
+        gpus = self.num_gpus or 1
+        if gpus % self.tensor_parallel:
+            raise ValueError(
+                f"tensor_parallel ({self.tensor_parallel}) must divide num_gpus ({'null, which is one' if self.num_gpus is None else gpus}): every "
+                f"copy of the model is divided over tensor_parallel GPUs; set num_gpus to a multiple of {self.tensor_parallel}"
+            )
+        return self

@@ -73,6 +73,12 @@ def test_evaluations_without_an_explorer_are_refused(change: dict[str, Any], wor
         ({"trainer": {"optimizer": {"betas": [0.9, 1.0]}}}, r"trainer\.optimizer\.betas"),
         ({"trainer": {"optimizer": {"betas": [-0.1, 0.9]}}}, r"trainer\.optimizer\.betas"),
         ({"explorer": {"reward": ["exact_match", "exact_match"]}}, "exact_match is named more than once"),
+        ({"trainer": {"num_gpus": 0}}, r"trainer\.num_gpus"),
+        ({"trainer": {"num_gpus": 4, "tensor_parallel": 3}}, r"tensor_parallel \(3\) must divide num_gpus \(4\)"),
+        ({"trainer": {"tensor_parallel": 2}}, "null, which is one.* multiple of 2"),
+        ({"trainer": {"lora": {"rank": 0}}}, r"trainer\.lora\.rank"),
+        ({"trainer": {"lora": {"target_modules": []}}}, "names no layer"),
+        ({"trainer": {"lora": {"target_modules": "q_proj"}}}, "all-linear"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(change: dict[str, Any], key: str) -> None:

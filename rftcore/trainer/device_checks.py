@@ -1,0 +1,175 @@
+"""Whether the models of a run fit its GPUs: memory, tensor parallelism, and the vocabulary of the tokenizer.
+
+`rft check` prints the estimate from what is on this machine and fetches nothing. `rft check --deep` refuses what cannot run. Where a
+cluster runs the roles, the GPUs of this machine say nothing, and memory is only described.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rftcore.models import stored_model
+from rftcore.resolved import ResolvedRun
+from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.memory import GIB, Trained, engine_memory, refuse_too_little_memory, training_memory
+from rftcore.trainer.model_shape import ModelShape, read_model_shape
+from rftdata.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+
+def describe_stored(resolved: ResolvedRun) -> Iterator[str]:
+    """Yield the estimate of a GPU's memory, if the run would train on GPUs: this machine has one, or trainer.num_gpus is set.
+
+    Raises:
+        ConfigError: trainer.lora names no layer, or trainer.tensor_parallel does not divide the model.
+    """
+    if resolved.config.trainer.num_gpus is None and not shutil.which("nvidia-smi"):
+        return
+    base = resolved.config.base_dir
+
+    def find(path: str) -> Path:
+        folder = stored_model(str(base / path) if path.startswith((".", "/")) else path)
+        if folder is None:
+            raise ModelError(f"{path} is not on this machine, and --deep fetches it")
+        return folder
+
+    try:
+        models = _models(resolved, find)
+    except ModelError as error:
+        yield f"memory on a GPU was not estimated: {error.what}"
+        return
+    _refuse_uneven_division(resolved.config.trainer, models.policy)
+    yield from _describe(resolved, models)
+
+
+def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Yield the estimate of a GPU's memory as `describe_stored` does, and refuse a run that its GPUs cannot hold.
+
+    Args:
+        model: the configuration of the policy.
+
+    Raises:
+        ConfigError: the tokenizer has tokens that the model has not, trainer.tensor_parallel does not divide the model, or this machine
+            has too few GPUs or too little memory on them.
+    """
+    import torch
+
+    _refuse_more_tokens(model, tokenizer)
+    trainer, has_gpu = resolved.config.trainer, torch.cuda.is_available()
+    if trainer.num_gpus is None and not has_gpu:
+        return
+    folders = dict(_folders(resolved))
+    try:
+        models = _models(resolved, folders.__getitem__)
+    except ModelError as error:  # of a family that the estimate does not know
+        yield f"memory on a GPU was not estimated: {error.what}"
+        return
+    _refuse_uneven_division(trainer, models.policy)
+    yield from _describe(resolved, models)
+    if has_gpu and not os.environ.get("RAY_ADDRESS"):
+        sizes = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
+        refuse_too_little_memory(trainer, models, available_bytes(resolved, sizes))
+
+
+def available_bytes(resolved: ResolvedRun, sizes: list[int]) -> float:
+    """Return what the trainer may use of each GPU: a whole one, or what vLLM leaves of it where explorers and trainer share.
+
+    Args:
+        sizes: bytes of each GPU of this machine.
+
+    Raises:
+        ConfigError: trainer.num_gpus is more than there are.
+    """
+    config, gpus = resolved.config, resolved.config.trainer.num_gpus or 1
+    if gpus > len(sizes):
+        raise ConfigError(
+            "trainer.num_gpus is more than this machine has", value=gpus, allowed=f"1 to {len(sizes)}",
+            todo="lower it, or start the run on a machine or cluster with more",
+        )  # fmt: skip
+    explorers = config.explorer.num_explorers if config.has_explorer and config.explorer.engine == "vllm" else 0
+    is_shared = gpus + explorers > len(sizes)
+    return min(sizes) * (1 - resolved.engine(worker_index=0).gpu_memory_utilization if is_shared and explorers else 1)
+
+
+def _models(resolved: ResolvedRun, find: Callable[[str], Path]) -> Trained:
+    """Return the sizes of the models that the trainer holds.
+
+    Args:
+        find: returns the folder of a path in the configuration.
+
+    Raises:
+        ModelError: `find` has no folder, or a model is of a family whose sizes are unknown.
+    """
+    algorithm = resolved.algorithm
+    critic, teacher = algorithm.config.critic, algorithm.config.teacher
+    policy = read_model_shape(find(resolved.config.model.path))
+    critic_shape = policy if critic is None or critic.path is None else read_model_shape(find(critic.path))
+    reads_teacher = teacher is not None and {"teacher", "teacher_logits"} & algorithm.signals
+    return Trained(
+        policy=policy,
+        critic=None if critic is None else critic_shape,
+        has_reference="reference" in algorithm.signals,
+        teacher=read_model_shape(find(teacher.path)) if teacher is not None and reads_teacher else None,
+    )
+
+
+def _folders(resolved: ResolvedRun) -> Iterator[tuple[str, Path]]:
+    """Yield the paths of the trainer's models and their folders, which are fetched if needed."""
+    algorithm = resolved.algorithm.config
+    yield resolved.config.model.path, resolved.model_folder
+    if algorithm.critic is not None and algorithm.critic.path is not None and resolved.critic_folder is not None:
+        yield algorithm.critic.path, resolved.critic_folder
+    if algorithm.teacher is not None and resolved.teacher_folder is not None:
+        yield algorithm.teacher.path, resolved.teacher_folder
+
+
+def _describe(resolved: ResolvedRun, models: Trained) -> Iterator[str]:
+    config = resolved.config
+    gpus = config.trainer.num_gpus or 1
+    yield f"estimated memory of the trainer on {'each of ' if gpus > 1 else ''}{gpus} GPU{'s' if gpus > 1 else ''}:"
+    yield from (f"  {line}" for line in training_memory(config.trainer, models).lines())
+    if not config.has_explorer or config.explorer.engine == "none":
+        return
+    settings = resolved.engine(worker_index=0)
+    engine = engine_memory(models.policy, settings.dtype)
+    sequences = ""
+    if settings.context_length is not None:
+        whole = settings.max_num_seqs * settings.context_length * engine.cache_token_bytes / GIB
+        sequences = f", {whole:.2f} GiB for {settings.max_num_seqs} sequences of {settings.context_length:,} tokens"
+    yield (
+        f"estimated memory of an explorer: weights {engine.weights_bytes / GIB:.2f} GiB, cache {engine.cache_token_bytes / 1024:.1f} KiB a token"
+        f"{sequences}"
+    )
+
+
+def _refuse_more_tokens(model: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """An embedding may have more rows than the tokenizer has tokens, which is padding; it cannot have fewer.
+
+    Raises:
+        ConfigError: it has.
+    """
+    rows = getattr(model.get_text_config(), "vocab_size", None)
+    token, last = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    if rows is not None and last >= rows:
+        raise ConfigError(
+            f"the tokenizer has tokens that the model has not: {token!r} is number {last}, and the model's embedding has {rows:,} rows",
+            todo="put the tokenizer into model.path with which the model was trained, or enlarge the model with resize_token_embeddings and save it",
+        )  # fmt: skip
+
+
+def _refuse_uneven_division(config: TrainerConfig, shape: ModelShape) -> None:
+    """Raise a ConfigError if trainer.tensor_parallel does not divide what lies within a layer."""
+    sizes = {"attention heads": shape.heads, "key heads": shape.kv_heads, "intermediate size": shape.intermediate}
+    uneven = [f"{value} ({name})" for name, value in sizes.items() if value % config.tensor_parallel]
+    if uneven:
+        possible = [gpus for gpus in range(1, shape.kv_heads + 1) if not any(value % gpus for value in sizes.values())]
+        raise ConfigError(
+            f"trainer.tensor_parallel must divide the model's {', '.join(sizes)}, and does not divide {' and '.join(uneven)}",
+            value=config.tensor_parallel, allowed=", ".join(map(str, possible)), todo="change it; trainer.num_gpus may stay above it",
+        )  # fmt: skip

@@ -1,0 +1,287 @@
+"""An estimate of a GPU's memory: what training a model takes, and what a rollout engine needs, by arithmetic alone.
+
+Sizes come from config.json and the configuration, so it answers without torch, without weights and without a GPU. It describes the
+engine of the trainer: weights of the optimizer's type divided over all GPUs, a bfloat16 copy of the layers that are computed just now,
+sequences packed without padding, compiled layers, and logits of some rows at a time. tests/unit/trainer/test_memory.py compares it with
+tensors that torch really keeps. Peaks of an allocator lie some percent above it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from rftcore.trainer.config import LoraConfig, TrainerConfig
+from rftcore.trainer.model_shape import ModelShape
+from rftdata.errors import ConfigError
+
+GIB = 2**30
+HEAD_ROWS = 1024
+"""Rows whose logits exist at one time."""
+RUNTIME_BYTES = 3 * GIB // 2
+"""CUDA context, workspaces of matrix products, NCCL's buffers."""
+
+_FP32 = 4
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Layers that are gathered at one time: the one that is computed and the next.
+_LAYERS_GATHERED = 2
+_SMALLEST_MICRO_BATCH = 1024
+_MOST_GPUS = 64
+
+
+class Part(NamedTuple):
+    """A share of the memory.
+
+    Attributes:
+        name: what it is.
+        size_bytes: on one GPU.
+        note: how it was computed.
+    """
+
+    name: str
+    size_bytes: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one GPU has to hold, by parts."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts)
+
+    def part(self, name: str) -> int:
+        """Return the bytes of one part; 0 for one that is left out."""
+        return sum(part.size_bytes for part in self.parts if part.name == name)
+
+    def lines(self) -> list[str]:
+        """Return a table, one line per part and one for all together."""
+        rows = [*self.parts, Part("together", self.size_bytes, "")]
+        width = max(len(row.name) for row in rows)
+        return [f"{row.name:{width}}  {row.size_bytes / GIB:7.2f} GiB  {row.note}".rstrip() for row in rows]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part.name} {part.size_bytes / GIB:.1f}" for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The models of a trainer.
+
+    Attributes:
+        policy: the policy, or the reward model in its place.
+        critic: a value model that is trained in full beside it.
+        has_reference: whether a reference model is computed. With adapters it is the policy without them.
+        teacher: a model whose log-probabilities the trainer computes.
+    """
+
+    policy: ModelShape
+    critic: ModelShape | None = None
+    has_reference: bool = False
+    teacher: ModelShape | None = None
+
+
+def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
+    """Return what each GPU holds at the peak of a step, in the backward pass of the largest micro-batch.
+
+    Raises:
+        ConfigError: trainer.lora names no layer of the policy.
+    """
+    item, tokens = _compute_bytes(config), config.max_tokens_per_microbatch
+    parts = [*_states(config, models.policy, config.lora), *_gathered(config, models.policy)]
+    trained = [models.policy]
+    if models.critic is not None:
+        trained.append(models.critic)
+        size = sum(part.size_bytes for part in _states(config, models.critic, None))
+        parts.append(Part("critic", size, "its weights, gradients and optimizer"))
+    # Policy and critic are differentiated one after the other, so the larger one counts.
+    activations = max(
+        activation_bytes(
+            shape, tokens, checkpointing=config.gradient_checkpointing, tensor_parallel=config.tensor_parallel, item=item
+        )
+        for shape in trained
+    )  # fmt: skip
+    checkpointed = ", with gradient_checkpointing" if config.gradient_checkpointing else ""
+    parts.append(Part("activations", activations, f"{tokens:,} tokens a micro-batch{checkpointed}"))
+    rows = min(HEAD_ROWS, tokens)
+    logits = 2 * _FP32 * rows * models.policy.vocabulary / config.tensor_parallel
+    parts.append(Part("logits", round(logits), f"{rows:,} rows, and their gradient"))
+    has_reference = models.has_reference and config.lora is None and not config.offload_reference
+    for name, shape in (("reference", models.policy if has_reference else None), ("teacher", models.teacher)):
+        if shape is not None:
+            size = round(shape.parameters * item / _num_gpus(config))
+            parts.append(Part(name, size, f"{item} bytes a weight, {_place(config)}"))
+    return Estimate((*parts, Part("runtime", RUNTIME_BYTES, "CUDA, matrix products, NCCL")))
+
+
+def _num_gpus(config: TrainerConfig) -> int:
+    return config.num_gpus or 1
+
+
+def _place(config: TrainerConfig) -> str:
+    gpus = _num_gpus(config)
+    return f"divided over {gpus} GPUs" if gpus > 1 else "on one GPU"
+
+
+def _compute_bytes(config: TrainerConfig) -> int:
+    """Bytes of a weight or an activation in matrix products."""
+    return 2 if config.autocast == "bfloat16" else _BYTES[config.dtype]
+
+
+def _states(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -> list[Part]:
+    """What each GPU holds of a trained model all the time: its shares of weights, gradients and moments."""
+    gpus, item, place = _num_gpus(config), _BYTES[config.dtype], _place(config)
+    trained, by_muon = shape.parameters, shape.layers * shape.layer_matrix_parameters
+    if lora is None:
+        parts = [Part("weights", round(trained * item / gpus), f"{trained:,} of {item} bytes, {place}")]
+    else:
+        # Weights that are never updated are kept in the type of the products; adapters are float32, whatever `dtype` says.
+        frozen, item = _compute_bytes(config), _FP32
+        trained = by_muon = shape.adapter_parameters(lora.rank, lora.target_modules)
+        parts = [
+            Part(
+                "weights", round(shape.parameters * frozen / gpus), f"{shape.parameters:,} of {frozen} bytes, {place}"
+            ),
+            Part("adapters", round(trained * item / gpus), f"{trained:,} of {item} bytes, {place}"),
+        ]
+    parts.append(Part("gradients", round(trained * item / gpus), f"{item} bytes a trained weight"))
+    moments = {
+        "adamw": (2 * item * trained, f"two moments of {item} bytes"),
+        "adamw-8bit": (2 * trained, "two moments of 1 byte"),
+        "muon": (item * by_muon + 2 * item * (trained - by_muon), "one moment of matrices, two of the rest"),
+    }
+    size, note = moments[config.optimizer.name]
+    parts.append(Part("optimizer", round(size / gpus), f"{config.optimizer.name}: {note}"))
+    return parts
+
+
+def _gathered(config: TrainerConfig, shape: ModelShape) -> list[Part]:
+    """Whole layers, embedding and output layer in the type of the products, and their gradients before they are divided."""
+    item, tp, parts = _compute_bytes(config), config.tensor_parallel, []
+    has_gradient = config.lora is None
+    if _num_gpus(config) > tp or (has_gradient and item != _BYTES[config.dtype]):
+        whole = _LAYERS_GATHERED * shape.layer_parameters + shape.root_parameters
+        note = f"{_LAYERS_GATHERED} layers, embedding and output layer, {item} bytes a weight"
+        parts.append(Part("gathered weights", round(whole * item / tp), note))
+    if has_gradient:
+        # Of the products' type at first, then float32 for the sum over GPUs and micro-batches.
+        whole = shape.layer_parameters + shape.embedding_parameters
+        note = f"one layer and the output layer, {item} and {_FP32} bytes"
+        parts.append(Part("gathered gradients", round(whole * (item + _FP32) / tp), note))
+    return parts
+
+
+def activation_bytes(
+    shape: ModelShape, tokens: int, *, checkpointing: bool = False, tensor_parallel: int = 1, item: int = 2
+) -> int:
+    """Return the bytes that are kept of a forward pass, and those of the layer that is differentiated.
+
+    A compiled layer keeps for each token its input, the two normalised inputs, the output of attention after o_proj (4 · hidden),
+    queries and the output of attention (2 · query), keys and values (2 · kv), and gate, up and their product (3 · intermediate).
+    Where queries and keys are normalised, it keeps them from before, too. Attention of packed sequences keeps one float32 per head and
+    token, and no [tokens, tokens]. With checkpointing only the input of each layer is kept.
+
+    Args:
+        item: bytes of an activation.
+    """
+    heads = 2 * shape.query + 2 * shape.kv + (shape.query + shape.kv if shape.norms_heads else 0)
+    divided = (item * (heads + 3 * shape.intermediate) + _FP32 * shape.heads) / tensor_parallel
+    layer = item * 4 * shape.hidden + divided
+    kept = shape.layers * (item * shape.hidden if checkpointing else layer)
+    # The layer that is differentiated has a gradient for most of what it keeps; with checkpointing it is computed again first.
+    working = layer * (2 if checkpointing else 1)
+    last = 2 * item * shape.hidden
+    return round(tokens * (kept + working + last))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMemory:
+    """What a rollout engine holds on one GPU.
+
+    Attributes:
+        weights_bytes: the whole model.
+        cache_token_bytes: keys and values of one token in all layers.
+    """
+
+    weights_bytes: int
+    cache_token_bytes: int
+
+    def cached_tokens(self, size_bytes: float) -> int:
+        """Return the number of tokens whose keys and values fit into so many bytes beside the weights."""
+        return max(0, int((size_bytes - self.weights_bytes) // self.cache_token_bytes))
+
+
+def engine_memory(shape: ModelShape, dtype: Literal["auto", "float32", "bfloat16", "float16"]) -> EngineMemory:
+    """Return what an engine of `explorer.engine_args.dtype` holds."""
+    item = _BYTES.get(shape.dtype if dtype == "auto" else dtype, 2)
+    return EngineMemory(
+        weights_bytes=shape.parameters * item, cache_token_bytes=2 * shape.layers * shape.kv * item
+    )  # fmt: skip
+
+
+def refuse_too_little_memory(config: TrainerConfig, models: Trained, available_bytes: float) -> Estimate:
+    """Return the estimate if it fits.
+
+    Args:
+        available_bytes: what the trainer may use of each GPU.
+
+    Raises:
+        ConfigError: it does not fit. The error lists the parts, and settings that take less with what they would take. Or see
+            `training_memory`.
+    """
+    found = training_memory(config, models)
+    if found.size_bytes <= available_bytes:
+        return found
+    raise ConfigError(
+        f"training needs about {found.size_bytes / GIB:.1f} GiB on each GPU, and may use {available_bytes / GIB:.1f} GiB of it ({found})",
+        todo=_advice(config, models, available_bytes),
+    )
+
+
+def _advice(config: TrainerConfig, models: Trained, available_bytes: float) -> str:
+    """Return the settings that are enough alone, each with what it takes; if none is, those that help, and all of them together."""
+    before = training_memory(config, models).size_bytes
+    changes = _changes(config, models, available_bytes)
+    sizes = {
+        text: training_memory(config.model_copy(update=change), models).size_bytes for text, change in changes.items()
+    }
+    helping = {text: size for text, size in sizes.items() if size < before}
+    enough = {text: size for text, size in helping.items() if size <= available_bytes}
+    listed = ", or ".join(f"{text} ({size / GIB:.1f} GiB)" for text, size in (enough or helping).items())
+    if enough:
+        return f"set {listed}"
+    everything = {key: value for text in helping for key, value in changes[text].items()}
+    combined = training_memory(config.model_copy(update=everything), models).size_bytes
+    return f"none of these is enough alone: {listed}; combine them (all together {combined / GIB:.1f} GiB), or take a smaller model or more GPUs"
+
+
+def _changes(config: TrainerConfig, models: Trained, available_bytes: float) -> dict[str, dict[str, object]]:
+    """Return changes of the configuration that may take less memory, by how a user writes them."""
+    changes: dict[str, dict[str, object]] = {}
+    if not config.gradient_checkpointing:
+        changes["trainer.gradient_checkpointing: true"] = {"gradient_checkpointing": True}
+
+    def fits(**change: object) -> bool:
+        return training_memory(config.model_copy(update=change), models).size_bytes <= available_bytes
+
+    tokens = config.max_tokens_per_microbatch // 2
+    while tokens > _SMALLEST_MICRO_BATCH and not fits(max_tokens_per_microbatch=tokens):
+        tokens //= 2
+    if tokens >= _SMALLEST_MICRO_BATCH:
+        changes[f"trainer.max_tokens_per_microbatch: {tokens}"] = {"max_tokens_per_microbatch": tokens}
+    gpus = 2 * _num_gpus(config)
+    while gpus < _MOST_GPUS and not fits(num_gpus=gpus):
+        gpus *= 2
+    if fits(num_gpus=gpus):
+        changes[f"trainer.num_gpus: {gpus}"] = {"num_gpus": gpus}
+    if config.lora is None:
+        changes["trainer.lora: {}"] = {"lora": LoraConfig()}
+    if models.has_reference and config.lora is None and not config.offload_reference:
+        changes["trainer.offload_reference: true"] = {"offload_reference": True}
+    if config.optimizer.name == "adamw" and config.lora is None:
+        smaller = config.optimizer.model_copy(update={"name": "adamw-8bit"})
+        changes["trainer.optimizer: adamw-8bit"] = {"optimizer": smaller}
+    return changes

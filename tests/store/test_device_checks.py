@@ -1,0 +1,118 @@
+"""`rft check` estimates the memory of GPUs, and refuses models that cannot be divided or read by their tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rftcore.cli import run_command
+from rftcore.config import load_config
+from rftcore.resolved import ResolvedRun
+from rftcore.trainer.device_checks import available_bytes
+from rftdata.errors import ConfigError
+from tests.support.models import make_tiny_model
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), context_length=64)
+
+
+@pytest.fixture
+def file(tmp_path: Path, tiny: Path) -> str:
+    rows = [{"question": f"{i} + {i} =", "answer": str(2 * i)} for i in range(4)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raw = {
+        "run": {"name": "r"}, "model": {"path": str(tiny)}, "algorithm": {"name": "grpo"}, "steps": 1,
+        "explorer": {"reward": ["exact_match"], "max_tokens": 8}, "trainer": {"batch_groups": 2}, "buffer": {"uri": str(tmp_path / "buffer")},
+        "tasks": [{"name": "sums", "source": "sums.jsonl"}],
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
+    return str(tmp_path / "run.yaml")
+
+
+def check(file: str, *changes: str, deep: bool = False) -> int:
+    options = [part for change in changes for part in ("--set", change)]
+    return run_command(["check", *(["--deep"] if deep else []), file, *options])
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_the_estimate_names_its_parts(file: str, capsys: pytest.CaptureFixture[str], deep: bool) -> None:
+    size = "explorer.engine_args={context_length: 64, max_num_seqs: 8}"
+    assert check(file, "trainer.num_gpus=2", "algorithm.kl={type: k3, coef: 0.1}", size, deep=deep) == 0
+    said = capsys.readouterr().err
+    assert "memory of the trainer on each of 2 GPUs" in said and "8 sequences of 64 tokens" in said
+    assert all(f"rft:   {part} " in said for part in ("weights", "optimizer", "activations", "reference", "together"))
+
+
+def test_models_beside_the_policy_are_counted(file: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(file, "trainer.num_gpus=1", "algorithm={name: ppo, kl: {type: none, coef: 0}}") == 0
+    said = capsys.readouterr().err
+    assert "  critic " in said and "  reference " not in said
+    assert check(file, "trainer.num_gpus=1", f"algorithm={{name: jsd, teacher: '{tiny}'}}") == 0
+    assert "  teacher " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    shutil.which("nvidia-smi") is not None, reason="this machine has a GPU, on which the run would train"
+)
+def test_nothing_is_estimated_for_a_run_on_a_cpu(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(file) == 0
+    assert "memory" not in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_here_is_not_fetched(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(file, "trainer.num_gpus=1", "model.path=nowhere/no-such-model") == 0
+    assert "not estimated: nowhere/no-such-model is not on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_tensor_parallelism_must_divide_the_heads(file: str, capsys: pytest.CaptureFixture[str], deep: bool) -> None:
+    assert check(file, "trainer.num_gpus=4", "trainer.tensor_parallel=2", deep=deep) == 0
+    assert check(file, "trainer.num_gpus=4", "trainer.tensor_parallel=4", deep=deep) == 2
+    said = capsys.readouterr().err
+    assert "does not divide 2 (key heads) (got 4)" in said and "allowed: 1, 2" in said
+
+
+def test_adapters_of_layers_that_the_model_lacks_are_refused(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(file, "trainer.num_gpus=1", "trainer.lora={target_modules: [query_key_value]}") == 2
+    assert "names no linear layer" in capsys.readouterr().err
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
+    file: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    model = shutil.copytree(tiny, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(model)
+    assert check(file, f"model.path={model}", deep=True) == 2
+    assert "'<new>' is number 51, and the model's embedding has 51 rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "available"),
+    [
+        (["trainer.num_gpus=4", "explorer.num_explorers=4"], 8, 80 * GIB),
+        (["trainer.num_gpus=4", "explorer.num_explorers=4"], 4, 0.15 * 80 * GIB),  # the engine takes 85 % by default
+        (["explorer.engine_args={gpu_memory_utilization: 0.4}"], 1, 0.6 * 80 * GIB),
+        (["explorer.engine=transformers"], 1, 80 * GIB),  # it takes no share in advance
+    ],
+)
+def test_what_the_trainer_may_use_of_a_gpu(file: str, settings: list[str], gpus: int, available: float) -> None:
+    resolved = ResolvedRun(load_config(Path(file), settings))
+    assert available_bytes(resolved, [80 * GIB] * gpus) == pytest.approx(available)
+
+
+def test_more_gpus_than_there_are_is_refused(file: str) -> None:
+    resolved = ResolvedRun(load_config(Path(file), ["trainer.num_gpus=4"]))
+    with pytest.raises(ConfigError, match=r"trainer\.num_gpus .*got 4.* allowed: 1 to 2"):
+        available_bytes(resolved, [80 * GIB] * 2)

@@ -1,0 +1,73 @@
+"""The number of a model's parameters by its config.json is that of the model which transformers builds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from rftcore.trainer.model_shape import model_shape
+from rftdata.errors import ConfigError, ModelError
+from tests.support.published_models import LLAMA_8B, QWEN_1_5B, QWEN_8B
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 1000, "hidden_size": 96, "intermediate_size": 224, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+}  # fmt: skip
+CONFIGS = [
+    LLAMA_8B,
+    LlamaConfig(**SIZES, tie_word_embeddings=True),
+    LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    LlamaConfig(**SIZES, head_dim=32),
+    MistralConfig(**SIZES),
+    QWEN_1_5B,
+    Qwen2Config(**SIZES),
+    QWEN_8B,
+    Qwen3Config(**SIZES, attention_bias=True, tie_word_embeddings=True),
+]
+
+
+def parameters(config: PretrainedConfig) -> int:
+    """Parameters of the real model, without memory; what is tied counts once."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.model_type}-{config.hidden_size}")
+def test_the_number_of_parameters_is_that_of_the_real_model(config: PretrainedConfig) -> None:
+    assert model_shape(config.to_dict()).parameters == parameters(config)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.model_type}-{config.hidden_size}")
+def test_what_a_configuration_leaves_out_has_its_family_s_default(config: PretrainedConfig) -> None:
+    # Key heads are always written: the families' defaults for them differ, and every published model names them.
+    written = {**config.to_diff_dict(), **{name: getattr(config, name) for name in SIZES}}
+    assert model_shape(written) == model_shape(config.to_dict())
+
+
+@pytest.mark.parametrize("modules", ["all-linear", ["q_proj", "v_proj"], ["mlp.down_proj"]])
+def test_the_number_of_adapter_parameters_is_that_of_peft(modules: str | list[str]) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = Qwen2Config(**SIZES)
+    model = get_peft_model(AutoModelForCausalLM.from_config(config), LoraConfig(r=8, target_modules=modules))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert model_shape(config.to_dict()).adapter_parameters(8, modules) == trained
+
+
+def test_adapters_of_no_layer_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"names no linear layer .* q_proj"):
+        model_shape(QWEN_8B.to_dict()).adapter_parameters(8, ["query_key_value"])
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gemma3_text", None])
+def test_a_family_of_unknown_sizes_is_refused(model_type: str | None) -> None:
+    with pytest.raises(ModelError, match="llama, mistral, qwen2, qwen3"):
+        model_shape({**SIZES, "model_type": model_type})
+
+
+def test_a_missing_size_is_named() -> None:
+    with pytest.raises(ModelError, match="lacks hidden_size, vocab_size"):
+        model_shape({**SIZES, "model_type": "llama", "hidden_size": None, "vocab_size": None})
