@@ -86,9 +86,6 @@ class TrainerConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations backward: less memory, a third slower."
     )
-    num_gpus: int | None = Field(None, ge=1)
-    tensor_parallel: int = Field(1, ge=1)
-    offload_reference: bool = Field(False)
     compile: bool | None = Field(None, description="Compile the model's layers (torch.compile); null: on a GPU.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: as the environment says.")
     num_gpus: int | None = Field(
@@ -115,5 +112,9 @@ class TrainerConfig(Section):
             raise ValueError(
                 f"tensor_parallel ({self.tensor_parallel}) must divide num_gpus ({'null, which is one' if self.num_gpus is None else gpus}): every "
                 f"copy of the model is divided over tensor_parallel GPUs; set num_gpus to a multiple of {self.tensor_parallel}"
+            )
+        if self.lora is not None and self.tensor_parallel > 1:
+            raise ValueError(
+                "lora cannot be combined with tensor_parallel: adapters stand beside whole matrices; set tensor_parallel: 1"
             )
         return self

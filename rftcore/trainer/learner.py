@@ -235,7 +235,10 @@ class Learner:
             )
         del self.policy  # before the new ones are made, so that memory holds one of each
         self.critic = None
-        self._set_models(str(folder), str(folder / _CRITIC))
+        has_adapters = self.config.lora is not None
+        self._set_models(self._model_path if has_adapters else str(folder), str(folder / _CRITIC))
+        if has_adapters:
+            self.policy.load_adapters(folder)
         random_state = {name: torch.zeros(size, dtype=torch.uint8) for name, size in _under("random", sizes).items()}
         moments = {
             prefix: network.empty_optimizer_state(_under(prefix, sizes)) for prefix, network in self._trained().items()
@@ -252,7 +255,9 @@ class Learner:
 
     def _set_models(self, policy_path: str, critic_path: str) -> None:
         head: Head = "value" if self.algorithm.trains_scorer else "vocabulary"
-        self.policy = Network(policy_path, self.config, self.grid, head=head, learning_rate=self.config.learning_rate)
+        self.policy = Network(
+            policy_path, self.config, self.grid, head=head, learning_rate=self.config.learning_rate, adapters=True
+        )
         critic = self.algorithm.config.critic
         if critic is not None:
             self.critic = Network(critic_path, self.config, self.grid, head="value", learning_rate=critic.learning_rate)

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.head import Output, logprobs_and_entropy
+from rftcore.trainer.lora import add_adapters, load_adapters, merged, save_adapters
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
 from rftcore.trainer.optimizers import build_optimizers
 from rftcore.trainer.sharding import Grid, clip_gradients, compile_layers, full, layers_of, shard
@@ -32,6 +33,7 @@ from rftdata.errors import ModelError
 _MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3"})
 Head = Literal["vocabulary", "value"]
 Result = TypeVar("Result")
+ADAPTERS = "adapters"  # folder beside the weights that they are merged into
 
 
 class _Computation(nn.Module):
@@ -63,6 +65,7 @@ class Network:
         grid: the ranks that hold it.
         head: what the output layer gives.
         learning_rate: peak, for a model that is trained; None for one that is not.
+        adapters: train `config.lora`, where it is given, and not the model's own weights.
         offload: keep a model that is not trained in the memory of the host.
 
     Raises:
@@ -72,7 +75,7 @@ class Network:
 
     def __init__(
         self, path: str, config: TrainerConfig, grid: Grid, *, head: Head = "vocabulary", learning_rate: float | None = None,
-        offload: bool = False,
+        adapters: bool = False, offload: bool = False,
     ) -> None:  # fmt: skip
         self.config = config
         self.grid = grid
@@ -83,14 +86,18 @@ class Network:
         if trained and config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(trained).requires_grad_(trained)
+        self._adapters = add_adapters(self.model, config.lora) if adapters and config.lora is not None else []
         layers = layers_of(self.model)
         if config.compile if config.compile is not None else self.device.type == "cuda":
             compile_layers(layers)
         on_gpu = self.device.type == "cuda"
         compute = torch.bfloat16 if on_gpu and config.autocast == "bfloat16" else None
         self._computation = _Computation(self.model)
-        master = getattr(torch, config.dtype) if trained or compute is None else compute
-        shard(self._computation, layers, grid, master=master, compute=compute, offload=offload)
+        master = getattr(torch, config.dtype) if compute is None or (trained and not self._adapters) else compute
+        shard(
+            self._computation, layers, grid, master=master, compute=None if self._adapters else compute, offload=offload,
+            replicated=self._adapters,
+        )  # fmt: skip
         if learning_rate is not None:
             self.optimizers = build_optimizers(self.model, config.optimizer, learning_rate)
 
@@ -166,6 +173,9 @@ class Network:
         """
         assert self.learning_rate is not None
         limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
+        for parameter in self._adapters:
+            if parameter.grad is not None:
+                self.grid.add_up(parameter.grad)
         grad_norm = clip_gradients(self.model.parameters(), limit).item()
         for optimizer in self.optimizers:
             if math.isfinite(grad_norm):
@@ -213,8 +223,18 @@ class Network:
 
     def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole tensor of every weight, tied ones under each of their names. All ranks walk it together."""
-        for name, tensor in self.model.state_dict().items():
-            yield name, full(tensor.detach())
+        state = self.model.state_dict()
+        yield from (
+            merged(self.model, state) if self._adapters else ((name, full(state[name].detach())) for name in state)
+        )
+
+    def load_adapters(self, folder: Path) -> None:
+        """Read the adapters of a checkpoint.
+
+        Raises:
+            ModelError: there are none, or others.
+        """
+        load_adapters(self.model, folder / ADAPTERS)
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder, without a tokenizer; the first rank does, and all call it."""
@@ -224,6 +244,8 @@ class Network:
                 tensors[name] = tensor.cpu()
         if self.grid.is_first:
             self.model.save_pretrained(folder, state_dict=tensors)
+            if self._adapters and self.config.lora is not None:
+                save_adapters(self.model, self.config.lora, folder / ADAPTERS)
         self.grid.wait_for_all()
 
     @property
@@ -247,7 +269,8 @@ class Network:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         # On a GPU the gathered weights already are in the type of the products, and so is everything between them.
-        if self.config.autocast == "none" or self.device.type == "cuda":
+        # Adapters are float32 everywhere.
+        if self.config.autocast == "none" or (self.device.type == "cuda" and not self._adapters):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 

@@ -9,7 +9,7 @@ Tensor parallelism (arXiv 1909.08053) splits attention heads and the hidden unit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,8 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
 
 
 def shard(
-    root: nn.Module, layers: list[nn.Module], grid: Grid, *, master: torch.dtype, compute: torch.dtype | None, offload: bool = False
+    root: nn.Module, layers: list[nn.Module], grid: Grid, *, master: torch.dtype, compute: torch.dtype | None, offload: bool = False,
+    replicated: Sequence[nn.Parameter] = (),
 ) -> None:  # fmt: skip
     """Put `root` on the device and shard it in place: each layer a unit of its own, the rest of `root` one more.
 
@@ -113,23 +114,28 @@ def shard(
         master: type of the shards.
         compute: type of gathered parameters; None for that of the shards.
         offload: keep the shards in the memory of the host.
+        replicated: parameters that every rank keeps whole, in their own type.
 
     Raises:
         ConfigError: the model cannot be divided by the tensor-parallel ranks.
     """
+    whole = set(replicated)
+    for parameter in replicated:
+        parameter.data = parameter.data.to(grid.device)
     if grid.mesh is None:
-        _place(root, grid.device, master)
+        _place(root, grid.device, master, whole)
         return
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
     options: dict[str, Any] = {
         "mesh": grid.mesh[_DATA], "mp_policy": policy, "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        "ignored_params": whole,
     }  # fmt: skip
     for layer in layers:
-        _place(layer, grid.device, master)
+        _place(layer, grid.device, master, whole)
         if grid.num_tensor_ranks > 1:
             _split_heads(layer, grid.mesh[_TENSOR])
         fully_shard(layer, **options)
-    _place(root, grid.device, master)
+    _place(root, grid.device, master, whole)
     fully_shard(root, **options)
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -138,10 +144,10 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _place(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Parameters in this type; buffers (the frequencies of rotary positions) keep theirs. Sharded parameters stay as they are."""
+def _place(module: nn.Module, device: torch.device, dtype: torch.dtype, others: Set[nn.Parameter]) -> None:
+    """Parameters in this type; buffers (the frequencies of rotary positions) keep theirs. Sharded parameters and `others` stay as they are."""
     for parameter in module.parameters():
-        if not isinstance(parameter, DTensor):
+        if not isinstance(parameter, DTensor) and parameter not in others:
             # A copy, too, where nothing changes: the weights may still be the mapped file, wherever they stand in it, and products with a vector (a
             # value head) round by the alignment of their memory, so that a resumed run would differ in the last bit from an uninterrupted one.
             parameter.data = parameter.data.to(device, dtype, copy=True)

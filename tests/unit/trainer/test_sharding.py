@@ -29,6 +29,8 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
     "reward_model": ("reward_model", {}, True),
 }
 
+LORA = {"lora": {"rank": 4, "alpha": 8}}
+
 
 def batch_of(case: str, step: int) -> TrainBatch:
     return replace(make_batch(step), paired=CASES[case][2])
@@ -69,8 +71,9 @@ def by_two(model_path: str, moved_path: str, tmp_path_factory: pytest.TempPathFa
     trained(one, "grpo")
     one.save_checkpoint(folder / "by-one")
     jobs: list[tuple[str, str, dict[str, Any]]] = [(case, case, {}) for case in CASES]
+    split = {"num_gpus": NUM_RANKS, "tensor_parallel": NUM_RANKS}
     jobs += [
-        ("split heads", "grpo", {"tensor_parallel": 2}), ("split heads, teacher", "jsd", {"tensor_parallel": 2}),
+        ("lora", "grpo", LORA), ("split heads", "grpo", split), ("split heads, teacher", "jsd", split),
         ("recomputed activations", "grpo", {"gradient_checkpointing": True}), ("one pass", "grpo", {"max_tokens_per_microbatch": 10_000}),
     ]  # fmt: skip
     torch.multiprocessing.spawn(run_rank, (folder, model_path, moved_path, jobs), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]  # torch has no types here
@@ -114,6 +117,12 @@ def test_two_ranks_train_as_one(
 )
 def test_other_ways_to_compute_change_nothing(job: str, case: str, by_two: tuple[Path, dict[str, Any]]) -> None:
     same(by_two[1][job], by_two[1][case])
+
+
+def test_adapters_of_two_ranks_train_as_those_of_one(
+    by_two: tuple[Path, dict[str, Any]], model_path: str, moved_path: str
+) -> None:
+    same(by_two[1]["lora"], trained(learner_of("grpo", model_path, moved_path, **LORA), "grpo"))
 
 
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_that_of_one_by_two(

@@ -1,0 +1,124 @@
+"""Low-rank adapters by peft (arXiv 2106.09685): beside the linear layers of a model whose own weights stay as they are.
+
+Adapters are small, so every rank has them whole, in float32, and their gradients are added up by hand; the model's own weights are sharded, and
+on a GPU lie there in bfloat16. Engines and checkpoints get merged weights, W + alpha / rank · B A; a checkpoint has the adapters beside them, in
+peft's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rftcore.trainer.config import LoraConfig
+from rftcore.trainer.sharding import full
+from rftdata.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig as PeftConfig
+
+_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # of names in peft's files
+_NAME = "default"  # of the adapter in peft's modules
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig) -> list[nn.Parameter]:
+    """Put adapters beside the layers that `config` names; everything else is frozen.
+
+    Returns:
+        The adapters' parameters, float32, B being 0.
+
+    Raises:
+        ConfigError: the model has no such layer.
+    """
+    from peft import inject_adapter_in_model
+
+    try:
+        inject_adapter_in_model(_peft_config(config), model)
+    except ValueError as error:
+        linear = sorted(
+            {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        )
+        raise ConfigError(
+            "trainer.lora.target_modules names no layer of the model", value=config.target_modules, allowed=", ".join(linear),
+            todo="name some of these, or all-linear",
+        ) from error  # fmt: skip
+    adapters = [parameter for name, parameter in model.named_parameters() if ".lora_" in name]
+    for parameter in adapters:
+        parameter.data = parameter.data.float()
+    return adapters
+
+
+def merged(model: PreTrainedModel, state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The model's weights with the adapters in them, under the names that the model had without; all ranks walk it.
+
+    Args:
+        state: of the model, with adapters.
+    """
+    from peft.tuners.lora.layer import LoraLayer
+
+    layers: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    for name, tensor in state.items():
+        if ".lora_" in name:
+            continue
+        layer = name.removesuffix(".base_layer.weight")
+        whole = full(tensor.detach())
+        if layer in layers:
+            a_RI, b_OR = (
+                layers[layer].get_submodule(part).get_parameter(f"{_NAME}.weight") for part in ("lora_A", "lora_B")
+            )
+            delta = layers[layer].scaling[_NAME] * (b_OR.detach() @ a_RI.detach())
+            whole = (whole.float() + delta).to(whole.dtype)
+        yield name.replace(".base_layer.", "."), whole
+
+
+def save_adapters(model: PreTrainedModel, config: LoraConfig, folder: Path) -> None:
+    """Write the adapters in peft's format: `PeftModel.from_pretrained(base, folder)` opens them."""
+    folder.mkdir(parents=True)
+    tensors = {
+        _PREFIX + name.replace(f".{_NAME}.", "."): parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters() if ".lora_" in name
+    }  # fmt: skip
+    save_file(tensors, folder / _FILE)
+    _peft_config(config).save_pretrained(str(folder))
+
+
+def load_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Read what `save_adapters` wrote.
+
+    Raises:
+        ModelError: there are none, or those of another model or rank.
+    """
+    own = {_PREFIX + name.replace(f".{_NAME}.", "."): p for name, p in model.named_parameters() if ".lora_" in name}
+    try:
+        tensors = load_file(folder / _FILE)
+    except OSError as error:
+        raise ModelError(
+            f"the checkpoint {folder.parent} has no adapters: {error}",
+            todo="resume with the trainer.lora that the run began with, or start a new run with the checkpoint as model.path",
+        ) from error
+    shapes, expected = ({name: tuple(t.shape) for name, t in found.items()} for found in (tensors, own))
+    if shapes != expected:
+        name = min(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
+        raise ModelError(
+            f"the checkpoint {folder.parent} has other adapters than trainer.lora asks for: {name}",
+            value=shapes.get(name, "none"), allowed=str(expected.get(name, "none")),
+            todo="resume with the trainer.lora that the run began with",
+        )  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(tensors[name])
+
+
+def _peft_config(config: LoraConfig) -> PeftConfig:
+    from peft import LoraConfig as Config
+
+    return Config(
+        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=config.target_modules, task_type="CAUSAL_LM",
+    )  # fmt: skip

@@ -1,0 +1,85 @@
+"""Adapters: only they are trained, engines get merged weights, and peft opens what a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import LlamaForCausalLM
+
+from rftcore.algorithms import build_algorithm
+from rftcore.trainer.learner import Learner
+from rftdata.errors import ConfigError, ModelError
+from tests.support.learning import config, make_batch, weights
+
+LORA = {"rank": 4, "alpha": 8}
+
+
+def learner_with(model: str, seed: int = 0, **lora: object) -> Learner:
+    return Learner(model, config(lora=LORA | lora), build_algorithm("sft"), seed)
+
+
+def logprobs(model: LlamaForCausalLM) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(make_batch(1).token_ids_BT).logits.log_softmax(-1)
+    return found
+
+
+def test_only_adapters_change_and_the_loss_falls(model_path: str) -> None:
+    learner = learner_with(model_path)
+    before = weights(learner)
+    losses = [learner.update(make_batch(1), step)["loss"] for step in range(1, 21)]
+    assert losses[-1] < 0.9 * losses[0]
+    changed = {name for name, tensor in weights(learner).items() if not torch.equal(tensor, before[name])}
+    assert changed == {name for name in before if ".lora_" in name} and changed
+
+
+def test_engines_get_merged_weights_under_the_model_s_own_names(model_path: str) -> None:
+    learner = learner_with(model_path)
+    plain = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    start = dict(learner.export_tensors())
+    assert {*start} == {*plain.state_dict()}
+    assert all(torch.equal(start[name], tensor) for name, tensor in plain.state_dict().items()), "B is 0 at first"
+    for step in range(1, 6):
+        learner.update(make_batch(1), step)
+    plain.load_state_dict(dict(learner.export_tensors()))
+    with learner.policy.unpacked() as trained:
+        torch.testing.assert_close(logprobs(plain), logprobs(trained), rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_holds_a_merged_model_and_the_adapters_as_peft_opens_them(model_path: str, tmp_path: Path) -> None:
+    learner = learner_with(model_path)
+    for step in (1, 2):
+        learner.update(make_batch(1), step)
+    learner.save_checkpoint(tmp_path / "c")
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
+    base = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    opened = PeftModel.from_pretrained(base, tmp_path / "c" / "adapters")
+    torch.testing.assert_close(logprobs(merged), logprobs(opened), rtol=1e-4, atol=1e-4)
+
+
+def test_a_resumed_run_goes_on_with_its_adapters(model_path: str, tmp_path: Path) -> None:
+    through, first = learner_with(model_path), learner_with(model_path)
+    for step in (1, 2):
+        through.update(make_batch(step), step)
+        first.update(make_batch(step), step)
+    first.save_checkpoint(tmp_path / "c")
+    resumed = learner_with(model_path, seed=3)
+    resumed.load_checkpoint(tmp_path / "c")
+    for step in (3, 4):
+        assert through.update(make_batch(step), step)["loss"] == resumed.update(make_batch(step), step)["loss"]
+    expected, found = weights(through), weights(resumed)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_other_adapters_or_none_are_refused(model_path: str, tmp_path: Path) -> None:
+    learner_with(model_path).save_checkpoint(tmp_path / "adapters")
+    Learner(model_path, config(), build_algorithm("sft"), 0).save_checkpoint(tmp_path / "whole")
+    with pytest.raises(ModelError, match="other adapters"):
+        learner_with(model_path, rank=2).load_checkpoint(tmp_path / "adapters")
+    with pytest.raises(ModelError, match="has no adapters"):
+        learner_with(model_path).load_checkpoint(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"names no layer of the model.*q_proj"):
+        learner_with(model_path, target_modules=["query"])
