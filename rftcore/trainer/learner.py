@@ -343,10 +343,9 @@ class Learner:
 
 
 def _device(device: str | torch.device | None) -> torch.device:
-    """CUDA where there is one, else the CPU."""
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    """The CUDA device of this process where there is one, else the CPU."""
+    found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return torch.device("cuda", torch.cuda.current_device()) if str(found) == "cuda" else found
 
 
 def _under(prefix: str, sizes: dict[str, torch.Size]) -> dict[str, torch.Size]:

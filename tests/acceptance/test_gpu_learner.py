@@ -5,21 +5,32 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.presets import presets
+from rftcore.trainer.attention import packed_attention
+from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
-from tests.support.learning import config, make_batch, save_model
+from rftcore.trainer.micro_batches import Cutting, split_batch
+from tests.support.learning import VOCABULARY, config, make_batch, save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 
-def test_presets_give_the_same_losses_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:
+@pytest.fixture
+def cuda() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+    return torch.device("cuda", 0)
+
+
+def test_presets_give_the_same_losses_on_a_gpu_as_on_a_cpu(cuda: torch.device, tmp_path: Path) -> None:
     model = str(save_model(tmp_path / "model", tied=True))
     differences = {}
     for name in sorted(presets()):
@@ -43,3 +54,80 @@ def test_presets_give_the_same_losses_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> No
         else:
             assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-3, abs=1e-4), name
     print(f"{len(differences)} presets; largest difference of a loss {max(differences.values()):.2e}")
+
+
+def many_lengths() -> TrainBatch:
+    """Groups of 4 with prompts and responses of 1 to 60 tokens, and some experiences that share no prompt."""
+    random = np.random.default_rng(3)
+    rows: list[tuple[list[int], list[int], int]] = []
+    for group in range(12):
+        prompt = random.integers(0, VOCABULARY, random.integers(1, 60)).tolist()
+        for member in range(4):
+            own = prompt if group < 9 else [*prompt, member]
+            rows.append((own, random.integers(0, VOCABULARY, random.integers(1, 60)).tolist(), group))
+    offsets = np.concatenate([[0], np.cumsum([len(prompt) + len(response) for prompt, response, _ in rows])])
+    return TrainBatch.from_packed(
+        token_ids=(np.concatenate([[*prompt, *response] for prompt, response, _ in rows]), offsets),
+        loss_mask=(np.concatenate([[False] * len(p) + [True] * len(r) for p, r, _ in rows]), offsets),
+        behavior_logprobs=(np.full(offsets[-1], -3.9, np.float32), offsets),
+        rewards=random.integers(0, 2, len(rows)).astype(np.float32), group_ids=[group for *_, group in rows],
+        rollout_index=list(range(len(rows))),
+    )  # fmt: skip
+
+
+def test_packed_attention_is_that_of_masked_rows(cuda: torch.device) -> None:
+    batch = many_lengths()
+    by_kernel: dict[str, list[Tensor]] = {}
+    for kernel in ("segments", "rows"):
+        ((micro,),) = split_batch(batch, Cutting(max_tokens=100_000, sharing="always", kernel=kernel))  # type: ignore[arg-type]
+        random = torch.Generator(cuda).manual_seed(0)
+        shapes = ((1, 8, micro.num_tokens, 64), (1, 2, micro.num_tokens, 64), (1, 2, micro.num_tokens, 64))
+        inputs = [torch.randn(shape, generator=random, device=cuda).bfloat16().requires_grad_() for shape in shapes]
+        given = inputs if kernel == "segments" else [x.detach().float().requires_grad_() for x in inputs]
+        out, _ = packed_attention(torch.nn.Module(), *given, None, packing=micro.to(cuda).packing, scaling=0.125)
+        weights = torch.randn(out.shape, generator=torch.Generator(cuda).manual_seed(1), device=cuda)
+        by_kernel[kernel] = [out.float(), *(x.float() for x in torch.autograd.grad((out * weights).sum(), given))]
+    for flash, exact in zip(by_kernel["segments"], by_kernel["rows"], strict=True):
+        assert (flash - exact).norm() < 0.01 * exact.norm()
+        torch.testing.assert_close(flash, exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"share_prompts": False}, {"compile": False}, {"gradient_checkpointing": True}, {"max_tokens_per_microbatch": 500},
+        {"gradient_checkpointing": True, "compile": False},
+    ],
+)  # fmt: skip
+def test_the_ways_to_compute_on_a_gpu_agree_with_the_cpu(
+    changes: dict[str, Any], cuda: torch.device, tmp_path: Path
+) -> None:
+    model = str(save_model(tmp_path / "model", tied=True))
+    algorithm = build_algorithm("grpo", {"entropy": {"coef": 0.01}})
+    exact = Learner(model, config(), algorithm, 0, device="cpu").update(many_lengths(), 1)
+    found = Learner(model, config(**{"autocast": "bfloat16"} | changes), algorithm, 0).update(many_lengths(), 1)
+    for name in ("loss", "grad_norm", "entropy", "logprob_diff"):
+        assert found[name] == pytest.approx(exact[name], rel=0.03, abs=2e-3), name
+
+
+def test_adapters_train_on_a_gpu(cuda: torch.device, tmp_path: Path) -> None:
+    model = str(save_model(tmp_path / "model", tied=True))
+    learner = Learner(model, config(autocast="bfloat16", lora={"rank": 4, "alpha": 8}), build_algorithm("sft"), 0)
+    losses = [learner.update(many_lengths(), step)["loss"] for step in range(1, 11)]
+    assert losses[-1] < losses[0]
+    learner.save_checkpoint(tmp_path / "c")
+    learner.load_checkpoint(tmp_path / "c")
+    assert learner.update(many_lengths(), 11)["loss"] < losses[0]
+
+
+def test_a_checkpoint_of_a_gpu_is_resumed_on_the_cpu(cuda: torch.device, tmp_path: Path) -> None:
+    model = str(save_model(tmp_path / "model", tied=True))
+    first = Learner(model, config(), build_algorithm("grpo"), 0)
+    first.update(many_lengths(), 1)
+    first.save_checkpoint(tmp_path / "c")
+    expected = first.update(many_lengths(), 2)
+    resumed = Learner(model, config(), build_algorithm("grpo"), 0, device="cpu")
+    resumed.load_checkpoint(tmp_path / "c")
+    found = resumed.update(many_lengths(), 2)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-4)
+    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-2)
