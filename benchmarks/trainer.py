@@ -1,0 +1,277 @@
+"""One optimisation step of our learner beside one of TRL's GRPO trainer: the same device, tensors, weights and precision, in one run.
+
+`rft bench trainer [--shapes 0.5B,1.5B] [--cases A,U,B,C,ladder] [--systems ours,trl,trl-liger] [--json]` trains models with random weights
+(Qwen2.5 and Llama-3.1 shapes) on batches made from a seed, with DAPO's loss and AdamW:
+
+    A       64 sequences of varied lengths, 33,083 tokens
+    U       64 sequences of 512 tokens: nothing to pad
+    B       16 sequences of 2,400 to 4,600 tokens, 60,019 tokens
+    C       64 sequences, prompts of about 500 tokens shared by eight, answers of 16 to 200
+    ladder  one sequence a step, longer every time, until memory is full; with and without activation checkpointing
+
+`trl` is `GRPOTrainer.train()` with its rollouts replaced (loss_type dapo, beta 0), `trl-liger` the same with Liger's layers. A system is tried
+with several sizes of its micro-batches, and its fastest is what is compared. Every case is a process of its own. Running out of memory is a
+result. A row is one case:
+
+    seconds            median of the timed steps; the first steps, which compile and allocate, are not counted
+    tokens_per_second  tokens of the batch, prompts counted for each sequence
+    peak_gib           most memory that tensors took on the GPU in any step (the first device); on a CPU that of the process
+    mfu                6 · parameters · tokens / seconds / peak FLOP/s of the device; attention is not counted, nor work done twice
+    loss, grad_norm    of the first step; where they differ from TRL's by more than `tolerance`, the row has `agrees: false`
+
+The exit code is 1 where a row disagrees, or failed for another reason than memory or time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from benchmarks import trainer_table
+from benchmarks.trainer_shapes import BATCHES, SHAPES, spacious_folder, write_model
+from benchmarks.trainer_steps import LADDER, Case, DType, System, run_case
+
+RUNGS = (8192, 16384, 24576, 32768, 65536, 98304, 131_072, 196_608, 262_144)
+TRL_SEQUENCES = {"A": (8, 16, 32), "U": (8, 16, 32), "B": (2, 4), "C": (8, 16, 32)}
+OUR_TOKENS = (8192, 16384)
+PEAK_FLOP_PER_S = {"H100": 989e12, "H200": 989e12}  # dense bfloat16, by the data sheet
+TOLERANCE = {"float32": 1.0e-4, "mixed": 1.0e-2, "bfloat16": 2.0e-2}
+_PACKAGES = {"ours": "torch", "trl": "trl", "trl-liger": "liger_kernel"}
+_VERSIONS = ("torch", "transformers", "trl", "liger-kernel")
+_SHAPES_ON_GPU = ("0.5B", "1.5B")
+_DRY_RUN_SCALE = 0.05
+
+
+class Processes:
+    """Starts every piece of work in a process of its own that has imported what it needs already.
+
+    The processes are forked from a server that has not touched the GPU. Where an import did touch it, they start from nothing.
+    """
+
+    def __init__(self, folder: Path, systems: Sequence[str]) -> None:
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # `is_available` then leaves the GPU alone
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+        self.folder = folder
+        self._context: Any = multiprocessing.get_context("forkserver")
+        trl = [] if set(systems) <= {"ours"} else ["benchmarks.trainer_trl"]
+        self._context.set_forkserver_preload(["rftcore.trainer.learner", "benchmarks.trainer_steps", *trl])
+        self.device = self._describe()
+
+    def run(self, work: Callable[..., None], *arguments: Any, limit_s: float | None = None) -> str | None:
+        """Wait for the end of some work; returns why it ended badly."""
+        process = self._context.Process(target=work, args=arguments)
+        process.start()
+        process.join(limit_s)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return f"killed after {limit_s:.0f} s"
+        return None if process.exitcode == 0 else f"exit code {process.exitcode}"
+
+    def _describe(self) -> dict[str, Any]:
+        file = self.folder / "device.json"
+        if self.run(describe, file):
+            self._context = multiprocessing.get_context("spawn")
+            if problem := self.run(describe, file):
+                raise RuntimeError(f"the device cannot be used: {problem}")
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+
+def describe(file: Path) -> None:
+    """Write what the device is."""
+    import torch
+
+    name = "CPU"
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
+        name = torch.cuda.get_device_name()
+    file.write_text(json.dumps({"name": name, "threads": torch.get_num_threads()}))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.ranks != 1:
+        parser.error("--ranks: the learner runs on one GPU")
+    systems = options.systems or [name for name in _PACKAGES if importlib.util.find_spec(_PACKAGES[name])]
+    room = sum(3 * SHAPES[shape].num_parameters for shape in options.shapes or _SHAPES_ON_GPU)
+    with tempfile.TemporaryDirectory(prefix="rft-bench-trainer-", dir=spacious_folder(room)) as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        processes = Processes(folder, systems)
+        result = measure(options, systems, processes)
+    print(json.dumps(result, indent=1) if options.json else trainer_table.text(result))
+    return int(any(row["status"] == "failed" or row["agrees"] is False for row in result["rows"]))
+
+
+def measure(options: argparse.Namespace, systems: Sequence[str], processes: Processes) -> dict[str, Any]:
+    """Every case until the time is over."""
+    on_gpu = processes.device["name"] != "CPU"
+    shapes = options.shapes or (_SHAPES_ON_GPU if on_gpu else ["tiny"])
+    dtype: DType = options.dtype or ("mixed" if on_gpu else "float32")
+    scale = options.scale or (1.0 if on_gpu else _DRY_RUN_SCALE)
+    peak = next((rate for name, rate in PEAK_FLOP_PER_S.items() if name in processes.device["name"]), None)
+    deadline = time.monotonic() + options.seconds
+    rows: list[dict[str, Any]] = []
+    not_started = 0
+    for shape in shapes:
+        if problem := processes.run(write_model, SHAPES[shape], processes.folder / shape):
+            raise RuntimeError(f"the model {shape} cannot be written: {problem}")
+        for case in _cases(shape, dtype, scale, systems, options):
+            if _too_large(case, rows):
+                continue
+            if time.monotonic() > deadline:
+                not_started += 1
+                continue
+            row = _run(case, processes, peak, min(options.case_seconds, deadline - time.monotonic()))
+            rows.append(row)
+            trainer_table.say(row)
+            if options.output:
+                with options.output.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    trainer_table.compare_first_steps(rows, TOLERANCE)
+    return {
+        "device": processes.device, "versions": {name: _version(name) for name in _VERSIONS},
+        "allocator": os.environ.get("PYTORCH_ALLOC_CONF"),
+        "mfu": {"formula": "6 * num_parameters * num_tokens / seconds / (peak_flop_per_s * ranks)", "peak_flop_per_s": peak},
+        "tolerance": TOLERANCE[dtype], "not_started": not_started, "rows": rows,
+        "comparisons": trainer_table.comparisons(rows), "longest": trainer_table.longest(rows),
+    }  # fmt: skip
+
+
+def _cases(
+    shape: str, dtype: DType, scale: float, systems: Sequence[str], options: argparse.Namespace
+) -> Iterator[Case]:
+    for batch in options.cases:
+        given = options.checkpointing or ([False, True] if batch == LADDER else [False])
+        for checkpointing in given:
+            for system in systems:
+                sizes: Sequence[int] = (
+                    options.tokens if system == "ours" else options.sequences or TRL_SEQUENCES.get(batch, ())
+                )
+                for size in [max(options.tokens)] if batch == LADDER else sizes:
+                    yield Case(
+                        shape, batch, system, dtype, checkpointing, 1 if batch == LADDER and system != "ours" else size,
+                        ranks=options.ranks, steps=options.steps, warm_up=options.warm_up, scale=scale,
+                        rungs=tuple(max(32, round(rung * scale)) for rung in options.rungs),
+                        trainer=tuple(options.trainer.items()) if system == "ours" else (),
+                    )  # fmt: skip
+
+
+def _too_large(case: Case, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether the case ran out of memory with a smaller micro-batch."""
+    known = ("shape", "batch", "system", "dtype", "checkpointing", "ranks")
+    return any(
+        row["status"] == "out of memory" and row["micro_batch"] < case.micro_batch
+        and all(row[name] == getattr(case, name) for name in known)
+        for row in rows
+    )  # fmt: skip
+
+
+def _run(case: Case, processes: Processes, peak_flop_per_s: float | None, limit_s: float) -> dict[str, Any]:
+    output, log = processes.folder / "steps.jsonl", processes.folder / "log.txt"
+    for file in (output, log):
+        file.unlink(missing_ok=True)
+    started = time.monotonic()
+    problem = processes.run(run_case, case, processes.folder / case.shape, output, log, limit_s=limit_s)
+    lines = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+    end = lines.pop() if lines and "status" in lines[-1] else {"status": "failed", "error": problem}
+    if end["status"] == "failed":
+        if problem and problem.startswith("killed"):
+            end["status"] = "out of time"
+        sys.stderr.write(log.read_text(errors="replace")[-3000:] if log.exists() else "")
+    return row_of(case, lines, peak_flop_per_s) | end | {"case_seconds": round(time.monotonic() - started, 1)}
+
+
+def row_of(case: Case, lines: Sequence[dict[str, Any]], peak_flop_per_s: float | None) -> dict[str, Any]:
+    """The row of a case from the lines of its steps; figures are None where too few steps ended."""
+    num_parameters = SHAPES[case.shape].num_parameters
+    timed = lines if case.batch == LADDER else lines[case.warm_up :]
+    for line in lines:
+        rate = 6 * num_parameters * line["num_tokens"] / line["seconds"]
+        line["mfu"] = None if peak_flop_per_s is None else rate / (peak_flop_per_s * case.ranks)
+    setting = {name: value for name, value in asdict(case).items() if name not in ("rungs", "trainer")}
+    middle = statistics.median_low([line["seconds"] for line in timed]) if timed else None
+    # Of the ladder the longest that fits; otherwise the step whose time is the median.
+    chosen: dict[str, Any] = {}
+    if timed:
+        chosen = timed[-1] if case.batch == LADDER else next(line for line in timed if line["seconds"] == middle)
+    return setting | {
+        "trainer": dict(case.trainer), "num_parameters": num_parameters, "num_tokens": chosen.get("num_tokens"),
+        "seconds": chosen.get("seconds"), "mfu": chosen.get("mfu"),
+        "tokens_per_second": chosen["num_tokens"] / chosen["seconds"] if chosen else None,
+        "peak_gib": max((line["peak_gib"] for line in lines), default=None), "first_step_seconds": lines[0]["seconds"] if lines else None,
+        "loss": lines[0]["loss"] if lines else None, "grad_norm": lines[0]["grad_norm"] if lines else None,
+        "agrees": None, "step_records": list(lines),
+    }  # fmt: skip
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rft bench trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", type=_names(*SHAPES), help="by default 0.5B,1.5B on a GPU, tiny on a CPU")
+    parser.add_argument("--cases", type=_names(*BATCHES, LADDER), default=[*BATCHES, LADDER])
+    parser.add_argument("--systems", type=_names(*get_args(System)), help="by default those that are installed")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps before them")
+    parser.add_argument(
+        "--dtype", choices=get_args(DType),
+        help="mixed (float32 weights, bfloat16 products; on a GPU the default), bfloat16 or float32 for both",
+    )  # fmt: skip
+    parser.add_argument(
+        "--checkpointing", type=lambda text: [each == "on" for each in _names("on", "off")(text)],
+        help="on, off or both; by default off, and both for the ladder",
+    )  # fmt: skip
+    parser.add_argument("--tokens", type=_numbers, default=OUR_TOKENS, help="of our micro-batches")
+    parser.add_argument("--sequences", type=_numbers, help="of TRL's micro-batches; each must divide the batch")
+    parser.add_argument("--rungs", type=_numbers, default=RUNGS, help="lengths of the ladder, tokens")
+    parser.add_argument("--scale", type=float, help="multiplies all lengths; by default 1, and 0.05 on a CPU")
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs of our learner")
+    parser.add_argument(
+        "--trainer", type=json.loads, default={}, metavar="JSON", help="keys of TrainerConfig for our learner"
+    )
+    parser.add_argument("--seconds", type=float, default=1e9, help="for all cases; the one that runs then is killed")
+    parser.add_argument("--case-seconds", type=float, default=300.0, help="after which a case is killed")
+    parser.add_argument("--folder", type=Path, help="keeps the models, and finds them there")
+    parser.add_argument("--output", type=Path, help="file to which rows are appended as cases end")
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    return parser
+
+
+def _names(*allowed: str) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := set(names) - set(allowed):
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; allowed: {', '.join(allowed)}")
+        return names
+
+    return parse
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

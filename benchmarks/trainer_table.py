@@ -1,0 +1,141 @@
+"""The rows of `rft bench trainer` compared with each other, and as text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.trainer_steps import LADDER
+
+Row = dict[str, Any]
+_OURS, _PEERS = "ours", ("trl", "trl-liger")
+_SETTING = ("shape", "batch", "dtype", "checkpointing")
+
+
+def compare_first_steps(rows: Sequence[Row], tolerance: Mapping[str, float]) -> None:
+    """Set `agrees` and the differences of every row whose batch and weights TRL, too, has taken a step with.
+
+    The difference of losses is absolute, or relative where the loss is above 1; that of gradient norms is relative. Of the ladder
+    every length is compared.
+    """
+    for row in rows:
+        reference = next(
+            (each for each in rows if each["system"] == "trl" and each["step_records"] and _same_weights(each, row)),
+            None,
+        )
+        if reference is None or row is reference or not row["step_records"]:
+            continue
+        pairs = list(zip(row["step_records"], reference["step_records"]))
+        pairs = pairs if row["batch"] == LADDER else pairs[:1]
+        row["loss_difference"] = max(abs(a["loss"] - b["loss"]) / max(1.0, abs(b["loss"])) for a, b in pairs)
+        row["grad_norm_difference"] = max(abs(a["grad_norm"] - b["grad_norm"]) / b["grad_norm"] for a, b in pairs)
+        allowed = tolerance[row["dtype"]]
+        # Written so that NaN disagrees.
+        row["agrees"] = row["loss_difference"] <= allowed and row["grad_norm_difference"] <= allowed
+
+
+def _same_weights(one: Row, other: Row) -> bool:
+    return all(one[name] == other[name] for name in ("shape", "batch", "dtype"))
+
+
+def fastest(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
+    """The fastest row that fits of each system, by shape, batch, dtype and checkpointing."""
+    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        if row["status"] == "ok" and row["batch"] != LADDER and row["seconds"]:
+            best = found.setdefault(tuple(row[name] for name in _SETTING), {})
+            if row["seconds"] < best.get(row["system"], row)["seconds"] or row["system"] not in best:
+                best[row["system"]] = row
+    return found
+
+
+def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Our fastest against each peer's: ratios of tokens per second (above 1: ours is faster) and of memory (below 1: ours takes less)."""
+    found = []
+    for setting, best in fastest(rows).items():
+        for peer in _PEERS:
+            if _OURS in best and peer in best:
+                ours, theirs = best[_OURS], best[peer]
+                found.append(
+                    dict(zip(_SETTING, setting, strict=True))
+                    | {
+                        "peer": peer, "speed_ratio": ours["tokens_per_second"] / theirs["tokens_per_second"],
+                        "memory_ratio": ours["peak_gib"] / theirs["peak_gib"],
+                        "our_micro_batch": ours["micro_batch"], "their_micro_batch": theirs["micro_batch"],
+                    }
+                )  # fmt: skip
+    return found
+
+
+def longest(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The longest sequence of each system, and what ended the ladder; `ok` means that a longer one was not tried."""
+    names = ("shape", "dtype", "checkpointing", "system", "num_tokens", "peak_gib", "status")
+    return [{name: row[name] for name in names} for row in rows if row["batch"] == LADDER]
+
+
+def say(row: Row) -> None:
+    """Report a row on stderr as soon as it is known."""
+    print(" ".join(_cells(row)), file=sys.stderr, flush=True)
+
+
+def text(result: dict[str, Any]) -> str:
+    """The whole result as tables."""
+    heads = (
+        "shape",
+        "batch",
+        "type",
+        "recompute",
+        "system",
+        "micro",
+        "s",
+        "tok/s",
+        "MFU",
+        "GiB",
+        "loss",
+        "grad norm",
+        "",
+    )
+    tables = [_aligned([heads, *(_cells(row) for row in result["rows"])])]
+    if result["comparisons"]:
+        cells = [("shape", "batch", "type", "recompute", "ours against", "speed", "memory")]
+        for each in result["comparisons"]:
+            cells.append(
+                (*_setting(each), each["peer"], f"{each['speed_ratio']:.2f} ×", f"{each['memory_ratio']:.2f} ×")
+            )
+        tables.append(_aligned(cells))
+    device = f"{result['device']['name']}; " + ", ".join(
+        f"{name} {version}" for name, version in result["versions"].items()
+    )
+    skipped = f"{result['not_started']} cases were not started: no time left" if result["not_started"] else ""
+    return "\n\n".join(part for part in (device, *tables, skipped) if part)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    end = "" if row["status"] == "ok" else f"{row['status']}: {row['error']}"[:100]
+    if row["agrees"] is False:
+        end += f" DISAGREES with TRL: loss by {row['loss_difference']:.1e}, gradient norm by {row['grad_norm_difference']:.1e}"
+    size = f"{row['num_tokens'] or 0} tok" if row["batch"] == LADDER else str(row["micro_batch"])
+    return (
+        *_setting(row), row["system"], size, _number(row["seconds"], ".3f"), _number(row["tokens_per_second"], ",.0f"),
+        _number(row["mfu"], ".1%"), _number(row["peak_gib"], ".1f"), _number(row["loss"], ".4f"),
+        _number(row["grad_norm"], ".4f"), end,
+    )  # fmt: skip
+
+
+def _setting(row: Row) -> tuple[str, ...]:
+    return row["shape"], row["batch"], row["dtype"], "yes" if row["checkpointing"] else "no"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _aligned(cells: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+
+    def lines() -> Iterator[str]:
+        for row in cells:
+            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+    return "\n".join(lines())

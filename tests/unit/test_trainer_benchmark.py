@@ -1,0 +1,94 @@
+"""The trainer benchmark on a tiny model: both systems take the same step, and running out of memory is a result."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import trainer, trainer_table
+from benchmarks.trainer_shapes import BATCHES, SHAPES, make_batch, make_sequence, write_model
+from benchmarks.trainer_steps import Case
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def measured(*options: str, address_space: int = resource.RLIM_INFINITY) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of a run."""
+    command = [sys.executable, "-m", "benchmarks.trainer", "--shapes", "tiny", "--warm-up", "0", "--json", *options]
+    ended = subprocess.run(
+        command, cwd=CHECKOUT, capture_output=True, text=True, timeout=200, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (address_space, resource.RLIM_INFINITY)),
+    )  # fmt: skip
+    assert ended.stdout, ended.stderr[-2000:]
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def test_both_systems_take_the_same_step() -> None:
+    options = ["--cases", "A", "--systems", "ours,trl", "--steps", "2", "--scale", "0.03"]
+    code, result = measured(*options, "--tokens", "512", "--sequences", "16,32")
+    ours, *theirs = result["rows"]
+    assert [row["system"] for row in result["rows"]] == ["ours", "trl", "trl"]
+    for row in result["rows"]:
+        assert row["status"] == "ok" and len(row["step_records"]) == 2
+        assert row["tokens_per_second"] == pytest.approx(row["num_tokens"] / row["seconds"])
+    assert ours["agrees"] and ours["grad_norm_difference"] < 1e-5
+    assert abs(ours["loss"]) > 1e-3 and ours["grad_norm"] == pytest.approx(theirs[0]["grad_norm"], rel=1e-5)
+    best = max(row["tokens_per_second"] for row in theirs)
+    assert result["comparisons"][0]["speed_ratio"] == pytest.approx(ours["tokens_per_second"] / best)
+    assert code == 0 and "ours against" in trainer_table.text(result)
+
+
+def test_a_ladder_ends_with_the_longest_sequence_that_fits() -> None:
+    # The embeddings of the last rung are 4 GB.
+    options = ["--cases", "ladder", "--systems", "ours", "--checkpointing", "on", "--scale", "1"]
+    code, result = measured(*options, "--rungs", "256,512,16000000", address_space=5 * 2**30)
+    (row,) = result["rows"]
+    assert (row["status"], row["num_tokens"], code) == ("out of memory", 512, 0), row["error"]
+    assert result["longest"][0]["num_tokens"] == 512
+
+
+def row(system: str, micro_batch: int, grad_norm: float, status: str = "ok") -> dict[str, Any]:
+    case = Case("tiny", "A", system, "float32", False, micro_batch, steps=1, warm_up=0)  # type: ignore[arg-type]
+    line = {"num_tokens": 100, "loss": 0.5, "grad_norm": grad_norm, "seconds": 2.0, "peak_gib": 1.0}
+    return trainer.row_of(case, [line], 1e9) | {"status": status, "error": None}
+
+
+def test_a_row_that_takes_another_step_disagrees() -> None:
+    rows = [row("trl", 16, 1.0), row("ours", 512, 1.00001), row("ours", 1024, 1.1), row("trl-liger", 16, float("nan"))]
+    trainer_table.compare_first_steps(rows, trainer.TOLERANCE)
+    assert [each["agrees"] for each in rows] == [None, True, False, False]
+
+
+def test_utilisation_counts_six_operations_of_a_parameter_and_a_token() -> None:
+    assert row("ours", 512, 1.0)["mfu"] == pytest.approx(6 * SHAPES["tiny"].num_parameters * 100 / 2.0 / 1e9)
+
+
+def test_shapes_have_the_parameters_that_their_models_have(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    write_model(SHAPES["tiny"], tmp_path / "tiny")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny")
+    assert SHAPES["tiny"].num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    published = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "8B": 8_030_261_248}
+    assert {name: SHAPES[name].num_parameters for name in published} == published
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_have_their_tokens_and_groups_of_unequal_rewards(name: str) -> None:
+    batch, lengths = make_batch(name, SHAPES["tiny"]), BATCHES[name]
+    assert batch.num_tokens == lengths.total
+    for group in range(lengths.num_groups):
+        members = [index for index, each in enumerate(batch.group_ids) if each == group]
+        assert len(members) == 8 and len({batch.rewards[index] for index in members}) == 2
+        assert len({batch.prompts[index].tobytes() for index in members}) == 1
+    assert all(lengths.response[0] <= len(each) <= lengths.response[1] for each in batch.responses)
+
+
+def test_a_sequence_has_the_length_that_is_asked_for() -> None:
+    assert make_sequence(1000, SHAPES["tiny"]).num_tokens == 1000
