@@ -86,6 +86,7 @@ class TrainerConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations backward: less memory, a third slower."
     )
+    compile: bool | None = Field(None, description="Compile the model's layers (torch.compile); null: on a GPU.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: as the environment says.")
     num_gpus: int | None = Field(
         None,
