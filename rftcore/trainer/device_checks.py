@@ -78,23 +78,24 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
 
 
 def available_bytes(resolved: ResolvedRun, sizes: list[int]) -> float:
-    """Return what the trainer may use of each GPU: a whole one, or what vLLM leaves of it where explorers and trainer share.
+    """Return what the trainer may use of each GPU: a whole one, or what vLLM leaves where explorers and a trainer of one GPU share.
 
     Args:
         sizes: bytes of each GPU of this machine.
 
     Raises:
-        ConfigError: trainer.num_gpus is more than there are.
+        ConfigError: trainer.num_gpus leaves no GPU to the explorers, or is more than there are.
     """
     config, gpus = resolved.config, resolved.config.trainer.num_gpus or 1
-    if gpus > len(sizes):
+    most = len(sizes) - 1 if config.has_explorer and gpus > 1 else len(sizes)
+    if gpus > most:
         raise ConfigError(
-            "trainer.num_gpus is more than this machine has", value=gpus, allowed=f"1 to {len(sizes)}",
-            todo="lower it, or start the run on a machine or cluster with more",
+            "trainer.num_gpus leaves no GPU to the explorers" if gpus == len(sizes) else "trainer.num_gpus is more than this machine has",
+            value=gpus, allowed=f"1 to {max(most, 1)}", todo="lower it, or start the run on a machine or cluster with more",
         )  # fmt: skip
     explorers = config.explorer.num_explorers if config.has_explorer and config.explorer.engine == "vllm" else 0
-    is_shared = gpus + explorers > len(sizes)
-    return min(sizes) * (1 - resolved.engine(worker_index=0).gpu_memory_utilization if is_shared and explorers else 1)
+    is_shared = gpus == 1 and explorers > 0 and 1 + explorers > len(sizes)
+    return min(sizes) * (1 - resolved.engine(worker_index=0).gpu_memory_utilization if is_shared else 1)
 
 
 def _models(resolved: ResolvedRun, find: Callable[[str], Path]) -> Trained:

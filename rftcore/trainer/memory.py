@@ -2,8 +2,8 @@
 
 Sizes come from config.json and the configuration, so it answers without torch, without weights and without a GPU. It describes the
 engine of the trainer: weights of the optimizer's type divided over all GPUs, a bfloat16 copy of the layers that are computed just now,
-sequences packed without padding, compiled layers, and logits of some rows at a time. tests/unit/trainer/test_memory.py compares it with
-tensors that torch really keeps. Peaks of an allocator lie some percent above it.
+sequences packed without padding, and logits of some tokens at a time. tests/unit/trainer/test_memory.py compares it with tensors that torch
+really keeps. Peaks of an allocator lie some percent above it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rftcore.trainer.model_shape import ModelShape
 from rftdata.errors import ConfigError
 
 GIB = 2**30
-HEAD_ROWS = 1024
-"""Rows whose logits exist at one time."""
+LOGITS_BYTES = 2**29
+"""Logits in float32 that exist at one time, besides their gradient."""
 RUNTIME_BYTES = 3 * GIB // 2
 """CUDA context, workspaces of matrix products, NCCL's buffers."""
 
@@ -74,7 +74,7 @@ class Trained:
     Attributes:
         policy: the policy, or the reward model in its place.
         critic: a value model that is trained in full beside it.
-        has_reference: whether a reference model is computed. With adapters it is the policy without them.
+        has_reference: whether a reference model is computed.
         teacher: a model whose log-probabilities the trainer computes.
     """
 
@@ -100,20 +100,20 @@ def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
     # Policy and critic are differentiated one after the other, so the larger one counts.
     activations = max(
         activation_bytes(
-            shape, tokens, checkpointing=config.gradient_checkpointing, tensor_parallel=config.tensor_parallel, item=item
+            shape, tokens, checkpointing=config.gradient_checkpointing, compiled=config.compile is not False,
+            tensor_parallel=config.tensor_parallel, item=item,
         )
         for shape in trained
     )  # fmt: skip
     checkpointed = ", with gradient_checkpointing" if config.gradient_checkpointing else ""
     parts.append(Part("activations", activations, f"{tokens:,} tokens a micro-batch{checkpointed}"))
-    rows = min(HEAD_ROWS, tokens)
-    logits = 2 * _FP32 * rows * models.policy.vocabulary / config.tensor_parallel
-    parts.append(Part("logits", round(logits), f"{rows:,} rows, and their gradient"))
-    has_reference = models.has_reference and config.lora is None and not config.offload_reference
+    row = _FP32 * models.policy.vocabulary
+    rows = max(1, min(tokens, LOGITS_BYTES // row))
+    parts.append(Part("logits", 2 * rows * row, f"of {rows:,} tokens, and their gradient"))
+    has_reference = models.has_reference and not config.offload_reference
     for name, shape in (("reference", models.policy if has_reference else None), ("teacher", models.teacher)):
         if shape is not None:
-            size = round(shape.parameters * item / _num_gpus(config))
-            parts.append(Part(name, size, f"{item} bytes a weight, {_place(config)}"))
+            parts.append(Part(name, _sharded(config, shape, item), f"{item} bytes a weight, {_place(config)}"))
     return Estimate((*parts, Part("runtime", RUNTIME_BYTES, "CUDA, matrix products, NCCL")))
 
 
@@ -131,65 +131,77 @@ def _compute_bytes(config: TrainerConfig) -> int:
     return 2 if config.autocast == "bfloat16" else _BYTES[config.dtype]
 
 
+def _sharded(config: TrainerConfig, shape: ModelShape, item: float) -> int:
+    """Bytes of each GPU's share of a model.
+
+    Matrices of layers are divided over all GPUs. Vectors, embedding and output layer are divided over those that see different
+    sequences, and are the same on the GPUs of one tensor-parallel group.
+    """
+    gpus = _num_gpus(config)
+    matrices = shape.layers * shape.layer_matrix_parameters
+    return round(item * (matrices / gpus + (shape.parameters - matrices) * config.tensor_parallel / gpus))
+
+
 def _states(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -> list[Part]:
     """What each GPU holds of a trained model all the time: its shares of weights, gradients and moments."""
-    gpus, item, place = _num_gpus(config), _BYTES[config.dtype], _place(config)
-    trained, by_muon = shape.parameters, shape.layers * shape.layer_matrix_parameters
+    item, place, compute = _BYTES[config.dtype], _place(config), _compute_bytes(config)
+    name = config.optimizer.name
     if lora is None:
-        parts = [Part("weights", round(trained * item / gpus), f"{trained:,} of {item} bytes, {place}")]
-    else:
-        # Weights that are never updated are kept in the type of the products; adapters are float32, whatever `dtype` says.
-        frozen, item = _compute_bytes(config), _FP32
-        trained = by_muon = shape.adapter_parameters(lora.rank, lora.target_modules)
-        parts = [
-            Part(
-                "weights", round(shape.parameters * frozen / gpus), f"{shape.parameters:,} of {frozen} bytes, {place}"
-            ),
-            Part("adapters", round(trained * item / gpus), f"{trained:,} of {item} bytes, {place}"),
+        number, matrices = shape.parameters, shape.layers * shape.layer_matrix_parameters
+        # Muon has one moment for each weight of a matrix, and AdamW two for the others.
+        moments: dict[str, float] = {"adamw": 2 * item, "adamw-8bit": 2, "muon": item * (2 - matrices / number)}
+        return [
+            Part("weights", _sharded(config, shape, item), f"{number:,} of {item} bytes, {place}"),
+            Part("gradients", _sharded(config, shape, item), f"{item} bytes a weight"),
+            Part("optimizer", _sharded(config, shape, moments[name]), f"{name}: {moments[name]:.3g} bytes a weight"),
         ]
-    parts.append(Part("gradients", round(trained * item / gpus), f"{item} bytes a trained weight"))
-    moments = {
-        "adamw": (2 * item * trained, f"two moments of {item} bytes"),
-        "adamw-8bit": (2 * trained, "two moments of 1 byte"),
-        "muon": (item * by_muon + 2 * item * (trained - by_muon), "one moment of matrices, two of the rest"),
-    }
-    size, note = moments[config.optimizer.name]
-    parts.append(Part("optimizer", round(size / gpus), f"{config.optimizer.name}: {note}"))
-    return parts
+    # Weights that are never updated have the type of the products. Adapters are float32 and whole on every GPU.
+    number = shape.adapter_parameters(lora.rank, lora.target_modules)
+    moment_bytes = {"adamw": 2 * _FP32, "adamw-8bit": 2, "muon": _FP32}[name]
+    return [
+        Part("weights", _sharded(config, shape, compute), f"{shape.parameters:,} of {compute} bytes, frozen, {place}"),
+        Part("adapters", number * _FP32, f"{number:,} of {_FP32} bytes, on every GPU"),
+        Part("gradients", number * _FP32, f"{_FP32} bytes a weight of adapters"),
+        Part("optimizer", number * moment_bytes, f"{name}: {moment_bytes} bytes a weight of adapters"),
+    ]
 
 
 def _gathered(config: TrainerConfig, shape: ModelShape) -> list[Part]:
     """Whole layers, embedding and output layer in the type of the products, and their gradients before they are divided."""
-    item, tp, parts = _compute_bytes(config), config.tensor_parallel, []
-    has_gradient = config.lora is None
-    if _num_gpus(config) > tp or (has_gradient and item != _BYTES[config.dtype]):
-        whole = _LAYERS_GATHERED * shape.layer_parameters + shape.root_parameters
-        note = f"{_LAYERS_GATHERED} layers, embedding and output layer, {item} bytes a weight"
-        parts.append(Part("gathered weights", round(whole * item / tp), note))
-    if has_gradient:
+    item, tp = _compute_bytes(config), config.tensor_parallel
+    weights = round(item * (_LAYERS_GATHERED * shape.layer_parameters / tp + shape.root_parameters))
+    note = f"{_LAYERS_GATHERED} layers, embedding and output layer, {item} bytes a weight"
+    parts = [Part("gathered weights", weights, note)]
+    if config.lora is None:
         # Of the products' type at first, then float32 for the sum over GPUs and micro-batches.
-        whole = shape.layer_parameters + shape.embedding_parameters
-        note = f"one layer and the output layer, {item} and {_FP32} bytes"
-        parts.append(Part("gathered gradients", round(whole * (item + _FP32) / tp), note))
+        gradients = round((item + _FP32) * (shape.layer_parameters / tp + shape.embedding_parameters))
+        parts.append(Part("gathered gradients", gradients, f"one layer and the output layer, {item} and {_FP32} bytes"))
     return parts
 
 
 def activation_bytes(
-    shape: ModelShape, tokens: int, *, checkpointing: bool = False, tensor_parallel: int = 1, item: int = 2
-) -> int:
+    shape: ModelShape, tokens: int, *, checkpointing: bool = False, compiled: bool = True, tensor_parallel: int = 1, item: int = 2
+) -> int:  # fmt: skip
     """Return the bytes that are kept of a forward pass, and those of the layer that is differentiated.
 
     A compiled layer keeps for each token its input, the two normalised inputs, the output of attention after o_proj (4 · hidden),
     queries and the output of attention (2 · query), keys and values (2 · kv), and gate, up and their product (3 · intermediate).
     Where queries and keys are normalised, it keeps them from before, too. Attention of packed sequences keeps one float32 per head and
-    token, and no [tokens, tokens]. With checkpointing only the input of each layer is kept.
+    token, and no [tokens, tokens]. A layer that is not compiled keeps each normalised input twice and what it was computed from in
+    float32 (8 · hidden in all), and the activation of the gate (1 · intermediate). With checkpointing only the input of each layer is
+    kept.
 
     Args:
         item: bytes of an activation.
     """
-    heads = 2 * shape.query + 2 * shape.kv + (shape.query + shape.kv if shape.norms_heads else 0)
-    divided = (item * (heads + 3 * shape.intermediate) + _FP32 * shape.heads) / tensor_parallel
-    layer = item * 4 * shape.hidden + divided
+    normalised = shape.query + shape.kv if shape.norms_heads else 0
+    if compiled:
+        whole = item * 4 * shape.hidden
+        within = item * (2 * shape.query + 2 * shape.kv + normalised + 3 * shape.intermediate)
+    else:
+        whole = 2 * (2 * item + _FP32) * shape.hidden
+        within = item * (2 * shape.query + 2 * shape.kv + 4 * shape.intermediate) + (item + _FP32) * normalised
+    layer = whole + (within + _FP32 * shape.heads) / tensor_parallel
     kept = shape.layers * (item * shape.hidden if checkpointing else layer)
     # The layer that is differentiated has a gradient for most of what it keeps; with checkpointing it is computed again first.
     working = layer * (2 if checkpointing else 1)
@@ -279,7 +291,7 @@ def _changes(config: TrainerConfig, models: Trained, available_bytes: float) -> 
         changes[f"trainer.num_gpus: {gpus}"] = {"num_gpus": gpus}
     if config.lora is None:
         changes["trainer.lora: {}"] = {"lora": LoraConfig()}
-    if models.has_reference and config.lora is None and not config.offload_reference:
+    if models.has_reference and not config.offload_reference:
         changes["trainer.offload_reference: true"] = {"offload_reference": True}
     if config.optimizer.name == "adamw" and config.lora is None:
         smaller = config.optimizer.model_copy(update={"name": "adamw-8bit"})

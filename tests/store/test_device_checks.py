@@ -102,7 +102,8 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
     ("settings", "gpus", "available"),
     [
         (["trainer.num_gpus=4", "explorer.num_explorers=4"], 8, 80 * GIB),
-        (["trainer.num_gpus=4", "explorer.num_explorers=4"], 4, 0.15 * 80 * GIB),  # the engine takes 85 % by default
+        (["trainer.num_gpus=4", "explorer.num_explorers=4"], 5, 80 * GIB),  # the explorers share the fifth
+        (["explorer.num_explorers=4"], 4, 0.15 * 80 * GIB),  # the engine takes 85 % by default
         (["explorer.engine_args={gpu_memory_utilization: 0.4}"], 1, 0.6 * 80 * GIB),
         (["explorer.engine=transformers"], 1, 80 * GIB),  # it takes no share in advance
     ],
@@ -112,7 +113,10 @@ def test_what_the_trainer_may_use_of_a_gpu(file: str, settings: list[str], gpus:
     assert available_bytes(resolved, [80 * GIB] * gpus) == pytest.approx(available)
 
 
-def test_more_gpus_than_there_are_is_refused(file: str) -> None:
-    resolved = ResolvedRun(load_config(Path(file), ["trainer.num_gpus=4"]))
-    with pytest.raises(ConfigError, match=r"trainer\.num_gpus .*got 4.* allowed: 1 to 2"):
-        available_bytes(resolved, [80 * GIB] * 2)
+@pytest.mark.parametrize(
+    ("gpus", "words"), [(4, r"is more than this machine has \(got 4\); allowed: 1 to 2"), (3, "leaves no GPU to the explorers")]
+)  # fmt: skip
+def test_gpus_that_are_not_there_are_refused(file: str, gpus: int, words: str) -> None:
+    resolved = ResolvedRun(load_config(Path(file), [f"trainer.num_gpus={gpus}"]))
+    with pytest.raises(ConfigError, match=words):
+        available_bytes(resolved, [80 * GIB] * 3)

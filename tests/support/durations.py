@@ -34,6 +34,7 @@ _SECONDS = {
     "acceptance/test_supervisor.py": 81,
     "store/test_plans.py": 79,
     "acceptance/test_example_dpo_from_stored.py": 79,
+    "acceptance/test_example_gsm8k.py": 75,
     "acceptance/test_chains_that_drop.py": 65,
     "store/test_exchange.py": 63,
     "store/test_outage.py": 61,

@@ -20,15 +20,16 @@ def make_tiny_model(
     context_length: int = 256,
     hidden_size: int = 128,
     num_layers: int = 3,
+    words: tuple[str, ...] = (),
 ) -> Path:
     """Write a random fp32 Llama (0.75 million parameters by default) and its tokenizer (one token per character) to `folder`.
 
-    Its vocabulary is no multiple of 64 and its head size is 32 by default, the smallest that vLLM's CPU attention takes.
+    `words` are further tokens. Its vocabulary is no multiple of 64 and its head size is 32 by default, the smallest that vLLM's CPU attention takes.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = make_character_tokenizer()
+    tokenizer = make_character_tokenizer(words)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -57,15 +58,16 @@ def make_tiny_model(
     return folder
 
 
-def make_character_tokenizer():  # type: ignore[no-untyped-def]  # transformers' class; not imported at module level
-    """`<pad>`, `<bos>`, `<eos>`, `<unk>`, then one token per character of `CHARACTERS`; with a chat template."""
+def make_character_tokenizer(words: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]  # transformers' class; not imported at module level
+    """`<pad>`, `<bos>`, `<eos>`, `<unk>`, then one token per character of `CHARACTERS` and per word; with a chat template."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = ["<pad>", "<bos>", "<eos>", "<unk>"]
-    vocabulary = {token: index for index, token in enumerate([*special, *CHARACTERS])}
+    vocabulary = {token: index for index, token in enumerate([*special, *CHARACTERS, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    pattern = "|".join([*words, r"[\s\S]"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

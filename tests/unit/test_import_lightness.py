@@ -38,7 +38,7 @@ ALGORITHMS = ", ".join(["rftcore.algorithms.algorithm", *sorted(_PARTS)])
 
 @pytest.mark.parametrize(
     "module",
-    ["rftdata", "rftcore.cli", "rftcore.config", "operators", *ROLES, ALGORITHMS],
+    ["rftdata", "rftcore.cli", "rftcore.config", "operators", "rftcore.trainer.device_checks", *ROLES, ALGORITHMS],
     ids=lambda modules: modules.partition(",")[0],
 )
 def test_importing_it_loads_no_training_stack(module: str) -> None:
