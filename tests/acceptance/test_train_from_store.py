@@ -147,9 +147,9 @@ class Trainers:
             "SELECT uri FROM rft.checkpoint JOIN rft.run USING (run_id) WHERE name = %s AND trainer_step = %s",
             [name, STEPS],
         )["uri"][0].as_py()
-        files = ["model.safetensors", "training/tensors.safetensors"]
-        files += ["critic/model.safetensors"] if self.raw["algorithm"]["name"] == "ppo" else []
-        return [hashlib.sha256((Path(uri) / file).read_bytes()).hexdigest() for file in files]
+        files = sorted(Path(uri).rglob("*.safetensors"))
+        assert len(files) == (3 if self.raw["algorithm"]["name"] == "ppo" else 2)
+        return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
 @pytest.fixture
