@@ -9,12 +9,15 @@ import os
 import signal
 from types import FrameType
 
+from rftcore.garbage import collect_rarely
+
 
 def main() -> None:
     """Run `rft`."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # otherwise, as in a shell's background job, the signal stays ignored
         signal.signal(signal.SIGINT, _end)
+    collect_rarely()
     from rftcore import cli
 
     if handler is signal.default_int_handler:

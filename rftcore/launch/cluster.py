@@ -21,6 +21,7 @@ from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rftcore.config import RunConfig
+from rftcore.garbage import collect_rarely
 from rftcore.launch.deaths import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
 from rftcore.resolved import ResolvedRun
@@ -61,6 +62,7 @@ class Role:
     @ray.method
     def run(self, role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:
         """Run a role to its end."""
+        collect_rarely()
         if role == "explorer":
             from rftcore.explorer.role import main as explore
 

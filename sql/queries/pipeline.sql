@@ -1,18 +1,19 @@
 -- name: claim_sealed_groups
--- `from_key` is a hint (see claims.SealedQueue). Rows are found by key, because a join would read the whole queue, including the dead rows
--- that an open snapshot retains. A group on which a worker crashed comes alone, and only with `suspects`.
+-- `from_key` is a hint (see queue.SealedQueue). Rows are found by their places, which stay while they are locked: a join, and before
+-- PostgreSQL 17 item_id = ANY (…) as well, would read the whole queue, including the dead rows that an open snapshot retains. A row that
+-- another session changes meanwhile is left for the next claim. A group on which a worker crashed comes alone, and only with `suspects`.
 WITH suspect AS (
-    SELECT item_id FROM rft.worklist
+    SELECT ctid AS place FROM rft.worklist
     WHERE %(suspects)s AND consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost > 0
     ORDER BY sort_key LIMIT 1 FOR UPDATE SKIP LOCKED),
 others AS (
-    SELECT item_id FROM rft.worklist
+    SELECT ctid AS place FROM rft.worklist
     WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost = 0 AND sort_key >= %(from_key)s
       AND NOT EXISTS (SELECT FROM suspect)
     ORDER BY sort_key LIMIT %(count)s FOR UPDATE SKIP LOCKED),
-picked AS (SELECT item_id FROM others UNION ALL SELECT item_id FROM suspect)
+picked AS (SELECT place FROM others UNION ALL SELECT place FROM suspect)
 UPDATE rft.worklist w SET available = false, claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
-WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (ARRAY(SELECT item_id FROM picked))
+WHERE w.ctid = ANY (ARRAY(SELECT place FROM picked))
 RETURNING w.item_id AS group_id, w.sort_key, w.num_lost;
 
 -- name: release_items
@@ -71,15 +72,23 @@ SELECT name, pipeline_version FROM rft.run WHERE run_id = %(run_id)s FOR SHARE;
 SELECT group_id FROM rft.rollout_group WHERE group_id = ANY (%(group_ids)s) ORDER BY group_id FOR UPDATE;
 
 -- name: still_claimed
--- Groups whose verdicts may be committed. A relabel in between removes the claim.
-SELECT item_id AS group_id FROM rft.worklist
-WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = ANY (%(group_ids)s)
-  AND claimed_by = %(worker_id)s AND NOT available
-FOR UPDATE;
+-- Groups whose verdicts may be committed. A relabel in between removes the claim. (Looked up by key, one after the other: see
+-- claim_sealed_groups.)
+SELECT w.item_id AS group_id FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
+CROSS JOIN LATERAL (
+    SELECT item_id FROM rft.worklist
+    WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = g.group_id
+      AND claimed_by = %(worker_id)s AND NOT available
+    FOR UPDATE) w;
 
 -- name: finish_pipeline_items
--- Remove groups that were decided on from the pipeline's queue.
-DELETE FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = ANY (%(group_ids)s);
+-- Remove groups that were decided on, and that `still_claimed` has locked, from the pipeline's queue.
+DELETE FROM rft.worklist
+WHERE ctid = ANY (ARRAY(
+    SELECT x.place FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
+    CROSS JOIN LATERAL (
+        SELECT ctid AS place FROM rft.worklist
+        WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = g.group_id OFFSET 0) x));
 
 -- name: close_groups
 -- Close groups that were dropped whole. The planner, which counts only groups that can still train, replaces them.
@@ -121,17 +130,22 @@ WHERE (SELECT w.review_id FROM rft.review w WHERE w.experience_id = q.experience
 ON CONFLICT (experience_id, name) DO NOTHING;
 
 -- name: wait_for_answers
--- Let groups wait, held by no worker. A group becomes available at its first deadline, or when one of its questions is answered.
+-- Let groups wait that `still_claimed` has locked, held by no worker. A group becomes available at its first deadline, or when one of
+-- its questions is answered.
 UPDATE rft.worklist w
 SET available = false, claimed_by = NULL, lease_until = coalesce(
         (SELECT min(deadline) FROM rft.review r WHERE r.group_id = w.item_id AND r.answer IS NULL AND r.deadline > rft.clock()), rft.clock())
-WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (%(group_ids)s);
+WHERE w.ctid = ANY (ARRAY(
+    SELECT x.place FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
+    CROSS JOIN LATERAL (
+        SELECT ctid AS place FROM rft.worklist
+        WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = g.group_id OFFSET 0) x));
 
 -- name: end_waiting
 -- Make groups available whose deadline has passed. A group locked by a label becomes available once the label is committed.
 UPDATE rft.worklist w SET available = true, lease_until = NULL
-WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (ARRAY(
-    SELECT item_id FROM rft.worklist
+WHERE w.ctid = ANY (ARRAY(
+    SELECT ctid FROM rft.worklist
     WHERE consumer = 'pipeline/' || %(run_id)s AND NOT available AND claimed_by IS NULL AND lease_until <= rft.clock()
     FOR UPDATE SKIP LOCKED));
 

@@ -124,7 +124,13 @@ def test_every_reader_refuses_or_skips_purged_arrays(
     assert SECRET not in (tmp_path / "a.jsonl").read_text()
     monkeypatch.setenv("RFT_SEGMENTS", str(stored.config.segments))
     code = run_command(
-        ["query", "--buffer", stored.config.uri, "--json", "select prompt, len(token_ids) as n from experience"]
+        [
+            "query",
+            "--buffer",
+            stored.config.uri,
+            "--json",
+            "select prompt, len(token_ids) as n from experience order by experience_id",
+        ]
     )
     assert code == 0
     assert [row["n"] for row in json.loads(capsys.readouterr().out)] == [None, None, 5, 5]

@@ -60,11 +60,17 @@ def test_a_claim_does_not_pass_over_what_a_snapshot_keeps(buffer: Buffer) -> Non
             batch = queue.claim(100)
             assert batch is not None and len(batch.group_ids) == 100
             roles.commit(batch)
-        roles.insert(own_group(task_key="last"))
+        (last,) = roles.insert(own_group(task_key="last"))
         options = {"run_id": roles.run_id, "worker_id": roles.worker_id, "count": 100, "lease_s": 60, "suspects": False}
         from_start = pages_touched(client, "claim_sealed_groups", from_key=0, **options)
         from_hint = pages_touched(client, "claim_sealed_groups", from_key=batch.first_key, **options)
+        of_one = {
+            query: pages_touched(client, query, run_id=roles.run_id, worker_id=roles.worker_id, group_ids=[last])
+            for query in ("still_claimed", "finish_pipeline_items", "wait_for_answers")
+        }
+        returned = pages_touched(client, "end_waiting", run_id=roles.run_id)
     assert from_hint < from_start / 3, (from_hint, from_start)
+    assert max(returned, *of_one.values()) < from_start / 3, (returned, of_one, from_start)
 
 
 def test_groups_that_come_back_before_others_are_found(buffer: Buffer) -> None:
