@@ -65,4 +65,7 @@ class TrainerConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations backward: less memory, a third slower."
     )
+    num_gpus: int | None = Field(
+        None, ge=1, description="GPUs of the trainer, one process each; without GPUs, processes on the CPU; null: one."
+    )
     num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: as the environment says.")
