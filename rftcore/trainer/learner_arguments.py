@@ -32,15 +32,17 @@ class LearnerArguments:
     teacher_path: str | None = None
     critic_path: str | None = None
 
+    def build_algorithm(self) -> Algorithm:
+        """Build the algorithm; the errors of `rftcore.algorithms.build_algorithm`."""
+        return build_algorithm(self.algorithm, self.algorithm_settings, base_dir=self.base_dir)
+
     def learner(self, algorithm: Algorithm | None = None) -> Learner:
         """Build the learner of this process; the arguments of `Learner` and its errors.
 
         Args:
             algorithm: the algorithm where it is built already.
         """
-        if algorithm is None:
-            algorithm = build_algorithm(self.algorithm, self.algorithm_settings, base_dir=self.base_dir)
         return Learner(
-            self.model_path, self.config, algorithm, self.seed, temperature=self.temperature, total_steps=self.total_steps,
-            teacher_path=self.teacher_path, critic_path=self.critic_path,
+            self.model_path, self.config, algorithm or self.build_algorithm(), self.seed, temperature=self.temperature,
+            total_steps=self.total_steps, teacher_path=self.teacher_path, critic_path=self.critic_path,
         )  # fmt: skip

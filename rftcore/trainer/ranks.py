@@ -37,7 +37,7 @@ T = TypeVar("T")
 # Errors of other ranks may be the consequence of a death that is about to be noticed.
 _CAUSE_S = 1.0
 _LEAVE_S = 10.0
-_STUCK_S = 2.0
+_STUCK_S = 1.0
 
 
 class LearnerGroup:
@@ -45,7 +45,10 @@ class LearnerGroup:
 
     Args:
         arguments: of the learner in every rank.
-        algorithm: rank 0's own.
+        algorithm: rank 0's.
+
+    Attributes:
+        own: rank 0's learner; its methods are called through this object.
 
     Raises:
         RoleFailedError: another rank failed or died; every call may raise it.
@@ -53,12 +56,11 @@ class LearnerGroup:
     """
 
     def __init__(self, arguments: LearnerArguments, algorithm: Algorithm) -> None:
-        self.algorithm = algorithm
         self.num_ranks = arguments.config.num_gpus or 1
         make = partial(arguments.learner, algorithm)
         self._others: OtherRanks | None = None
         if self.num_ranks == 1:
-            self._learner = make()
+            self.own = make()
             return
         rendezvous, self._store = open_rendezvous(self.num_ranks)
         self._memory = SharedBatchMemory()
@@ -68,7 +70,11 @@ class LearnerGroup:
             join_process_group(rendezvous, 0, self._store)
             return make()
 
-        self._learner = self._others.call(join_and_make, "make", rendezvous, arguments)
+        self.own = self._others.call(join_and_make, "make", rendezvous, arguments)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.own.algorithm
 
     @property
     def pids(self) -> list[int]:
@@ -77,16 +83,16 @@ class LearnerGroup:
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         if self._others is None:
-            return self._learner.update(batch, step)
-        return self._others.call(partial(self._learner.update, batch, step), "update", self._memory.write(batch), step)
+            return self.own.update(batch, step)
+        return self._others.call(partial(self.own.update, batch, step), "update", self._memory.write(batch), step)
 
     def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner`. The tensors must be taken to the last one: the other ranks follow, and cannot turn back."""
         if self._others is None:
-            yield from self._learner.export_tensors()
+            yield from self.own.export_tensors()
             return
         with self._others.together("export_tensors"):
-            tensors = self._learner.export_tensors()
+            tensors = self.own.export_tensors()
             while (named := self._others.run(partial(next, tensors, None))) is not None:
                 yield named
 
@@ -111,7 +117,7 @@ class LearnerGroup:
             self._memory.close()
 
     def _call(self, method: str, folder: Path) -> None:
-        own = partial(getattr(self._learner, method), folder)
+        own = partial(getattr(self.own, method), folder)
         if self._others is None:
             own()
         else:
