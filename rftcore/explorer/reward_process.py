@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import faulthandler
 import inspect
 import os
@@ -32,6 +31,7 @@ from typing import IO, Any
 from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, place, user_frames, user_stack
 from rftcore.explorer.reward_value import CheckedValue, checked_value
 from rftcore.rewards import Reward, load_rewards
+from rftcore.run.parent_process import end_with_parent
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import RftError
 from rftdata.user_code import held_lock_timer
@@ -39,7 +39,6 @@ from rftdata.user_code import held_lock_timer
 _START_S = 120.0
 _GRACE_S = 5.0
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class RewardProcess:
@@ -158,7 +157,7 @@ def main(socket_fd: int, stacks_fd: int) -> None:
     with open(stacks_fd, "wb", buffering=0) as stacks:
         faulthandler.enable(stacks)
         parent, names, base_dir = connection.recv()
-        _end_with(parent)
+        end_with_parent(parent)
         functions = _load(connection, names, base_dir)
         held_lock_timer.hand_over()  # from here on the timer is that of the calls
         while True:
@@ -206,14 +205,6 @@ def _can_be_sent(error: RftError) -> bool:
 
 async def _awaited(value: Awaitable[Any]) -> Any:
     return await value
-
-
-def _end_with(parent: int) -> None:
-    """Let the system end this process when its parent ends, however that happens."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before that call
-        os._exit(1)
 
 
 if __name__ == "__main__":

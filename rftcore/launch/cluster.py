@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import sys
@@ -139,7 +140,7 @@ def _probe(address: str | None) -> None:
 def start_roles(resolved: ResolvedRun, run: str, threads: Threads) -> list[RoleProcess]:
     """Start every role of the run's mode."""
     config = resolved.config
-    gpus = _gpu_shares(config.explorer.num_explorers)
+    gpus = _gpu_shares(config)
     processes = []
     if config.has_explorer:
         environment = resolved.engine_class.process_environment(resolved.engine(0)) | thread_environment(
@@ -273,9 +274,31 @@ def _nodes() -> list[str]:
     return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
 
 
-def _gpu_shares(num_explorers: int) -> tuple[float, float]:
-    """Return the GPUs of each explorer and of the trainer: one each, or equal shares of the available ones."""
-    gpus = float(ray.cluster_resources().get("GPU", 0))
-    needed = num_explorers + 1
-    share = 1.0 if gpus >= needed else gpus / needed
-    return share, share
+def _gpu_shares(config: RunConfig) -> tuple[float, float]:
+    """Return the GPUs of each explorer and of the trainer.
+
+    A trainer of several GPUs has them to itself. Otherwise each role has one, or an equal share if there are fewer than roles.
+
+    Raises:
+        ConfigError: the trainer's GPUs leave none to the explorers.
+    """
+    gpus, num_explorers = int(ray.cluster_resources().get("GPU", 0)), config.explorer.num_explorers
+    trainer = config.trainer.num_gpus or 1
+    if trainer == 1 or gpus == 0:  # without GPUs, ranks are processes on the CPU
+        share = _share(gpus, num_explorers + 1)
+        return share, share
+    left = gpus - trainer
+    if left < (1 if config.has_explorer else 0):
+        raise ConfigError(
+            "trainer.num_gpus leaves no GPU to the explorers"
+            if left == 0
+            else "trainer.num_gpus is more than there are GPUs",
+            value=trainer,
+            allowed=f"up to {gpus - 1 if config.has_explorer else gpus} of {gpus}",
+        )
+    return _share(left, num_explorers), trainer
+
+
+def _share(gpus: int, num_roles: int) -> float:
+    """Return one GPU, or the share of one so that as many roles as necessary fit on each."""
+    return 1.0 / math.ceil(num_roles / gpus) if gpus else 0.0

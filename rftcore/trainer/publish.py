@@ -11,12 +11,12 @@ from rftcore.sync.weights_file import iterate_weights, write_weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rftcore.trainer.learner import Learner
+    from rftcore.trainer.ranks import LearnerGroup
 
 Export = Callable[[Path], object]
 
 
-def export_learner(learner: Learner) -> Export:
+def export_learner(learner: LearnerGroup) -> Export:
     """Writes the learner's weights as they are now."""
     return lambda path: write_weights(learner.export_tensors(), path)
 

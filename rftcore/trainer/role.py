@@ -25,8 +25,9 @@ from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
 from rftcore.trainer.drawn import ARRAYS, train_batch
-from rftcore.trainer.learner import Learner
+from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
+from rftcore.trainer.ranks import LearnerGroup
 from rftdata.failpoints import failpoint
 from rftdata.planning.run_selectors import selector_metrics
 from rftdata.training.attempt import Attempt
@@ -92,12 +93,13 @@ class TrainerRole:
         # A run on a stored selection lasts as long as that does, unless it is told to end earlier.
         self.planned_steps: int = config.steps or joined.run.planned_steps
         self.model = resolved.model_folder
-        self.learner = Learner(
-            str(self.model), config.trainer, resolved.algorithm, config.run.seed,
-            temperature=config.explorer.temperature, total_steps=self.planned_steps,
+        arguments = LearnerArguments(
+            model_path=str(self.model), config=config.trainer, algorithm=config.algorithm.name, algorithm_settings=config.algorithm.args,
+            base_dir=config.base_dir, seed=config.run.seed, temperature=config.explorer.temperature, total_steps=self.planned_steps,
             teacher_path=None if resolved.teacher_folder is None else str(resolved.teacher_folder),
             critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
         )  # fmt: skip
+        self.learner = LearnerGroup(arguments, resolved.algorithm)
         self._remove_abandoned_checkpoints()
         if attempt.checkpoint:
             self.learner.load_checkpoint(Path(attempt.checkpoint.uri))
@@ -117,7 +119,7 @@ class TrainerRole:
             self._publish(step)
             self._ask_for_validation(step)
             while step < self.planned_steps:
-                if self.worker.should_stop() or not self._step(step + 1):
+                if self._should_stop() or not self._step(step + 1):
                     self._leave(step)
                     return
                 step += 1
@@ -126,13 +128,14 @@ class TrainerRole:
             for monitor in self.monitors:
                 monitor.close()
             self.publisher.close()
+            self.learner.close()
 
     def _step(self, step: int) -> bool:
         """One step; False when the run was asked to stop."""
         timing, started = _Timing(), time.monotonic()
         self._says_what_it_waits_for(step, None)
         batch = self.attempt.draw(
-            step, self.config.trainer.batch_groups, ARRAYS, stop=self.worker.should_stop, waiting=partial(self._says_what_it_waits_for, step)
+            step, self.config.trainer.batch_groups, ARRAYS, stop=self._should_stop, waiting=partial(self._says_what_it_waits_for, step)
         )  # fmt: skip
         timing.wait = time.monotonic() - started
         if batch is None:
@@ -160,6 +163,11 @@ class TrainerRole:
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
         return True
+
+    def _should_stop(self) -> bool:
+        """Whether the run was asked to stop. Raises if a rank has died, so that a wait ends, too."""
+        self.learner.check()
+        return self.worker.should_stop()
 
     def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
         """Ready groups, or where nothing else is missing the `reviews` of people."""
@@ -327,6 +335,7 @@ class TrainerRole:
         """False when the run was asked to stop instead."""
         while num_open_evaluations(self.run):
             self.worker.set_state("waits", f"the explorer to answer {what}")
+            self.learner.check()
             if self.worker.is_asked_to_stop():
                 return False
             self.worker.wait(1.0)

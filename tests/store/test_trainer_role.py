@@ -339,4 +339,4 @@ def learner_temperature(training: Training) -> float:
         Worker(training.run, "trainer") as worker,
         training.buffer.attempt(training.run) as attempt,
     ):
-        return TrainerRole(joined, worker, attempt).learner.temperature
+        return TrainerRole(joined, worker, attempt).learner.own.temperature

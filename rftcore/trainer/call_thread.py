@@ -1,0 +1,75 @@
+"""A thread for calls that may never return, such as a collective of which a rank has died.
+
+No thread can be ended from outside. The caller leaves a call that hangs, and goes on to end the process. The interpreter's own end could
+wait for the hanging thread, or crash under it; then the process ends without it, after the functions of `atexit`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_STUCK_EXIT_CODE = 1
+_stuck: list[threading.Thread] = []
+
+
+class CallThread:
+    """Runs one function at a time. Readable, for `select` and its kin, once the function has ended."""
+
+    def __init__(self, name: str) -> None:
+        self._functions: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._outcome: tuple[Any, BaseException | None] = (None, None)
+        self._ended, self._tell = os.pipe()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        return self._ended
+
+    def start(self, function: Callable[[], Any]) -> None:
+        """Begin a call; `result` ends it."""
+        self._functions.put(function)
+
+    def result(self) -> Any:
+        """Wait for the end of the call; return its value or raise its error."""
+        os.read(self._ended, 1)
+        value, error = self._outcome
+        self._outcome = (None, None)
+        if error is not None:
+            raise error
+        return value
+
+    def leave(self, timeout_s: float) -> None:
+        """End the thread, or leave it to its call if that takes longer."""
+        self._functions.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _stuck.append(self._thread)
+        else:
+            os.close(self._ended)
+            os.close(self._tell)
+
+    def _work(self) -> None:
+        while (function := self._functions.get()) is not None:
+            try:
+                self._outcome = (function(), None)
+            except BaseException as error:  # noqa: BLE001 - raised again by `result`
+                self._outcome = (None, error)
+            del function  # what it refers to may be large
+            os.write(self._tell, b".")
+
+
+def _end_without_stuck_threads() -> None:
+    if any(thread.is_alive() for thread in _stuck):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_STUCK_EXIT_CODE)
+
+
+# Registered on import, before the functions that must run first.
+atexit.register(_end_without_stuck_threads)

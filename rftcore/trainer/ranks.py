@@ -1,0 +1,244 @@
+"""Several processes that train one model, used like one `Learner`.
+
+The trainer's process is rank 0. It starts the other ranks, and calls every method in all of them with the same arguments, of which the
+batch lies in memory that they share. In the methods the ranks meet in collectives, which hang if one of them is missing. So a thread
+makes rank 0's own calls, while the caller's thread listens to the other ranks:
+
+- an error of any rank, or its death, raises in the caller at once, even while the own call hangs;
+- after any error the ranks are killed, and nothing can be called any more: the attempt ends, and the run continues from a checkpoint.
+
+With one rank there are neither processes nor threads, and the learner is called directly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from rftcore.algorithms.algorithm import Algorithm
+from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.call_thread import CallThread
+from rftcore.trainer.learner import Learner
+from rftcore.trainer.learner_arguments import LearnerArguments
+from rftcore.trainer.process_group import join_process_group, leave_process_group, open_rendezvous
+from rftcore.trainer.rank_process import RankProcess
+from rftcore.trainer.shared_batch import SharedBatchMemory
+from rftdata.errors import RftError, RoleFailedError
+
+T = TypeVar("T")
+
+# Errors of other ranks may be the consequence of a death that is about to be noticed.
+_CAUSE_S = 1.0
+_LEAVE_S = 10.0
+_STUCK_S = 1.0
+
+
+class LearnerGroup:
+    """The learner of `trainer.num_gpus` ranks; see `Learner` for the methods that it has, too.
+
+    Args:
+        arguments: of the learner in every rank.
+        algorithm: rank 0's.
+
+    Attributes:
+        own: rank 0's learner; its methods are called through this object.
+
+    Raises:
+        RoleFailedError: another rank failed or died; every call may raise it.
+        RftError: see `Learner`.
+    """
+
+    def __init__(self, arguments: LearnerArguments, algorithm: Algorithm) -> None:
+        self.num_ranks = arguments.config.num_gpus or 1
+        make = partial(arguments.learner, algorithm)
+        self._others: OtherRanks | None = None
+        if self.num_ranks == 1:
+            self.own = make()
+            return
+        rendezvous, self._store = open_rendezvous(self.num_ranks)
+        self._memory = SharedBatchMemory()
+        self._others = OtherRanks(self.num_ranks, self._memory.fd)
+
+        def join_and_make() -> Learner:
+            join_process_group(rendezvous, 0, self._store)
+            return make()
+
+        self.own = self._others.call(join_and_make, "make", rendezvous, arguments)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.own.algorithm
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the other ranks."""
+        return [] if self._others is None else self._others.pids
+
+    def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        if self._others is None:
+            return self.own.update(batch, step)
+        return self._others.call(partial(self.own.update, batch, step), "update", self._memory.write(batch), step)
+
+    def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Learner`. The tensors must be taken to the last one: the other ranks follow, and cannot turn back."""
+        if self._others is None:
+            yield from self.own.export_tensors()
+            return
+        with self._others.together("export_tensors"):
+            tensors = self.own.export_tensors()
+            while (named := self._others.run(partial(next, tensors, None))) is not None:
+                yield named
+
+    def save_checkpoint(self, folder: Path) -> None:
+        self._call("save_checkpoint", folder)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        self._call("load_checkpoint", folder)
+
+    def save_pretrained(self, folder: Path) -> None:
+        self._call("save_pretrained", folder)
+
+    def check(self) -> None:
+        """Raise if a rank has died since the last call."""
+        if self._others is not None:
+            self._others.check()
+
+    def close(self) -> None:
+        """End the other ranks."""
+        if self._others is not None:
+            self._others.close()
+            self._memory.close()
+
+    def _call(self, method: str, folder: Path) -> None:
+        own = partial(getattr(self.own, method), folder)
+        if self._others is None:
+            own()
+        else:
+            self._others.call(own, method, folder)
+
+
+class OtherRanks:
+    """The processes of the other ranks, and the thread in which this one makes its calls.
+
+    Args:
+        num_ranks: this one included.
+        memory_fd: the memory of the batches.
+    """
+
+    def __init__(self, num_ranks: int, memory_fd: int) -> None:
+        self._ended = False
+        self._processes = [RankProcess(rank, memory_fd) for rank in range(1, num_ranks)]
+        self._thread = CallThread("rank 0")
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def call(self, own: Callable[[], T], method: str, *arguments: object) -> T:
+        """Call a method in every rank; return when all have done it.
+
+        Args:
+            own: the call in this rank.
+
+        Raises:
+            RoleFailedError: another rank died, or failed where this one did not.
+            BaseException: what the call in this rank raised.
+        """
+        with self.together(method, *arguments):
+            return self.run(own)
+
+    @contextmanager
+    def together(self, method: str, *arguments: object) -> Iterator[None]:
+        """Call a method in the other ranks while the block makes the same call in parts with `run`."""
+        try:
+            self.check()
+            for process in self._processes:
+                process.ask(method, arguments)
+            yield
+            while any(process.busy for process in self._processes):
+                self._listen()
+        except BaseException:
+            self._end()
+            raise
+
+    def run(self, part: Callable[[], T]) -> T:
+        """Run a part of this rank's call, within `together`."""
+        self._thread.start(part)
+        while not self._listen(self._thread):
+            pass
+        try:
+            found: T = self._thread.result()
+        except Exception as error:
+            if (death := self._death()) is not None:
+                raise death from error
+            raise
+        return found
+
+    def check(self) -> None:
+        """Raise a RoleFailedError if a rank has died, or has been ended after an error."""
+        if self._ended:
+            raise RoleFailedError("the ranks of the trainer were ended after an error")
+        self._listen(timeout_s=0)
+
+    def close(self) -> None:
+        """End the ranks in good order if that is still possible."""
+        try:
+            if not self._ended:
+                self._leave_together()
+        finally:
+            self._end()
+
+    def _leave_together(self) -> None:
+        deadline = time.monotonic() + _LEAVE_S
+        with suppress(RftError):
+            for process in self._processes:
+                process.ask("leave", ())
+            self._thread.start(leave_process_group)
+            while any(process.busy for process in self._processes) and (left := deadline - time.monotonic()) > 0:
+                self._listen(timeout_s=left)
+
+    def _listen(self, own: CallThread | None = None, timeout_s: float | None = None) -> bool:
+        """Wait until a rank answers or this one's call ends; return whether the call has ended.
+
+        Raises:
+            RoleFailedError, RftError: of the rank that failed.
+        """
+        connections = [process.connection for process in self._processes]
+        ready = wait([*connections, *([] if own is None else [own.fileno()])], timeout_s)
+        answers = [process.answer() for process in self._processes if process.connection in ready]
+        for error in answers:
+            if error is not None:
+                raise self._death() or error
+        return own is not None and own.fileno() in ready
+
+    def _death(self) -> RftError | None:
+        """Return why a rank died, if one has or does so soon; an error of another rank is then only a consequence."""
+        deadline = time.monotonic() + _CAUSE_S
+        while True:
+            for process in self._processes:
+                if process.death is not None:
+                    return process.death
+            busy = [process for process in self._processes if process.busy]
+            ready = wait([process.connection for process in busy], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None
+            for process in busy:
+                if process.connection in ready:
+                    process.answer()
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.await_end()
+        self._thread.leave(_STUCK_S)

@@ -1,0 +1,204 @@
+"""Two ranks on the CPU train as one does, and nothing of them is left however one of them ends."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rftcore.trainer.ranks import LearnerGroup
+from rftcore.trainer.shared_batch import SharedBatchMemory
+from rftdata.errors import ModelError, RoleFailedError
+from rftdata.workers import process_lives
+from tests.support.command_line import CHECKOUT
+from tests.support.learning import make_batch
+from tests.support.ranks import arguments, make_group, write_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    write_folder(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="class")
+def _no_process_group_left() -> Iterator[None]:
+    """After ranks that failed, this process is still in their group; a trainer's process would end."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Metrics of the steps, and the weights after them."""
+
+    metrics: list[dict[str, float]]
+    weights: dict[str, Tensor]
+
+
+def train(group: LearnerGroup) -> Trained:
+    metrics = [group.update(make_batch(step, groups=groups), step) for step, groups in ((1, 3), (2, 30), (3, 1))]
+    return Trained(metrics, {name: tensor.clone() for name, tensor in group.export_tensors()})
+
+
+@pytest.fixture(scope="class")
+def alone(folder: Path) -> Trained:
+    """By one rank."""
+    group = make_group(folder, 1)
+    assert group.pids == []
+    return train(group)
+
+
+@pytest.fixture(scope="class")
+def group(folder: Path, alone: Trained) -> Iterator[LearnerGroup]:
+    """Two ranks; made after `alone`, whose learner would otherwise join this process's group."""
+    group = make_group(folder, 2)
+    yield group
+    group.close()
+
+
+def wait_until_ended(pids: list[int], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while any(map(process_lives, pids)):
+        assert time.monotonic() < deadline, f"{pids} still run"
+        time.sleep(0.02)
+
+
+class TestSharedBatch:
+    def test_readers_see_the_batch_to_the_bit(self) -> None:
+        ours = SharedBatchMemory()
+        theirs = SharedBatchMemory(os.dup(ours.fd))
+        first = make_batch(0)
+        for batch in (
+            first,
+            replace(first, behavior_logprobs_BT=torch.full_like(first.behavior_logprobs_BT, torch.nan), paired=True),
+            replace(
+                make_batch(1, groups=300), step_rewards_B=torch.rand(1200, dtype=torch.float64)
+            ),  # the memory grows
+            replace(make_batch(2, groups=1), state_B=torch.empty(0, dtype=torch.int64)),
+        ):
+            seen = theirs.read(ours.write(batch))
+            for field in fields(batch):
+                expected, found = getattr(batch, field.name), getattr(seen, field.name)
+                if not isinstance(expected, torch.Tensor):
+                    assert found == expected, field.name
+                    continue
+                assert (found.dtype, found.shape) == (expected.dtype, expected.shape), field.name
+                assert found.numpy().tobytes() == expected.numpy().tobytes(), field.name
+        ours.close()
+        theirs.close()
+
+    def test_readers_have_the_writers_memory_and_cannot_change_it(self) -> None:
+        ours = SharedBatchMemory()
+        theirs = SharedBatchMemory(os.dup(ours.fd))
+        batch = make_batch(0)
+        seen = theirs.read(ours.write(batch))
+        ours.write(replace(batch, rewards_B=batch.rewards_B + 1.0))
+        assert torch.equal(seen.rewards_B, batch.rewards_B + 1.0)
+        address = seen.rewards_B.data_ptr()
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            start, end = (int(part, 16) for part in line.split()[0].split("-"))
+            if start <= address < end:
+                assert line.split()[1] == "r--s" and "rft-batch" in line
+                break
+        else:
+            raise AssertionError("the batch lies in no mapping")
+
+
+class TestTwoRanks:
+    """One walk: each test continues with the group of the one before."""
+
+    def test_train_as_one_does(self, alone: Trained, group: LearnerGroup) -> None:
+        assert len(group.pids) == 1
+        together = train(group)
+        for expected, found in zip(alone.metrics, together.metrics, strict=True):
+            for name in ("loss", "grad_norm", "num_tokens"):
+                assert found[name] == pytest.approx(expected[name], rel=1e-4), name
+        assert together.weights.keys() == alone.weights.keys()
+        for name, tensor in alone.weights.items():
+            torch.testing.assert_close(together.weights[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+    def test_an_error_of_one_rank_ends_the_call_that_waits_for_it(self, group: LearnerGroup) -> None:
+        pid = group.pids[0]
+        size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        limit = size + 4 * 2**20  # enough to see the batch, but not to compute
+        resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+        started = time.monotonic()
+        with pytest.raises(RoleFailedError, match=r"^rank 1: \w+: .*allocate memory"):
+            group.update(make_batch(4, groups=100), 4)
+        assert time.monotonic() - started < 20
+        assert not process_lives(pid)
+
+    def test_nothing_can_be_called_after_an_error(self, group: LearnerGroup) -> None:
+        with pytest.raises(RoleFailedError, match="were ended after an error"):
+            group.update(make_batch(5), 5)
+        with pytest.raises(RoleFailedError, match="were ended after an error"):
+            group.check()
+
+
+def test_an_error_of_all_ranks_is_raised_once(folder: Path) -> None:
+    given = replace(arguments(folder, 2), model_path=str(folder / "none"))
+    with pytest.raises(ModelError) as alone:
+        replace(given, config=given.config.model_copy(update={"num_gpus": None})).learner()
+    with pytest.raises(ModelError) as together:
+        LearnerGroup(given, given.build_algorithm())
+    assert str(together.value) == str(alone.value)
+
+
+class TestEnds:
+    """A trainer in a process of its own, while both ranks hang in a call that no death ends."""
+
+    @pytest.fixture
+    def hanging(self, folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+        """Rank 0, and the pid of rank 1."""
+        marks = [folder / "hang", folder / "0 hangs", folder / "1 hangs"]
+        marks[0].touch()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.ranks", folder], cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        deadline = time.monotonic() + 60
+        while not all(mark.exists() for mark in marks):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        yield process, pid
+        for mark in marks:
+            mark.unlink()
+        process.kill()
+        process.communicate()
+        wait_until_ended([pid], 2.0)
+
+    def test_a_killed_rank_ends_the_trainer(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
+        process, pid = hanging
+        os.kill(pid, signal.SIGKILL)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode == 1
+        assert f"rank 1 of the trainer (pid {pid}) died: signal 9" in errors
+
+    def test_a_killed_rank_0_takes_the_others_with_it(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
+        process, pid = hanging
+        process.kill()
+        wait_until_ended([pid], 2.0)
+
+    def test_ctrl_c_ends_all(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
+        process, pid = hanging
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode != 0
+        assert errors.rstrip().endswith("KeyboardInterrupt"), errors
+        assert not process_lives(pid)
