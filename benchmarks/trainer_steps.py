@@ -14,11 +14,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from benchmarks.trainer_shapes import SHAPES, Batch, make_batch, make_sequence
+
+if TYPE_CHECKING:
+    from rftcore.trainer.batches import TrainBatch
+    from rftcore.trainer.learner import Learner
 
 System = Literal["ours", "trl", "trl-liger"]
 DType = Literal["mixed", "bfloat16", "float32"]
@@ -135,6 +139,15 @@ def run_case(case: Case, model: Path, output: Path, log: Path) -> None:
 
 
 def _train_ours(case: Case, model: str, batches: list[Batch], recorder: Recorder) -> None:
+    learner = _open_learner(case, model)
+    for step, batch in enumerate(batches, start=1):
+        train_batch = _train_batch(batch)
+        recorder.begin()
+        metrics = learner.update(train_batch, step)
+        recorder.write(recorder.end(), loss=metrics["loss"], grad_norm=metrics["grad_norm"])
+
+
+def _open_learner(case: Case, model: str) -> Learner:
     from rftcore.algorithms import build_algorithm
     from rftcore.trainer.config import TrainerConfig
     from rftcore.trainer.learner import Learner
@@ -150,15 +163,10 @@ def _train_ours(case: Case, model: str, batches: list[Batch], recorder: Recorder
     # A single sequence has no group to be compared with: its advantage is its reward.
     advantage = {"baseline": "none", "scale": "none"} if case.batch == LADDER else {"eps": ADVANTAGE_EPS}
     changes = {"advantage": {"name": "group", **advantage}, "loss": {"name": "ppo", "clip": list(CLIP)}}
-    learner = Learner(model, config, build_algorithm("dapo", changes), 0)
-    for step, batch in enumerate(batches, start=1):
-        train_batch = _train_batch(batch)
-        recorder.begin()
-        metrics = learner.update(train_batch, step)
-        recorder.write(recorder.end(), loss=metrics["loss"], grad_norm=metrics["grad_norm"])
+    return Learner(model, config, build_algorithm("dapo", changes), 0)
 
 
-def _train_batch(batch: Batch) -> Any:
+def _train_batch(batch: Batch) -> TrainBatch:
     from rftcore.trainer.batches import TrainBatch
 
     pairs = list(zip(batch.prompts, batch.responses, strict=True))
