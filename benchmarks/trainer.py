@@ -104,8 +104,6 @@ def describe(file: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.ranks != 1:
-        parser.error("--ranks: the learner runs on one GPU")
     systems = options.systems or [name for name in _PACKAGES if importlib.util.find_spec(_PACKAGES[name])]
     room = sum(3 * SHAPES[shape].num_parameters for shape in options.shapes or _SHAPES_ON_GPU)
     with tempfile.TemporaryDirectory(prefix="rft-bench-trainer-", dir=spacious_folder(room)) as temporary:

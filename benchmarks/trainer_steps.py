@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +23,7 @@ from benchmarks.trainer_shapes import SHAPES, Batch, make_batch, make_sequence
 
 if TYPE_CHECKING:
     from rftcore.trainer.batches import TrainBatch
-    from rftcore.trainer.learner import Learner
+    from rftcore.trainer.ranks import LearnerGroup
 
 System = Literal["ours", "trl", "trl-liger"]
 DType = Literal["mixed", "bfloat16", "float32"]
@@ -139,31 +140,34 @@ def run_case(case: Case, model: Path, output: Path, log: Path) -> None:
 
 
 def _train_ours(case: Case, model: str, batches: list[Batch], recorder: Recorder) -> None:
-    learner = _open_learner(case, model)
-    for step, batch in enumerate(batches, start=1):
-        train_batch = _train_batch(batch)
-        recorder.begin()
-        metrics = learner.update(train_batch, step)
-        recorder.write(recorder.end(), loss=metrics["loss"], grad_norm=metrics["grad_norm"])
+    with closing(_open_learner(case, model)) as learner:
+        for step, batch in enumerate(batches, start=1):
+            train_batch = _train_batch(batch)
+            recorder.begin()
+            metrics = learner.update(train_batch, step)
+            recorder.write(recorder.end(), loss=metrics["loss"], grad_norm=metrics["grad_norm"])
 
 
-def _open_learner(case: Case, model: str) -> Learner:
-    from rftcore.algorithms import build_algorithm
+def _open_learner(case: Case, model: str) -> LearnerGroup:
     from rftcore.trainer.config import TrainerConfig
-    from rftcore.trainer.learner import Learner
+    from rftcore.trainer.learner_arguments import LearnerArguments
+    from rftcore.trainer.ranks import LearnerGroup
 
     config = TrainerConfig.model_validate(
         {
             "dtype": "bfloat16" if case.dtype == "bfloat16" else "float32",
             "autocast": "bfloat16" if case.dtype == "mixed" else "none",
             "gradient_checkpointing": case.checkpointing, "max_tokens_per_microbatch": case.micro_batch,
-            "learning_rate": LEARNING_RATE, **dict(case.trainer),
+            "learning_rate": LEARNING_RATE, "num_gpus": case.ranks, **dict(case.trainer),
         }
     )  # fmt: skip
     # A single sequence has no group to be compared with: its advantage is its reward.
     advantage = {"baseline": "none", "scale": "none"} if case.batch == LADDER else {"eps": ADVANTAGE_EPS}
     changes = {"advantage": {"name": "group", **advantage}, "loss": {"name": "ppo", "clip": list(CLIP)}}
-    return Learner(model, config, build_algorithm("dapo", changes), 0)
+    arguments = LearnerArguments(
+        model_path=model, config=config, algorithm="dapo", algorithm_settings=changes, base_dir=Path(model), seed=0
+    )
+    return LearnerGroup(arguments, arguments.build_algorithm())
 
 
 def _train_batch(batch: Batch) -> TrainBatch:
