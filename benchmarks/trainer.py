@@ -163,7 +163,7 @@ def _cases(
                 for size in [max(options.tokens)] if batch == LADDER else sizes:
                     yield Case(
                         shape, batch, system, dtype, checkpointing, 1 if batch == LADDER and system != "ours" else size,
-                        ranks=options.ranks, steps=options.steps, warm_up=options.warm_up, scale=scale,
+                        ranks=options.ranks if system == "ours" else 1, steps=options.steps, warm_up=options.warm_up, scale=scale,
                         rungs=tuple(max(32, round(rung * scale)) for rung in options.rungs),
                         trainer=tuple(options.trainer.items()) if system == "ours" else (),
                     )  # fmt: skip
@@ -245,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sequences", type=_numbers, help="of TRL's micro-batches; each must divide the batch")
     parser.add_argument("--rungs", type=_numbers, default=RUNGS, help="lengths of the ladder, tokens")
     parser.add_argument("--scale", type=float, help="multiplies all lengths; by default 1, and 0.05 on a CPU")
-    parser.add_argument("--ranks", type=int, default=1, help="GPUs of our learner")
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs of our learner; TRL has one")
     parser.add_argument(
         "--trainer", type=json.loads, default={}, metavar="JSON", help="keys of TrainerConfig for our learner"
     )

@@ -120,6 +120,10 @@ def run_case(case: Case, model: Path, output: Path, log: Path) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    if case.ranks == 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            "0"  # with several, transformers' trainer would spread every micro-batch over them
+        )
     batches = case.batches()
     recorder = Recorder(output, batches)
     train: Callable[[Case, str, list[Batch], Recorder], None] = _train_ours

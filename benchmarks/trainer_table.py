@@ -10,7 +10,7 @@ from benchmarks.trainer_steps import LADDER
 
 Row = dict[str, Any]
 _OURS, _PEERS = "ours", ("trl", "trl-liger")
-_SETTING = ("shape", "batch", "dtype", "checkpointing")
+_SETTING = ("shape", "batch", "dtype", "checkpointing", "ranks")
 
 
 def compare_first_steps(rows: Sequence[Row], tolerance: Mapping[str, float]) -> None:
@@ -40,7 +40,7 @@ def _same_weights(one: Row, other: Row) -> bool:
 
 
 def fastest(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
-    """The fastest row that fits of each system, by shape, batch, dtype and checkpointing."""
+    """The fastest row that fits of each system, by shape, batch, dtype, checkpointing and number of GPUs."""
     found: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         if row["status"] == "ok" and row["batch"] != LADDER and row["seconds"]:
@@ -70,7 +70,7 @@ def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def longest(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The longest sequence of each system, and what ended the ladder; `ok` means that a longer one was not tried."""
-    names = ("shape", "dtype", "checkpointing", "system", "num_tokens", "peak_gib", "status")
+    names = ("shape", "dtype", "checkpointing", "ranks", "system", "num_tokens", "peak_gib", "status")
     return [{name: row[name] for name in names} for row in rows if row["batch"] == LADDER]
 
 
@@ -81,24 +81,11 @@ def say(row: Row) -> None:
 
 def text(result: dict[str, Any]) -> str:
     """The whole result as tables."""
-    heads = (
-        "shape",
-        "batch",
-        "type",
-        "recompute",
-        "system",
-        "micro",
-        "s",
-        "tok/s",
-        "MFU",
-        "GiB",
-        "loss",
-        "grad norm",
-        "",
-    )
+    figures = ["s", "tok/s", "MFU", "GiB", "loss", "grad norm", ""]
+    heads = ["shape", "batch", "type", "recompute", "GPUs", "system", "micro", *figures]
     tables = [_aligned([heads, *(_cells(row) for row in result["rows"])])]
     if result["comparisons"]:
-        cells = [("shape", "batch", "type", "recompute", "ours against", "speed", "memory")]
+        cells = [("shape", "batch", "type", "recompute", "GPUs", "ours against", "speed", "memory")]
         for each in result["comparisons"]:
             cells.append(
                 (*_setting(each), each["peer"], f"{each['speed_ratio']:.2f} ×", f"{each['memory_ratio']:.2f} ×")
@@ -124,7 +111,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _setting(row: Row) -> tuple[str, ...]:
-    return row["shape"], row["batch"], row["dtype"], "yes" if row["checkpointing"] else "no"
+    return row["shape"], row["batch"], row["dtype"], "yes" if row["checkpointing"] else "no", str(row["ranks"])
 
 
 def _number(value: float | None, form: str) -> str:
