@@ -40,7 +40,7 @@ def write_folder(folder: Path) -> None:
 
 def arguments(folder: Path, num_ranks: int) -> LearnerArguments:
     return LearnerArguments(
-        model_path=str(folder / "model"), config=config(num_gpus=num_ranks), algorithm="sft",
+        model_path=str(folder / "model"), config=config(num_gpus=num_ranks, max_tokens_per_microbatch=2**16), algorithm="sft",
         algorithm_settings={"loss": {"name": "./losses.py:Meeting"}}, base_dir=folder, seed=0,
     )  # fmt: skip
 

@@ -25,6 +25,9 @@ from tests.support.command_line import CHECKOUT
 from tests.support.learning import make_batch
 from tests.support.ranks import arguments, make_group, write_folder
 
+# On a machine of several GPUs the ranks meet through NCCL.
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs, or none")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -33,12 +36,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True, scope="class")
-def _no_process_group_left() -> Iterator[None]:
+def leave_process_group() -> None:
     """After ranks that failed, this process is still in their group; a trainer's process would end."""
-    yield
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True, scope="class")
+def _no_process_group_left() -> Iterator[None]:
+    yield
+    leave_process_group()
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,9 @@ def alone(folder: Path) -> Trained:
     """By one rank."""
     group = make_group(folder, 1)
     assert group.pids == []
-    return train(group)
+    trained = train(group)
+    leave_process_group()  # of its own, on a GPU
+    return trained
 
 
 @pytest.fixture(scope="class")
@@ -131,6 +140,15 @@ class TestTwoRanks:
         for name, tensor in alone.weights.items():
             torch.testing.assert_close(together.weights[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
+    def test_go_back_to_a_checkpoint(self, group: LearnerGroup, tmp_path: Path) -> None:
+        group.save_checkpoint(tmp_path / "checkpoint")
+        expected = [group.update(make_batch(step), step)["loss"] for step in (4, 5)]
+        group.load_checkpoint(tmp_path / "checkpoint")
+        assert [group.update(make_batch(step), step)["loss"] for step in (4, 5)] == expected
+        group.save_pretrained(tmp_path / "model")
+        assert (tmp_path / "model" / "tokenizer.json").exists()
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="the limit concerns the CPU's memory")
     def test_an_error_of_one_rank_ends_the_call_that_waits_for_it(self, group: LearnerGroup) -> None:
         pid = group.pids[0]
         size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -138,13 +156,13 @@ class TestTwoRanks:
         resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
         started = time.monotonic()
         with pytest.raises(RoleFailedError, match=r"^rank 1: \w+: .*allocate memory"):
-            group.update(make_batch(4, groups=100), 4)
+            group.update(make_batch(6, groups=100, size=16), 6)
         assert time.monotonic() - started < 20
         assert not process_lives(pid)
 
     def test_nothing_can_be_called_after_an_error(self, group: LearnerGroup) -> None:
         with pytest.raises(RoleFailedError, match="were ended after an error"):
-            group.update(make_batch(5), 5)
+            group.update(make_batch(7), 7)
         with pytest.raises(RoleFailedError, match="were ended after an error"):
             group.check()
 

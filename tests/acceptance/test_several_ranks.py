@@ -1,0 +1,78 @@
+"""A trainer of two ranks on the CPU: kill -9 of one ends the attempt with a sentence, and `--resume` trains to the planned step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.workers import process_lives
+from tests.support.command_line import Rft, report, rows
+from tests.support.small_runs import RUN, settings, start
+from tests.support.warm_up import Warm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+STEPS = 12
+
+
+@pytest.fixture
+def buffer(server_folders: Path) -> Iterator[Path]:
+    buffer = server_folders / "ranks" / "buffer"
+    yield buffer
+    EmbeddedServer(buffer).stop()
+
+
+def ranks_of(pid: int) -> list[int]:
+    """The processes that a trainer started as its ranks."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_text().split("\0")
+        except OSError:  # it has ended
+            continue
+        if "rftcore.trainer.rank" in words and words[words.index("rftcore.trainer.rank") + 1] == str(pid):
+            found.append(int(process.name))
+    return found
+
+
+def wait_until_ended(trainers: list[int]) -> None:
+    """A local Ray cluster ends its processes just after `rft run`."""
+    deadline = time.monotonic() + 10
+    while any(process_lives(pid) or ranks_of(pid) for pid in trainers):
+        assert time.monotonic() < deadline, f"a trainer still runs, or a rank of it: {trainers}"
+        time.sleep(0.1)
+
+
+def test_a_run_with_two_ranks_continues_after_kill_9_of_one(buffer: Path, warm: Warm, rft: Rft) -> None:
+    options = settings(warm, "trainer.num_gpus=2", f"steps={STEPS}", "eval.every=6")
+    process = start("run", "--plain", "--buffer", buffer, *options)
+    deadline = time.monotonic() + 240
+    while not (buffer / "host").exists() or len(rows(buffer, "select * from rft.train_step")) < 3:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    trainers = rows(buffer, "select pid from rft.worker where role = 'trainer'")
+    assert len(trainers) == 1, "the other rank is no worker of its own"
+    ranks = ranks_of(trainers[0]["pid"])
+    assert len(ranks) == 1
+    os.kill(ranks[0], signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0, output
+    assert f"rank 1 of the trainer (pid {ranks[0]}) died: signal 9" in output, output
+    assert f"rft run --resume {RUN}" in output and "Traceback" not in output, output
+    wait_until_ended([trainers[0]["pid"]])
+
+    rft("run", "--resume", "--plain", "--buffer", buffer)
+    result = report(rft, buffer, RUN)
+    assert (result["status"], result["steps"]["done"]) == ("finished", STEPS)
+    curve = rows(buffer, "select trainer_step from rft.v_train_step order by 1")
+    assert [row["trainer_step"] for row in curve] == list(range(1, STEPS + 1))
+    trainers = rows(buffer, "select pid, error from rft.worker where role = 'trainer' order by worker_id")
+    assert [row["error"] is None for row in trainers] == [False, True]
+    wait_until_ended([row["pid"] for row in trainers])
