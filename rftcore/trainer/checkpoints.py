@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,11 +108,9 @@ def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) 
 def write_training_state(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], grid: Grid) -> None:
     """Write `training/` of a checkpoint; every rank gives its part of the tensors."""
     training = folder / _TRAINING
-    save(
-        tensors,
-        storage_writer=HuggingFaceStorageWriter(str(training), save_distributed=True),
-        no_dist=grid.mesh is None,
-    )
+    writer = HuggingFaceStorageWriter(str(training), save_distributed=True)
+    with _of_one_process():
+        save(tensors, storage_writer=writer, no_dist=grid.mesh is None)
     if grid.is_first:
         (training / _STATE).write_text(
             json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1), encoding="utf-8"
@@ -147,10 +146,17 @@ def read_tensors(folder: Path, tensors: dict[str, dict[str, Tensor]]) -> None:
         ModelError: a file does not read.
     """
     wanted = {f"{prefix}/{name}": tensor for prefix, named in tensors.items() for name, tensor in named.items()}
-    with _readable(folder):
-        load(
-            wanted, storage_reader=HuggingFaceStorageReader(str(folder / _TRAINING)), no_dist=not dist.is_initialized()
-        )
+    reader = HuggingFaceStorageReader(str(folder / _TRAINING))
+    with _readable(folder), _of_one_process():
+        load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
+
+
+@contextmanager
+def _of_one_process() -> Iterator[None]:
+    """Without torch's warning that a process without a process group is one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
@@ -149,7 +150,9 @@ class Trainers:
         )["uri"][0].as_py()
         files = sorted(Path(uri).rglob("*.safetensors"))
         assert len(files) == (3 if self.raw["algorithm"]["name"] == "ppo" else 2)
-        return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        # Not of the files themselves: safetensors writes their headers in a new order each time.
+        tensors = [(name, tensor.tobytes()) for file in files for name, tensor in sorted(load_file(file).items())]
+        return [f"{name} {hashlib.sha256(values).hexdigest()}" for name, values in tensors]
 
 
 @pytest.fixture
