@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-# Logits in float32 that exist at once, besides their gradient.
-_CHUNK_BYTES = 1 << 29
+from rftcore.trainer.memory import LOGITS_BYTES
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Output:
 
     def __post_init__(self) -> None:
         if not self.chunk:
-            object.__setattr__(self, "chunk", max(1, _CHUNK_BYTES // (4 * self.weight_VH.shape[0])))
+            object.__setattr__(self, "chunk", max(1, LOGITS_BYTES // (4 * self.weight_VH.shape[0])))
 
     def logits(self, hidden_CH: Tensor) -> Tensor:
         """float32 [C, V], after division by the temperature."""
