@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
-    """Open the inputs of a run; yield a sentence for each.
+    """Open the inputs of a run; yield a sentence for each. Database and tasks come first, because a model loads large packages.
 
     Args:
         read_s: maximum seconds for reading a task source.
@@ -67,11 +67,7 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
     """
     config, chain = resolved.config, resolved.task_chain
     check_environment(config.explorer.engine)
-    model, tokenizer = _open_model(resolved.model_folder)
-    yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
-    yield from check_devices(resolved, model, tokenizer)
-    yield from _describe_device(resolved)
-    yield from _describe_models(resolved, tokenizer)
+    yield _describe_database(config)
     samples = []
     with _stored(config) as buffer:
         for taskset in config.tasks:
@@ -81,11 +77,15 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
         for taskset in (*config.eval.tasks, *config.eval.test):
             samples.append(_Sample(taskset, read_s))
             yield from _describe_tasks(resolved, samples[-1])
+        model, tokenizer = _open_model(resolved.model_folder)
+        yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
+        yield from check_devices(resolved, model, tokenizer)
+        yield from _describe_device(resolved)
+        yield from _describe_models(resolved, tokenizer)
         if config.has_explorer:
             yield from _describe_rollouts(resolved, samples, tokenizer)
         rehearsed = [one for sample in samples[: len(config.tasks)] for one in sample.rehearsed]
         yield from _describe_stages(resolved, buffer, read_s, TrialBatch(rehearsed, config.algorithm.group_size))
-    yield _describe_database(config)
     if config.sampling.source is not None:
         yield _describe_selection(resolved)
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import rftdata
+from rftcore.garbage import collect_rarely
 from rftdata.config import BufferConfig
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
@@ -24,6 +25,7 @@ from tests.support.system_postgres import SystemServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 servers.mark_session()
+collect_rarely()
 # On a busy machine examples take longer to generate and to run, which is no fault of the test.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")

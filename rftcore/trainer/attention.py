@@ -20,9 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PretrainedConfig
+
+from rftdata.errors import ConfigError
 
 NAME = "packed"
+_WITH_SINKS = frozenset({"gpt_oss"})
 
 
 class Segments(NamedTuple):
@@ -83,6 +86,29 @@ def to_device(packing: Packing, device: torch.device) -> Packing:
     if isinstance(packing, Segments):
         return Segments(*map(moved, packing))
     return PaddedRows(tuple(Rows(*map(moved, rows)) for rows in packing.parts), moved(packing.place_L))
+
+
+def refuse_unpackable(config: PretrainedConfig) -> None:
+    """For the configuration of a causal language model: whether this attention can take the place of its own.
+
+    Raises:
+        ConfigError: its tokens do not only meet in softmax attention, or it does more to their scores.
+    """
+    text = config.get_text_config()
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+    layers = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if layers or (model_class is not None and not getattr(model_class, "_supports_attention_backend", False)):
+        reason = "its layers carry a state along the sequence" if layers else "it computes attention itself"
+    elif getattr(text, "attn_logit_softcapping", None):
+        reason = "it caps attention scores"
+    elif text.model_type in _WITH_SINKS:
+        reason = "its attention has sinks"
+    else:
+        return
+    raise ConfigError(
+        f"the trainer packs sequences without padding, which this model cannot: {reason}", value=text.model_type,
+        allowed="models of plain softmax attention, such as llama, mistral, qwen2, qwen3, phi", todo="name another model in model.path",
+    )  # fmt: skip
 
 
 def packed_attention(

@@ -86,6 +86,9 @@ class TrainerConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations backward: less memory, a third slower."
     )
+    backend: str = Field(
+        "fsdp2", description="What holds and updates the models: fsdp2, or a class of yours that does as it does."
+    )
     compile: bool | None = Field(None, description="Compile the model's layers (torch.compile); null: on a GPU.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: as the environment says.")
     num_gpus: int | None = Field(

@@ -55,12 +55,15 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
         model: the configuration of the policy.
 
     Raises:
-        ConfigError: the tokenizer has tokens that the model has not, trainer.tensor_parallel does not divide the model, or this machine
-            has too few GPUs or too little memory on them.
+        ConfigError: the model's attention cannot be packed, the tokenizer has tokens that the model lacks, trainer.tensor_parallel does not
+            divide the model, or this machine has too few GPUs or too little memory on them.
     """
     import torch
 
+    from rftcore.trainer.attention import refuse_unpackable
+
     _refuse_more_tokens(model, tokenizer)
+    refuse_unpackable(model)
     trainer, has_gpu = resolved.config.trainer, torch.cuda.is_available()
     if trainer.num_gpus is None and not has_gpu:
         return

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm, Plan
+from rftcore.trainer.backends import BACKENDS
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import copy_tokenizer, read_state, read_tensors, write_folder, write_training_state
 from rftcore.trainer.config import TrainerConfig
@@ -58,9 +59,11 @@ class Learner:
         teacher_path: folder of the teacher; None for `algorithm.teacher.path` as it is written.
         critic_path: folder of the model that a critic starts from; None for `model_path`.
         device: CUDA where there is one, else the CPU.
+        base_dir: folder that `./` in `config.backend` is relative to.
 
     Raises:
         ModelError: the model cannot be opened.
+        PluginError: there is no such backend.
         ConfigError: cosine without `total_steps`, a temperature that has no distribution, or an algorithm that compares whole
             distributions without a teacher, or with one of another vocabulary.
     """
@@ -77,6 +80,7 @@ class Learner:
         teacher_path: str | None = None,
         critic_path: str | None = None,
         device: str | torch.device | None = None,
+        base_dir: Path | None = None,
     ) -> None:
         if temperature <= 0 and algorithm.uses_behavior_logprobs:
             raise ConfigError("training needs sampled rollouts", value=temperature, allowed="a temperature above 0")
@@ -94,15 +98,16 @@ class Learner:
         self.total_steps = total_steps
         self.grid = make_grid(_device(device), config.tensor_parallel)
         self.step = 0
+        self._network_class = BACKENDS.load(config.backend, base_dir)
         self._seed = seed
         self._model_path = model_path
         self._skipped_in_a_row = 0
         self.reference = None
         if "reference" in algorithm.signals:
-            self.reference = Network(model_path, config, self.grid, offload=config.offload_reference)
+            self.reference = self._network_class(model_path, config, self.grid, offload=config.offload_reference)
         self.teacher = None
         if algorithm.config.teacher is not None and {"teacher", "teacher_logits"} & algorithm.signals:
-            self.teacher = Network(teacher_path or algorithm.config.teacher.path, config, self.grid)
+            self.teacher = self._network_class(teacher_path or algorithm.config.teacher.path, config, self.grid)
         self.critic: Network | None = None
         self._set_models(model_path, critic_path or model_path)
         if "teacher_logits" in algorithm.signals:
@@ -255,12 +260,14 @@ class Learner:
 
     def _set_models(self, policy_path: str, critic_path: str) -> None:
         head: Head = "value" if self.algorithm.trains_scorer else "vocabulary"
-        self.policy = Network(
+        self.policy = self._network_class(
             policy_path, self.config, self.grid, head=head, learning_rate=self.config.learning_rate, adapters=True
         )
         critic = self.algorithm.config.critic
         if critic is not None:
-            self.critic = Network(critic_path, self.config, self.grid, head="value", learning_rate=critic.learning_rate)
+            self.critic = self._network_class(
+                critic_path, self.config, self.grid, head="value", learning_rate=critic.learning_rate
+            )
             refuse_fewer_tokens(self.policy, self.critic)
 
     def _trained(self) -> dict[str, Network]:

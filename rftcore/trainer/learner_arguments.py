@@ -44,5 +44,5 @@ class LearnerArguments:
         """
         return Learner(
             self.model_path, self.config, algorithm or self.build_algorithm(), self.seed, temperature=self.temperature,
-            total_steps=self.total_steps, teacher_path=self.teacher_path, critic_path=self.critic_path,
+            total_steps=self.total_steps, teacher_path=self.teacher_path, critic_path=self.critic_path, base_dir=self.base_dir,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
@@ -70,7 +70,7 @@ class Network:
 
     Raises:
         ModelError: the model cannot be opened.
-        ConfigError: the optimizer cannot be built here, or the model not be divided so.
+        ConfigError: its attention cannot be packed, the optimizer cannot be built here, or the model not be divided so.
     """
 
     def __init__(
@@ -279,6 +279,7 @@ def _open(path: str, config: TrainerConfig, head: str) -> PreTrainedModel:
     dtype = getattr(torch, config.dtype)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention.NAME}
     try:
+        attention.refuse_unpackable(AutoConfig.from_pretrained(path))
         model: PreTrainedModel = (
             AutoModelForCausalLM.from_pretrained(path, **options)
             if head == "vocabulary"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -15,6 +17,7 @@ import pytest
 import yaml
 
 import rftdata
+from rftcore.cli import run_command
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment, rows
 
@@ -92,9 +95,19 @@ def call(*arguments: object, ray_folder: Path, timeout: float = 120) -> subproce
     )
 
 
-def refused(place: Place, tmp_path: Path, *arguments: object, exit_code: int = 2) -> str:
+def call_here(*arguments: object, ray_folder: Path) -> subprocess.CompletedProcess[str]:
+    """What `rft` does with arguments, in this process: the imports of a process take longer than to find most mistakes."""
+    output, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        for name, value in (*rft_environment().items(), ("RAY_TMPDIR", str(ray_folder))):
+            patch.setenv(name, value)
+        code = run_command([str(argument) for argument in arguments])
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+def refused(place: Place, tmp_path: Path, *arguments: object, exit_code: int = 2, here: bool = False) -> str:
     """The one paragraph that a command says on refusing; nothing was started and no run is stored."""
-    result = call(*arguments, ray_folder=tmp_path / "ray")
+    result = (call_here if here else call)(*arguments, ray_folder=tmp_path / "ray")
     assert result.returncode == exit_code, result.stderr
     assert result.stderr.startswith("rft: ") and result.stderr.count("\n") == 1, result.stderr
     assert "Traceback" not in result.stdout + result.stderr
@@ -219,7 +232,8 @@ WRONG = {
 
 @pytest.mark.parametrize(("setting", "words"), WRONG.values(), ids=WRONG)
 def test_rft_run_refuses_a(setting: str, words: list[str], place: Place, tmp_path: Path) -> None:
-    text = refused(place, tmp_path, "run", place.config, "--plain", "--buffer", place.buffer, "--set", setting)
+    arguments = ("run", place.config, "--plain", "--buffer", place.buffer, "--set", setting)
+    text = refused(place, tmp_path, *arguments, here=True)
     assert [word for word in words if word not in text] == [], text
 
 

@@ -105,9 +105,9 @@ class Place:
         while self.steps(run) < step:
             assert process.poll() is None, f"the run ended before step {step}:\n{_printed(process)}"
             assert time.monotonic() < deadline, f"step {step} was not reached"
-            if self.steps(run) < step and self.has_reviews():
+            if self.has_reviews() and self.steps(run) < step:
                 answered += self.answer_reviews()
-            time.sleep(0.2)
+            time.sleep(0.5)
         return answered
 
 

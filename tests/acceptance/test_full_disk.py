@@ -131,7 +131,7 @@ def wait_for_step(buffer: Path, step: int, process: subprocess.Popen[str]) -> No
             buffer, "select coalesce(max(trainer_step), 0) from rft.train_step"
         ) >= step:  # type: ignore[operator]
             return
-        time.sleep(0.1)
+        time.sleep(0.3)
     raise AssertionError(f"step {step} was not reached")
 
 

@@ -59,7 +59,7 @@ class Walk:
         while self.num_steps() < done + 2:
             assert self.process.poll() is None, f"the run ended early:\n{self.output.read_text()}"
             assert time.monotonic() < deadline, "two steps more were not reached"
-            time.sleep(0.2)
+            time.sleep(0.5)  # a look opens the buffer, which takes a tenth of that
         return self.process
 
     def num_steps(self) -> int:

@@ -52,7 +52,7 @@ def wait_for_worker(buffer: Path, role: str, process: subprocess.Popen[str]) -> 
             with rftdata.open(str(buffer)) as opened:
                 if opened.sql("select 1 from rft.worker where role = %s", [role]).num_rows:
                     return
-        time.sleep(0.2)
+        time.sleep(0.5)
     raise AssertionError(f"no {role} has joined")
 
 

@@ -95,7 +95,7 @@ def wait_for_steps(folder: Path, process: subprocess.Popen[str]) -> None:
     before = num_steps(folder)
     while num_steps(folder) < before + 2:
         assert process.poll() is None, process.stdout.read() if process.stdout else ""
-        time.sleep(0.3)
+        time.sleep(0.5)
 
 
 def wait_for_line(process: subprocess.Popen[str], part: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -20,7 +21,7 @@ from rftcore.algorithms.base import Loss, TokenView
 from rftcore.algorithms.losses.sft import SFT
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
-from rftdata.errors import ConfigError, RftError
+from rftdata.errors import ConfigError, PluginError, RftError
 from tests.support.learning import VOCABULARY, config, make_batch, weights
 
 
@@ -358,3 +359,35 @@ class Reinforce(TokenTerm):
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(learner).items())
     learner.update(make_batch(1, rewards=[1.0] * 12), 2)
     assert not all(torch.equal(before[name], tensor) for name, tensor in weights(learner).items())
+
+
+class TestBackends:
+    def test_a_class_of_the_user_takes_the_place_of_the_built_in_one(self, model_path: str, tmp_path: Path) -> None:
+        (tmp_path / "mine.py").write_text(
+            "from rftcore.trainer.network import Network\n\n\nclass Halved(Network):\n"
+            "    def update(self, share):\n        return super().update(0.5 * share)\n"
+        )
+        algorithm = build_algorithm("sft")
+        mine = Learner(model_path, config(backend="./mine.py:Halved"), algorithm, 0, base_dir=tmp_path)
+        slower = Learner(model_path, config(learning_rate=0.5e-3), algorithm, 0)
+        for learner in (mine, slower):
+            learner.update(make_batch(1), 1)
+        expected = weights(slower)
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(mine).items())
+
+    def test_an_unknown_one_is_refused(self, model_path: str) -> None:
+        with pytest.raises(PluginError, match="fsdp2"):
+            Learner(model_path, config(backend="fsdp"), build_algorithm("sft"), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Gemma2Config", "caps attention scores"), ("GptOssConfig", "has sinks"), ("BloomConfig", "computes attention itself"),
+        ("Qwen3NextConfig", "carry a state"), ("MambaConfig", "carry a state"),
+    ],
+)  # fmt: skip
+def test_a_model_whose_attention_cannot_be_packed_is_refused(name: str, reason: str, tmp_path: Path) -> None:
+    getattr(transformers, name)().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=reason):
+        Learner(str(tmp_path), config(), build_algorithm("sft"), 0)
