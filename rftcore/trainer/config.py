@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rftdata.config import Section
+from rftdata.errors import ConfigError
 
 
 class OptimizerConfig(Section):
@@ -121,3 +122,16 @@ class TrainerConfig(Section):
                 "lora cannot be combined with tensor_parallel: adapters stand beside whole matrices; set tensor_parallel: 1"
             )
         return self
+
+
+def refuse_adapters(config: TrainerConfig, *, trains_scorer: bool) -> None:
+    """For an algorithm that trains a model with a scalar head.
+
+    Raises:
+        ConfigError: adapters are to be trained: the head would stay as random as it begins.
+    """
+    if config.lora is not None and trains_scorer:
+        raise ConfigError(
+            "trainer.lora cannot train a reward model: adapters leave its new head untrained", value="trainer.lora",
+            allowed="algorithms that train a language model", todo="leave trainer.lora out",
+        )  # fmt: skip

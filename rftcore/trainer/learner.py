@@ -31,7 +31,7 @@ from rftcore.algorithms.algorithm import Algorithm, Plan
 from rftcore.trainer.backends import BACKENDS
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import copy_tokenizer, read_state, read_tensors, write_folder, write_training_state
-from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.config import TrainerConfig, refuse_adapters
 from rftcore.trainer.micro_batches import MicroBatch
 from rftcore.trainer.models import Models, refuse_fewer_tokens, refuse_other_vocabulary
 from rftcore.trainer.network import Head, Network
@@ -64,7 +64,7 @@ class Learner:
     Raises:
         ModelError: the model cannot be opened.
         PluginError: there is no such backend.
-        ConfigError: cosine without `total_steps`, a temperature that has no distribution, or an algorithm that compares whole
+        ConfigError: adapters of a reward model, cosine without `total_steps`, a temperature that has no distribution, or an algorithm that compares whole
             distributions without a teacher, or with one of another vocabulary.
     """
 
@@ -89,6 +89,7 @@ class Learner:
                 f"lr_schedule: {config.lr_schedule} needs the number of steps",
                 todo="set steps, or lr_schedule: constant",
             )
+        refuse_adapters(config, trains_scorer=algorithm.trains_scorer)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         torch.manual_seed(seed)

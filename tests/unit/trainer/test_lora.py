@@ -74,6 +74,11 @@ def test_a_resumed_run_goes_on_with_its_adapters(model_path: str, tmp_path: Path
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+def test_a_reward_model_is_refused(model_path: str) -> None:
+    with pytest.raises(ConfigError, match="new head untrained"):
+        Learner(model_path, config(lora=LORA), build_algorithm("reward_model"), 0)
+
+
 def test_other_adapters_or_none_are_refused(model_path: str, tmp_path: Path) -> None:
     learner_with(model_path).save_checkpoint(tmp_path / "adapters")
     Learner(model_path, config(), build_algorithm("sft"), 0).save_checkpoint(tmp_path / "whole")
