@@ -106,7 +106,8 @@ class TrainerConfig(Section):
         None, description="Train low-rank adapters instead of the weights; {} for those of every linear layer."
     )
     offload_reference: bool = Field(
-        False, description="Keep the reference model in the host's memory while it is not computed."
+        False,
+        description="Keep the reference model in the host's memory while it is not computed. With lora there is none: it is the policy without adapters.",
     )
 
     @model_validator(mode="after")

@@ -104,7 +104,7 @@ class Learner:
         self._model_path = model_path
         self._skipped_in_a_row = 0
         self.reference = None
-        if "reference" in algorithm.signals:
+        if "reference" in algorithm.signals and config.lora is None:
             self.reference = self._network_class(model_path, config, self.grid, offload=config.offload_reference)
         self.teacher = None
         if algorithm.config.teacher is not None and {"teacher", "teacher_logits"} & algorithm.signals:

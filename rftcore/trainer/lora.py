@@ -8,6 +8,7 @@ peft's format.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,21 @@ def merged(model: PreTrainedModel, state: dict[str, Tensor]) -> Iterator[tuple[s
             delta = layers[layer].scaling[_NAME] * (b_OR.detach() @ a_RI.detach())
             whole = (whole.float() + delta).to(whole.dtype)
         yield name.replace(".base_layer.", "."), whole
+
+
+@contextmanager
+def without_adapters(model: PreTrainedModel) -> Iterator[None]:
+    """Within it, the model computes as it did before there were adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def save_adapters(model: PreTrainedModel, config: LoraConfig, folder: Path) -> None:

@@ -110,7 +110,8 @@ def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
     row = _FP32 * models.policy.vocabulary
     rows = max(1, min(tokens, LOGITS_BYTES // row))
     parts.append(Part("logits", 2 * rows * row, f"of {rows:,} tokens, and their gradient"))
-    has_reference = models.has_reference and not config.offload_reference
+    # Under LoRA the reference is the policy without its adapters.
+    has_reference = models.has_reference and not config.offload_reference and config.lora is None
     for name, shape in (("reference", models.policy if has_reference else None), ("teacher", models.teacher)):
         if shape is not None:
             parts.append(Part(name, _sharded(config, shape, item), f"{item} bytes a weight, {_place(config)}"))
@@ -291,7 +292,7 @@ def _changes(config: TrainerConfig, models: Trained, available_bytes: float) -> 
         changes[f"trainer.num_gpus: {gpus}"] = {"num_gpus": gpus}
     if config.lora is None:
         changes["trainer.lora: {}"] = {"lora": LoraConfig()}
-    if models.has_reference and not config.offload_reference:
+    if models.has_reference and not config.offload_reference and config.lora is None:
         changes["trainer.offload_reference: true"] = {"offload_reference": True}
     if config.optimizer.name == "adamw" and config.lora is None:
         smaller = config.optimizer.model_copy(update={"name": "adamw-8bit"})

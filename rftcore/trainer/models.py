@@ -20,6 +20,7 @@ from rftcore.algorithms.masks.clip_v import expected_discriminator
 from rftcore.trainer.batch_forms import mismatched, scored, whole
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
+from rftcore.trainer.lora import without_adapters
 from rftcore.trainer.micro_batches import MicroBatch, split_batch
 from rftcore.trainer.network import Network
 from rftdata.errors import ConfigError, RftError
@@ -31,6 +32,7 @@ class Models:
 
     Attributes:
         temperature: of the distributions that log-probabilities are of.
+        reference: None, too, where the policy without its adapters is the reference.
     """
 
     algorithm: Algorithm
@@ -91,23 +93,28 @@ class Models:
         if {"old", "entropy", "discriminator"} & wanted:
             of_policy = self.policy.read(micro_batch, self.temperature, lambda *inputs: dict(policy_head(*inputs)))
             yield from ((name, values_N) for name, values_N in of_policy.items() if name in wanted)
-        if self.reference is not None:
-            yield "reference", self.reference.logprobs(micro_batch, self.temperature)
+        if "reference" in wanted:
+            yield "reference", self._reference_logprobs(micro_batch)
         if "teacher" in wanted and self.teacher is not None:
             yield "teacher", self.teacher.logprobs(micro_batch, self.temperature)
         if self.critic is not None:
             yield "values", self.critic.values(micro_batch)
 
+    def _reference_logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        if self.reference is not None:
+            return self.reference.logprobs(micro_batch, self.temperature)
+        with without_adapters(self.policy.model):
+            return self.policy.logprobs(micro_batch, self.temperature)
+
     def _mismatched_kl(self, batch: TrainBatch) -> Tensor:
         """The mean of Σ_t log(π / π_reference) over prompts with responses to other prompts; 0 where there is one prompt."""
-        assert self.reference is not None
         pairs = mismatched(batch)
         if pairs is None:
             return torch.zeros(())
         total = torch.zeros((), device=self.policy.device)
         for micro_batch in (each.to(self.policy.device) for each in self.split(pairs)):
-            for network, sign in ((self.policy, 1.0), (self.reference, -1.0)):
-                total += sign * network.logprobs(micro_batch, self.temperature).sum()
+            total += self.policy.logprobs(micro_batch, self.temperature).sum()
+            total -= self._reference_logprobs(micro_batch).sum()
         return self.policy.grid.add_up(total).cpu() / pairs.loss_mask_BT.any(dim=1).sum()
 
     def view(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:

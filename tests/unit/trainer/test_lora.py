@@ -88,3 +88,18 @@ def test_other_adapters_or_none_are_refused(model_path: str, tmp_path: Path) -> 
         learner_with(model_path).load_checkpoint(tmp_path / "whole")
     with pytest.raises(ConfigError, match=r"names no layer of the model.*q_proj"):
         learner_with(model_path, target_modules=["query"])
+
+
+def test_the_reference_is_the_policy_without_its_adapters(model_path: str) -> None:
+    algorithm = build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.1}})
+    learner = Learner(model_path, config(lora=LORA), algorithm, 0)
+    first = learner.update(make_batch(1), 1)
+    assert learner.reference is None and first["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+    for step in range(2, 6):
+        found = learner.update(make_batch(1), step)["kl_reference"]
+    merged = Learner(model_path, config(), algorithm, 0)
+    merged.model.load_state_dict(dict(learner.export_tensors()))
+    assert found > 0
+    assert learner.update(make_batch(2), 6)["kl_reference"] == pytest.approx(
+        merged.update(make_batch(2), 6)["kl_reference"], rel=1e-3
+    )
