@@ -33,6 +33,7 @@ from rftcore.algorithms.base import (
 )
 from rftcore.algorithms.config import AlgorithmConfig
 from rftcore.algorithms.kl import adapted, estimate
+from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -314,6 +315,18 @@ class Algorithm:
         metrics = {name: value.sum() * share for name, value in found.metrics_U.items()}
         loss = found.loss_U.sum() * share
         return loss, metrics | {"value_loss": loss.detach()}
+
+    def refuse_adapters(self) -> None:
+        """For `trainer.lora`.
+
+        Raises:
+            ConfigError: it trains a model with a new head, which adapters would leave as random as it begins.
+        """
+        if self.trains_scorer:
+            raise ConfigError(
+                "trainer.lora cannot train a reward model: adapters leave its new head untrained", value=self.name,
+                allowed="algorithms that train a language model", todo="leave trainer.lora out",
+            )  # fmt: skip
 
     def observe(self, plan: Plan, metrics: Mapping[str, float]) -> None:
         """Adapt what changes from step to step, after a step with these metrics."""

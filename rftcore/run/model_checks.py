@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from rftcore.models import refuse_other_tokenizer
 from rftcore.resolved import ResolvedRun
 from rftcore.rewards.reward_model import PREFIX, gives_scores
-from rftcore.trainer.config import refuse_adapters
 from rftdata.errors import ConfigError, ModelError
 
 
@@ -19,7 +18,8 @@ def check_models_fit(resolved: ResolvedRun) -> None:
         ModelError: a model does not exist, or the policy's is a reward model.
         ConfigError: a model has another tokenizer, or adapters of a reward model are to be trained.
     """
-    refuse_adapters(resolved.config.trainer, trains_scorer=resolved.algorithm.trains_scorer)
+    if resolved.config.trainer.lora is not None:
+        resolved.algorithm.refuse_adapters()
     policy, *others = resolved.models
     if not resolved.algorithm.trains_scorer and gives_scores(policy.folder):
         raise ModelError(

@@ -53,6 +53,7 @@ def check_plugins(resolved: ResolvedRun) -> None:
         _ = resolved.engine_class
     if not {*config.monitor} <= {*MONITORS.names()}:
         _ = resolved.monitors
+    resolved.config.trainer.check_backend(resolved.config.base_dir)
     resolved.engine(worker_index=0)
     chain, _, algorithm = resolved.experience_chain, resolved.task_chain, resolved.algorithm
     for taskset in config.tasks:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rftcore.trainer.backends import BACKENDS
 from rftdata.config import Section
-from rftdata.errors import ConfigError
 
 
 class OptimizerConfig(Section):
@@ -124,15 +125,11 @@ class TrainerConfig(Section):
             )
         return self
 
+    def check_backend(self, base_dir: Path) -> None:
+        """Load the backend, unless it is a built-in one, which would import torch.
 
-def refuse_adapters(config: TrainerConfig, *, trains_scorer: bool) -> None:
-    """For an algorithm that trains a model with a scalar head.
-
-    Raises:
-        ConfigError: adapters are to be trained: the head would stay as random as it begins.
-    """
-    if config.lora is not None and trains_scorer:
-        raise ConfigError(
-            "trainer.lora cannot train a reward model: adapters leave its new head untrained", value="trainer.lora",
-            allowed="algorithms that train a language model", todo="leave trainer.lora out",
-        )  # fmt: skip
+        Raises:
+            PluginError: it is unknown, or cannot be loaded.
+        """
+        if self.backend not in BACKENDS.builtins:
+            BACKENDS.load(self.backend, base_dir)

@@ -31,7 +31,7 @@ from rftcore.algorithms.algorithm import Algorithm, Plan
 from rftcore.trainer.backends import BACKENDS
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import copy_tokenizer, read_state, read_tensors, write_folder, write_training_state
-from rftcore.trainer.config import TrainerConfig, refuse_adapters
+from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.micro_batches import MicroBatch
 from rftcore.trainer.models import Models, refuse_fewer_tokens, refuse_other_vocabulary
 from rftcore.trainer.network import Head, Network
@@ -89,7 +89,8 @@ class Learner:
                 f"lr_schedule: {config.lr_schedule} needs the number of steps",
                 todo="set steps, or lr_schedule: constant",
             )
-        refuse_adapters(config, trains_scorer=algorithm.trains_scorer)
+        if config.lora is not None:
+            algorithm.refuse_adapters()
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         torch.manual_seed(seed)
@@ -99,7 +100,7 @@ class Learner:
         self.total_steps = total_steps
         self.grid = make_grid(_device(device), config.tensor_parallel)
         self.step = 0
-        self._network_class = BACKENDS.load(config.backend, base_dir)
+        self._network_class: type[Network] = BACKENDS.load(config.backend, base_dir)
         self._seed = seed
         self._model_path = model_path
         self._skipped_in_a_row = 0
