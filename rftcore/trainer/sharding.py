@@ -113,7 +113,7 @@ def shard(
     Args:
         master: type of the shards.
         compute: type of gathered parameters; None for that of the shards.
-        offload: keep the shards in the memory of the host.
+        offload: keep the shards in the memory of the host, if they are on a GPU otherwise.
         replicated: parameters that every rank keeps whole, in their own type.
 
     Raises:
@@ -127,7 +127,7 @@ def shard(
         return
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
     options: dict[str, Any] = {
-        "mesh": grid.mesh[_DATA], "mp_policy": policy, "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        "mesh": grid.mesh[_DATA], "mp_policy": policy, "offload_policy": CPUOffloadPolicy() if offload and grid.device.type == "cuda" else OffloadPolicy(),
         "ignored_params": whole,
     }  # fmt: skip
     for layer in layers:

@@ -120,6 +120,16 @@ def test_adapters_train_on_a_gpu(cuda: torch.device, tmp_path: Path) -> None:
     assert learner.update(many_lengths(), 11)["loss"] < losses[0]
 
 
+def test_an_offloaded_reference_changes_nothing(cuda: torch.device, tmp_path: Path) -> None:
+    model = str(save_model(tmp_path / "model", tied=True))
+    found = {}
+    for offload in (False, True):
+        algorithm = build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.1}})
+        learner = Learner(model, config(autocast="bfloat16", offload_reference=offload), algorithm, 0)
+        found[offload] = [learner.update(many_lengths(), step)["loss"] for step in (1, 2)]
+    assert found[True] == pytest.approx(found[False], rel=1e-3)
+
+
 def test_a_checkpoint_of_a_gpu_is_resumed_on_the_cpu(cuda: torch.device, tmp_path: Path) -> None:
     model = str(save_model(tmp_path / "model", tied=True))
     first = Learner(model, config(), build_algorithm("grpo"), 0)
