@@ -133,23 +133,24 @@ def test_the_sampler_and_the_held_out_score_agree_with_the_model_alone(tmp_path:
 
     sorting.example("make_model").make_model(tmp_path, seed=4)
     tokens = sorting.Tokens(tmp_path)
-    model = sorting.open_learner(tmp_path, build_algorithm("grpo"), 1e-4, seed=0).model
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.0 if parameter.ndim < 2 else 3.0)  # so that some responses end early
-    train, held_out = sorting.make_tasks(sorting.Course(tasks_per_level=4, held_out_per_level=4), seed=0)
-    assert not {task.answer for task in train} & {task.answer for task in held_out}
-    torch.manual_seed(0)
-    rollouts = list(sorting.rollouts_of(model, train * 4, tokens))
-    assert len({len(response) for _, response, _ in rollouts}) > 1
-    for prompt, response, logprobs in rollouts:
-        assert tokens.eos not in response[:-1]
-        assert response[-1] == tokens.eos or len(response) == sorting.MAX_TOKENS
-        assert logprobs == pytest.approx(alone(model, prompt, response), abs=1e-4)
-    expected = [sum(alone(model, tokens.prompt(task.question), tokens.response(task.answer))) for task in held_out]
-    with torch.no_grad():
-        found = sorting.chances(model, held_out, tokens)
-    assert found.log().tolist() == pytest.approx(expected, abs=1e-3)
+    learner = sorting.open_learner(tmp_path, build_algorithm("grpo"), 1e-4, seed=0)
+    with learner.policy.unpacked() as model:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.0 if parameter.ndim < 2 else 3.0)  # so that some responses end early
+        train, held_out = sorting.make_tasks(sorting.Course(tasks_per_level=4, held_out_per_level=4), seed=0)
+        assert not {task.answer for task in train} & {task.answer for task in held_out}
+        torch.manual_seed(0)
+        rollouts = list(sorting.rollouts_of(model, train * 4, tokens))
+        assert len({len(response) for _, response, _ in rollouts}) > 1
+        for prompt, response, logprobs in rollouts:
+            assert tokens.eos not in response[:-1]
+            assert response[-1] == tokens.eos or len(response) == sorting.MAX_TOKENS
+            assert logprobs == pytest.approx(alone(model, prompt, response), abs=1e-4)
+        expected = [sum(alone(model, tokens.prompt(task.question), tokens.response(task.answer))) for task in held_out]
+        with torch.no_grad():
+            found = sorting.chances(model, held_out, tokens)
+        assert found.log().tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def alone(model: Any, prompt: list[int], response: list[int]) -> list[float]:
