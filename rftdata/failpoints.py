@@ -24,8 +24,8 @@ FAILPOINTS = {
     "trainer.drawn": "a batch is drawn; nothing was trained",
     "trainer.updated": "the optimizer has stepped; nothing of the step is stored",
     "trainer.published": "the new weights are announced; the step is not recorded",
-    "trainer.checkpoint_written": "the checkpoint's folder is on disk; neither step nor checkpoint is recorded",
-    "trainer.recorded": "the step is recorded; its checkpoint is not",
+    "trainer.checkpoint_written": "the checkpoint's folder is on disk, and its step is recorded; the checkpoint is not",
+    "trainer.recorded": "the step is recorded; its checkpoint may be half-written",
     "trainer.checkpoint_committed": "the checkpoint counts; older ones have not been forgotten",
     "trainer.checkpoint_forgotten": "an old checkpoint is recorded as removed; its folder is still there",
 }

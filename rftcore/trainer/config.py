@@ -92,7 +92,9 @@ class TrainerConfig(Section):
         "fsdp2", description="What holds and updates the models: fsdp2, or a class of yours that does as it does."
     )
     compile: bool | None = Field(None, description="Compile the model's layers (torch.compile); null: on a GPU.")
-    num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: as the environment says.")
+    num_threads: int | None = Field(
+        None, ge=1, description="CPU threads of torch, of all ranks together; null: as the environment says."
+    )
     num_gpus: int | None = Field(
         None,
         ge=1,

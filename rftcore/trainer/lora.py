@@ -94,13 +94,17 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def save_adapters(model: PreTrainedModel, config: LoraConfig, folder: Path) -> None:
-    """Write the adapters in peft's format: `PeftModel.from_pretrained(base, folder)` opens them."""
-    folder.mkdir(parents=True)
-    tensors = {
-        _PREFIX + name.replace(f".{_NAME}.", "."): parameter.detach().cpu().contiguous()
+def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The adapters by peft's names, in the host's memory; a copy."""
+    return {
+        _PREFIX + name.replace(f".{_NAME}.", "."): parameter.detach().to("cpu", copy=True).contiguous()
         for name, parameter in model.named_parameters() if ".lora_" in name
     }  # fmt: skip
+
+
+def save_adapters(tensors: dict[str, Tensor], config: LoraConfig, folder: Path) -> None:
+    """Write `adapter_tensors` in peft's format: `PeftModel.from_pretrained(base, folder)` opens them."""
+    folder.mkdir(parents=True)
     save_file(tensors, folder / _FILE)
     _peft_config(config).save_pretrained(str(folder))
 

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClas
 from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.head import Output, logprobs_and_entropy
-from rftcore.trainer.lora import add_adapters, load_adapters, merged, save_adapters
+from rftcore.trainer.lora import adapter_tensors, add_adapters, load_adapters, merged, save_adapters
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
 from rftcore.trainer.optimizers import build_optimizers
 from rftcore.trainer.sharding import Grid, clip_gradients, compile_layers, full, layers_of, shard
@@ -83,17 +84,20 @@ class Network:
         self.model = _open(path, config, head)
         self.optimizers: list[Optimizer] = []
         trained = learning_rate is not None
+        on_gpu = self.device.type == "cuda"
+        compute = torch.bfloat16 if on_gpu and config.autocast == "bfloat16" else None
+        adapted = adapters and config.lora is not None
+        master = getattr(torch, config.dtype) if compute is None or (trained and not adapted) else compute
+        if trained:
+            self._blank = _blank(self.model, master)
         if trained and config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(trained).requires_grad_(trained)
         self._adapters = add_adapters(self.model, config.lora) if adapters and config.lora is not None else []
         layers = layers_of(self.model)
-        if config.compile if config.compile is not None else self.device.type == "cuda":
+        if config.compile if config.compile is not None else on_gpu:
             compile_layers(layers)
-        on_gpu = self.device.type == "cuda"
-        compute = torch.bfloat16 if on_gpu and config.autocast == "bfloat16" else None
         self._computation = _Computation(self.model)
-        master = getattr(torch, config.dtype) if compute is None or (trained and not self._adapters) else compute
         shard(
             self._computation, layers, grid, master=master, compute=None if self._adapters else compute, offload=offload,
             replicated=self._adapters,
@@ -236,17 +240,28 @@ class Network:
         """
         load_adapters(self.model, folder / ADAPTERS)
 
-    def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder, without a tokenizer; the first rank does, and all call it."""
-        tensors = {}
+    def stage(self) -> Callable[[Path], None]:
+        """Copy the weights to the memory of the first rank's host; all ranks call it.
+
+        Returns:
+            A function for the first rank, which writes them as a Hugging Face folder without a tokenizer. It reads nothing that training changes.
+        """
+        first, tensors = dict[int, str](), dict[str, Tensor]()
+        owner = {
+            name: first.setdefault(id(p), name) for name, p in self._blank.named_parameters(remove_duplicate=False)
+        }
         for name, tensor in self.export_tensors():
             if self.grid.is_first:
-                tensors[name] = tensor.cpu()
-        if self.grid.is_first:
-            self.model.save_pretrained(folder, state_dict=tensors)
-            if self._adapters and self.config.lora is not None:
-                save_adapters(self.model, self.config.lora, folder / ADAPTERS)
-        self.grid.wait_for_all()
+                # Tied weights stay one tensor, so that they are written once.
+                tensors[name] = tensors.get(owner.get(name, name), tensor.to("cpu", copy=True))
+        adapters = adapter_tensors(self.model) if self._adapters else {}
+
+        def write(folder: Path) -> None:
+            self._blank.save_pretrained(folder, state_dict=tensors)
+            if self.config.lora is not None and adapters:
+                save_adapters(adapters, self.config.lora, folder / ADAPTERS)
+
+        return write
 
     @property
     def _compute(self) -> torch.dtype:
@@ -299,6 +314,17 @@ def _open(path: str, config: TrainerConfig, head: str) -> PreTrainedModel:
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch takes every attribute for a tensor
     return model
+
+
+def _blank(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model without memory for its weights: what transformers needs to write a folder, while the model itself is in use."""
+    blanks = {
+        id(tensor): torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else None)
+        for tensor in (*model.parameters(), *model.buffers())
+    }
+    for parameter in model.parameters():
+        blanks[id(parameter)] = nn.Parameter(blanks[id(parameter)], requires_grad=False)
+    return copy.deepcopy(model, blanks)
 
 
 def _can_share_prompts(model_config: Any) -> bool:

@@ -1,8 +1,8 @@
 """The trainer: draws batches, updates the weights, publishes them, commits checkpoints; and ends the run.
 
-A step is: draw (the rewards as they stand now), update, publish, write the checkpoint where due, record, commit the checkpoint.
-Recorded before committed: a step that a checkpoint contains has its row. What a crash may lose is the work since the last
-checkpoint, never an experience: the next attempt draws those groups again, removes what was left half-done, and asks again for
+A step is: draw (the rewards as they stand now), update, publish, copy the checkpoint where due, record. The copy is written beside the next
+steps, and committed between them. Recorded before committed: a step that a checkpoint contains has its row. What a crash may lose is the
+work since the last committed checkpoint, never an experience: the next attempt draws those groups again, removes what was left half-done, and asks again for
 the validations that were not answered. After the last step the trainer waits for the validation it asked for, picks the best
 checkpoint by it, and asks for the one reading of the test sets: by the initial weights and by the best.
 """
@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
@@ -79,6 +81,18 @@ class _Timing:
     publish: float = 0.0
 
 
+class _Writing(NamedTuple):
+    """A checkpoint on its way to the disk.
+
+    Attributes:
+        policy_version_id: what the weights were published as.
+    """
+
+    step: int
+    folder: Path
+    policy_version_id: int
+
+
 class TrainerRole:
     """One trainer process on one attempt."""
 
@@ -110,6 +124,7 @@ class TrainerRole:
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None
         self.policy_version_id = 0
+        self.writing: _Writing | None = None
 
     def train(self) -> None:
         """Train to the last step, then see the evaluations through."""
@@ -124,6 +139,11 @@ class TrainerRole:
                     return
                 step += 1
             self._finish()
+        except Exception:
+            # The steps before the error are not to be lost with it. What fails now, fails for the same reason.
+            with suppress(Exception):
+                self._commit_checkpoint()
+            raise
         finally:
             for monitor in self.monitors:
                 monitor.close()
@@ -153,20 +173,21 @@ class TrainerRole:
             self._publish(step)
         else:
             self._publish_unchanged(step)
-        folder = None
+        begun = None
         if step % self.config.trainer.checkpoint_every == 0 or step == self.planned_steps:
-            folder = self._write_checkpoint(step)
+            begun = self._begin_checkpoint(step)
         timing.publish = time.monotonic() - started
         self._record(step, batch, timing, metrics)
-        if folder is not None:
-            self._commit_checkpoint(step, folder)
+        self.writing = begun or self.writing
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
         return True
 
     def _should_stop(self) -> bool:
-        """Whether the run was asked to stop. Raises if a rank has died, so that a wait ends, too."""
+        """Whether the run was asked to stop. Called in waits, too: raises if a rank has died, and commits a checkpoint that is written."""
         self.learner.check()
+        if self.learner.has_written_checkpoint:
+            self._commit_checkpoint()
         return self.worker.should_stop()
 
     def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
@@ -222,17 +243,25 @@ class TrainerRole:
             step, method=method, uri=publication.uri, num_bytes=publication.num_bytes, checksum=publication.checksum
         )
 
-    def _write_checkpoint(self, step: int) -> Path:
-        self.worker.set_state(f"writes the checkpoint of step {step}")
+    def _begin_checkpoint(self, step: int) -> _Writing:
+        self._commit_checkpoint()
+        self.worker.set_state(f"copies the checkpoint of step {step}")
         folder = self.folder / "checkpoints" / folder_name(self.attempt.attempt_id, step)
-        self.learner.save_checkpoint(folder)
-        failpoint("trainer.checkpoint_written")
-        return folder
+        self.learner.begin_checkpoint(folder)
+        return _Writing(step, folder, self.policy_version_id)
 
-    def _commit_checkpoint(self, step: int, folder: Path) -> None:
+    def _commit_checkpoint(self) -> None:
+        """Commit the checkpoint that is being written, once it is on disk; its step has been recorded."""
+        written, self.writing = self.writing, None
+        if written is None:
+            return
+        if not self.learner.has_written_checkpoint:
+            self.worker.set_state(f"writes the checkpoint of step {written.step}")
+        self.learner.end_checkpoint()
+        failpoint("trainer.checkpoint_written")
         self.attempt.commit_checkpoint(
-            step, str(folder), policy_version_id=self.policy_version_id, num_bytes=folder_bytes(folder)
-        )
+            written.step, str(written.folder), policy_version_id=written.policy_version_id, num_bytes=folder_bytes(written.folder),
+        )  # fmt: skip
         self._forget_old_checkpoints()
 
     def _forget_old_checkpoints(self) -> None:
@@ -298,10 +327,13 @@ class TrainerRole:
 
     def _leave(self, step: int) -> None:
         """Asked to stop: keep what was trained."""
+        self._commit_checkpoint()
         if step > self.attempt.start_step and not any(c.trainer_step == step for c in self._checkpoints()):
-            self._commit_checkpoint(step, self._write_checkpoint(step))
+            self.writing = self._begin_checkpoint(step)
+            self._commit_checkpoint()
 
     def _finish(self) -> None:
+        self._commit_checkpoint()
         if not self._wait_for_evaluations("the last validation"):
             return
         self._forget_old_checkpoints()  # none waits for its score any more

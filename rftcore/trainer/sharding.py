@@ -10,7 +10,8 @@ Tensor parallelism (arXiv 1909.08053) splits attention heads and the hidden unit
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from torch.distributed.tensor import DTensor
 from rftdata.errors import ConfigError
 
 _DATA, _TENSOR = "data", "tensor"
+# A rank that dies is noticed by itself (`rftcore.trainer.ranks`). The others may wait long in a collective while rank 0 writes weights to a slow disk.
+TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,18 @@ class Grid:
 
     Attributes:
         mesh: None where this is the only rank, and it needs none.
+        group: of all ranks; None for the default one.
     """
 
     device: torch.device
     mesh: DeviceMesh | None = None
+    group: dist.ProcessGroup | None = None
+
+    def beside(self) -> Grid:
+        """The same ranks with a group of their own, for a thread whose collectives must not meet those of training."""
+        if self.mesh is None:
+            return self
+        return replace(self, group=dist.new_group(backend="gloo", timeout=TIMEOUT))
 
     @property
     def num_data_ranks(self) -> int:
@@ -64,7 +75,7 @@ class Grid:
     def wait_for_all(self) -> None:
         """Return when every rank has come here."""
         if self.mesh is not None:
-            dist.barrier()
+            dist.barrier(self.group)
 
 
 def make_grid(device: torch.device, tensor_parallel: int = 1) -> Grid:

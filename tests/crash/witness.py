@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rftcore.explorer import role as explorer
 from rftcore.pipeline import role as pipeline
 from rftcore.trainer import role as trainer
 from rftcore.trainer.learner import Learner
+from rftcore.trainer.sharding import Grid
 from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import SealedBatch
 from rftdata.training.attempt import Attempt
@@ -111,7 +112,7 @@ def _observe_pipeline(witness: Witness) -> None:
 def _observe_trainer(witness: Witness) -> None:
     draw, commit = Attempt.draw, Attempt.commit_checkpoint
     to_train_batch, update = trainer.train_batch, Learner.update
-    save, load = Learner.save_checkpoint, Learner.load_checkpoint
+    stage, load = Learner._stage, Learner.load_checkpoint
     pending: list[int] = []
     trained: list[int] = []
 
@@ -145,9 +146,14 @@ def _observe_trainer(witness: Witness) -> None:
         trained.extend(pending)
         return metrics
 
-    def save_with_what_was_trained(self: Learner, folder: Path) -> None:
-        save(self, folder)
-        np.save(folder / TRAINED, np.array(trained, dtype=np.int64))
+    def stage_with_what_was_trained(self: Learner) -> Callable[[Path, Grid], None]:
+        fill, ids = stage(self), np.array(trained, dtype=np.int64)
+
+        def fill_and_add(draft: Path, grid: Grid) -> None:
+            fill(draft, grid)
+            np.save(draft / TRAINED, ids)
+
+        return fill_and_add
 
     def load_with_what_was_trained(self: Learner, folder: Path) -> None:
         load(self, folder)
@@ -157,5 +163,5 @@ def _observe_trainer(witness: Witness) -> None:
     Attempt.commit_checkpoint = commit_and_note  # type: ignore[method-assign]
     trainer.train_batch = remember
     Learner.update = update_and_remember  # type: ignore[method-assign]
-    Learner.save_checkpoint = save_with_what_was_trained  # type: ignore[method-assign]
+    Learner._stage = stage_with_what_was_trained  # type: ignore[method-assign]
     Learner.load_checkpoint = load_with_what_was_trained  # type: ignore[method-assign]

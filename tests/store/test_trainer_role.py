@@ -185,7 +185,7 @@ def test_a_checkpoint_is_not_judged_on_part_of_its_validation(training: Training
     training.buffer.sql(f"update rft.evaluation set status = 'claimed', claimed_by = 0 where {withheld}")
     training.answer(rewards)
     training.make_ready(1)
-    training.wait_for("exists (select from rft.evaluation where trainer_step = 3)", life)
+    training.wait_for("exists (select from rft.checkpoint where trainer_step = 3)", life)
     assert training.checkpoints() == [1, 2, 3]
     training.buffer.sql(f"update rft.evaluation set status = 'planned', claimed_by = null where {withheld}")
     training.answer_until_done(life, rewards)
