@@ -26,7 +26,7 @@ from rftcore.trainer.head import Output, logprobs_and_entropy
 from rftcore.trainer.lora import add_adapters, load_adapters, merged, save_adapters
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
 from rftcore.trainer.optimizers import build_optimizers
-from rftcore.trainer.sharding import Grid, clip_gradients, compile_layers, full, layers_of, shard
+from rftcore.trainer.sharding import Grid, add_up_head_norms, clip_gradients, compile_layers, full, layers_of, shard
 from rftdata.errors import ModelError
 
 # Their attention sees the whole prompt, so continuations can share it.
@@ -176,6 +176,7 @@ class Network:
         for parameter in self._adapters:
             if parameter.grad is not None:
                 self.grid.add_up(parameter.grad)
+        add_up_head_norms(self.model, self.grid)
         grad_norm = clip_gradients(self.model.parameters(), limit).item()
         for optimizer in self.optimizers:
             if math.isfinite(grad_norm):

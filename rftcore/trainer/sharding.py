@@ -24,6 +24,8 @@ from torch.distributed.tensor import DTensor
 from rftdata.errors import ConfigError
 
 _DATA, _TENSOR = "data", "tensor"
+# Norms over the size of one head (Qwen3): whole on every tensor-parallel rank, which applies them to its own heads only.
+_HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,18 @@ def _split_heads(layer: nn.Module, mesh: DeviceMesh) -> None:
     parallelize_module(
         layer, mesh, {**{name: ColwiseParallel() for name in columns}, **{name: RowwiseParallel() for name in rows}}
     )
+
+
+def add_up_head_norms(model: nn.Module, grid: Grid) -> None:
+    """Add up the gradients of norms within heads over tensor-parallel ranks; each rank has those of its own heads."""
+    if grid.mesh is None or grid.num_tensor_ranks == 1:
+        return
+    for name, parameter in model.named_parameters():
+        if name.endswith(_HEAD_NORMS) and parameter.grad is not None:
+            # The mesh of these parameters has the data dimension only, so their shards are alike on all tensor-parallel ranks.
+            part = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            if part.numel():
+                dist.all_reduce(part, group=grid.mesh[_TENSOR].get_group())
 
 
 def refuse_indivisible(config: Any, num_ranks: int) -> None:
