@@ -101,7 +101,10 @@ def read_logits(hidden_NH: Tensor, output: Output, read: Callable[..., Tensor], 
 
 def _nothing(hidden_NH: Tensor, output: Output) -> Tensor:
     """No numbers, with a gradient of 0 to everything that numbers would have come from."""
-    return (hidden_NH.float().sum() + 0.0 * output.weight_VH.float().sum()).expand(0)
+    nothing = hidden_NH.float().sum() + 0.0 * output.weight_VH.float().sum()
+    if output.bias_V is not None:
+        nothing = nothing + 0.0 * output.bias_V.float().sum()
+    return nothing.expand(0)
 
 
 def _read(hidden_NH: Tensor, output: Output, read: Callable[..., Tensor], *others: Tensor) -> Iterator[Tensor]:
