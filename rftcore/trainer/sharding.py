@@ -9,7 +9,8 @@ Tensor parallelism (arXiv 1909.08053) splits attention heads and the hidden unit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,23 +181,19 @@ def add_up_head_norms(model: nn.Module, grid: Grid) -> None:
                 dist.all_reduce(part, group=grid.mesh[_TENSOR].get_group())
 
 
-def refuse_indivisible(config: Any, num_ranks: int) -> None:
-    """For a model's configuration and tensor-parallel ranks.
-
-    Raises:
-        ConfigError: the model cannot be split so.
-    """
-    if config.model_type not in ("llama", "mistral", "qwen2", "qwen3"):
-        raise ConfigError(
-            "trainer.tensor_parallel cannot split this model", value=config.model_type, allowed="llama, mistral, qwen2, qwen3",
-            todo="set trainer.tensor_parallel: 1; the model is sharded over all ranks anyway",
-        )  # fmt: skip
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        if getattr(config, name) % num_ranks:
-            raise ConfigError(
-                f"trainer.tensor_parallel does not divide the model's {name}", value=f"{num_ranks} of {getattr(config, name)}",
-                todo="choose a divisor of both",
-            )  # fmt: skip
+@contextmanager
+def gathered(root: nn.Module) -> Iterator[None]:
+    """Within it, a module inside `root` may be called: what belongs to no layer is whole on every rank; layers gather themselves."""
+    if not isinstance(root, FSDPModule):
+        yield
+        return
+    # The first module that is called would take itself for the root. torch has no public name for this.
+    root._get_fsdp_state()._lazy_init()
+    root.unshard()
+    try:
+        yield
+    finally:
+        root.reshard()
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
