@@ -152,6 +152,9 @@ class Learner:
                 the fifth gradient in a row that is not finite.
         """
         started = time.perf_counter()
+        if self.config.lora is not None and self.config.lora.dropout:
+            # Of each step and rank: a resumed run drops what the first one did, and ranks drop different inputs.
+            torch.manual_seed(hash((self._seed, step, self.grid.data_rank)) % 2**63)
         if self.algorithm.uses_behavior_logprobs:
             _refuse_missing_behavior(batch, may_be_expert=self.algorithm.expert is not None)
         batch = self._models.as_computed(batch)
@@ -170,6 +173,7 @@ class Learner:
                         plan if members is None else _restricted(self.algorithm, plan, members), micro_batches, step
                     )
                 )
+        self._models.release()
         metrics = plan.metrics | _means(updates)
         self.algorithm.observe(plan, metrics)
         self.step = step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, PhiConfig, PhiForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rftcore.algorithms import build_algorithm
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
+from rftcore.trainer.model_shape import refuse_indivisible
+from rftcore.trainer.network import Network
 from rftcore.trainer.sharding import full
+from rftdata.errors import ConfigError
 from tests.support.learning import VOCABULARY, config, make_batch
 
 NUM_RANKS = 2
@@ -68,7 +73,7 @@ def gradients(learner: Learner) -> dict[str, Tensor]:
     return seen
 
 
-def run_rank(rank: int, folder: Path, teacher: str, jobs: list[Job]) -> None:
+def run_rank(rank: int, folder: Path, teacher: str, phi: str, jobs: list[Job]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=NUM_RANKS)
     results = {}
@@ -79,6 +84,8 @@ def run_rank(rank: int, folder: Path, teacher: str, jobs: list[Job]) -> None:
             learner.save_checkpoint(folder / "by-two")
             learner.load_checkpoint(folder / "by-one")
             results["resumed by two"] = trained(learner, case, 1 + NUM_STEPS)
+    with pytest.raises(ConfigError, match=r"cannot split this model \(got 'phi'\)"):
+        learner_of(ONE_ROW, phi, teacher, num_gpus=NUM_RANKS, tensor_parallel=NUM_RANKS)
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -128,9 +135,10 @@ def by_two(
         ("lora", "grpo", model_path, LORA), ("split heads", "grpo", model_path, split), ("split heads, teacher", "jsd", model_path, split),
         ("recomputed activations", "grpo", model_path, {"gradient_checkpointing": True}),
         ("one pass", "grpo", model_path, {"max_tokens_per_microbatch": 10_000}),
+        ("lora with dropout", "grpo", model_path, {"lora": {"rank": 4, "alpha": 8, "dropout": 0.5}}),
         ("split heads, qwen3", "grpo", qwen3_path, split), (ONE_ROW, ONE_ROW, phi_path, {}),
     ]  # fmt: skip
-    torch.multiprocessing.spawn(run_rank, (folder, moved_path, jobs), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]  # torch has no types here
+    torch.multiprocessing.spawn(run_rank, (folder, moved_path, phi_path, jobs), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]  # torch has no types here
     first, second = (torch.load(folder / f"{rank}.pt") for rank in range(NUM_RANKS))
     for job, (metrics, weights, _) in first.items():
         other_metrics, other_weights, _ = second[job]
@@ -202,3 +210,73 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_that_of_one_by_two(
     assert resumed.step == NUM_STEPS
     same(trained(resumed, "grpo", 1 + NUM_STEPS), expected)
     assert {path.suffix for path in (folder / "by-two").rglob("*") if path.is_file()} == {".json", ".safetensors"}
+
+
+@pytest.fixture
+def mesh_of_one(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone: models are sharded, as on one GPU."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def gathered_weights(network: Network) -> list[str]:
+    return [name for name, parameter in network.model.named_parameters() if not isinstance(parameter, DTensor)]
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_a_sharded_model_is_called_unpacked_between_updates(
+    model_path: str, moved_path: str, tmp_path: Path, steps_before: int
+) -> None:
+    alone = learner_of("grpo", model_path, moved_path)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        sharded = learner_of("grpo", model_path, moved_path)
+        for step in range(1, 1 + steps_before):
+            sharded.update(make_batch(step), step)
+            alone.update(make_batch(step), step)
+        logits = []
+        for learner in (alone, sharded):
+            with torch.no_grad(), learner.policy.unpacked() as model:
+                logits.append(model(torch.tensor([[3, 4, 5]])).logits)
+                assert model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=2, do_sample=False).shape == (1, 5)
+        torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
+        assert gathered_weights(sharded.policy) == []
+        found, expected = (learner.update(make_batch(7), 1 + steps_before) for learner in (sharded, alone))
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("mesh_of_one")
+@pytest.mark.parametrize("case", ["grpo", "jsd", "kto"])
+def test_no_model_stays_gathered_after_an_update(model_path: str, moved_path: str, case: str) -> None:
+    learner = learner_of(case, model_path, moved_path)
+    learner.update(batch_of(case, 1), 1)
+    for network in (learner.policy, learner.reference, learner.teacher):
+        assert network is None or gathered_weights(network) == []
+
+
+@pytest.mark.usefixtures("mesh_of_one")
+def test_a_run_resumed_into_the_warm_up_of_its_critic_is_saved(model_path: str, tmp_path: Path) -> None:
+    first = Learner(model_path, config(), build_algorithm("ppo"), 0)
+    first.update(make_batch(1), 1)
+    first.save_checkpoint(tmp_path / "first")
+    resumed = Learner(model_path, config(), build_algorithm("ppo", {"critic": {"warmup_steps": 5}}), 0)
+    resumed.load_checkpoint(tmp_path / "first")
+    expected = {name: full(value).clone() for name, value in resumed.policy.optimizer_state().items()}
+    resumed.update(make_batch(2), 2)
+    resumed.save_checkpoint(tmp_path / "second")
+    resumed.load_checkpoint(tmp_path / "second")
+    found = {name: full(value) for name, value in resumed.policy.optimizer_state().items()}
+    assert expected and found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items()), "the policy was not updated"
+
+
+def test_a_model_that_tensor_parallelism_cannot_split_is_refused(phi_path: str, model_path: str) -> None:
+    refuse_indivisible(AutoConfig.from_pretrained(model_path).to_dict(), 2)
+    with pytest.raises(ConfigError, match=r"does not divide 2 \(key heads\) \(got 4\); allowed: 1, 2"):
+        refuse_indivisible(AutoConfig.from_pretrained(model_path).to_dict(), 4)
+    with pytest.raises(ConfigError, match=r"cannot split this model \(got 'phi'\)"):
+        refuse_indivisible(AutoConfig.from_pretrained(phi_path).to_dict(), 2)
