@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
     "reward_model": ("reward_model", {}, True),
 }
 
+DROPOUT = "lora with dropout"
 ONE_ROW = "one experience for two ranks"
 Job = tuple[str, str, str, dict[str, Any]]  # name, case, folder of the model, settings of the trainer
 Trained = tuple[list[dict[str, float]], dict[str, Tensor], dict[str, Tensor]]
@@ -80,6 +81,8 @@ def run_rank(rank: int, folder: Path, teacher: str, phi: str, jobs: list[Job]) -
     for job, case, model, changes in jobs:
         learner = learner_of(case, model, teacher, **changes)
         results[job] = trained(learner, case)
+        if job == DROPOUT:
+            (folder / f"seed-of-{rank}").write_text(str(torch.initial_seed()))
         if job == "grpo":
             learner.save_checkpoint(folder / "by-two")
             learner.load_checkpoint(folder / "by-one")
@@ -135,7 +138,7 @@ def by_two(
         ("lora", "grpo", model_path, LORA), ("split heads", "grpo", model_path, split), ("split heads, teacher", "jsd", model_path, split),
         ("recomputed activations", "grpo", model_path, {"gradient_checkpointing": True}),
         ("one pass", "grpo", model_path, {"max_tokens_per_microbatch": 10_000}),
-        ("lora with dropout", "grpo", model_path, {"lora": {"rank": 4, "alpha": 8, "dropout": 0.5}}),
+        (DROPOUT, "grpo", model_path, {"lora": {"rank": 4, "alpha": 8, "dropout": 0.5}}),
         ("split heads, qwen3", "grpo", qwen3_path, split), (ONE_ROW, ONE_ROW, phi_path, {}),
     ]  # fmt: skip
     torch.multiprocessing.spawn(run_rank, (folder, moved_path, phi_path, jobs), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]  # torch has no types here
@@ -195,6 +198,10 @@ def test_adapters_of_two_ranks_train_as_those_of_one(
     by_two: tuple[Path, dict[str, Trained]], model_path: str, moved_path: str
 ) -> None:
     same(by_two[1]["lora"], trained(learner_of("grpo", model_path, moved_path, **LORA), "grpo"))
+
+
+def test_adapters_of_two_ranks_drop_different_inputs(by_two: tuple[Path, dict[str, Trained]]) -> None:
+    assert len({(by_two[0] / f"seed-of-{rank}").read_text() for rank in range(NUM_RANKS)}) == NUM_RANKS
 
 
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_that_of_one_by_two(
