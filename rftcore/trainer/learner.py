@@ -16,8 +16,6 @@ It knows nothing of the buffer, of engines or of how ranks are started.
 from __future__ import annotations
 
 import gc
-import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -31,7 +29,7 @@ from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm, Plan
 from rftcore.trainer.backends import BACKENDS
-from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.batches import TrainBatch, refuse_missing_behavior
 from rftcore.trainer.checkpoints import (
     CheckpointWriter,
     copy_tokenizer,
@@ -44,16 +42,14 @@ from rftcore.trainer.checkpoints import (
     write_training_state,
 )
 from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.divergence import Divergence
 from rftcore.trainer.micro_batches import MicroBatch
 from rftcore.trainer.models import Models, refuse_fewer_tokens, refuse_other_vocabulary
 from rftcore.trainer.network import Head, Network
 from rftcore.trainer.optimizers import learning_rate_at
 from rftcore.trainer.sharding import Grid, make_grid
-from rftdata.errors import ConfigError, ModelError, RftError
+from rftdata.errors import ConfigError, ModelError
 
-logger = logging.getLogger(__name__)
-
-_MAX_SKIPPED_IN_A_ROW = 5
 _CRITIC = "critic"
 
 
@@ -118,7 +114,7 @@ class Learner:
         self._network_class: type[Network] = BACKENDS.load(config.backend, base_dir)
         self._seed = seed
         self._model_path = model_path
-        self._divergence = _Divergence()
+        self._divergence = Divergence()
         self.writer = CheckpointWriter(self.grid)
         self.reference = None
         if "reference" in algorithm.signals and config.lora is None:
@@ -168,8 +164,11 @@ class Learner:
                 the fifth gradient in a row that is not finite.
         """
         started = time.perf_counter()
+        if self.config.lora is not None and self.config.lora.dropout:
+            # Of each step and rank: a resumed run drops what the first one did, and ranks drop different inputs.
+            torch.manual_seed(hash((self._seed, step, self.grid.data_rank)) % 2**63)
         if self.algorithm.uses_behavior_logprobs:
-            _refuse_missing_behavior(batch, may_be_expert=self.algorithm.expert is not None)
+            refuse_missing_behavior(batch, may_be_expert=self.algorithm.expert is not None)
         batch = self._models.as_computed(batch)
         micro_batches = self._models.split(batch)
         flat = batch.for_algorithm(step)
@@ -186,6 +185,7 @@ class Learner:
                         plan if members is None else _restricted(self.algorithm, plan, members), micro_batches, step
                     )
                 )
+        self._models.release()
         metrics = plan.metrics | _means(updates)
         self.algorithm.observe(plan, metrics)
         self.step = step
@@ -366,38 +366,6 @@ class Learner:
         return norms | {"skipped": float(self._divergence.saw(norms))}
 
 
-class _Divergence:
-    """Counts updates that were skipped because a gradient was not finite.
-
-    Attributes:
-        skipped_in_a_row: how many, up to the last update.
-    """
-
-    def __init__(self) -> None:
-        self.skipped_in_a_row = 0
-
-    def saw(self, norms: dict[str, float]) -> bool:
-        """Return whether one of an update's gradient norms is not finite.
-
-        Raises:
-            RftError: it is the fifth such update in a row.
-        """
-        skipped = not all(map(math.isfinite, norms.values()))
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-        if skipped:
-            logger.warning(
-                "step skipped: a gradient is not finite, and the weights of its model are unchanged: %s", norms
-            )
-        if self.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
-            raise RftError(
-                f"training has diverged: {_MAX_SKIPPED_IN_A_ROW} gradients in a row were not finite",
-                value=", ".join(f"{name} {norm}" for name, norm in norms.items()),
-                todo="go back to an earlier checkpoint with a smaller learning rate (trainer.learning_rate, algorithm.critic.learning_rate) or a "
-                "longer warm-up",
-            )  # fmt: skip
-        return skipped
-
-
 def _device(device: str | torch.device | None) -> torch.device:
     """The CUDA device of this process where there is one, else the CPU."""
     found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -421,21 +389,3 @@ def _means(updates: list[dict[str, float]]) -> dict[str, float]:
         for name, value in update.items():
             values[name].append(value)
     return {name: sum(each) / len(each) for name, each in values.items()}
-
-
-def _refuse_missing_behavior(batch: TrainBatch, *, may_be_expert: bool) -> None:
-    """Stop before tokens that no policy sampled are weighed by the policy that sampled them.
-
-    Args:
-        may_be_expert: a loss of its own applies to experiences of which no token was sampled.
-    """
-    missing_B = batch.behavior_logprobs_BT.isnan().any(dim=1)
-    if may_be_expert:
-        missing_B &= ~batch.for_algorithm(1).expert_B
-    wrong = missing_B.nonzero().flatten().tolist()
-    if wrong:
-        raise RftError(
-            f"{len(wrong)} of {batch.num_experiences} experiences of the batch have no behaviour log-probabilities, which this "
-            f"algorithm needs; the first is experience {wrong[0]} of the batch",
-            todo="give behavior_logprobs when experiences are written, or train with an algorithm that needs none, like sft",
-        )

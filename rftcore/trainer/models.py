@@ -20,7 +20,7 @@ from rftcore.algorithms.masks.clip_v import expected_discriminator
 from rftcore.trainer.batch_forms import mismatched, scored, whole
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
-from rftcore.trainer.lora import without_adapters
+from rftcore.trainer.lora import without_adapters, without_dropout
 from rftcore.trainer.micro_batches import MicroBatch, split_batch
 from rftcore.trainer.network import Network
 from rftdata.errors import ConfigError, RftError
@@ -66,16 +66,25 @@ class Models:
             for name in ("old", "entropy", "discriminator", "reference", "teacher", "values")
             if name in wanted and not (name == "teacher" and self.teacher is None)
         }
-        for micro_batch in (each.to(self.policy.device) for each in micro_batches if found):
-            for name, values_N in self._of_micro_batch(micro_batch, wanted):
-                found[f"{name}_N"][micro_batch.index_N] = values_N
+        with without_dropout(self.policy.model):
+            for micro_batch in (each.to(self.policy.device) for each in micro_batches if found):
+                for name, values_N in self._of_micro_batch(micro_batch, wanted):
+                    found[f"{name}_N"][micro_batch.index_N] = values_N
+            mismatched_kl = self._mismatched_kl(batch) if "mismatched" in wanted else None
+        self.release()
         # Every token was computed by one rank, and is 0 on the others.
         found = {name: self.policy.grid.add_up(values_N).cpu() for name, values_N in found.items()}
         if "teacher" in wanted and self.teacher is None:
             found["teacher_N"] = _stored_teacher(batch)
-        if "mismatched" in wanted:
-            found["mismatched_kl"] = self._mismatched_kl(batch)
+        if mismatched_kl is not None:
+            found["mismatched_kl"] = mismatched_kl
         return Signals(**found)
+
+    def release(self) -> None:
+        """Free the gathered weights that only a backward pass would free; after passes without gradient."""
+        for network in (self.policy, self.reference, self.teacher, self.critic):
+            if network is not None:
+                network.release()
 
     def _of_micro_batch(self, micro_batch: MicroBatch, wanted: Set[Signal]) -> Iterator[tuple[Signal, Tensor]]:
         """The signals that models compute, by name."""

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
@@ -26,8 +27,18 @@ from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.head import Output, logprobs_and_entropy
 from rftcore.trainer.lora import adapter_tensors, add_adapters, load_adapters, merged, save_adapters
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
-from rftcore.trainer.optimizers import build_optimizers
-from rftcore.trainer.sharding import Grid, clip_gradients, compile_layers, full, layers_of, shard
+from rftcore.trainer.model_shape import refuse_indivisible
+from rftcore.trainer.optimizers import build_optimizers, value_head
+from rftcore.trainer.sharding import (
+    Grid,
+    add_up_head_norms,
+    clip_gradients,
+    compile_layers,
+    full,
+    gathered,
+    layers_of,
+    shard,
+)
 from rftdata.errors import ModelError
 
 # Their attention sees the whole prompt, so continuations can share it.
@@ -37,7 +48,7 @@ Result = TypeVar("Result")
 ADAPTERS = "adapters"  # folder beside the weights that they are merged into
 
 
-class _Computation(nn.Module):
+class Computation(nn.Module):
     """From tokens to what a head makes of the hidden states at the places that count: the root that is sharded.
 
     The head is called within its forward pass, because the gathered weights exist only there.
@@ -46,10 +57,13 @@ class _Computation(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.longest = attention.length_limit(model.config)
 
     def forward(
         self, micro_batch: MicroBatch, autocast: AbstractContextManager[Any], head: Callable[[Tensor], Any]
     ) -> Any:
+        if self.longest is not None:
+            attention.refuse_longer(micro_batch.position_ids_L, self.longest, self.model.config)
         with autocast:
             hidden_1LH = self.model.base_model(
                 input_ids=micro_batch.token_ids_L[None], position_ids=micro_batch.position_ids_L[None], packing=micro_batch.packing,
@@ -81,7 +95,7 @@ class Network:
         self.config = config
         self.grid = grid
         self.learning_rate = learning_rate
-        self.model = _open(path, config, head)
+        self.model = _open(path, config, grid, head)
         self.optimizers: list[Optimizer] = []
         trained = learning_rate is not None
         on_gpu = self.device.type == "cuda"
@@ -97,7 +111,7 @@ class Network:
         layers = layers_of(self.model)
         if config.compile if config.compile is not None else on_gpu:
             compile_layers(layers)
-        self._computation = _Computation(self.model)
+        self._computation = Computation(self.model)
         shard(
             self._computation, layers, grid, master=master, compute=None if self._adapters else compute, offload=offload,
             replicated=self._adapters,
@@ -120,8 +134,9 @@ class Network:
     def cutting(self) -> Cutting:
         """How batches are cut for it."""
         shares = self.config.share_prompts and _can_share_prompts(self.model.config)
-        # FlashAttention takes half precision only.
-        flash = self.device.type == "cuda" and "bfloat16" in (self.config.autocast, self.config.dtype)
+        # FlashAttention takes half precision only, and values of the size of keys, which those of latent attention are not.
+        is_half = "bfloat16" in (self.config.autocast, self.config.dtype)
+        flash = self.device.type == "cuda" and is_half and attention.has_equal_heads(self.model.config)
         return Cutting(
             max_tokens=self.config.max_tokens_per_microbatch,
             sharing="never" if not shares else "always" if flash else "rows",
@@ -138,7 +153,7 @@ class Network:
         """
 
         def with_output(hidden_NH: Tensor) -> Result:
-            return head(hidden_NH.to(self._compute), self._output(temperature))
+            return head(hidden_NH.to(self._compute), output_layer(self.model, temperature))
 
         found: Result = self._computation(micro_batch, self._autocast(), with_output)
         return found
@@ -149,21 +164,28 @@ class Network:
 
     @contextmanager
     def unpacked(self) -> Iterator[PreTrainedModel]:
-        """The model as transformers knows it, to be called with padded rows and masks, or to sample from; on one rank."""
+        """The model as transformers knows it, to be called without gradient with padded rows and masks, or to sample from.
+
+        All ranks call it, and the model within it, together and with the same tokens.
+        """
         self.model.set_attn_implementation("sdpa")
         try:
-            yield self.model
+            with gathered(self._computation):
+                yield self.model
         finally:
             self.model.set_attn_implementation(attention.NAME)
+
+    def release(self) -> None:
+        """Free the gathered embedding, last norm and output layer, which stay after a pass without gradient."""
+        if isinstance(self._computation, FSDPModule):
+            self._computation.reshard()
 
     def values(self, micro_batch: MicroBatch) -> Tensor:
         """Value of the state before each token that counts, float32 [N]."""
 
         def head(hidden_NH: Tensor) -> Tensor:
-            score = self.model.score
-            assert isinstance(score, nn.Module)
             with self._autocast():
-                return cast(Tensor, score(hidden_NH))[:, 0].float()
+                return cast(Tensor, value_head(self.model)(hidden_NH))[:, 0].float()
 
         return cast(Tensor, self._computation(micro_batch, self._autocast(), head))
 
@@ -180,6 +202,7 @@ class Network:
         for parameter in self._adapters:
             if parameter.grad is not None:
                 self.grid.add_up(parameter.grad)
+        add_up_head_norms(self.model, self.grid)
         grad_norm = clip_gradients(self.model.parameters(), limit).item()
         for optimizer in self.optimizers:
             if math.isfinite(grad_norm):
@@ -272,16 +295,6 @@ class Network:
             else cast(torch.dtype, getattr(torch, self.config.dtype))
         )
 
-    def _output(self, temperature: float) -> Output:
-        layer = self.model.get_output_embeddings()
-        assert isinstance(layer, nn.Linear)
-        config = self.model.config.get_text_config()
-        return Output(
-            weight_VH=layer.weight, bias_V=layer.bias, temperature=temperature,
-            scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
-            soft_cap=getattr(config, "final_logit_softcapping", None),
-        )  # fmt: skip
-
     def _autocast(self) -> AbstractContextManager[Any]:
         # On a GPU the gathered weights already are in the type of the products, and so is everything between them.
         # Adapters are float32 everywhere.
@@ -290,11 +303,26 @@ class Network:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
-def _open(path: str, config: TrainerConfig, head: str) -> PreTrainedModel:
+def output_layer(model: PreTrainedModel, temperature: float) -> Output:
+    """The output layer of a causal language model; temperature is that of the distributions its logits are of."""
+    layer = model.get_output_embeddings()
+    assert isinstance(layer, nn.Linear)
+    config = model.config.get_text_config()
+    return Output(
+        weight_VH=layer.weight, bias_V=layer.bias, temperature=temperature,
+        scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
+        soft_cap=getattr(config, "final_logit_softcapping", None),
+    )  # fmt: skip
+
+
+def _open(path: str, config: TrainerConfig, grid: Grid, head: str) -> PreTrainedModel:
     dtype = getattr(torch, config.dtype)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention.NAME}
     try:
-        attention.refuse_unpackable(AutoConfig.from_pretrained(path))
+        model_config = AutoConfig.from_pretrained(path)
+        attention.refuse_unpackable(model_config)
+        if grid.num_tensor_ranks > 1:
+            refuse_indivisible(model_config.to_dict(), grid.num_tensor_ranks)
         model: PreTrainedModel = (
             AutoModelForCausalLM.from_pretrained(path, **options)
             if head == "vocabulary"
@@ -311,8 +339,12 @@ def _open(path: str, config: TrainerConfig, head: str) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
+        if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch takes every attribute for a tensor
+    if head == "value":
+        value_head(model)
+    else:
+        refuse_other_head(model)
     return model
 
 
@@ -325,6 +357,20 @@ def _blank(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     for parameter in model.parameters():
         blanks[id(parameter)] = nn.Parameter(blanks[id(parameter)], requires_grad=False)
     return copy.deepcopy(model, blanks)
+
+
+def refuse_other_head(model: PreTrainedModel) -> None:
+    """Raise a ConfigError if logits are more than the output layer's products with the last hidden states (BERT's transform)."""
+    known = (model.base_model, model.get_output_embeddings())
+    others = [
+        name
+        for name, module in model.named_children()
+        if module not in known and any(True for _ in module.parameters())
+    ]
+    if others:
+        raise attention.unpackable(
+            f"it has layers between the last hidden states and the logits ({', '.join(others)})", model.config
+        )
 
 
 def _can_share_prompts(model_config: Any) -> bool:
