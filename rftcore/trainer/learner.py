@@ -325,31 +325,13 @@ class Learner:
             return {"skipped": 1.0}
         sums: dict[str, Tensor] = {}
         plan = plan.to(self.device)
+        learns = not self._warms_up_critic(step)
         for micro_batch in micro_batches:
-            for name, value in self._accumulate(micro_batch.to(self.device), plan, step).items():
+            for name, value in self._models.accumulate(micro_batch.to(self.device), plan, learns=learns).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
         # One transfer for all, after the last kernel was launched.
         totals = self.grid.add_up(torch.stack([value.float() for value in sums.values()]))
         return dict(zip(sums, totals.tolist(), strict=True)) | self._update_weights(step)
-
-    def _accumulate(self, micro_batch: MicroBatch, plan: Plan, step: int) -> dict[str, Tensor]:
-        """Forward and backward of one micro-batch; returns what it adds to the loss and the mean metrics of an update."""
-        index_N = micro_batch.index_N
-        sums = self._accumulate_critic(micro_batch, plan, index_N) if self.critic is not None else {}
-        learns = not self._warms_up_critic(step)
-        with torch.set_grad_enabled(learns):
-            view, measured = self._models.view(micro_batch, plan)
-            loss, metrics = self.algorithm.objective(plan, index_N, view)
-        if learns:
-            loss.backward()
-        return sums | metrics | measured | {"loss": loss.detach()}
-
-    def _accumulate_critic(self, micro_batch: MicroBatch, plan: Plan, index_N: Tensor) -> dict[str, Tensor]:
-        assert self.critic is not None
-        values_N = self.critic.values(micro_batch)
-        loss, metrics = self.algorithm.critic_objective(plan, index_N, plan.view(index_N, values_N, values_N=values_N))
-        loss.backward()
-        return metrics
 
     def _warms_up_critic(self, step: int) -> bool:
         critic = self.algorithm.config.critic

@@ -126,7 +126,26 @@ class Models:
             total -= self._reference_logprobs(micro_batch).sum()
         return self.policy.grid.add_up(total).cpu() / pairs.loss_mask_BT.any(dim=1).sum()
 
-    def view(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
+    def accumulate(self, micro_batch: MicroBatch, plan: Plan, *, learns: bool) -> dict[str, Tensor]:
+        """Forward and backward pass of one micro-batch; returns what it adds to the loss and the mean metrics of an update.
+
+        Args:
+            learns: whether the policy gets a gradient; a critic always does.
+        """
+        index_N = micro_batch.index_N
+        sums: dict[str, Tensor] = {}
+        if self.critic is not None:
+            values_N = self.critic.values(micro_batch)
+            loss, sums = self.algorithm.critic_objective(plan, index_N, plan.view(index_N, values_N, values_N=values_N))
+            loss.backward()
+        with torch.set_grad_enabled(learns):
+            view, measured = self._view(micro_batch, plan)
+            loss, metrics = self.algorithm.objective(plan, index_N, view)
+        if learns:
+            loss.backward()
+        return sums | metrics | measured | {"loss": loss.detach()}
+
+    def _view(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
         """What the trained model computes of a micro-batch, with its gradient, and what that adds to the mean metrics of an update."""
         return self._scores(micro_batch, plan) if self.algorithm.trains_scorer else self._logprobs(micro_batch, plan)
 
