@@ -21,7 +21,7 @@ FAILPOINTS = {
     "pipeline.decided": "verdicts are written; the transaction has not committed",
     "pipeline.committed": "verdicts are committed; no listener was woken",
     "trainer.started": "a new attempt holds the run; it has published nothing",
-    "trainer.drawn": "a batch is drawn; nothing was trained",
+    "trainer.drawn": "a batch is drawn, perhaps ahead of its step; nothing of it was trained",
     "trainer.updated": "the optimizer has stepped; nothing of the step is stored",
     "trainer.published": "the new weights are announced; the step is not recorded",
     "trainer.checkpoint_written": "the checkpoint's folder is on disk, and its step is recorded; the checkpoint is not",

@@ -1,7 +1,7 @@
 """The trainer: draws batches, updates the weights, publishes them, commits checkpoints; and ends the run.
 
-A step is: draw (the rewards as they stand now), update, publish, copy the checkpoint where due, record. The copy is written beside the next
-steps, and committed between them. Recorded before committed: a step that a checkpoint contains has its row. What a crash may lose is the
+A step is: draw (the rewards as they stand when it begins), update, publish, copy the checkpoint where due, record. The copy is written beside
+the next steps, and committed between them. Recorded before committed: a step that a checkpoint contains has its row. What a crash may lose is the
 work since the last committed checkpoint, never an experience: the next attempt draws those groups again, removes what was left half-done, and asks again for
 the validations that were not answered. After the last step the trainer waits for the validation it asked for, picks the best
 checkpoint by it, and asks for the one reading of the test sets: by the initial weights and by the best.
@@ -26,10 +26,11 @@ from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
-from rftcore.trainer.drawn import ARRAYS, train_batch
 from rftcore.trainer.learner_arguments import LearnerArguments
+from rftcore.trainer.next_batch import NextBatch, draws_ahead
 from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
 from rftcore.trainer.ranks import LearnerGroup
+from rftdata.errors import BufferUnavailableError
 from rftdata.failpoints import failpoint
 from rftdata.planning.run_selectors import selector_metrics
 from rftdata.training.attempt import Attempt
@@ -114,6 +115,7 @@ class TrainerRole:
             critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
         )  # fmt: skip
         self.learner = LearnerGroup(arguments, resolved.algorithm)
+        self.next_batch = NextBatch(attempt, self.learner.algorithm, config.trainer.batch_groups)
         self._remove_abandoned_checkpoints()
         if attempt.checkpoint:
             self.learner.load_checkpoint(Path(attempt.checkpoint.uri))
@@ -133,12 +135,15 @@ class TrainerRole:
             self._ask_again_for_validations()
             self._publish(step)
             self._ask_for_validation(step)
-            while step < self.planned_steps:
-                if self._should_stop() or not self._step(step + 1):
-                    self._leave(step)
-                    return
-                step += 1
-            self._finish()
+            with self.next_batch:
+                while step < self.planned_steps and not self._should_stop() and self._step(step + 1):
+                    step += 1
+            if step < self.planned_steps:
+                self._leave(step)
+            else:
+                self._finish()
+        except BufferUnavailableError:
+            raise  # it has already been waited for
         except Exception:
             # The steps before the error are not to be lost with it. What fails now, fails for the same reason.
             with suppress(Exception):
@@ -153,18 +158,19 @@ class TrainerRole:
     def _step(self, step: int) -> bool:
         """One step; False when the run was asked to stop."""
         timing, started = _Timing(), time.monotonic()
-        self._says_what_it_waits_for(step, None)
-        batch = self.attempt.draw(
-            step, self.config.trainer.batch_groups, ARRAYS, stop=self._should_stop, waiting=partial(self._says_what_it_waits_for, step)
-        )  # fmt: skip
+        prepared = self.next_batch.draw(
+            step, stop=self._should_stop, waiting=partial(self._says_what_it_waits_for, step)
+        )
         timing.wait = time.monotonic() - started
-        if batch is None:
+        if prepared is None:
             return False
-        metrics: dict[str, float] = {}
-        if len(batch):
+        if step < self.planned_steps and draws_ahead(self.config, self.run, step + 1):
+            self.next_batch.draw_ahead(step + 1)
+        batch, metrics = prepared.drawn, dict[str, float]()
+        if prepared.train is not None:
             self.worker.set_state(f"trains step {step} on {len(batch)} experiences")
             started = time.monotonic()
-            metrics = self.learner.update(train_batch(batch, self.learner.algorithm), step)
+            metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
             timing.train = time.monotonic() - started
         started = time.monotonic()
