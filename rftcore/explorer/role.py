@@ -24,6 +24,8 @@ from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun, join_run
+from rftcore.sync.base import LIVE_URI
+from rftcore.sync.live_explorer import LiveReceiver
 from rftcore.teachers.base import Teacher
 from rftcore.workflows.task import Task
 from rftdata.errors import FencedError, ModelError
@@ -149,12 +151,28 @@ class Explorer:
         self.teacher: Teacher | None = None
         self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the claimed group of each task
         self._has_claimed = False
+        self.live = self._live_receiver()
+        self._news: asyncio.Task[None] | None = None
         self._weights_missing: tuple[int, float] | None = None  # policy version, and when it was first found missing
+
+    def _live_receiver(self) -> LiveReceiver | None:
+        """What takes weights from the trainer with `sync.method: nccl`; None with the other methods."""
+        if self.sync.method != "nccl":
+            return None
+        reception = None if self.only_evaluates else self.engine.reception
+        if reception is None:
+            return LiveReceiver(self.run, self.worker.worker_id, self.sync, None)
+        return LiveReceiver(
+            self.run, self.worker.worker_id, self.sync, self.engine.receive_weights, dtype=reception.dtype, device=reception.device,
+            num_ranks=reception.num_ranks,
+        )  # fmt: skip
 
     async def explore(self) -> None:
         """Explore until the run ends or is asked to stop."""
         try:
             await self._open_teacher()
+            if self.live is not None:
+                self.live.set_ready(True)
             while not self.worker.should_stop():
                 await self._store_finished()
                 await self._take_newest_policy()
@@ -169,6 +187,10 @@ class Explorer:
             await asyncio.to_thread(self.scorer.close)
             if self.teacher is not None:
                 await self.teacher.close()
+            if self._news is not None:
+                await self._news
+            if self.live is not None:
+                self.live.leave()
             self.writer.close()
             release_groups(self.run, self.worker.worker_id)
 
@@ -181,11 +203,19 @@ class Explorer:
         if self.in_flight:
             self.worker.set_state(f"samples {len(self.in_flight)} groups")
             started, before = time.monotonic(), self.engine.num_generated_tokens
-            await asyncio.wait(self.in_flight, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*self.in_flight, *self._await_news()], timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
             self._record_rate(self.engine.num_generated_tokens - before, time.monotonic() - started)
             return
         self.worker.set_state("waits", self._waiting_for())
         await asyncio.to_thread(self.worker.wait, 1.0)
+
+    def _await_news(self) -> list[asyncio.Task[None]]:
+        """Return a task that ends when the trainer offers weights, or soon."""
+        if self.live is None:
+            return []
+        if self._news is None or self._news.done():
+            self._news = asyncio.create_task(asyncio.to_thread(self.live.wait, 0.5))
+        return [self._news]
 
     def _waiting_for(self) -> str:
         if self.policy_step is None:
@@ -229,6 +259,9 @@ class Explorer:
             if version != self.engine.policy_version_id:
                 if policy.checksum == self.policy_checksum:
                     await asyncio.to_thread(self.engine.set_policy_version, version)
+                elif policy.uri == LIVE_URI:
+                    if not await self._take_live(policy):
+                        return
                 else:
                     await self._load(policy)
         except ModelError as error:
@@ -239,6 +272,18 @@ class Explorer:
         self._weights_missing = None
         self.policy_step = policy.trainer_step
         self.worker.progress |= {"policy_version_id": version, "policy_step": self.policy_step}
+
+    async def _take_live(self, policy: PolicyVersion) -> bool:
+        """Take weights that the trainer sends; return False if they are not in the engine afterwards."""
+        if self.live is None:
+            return False
+        if self._news is not None:
+            await self._news  # it uses the same connection
+        self.worker.set_state(f"takes policy version {policy.policy_version_id}")
+        # After a failure the engine may have weights of two versions.
+        self.policy_checksum = await asyncio.to_thread(self.live.take, policy)
+        self.worker.progress["load_weights_s"] = round(self.live.pause_seconds, 3)
+        return self.policy_checksum is not None
 
     def _tolerate_missing_weights(self, policy: PolicyVersion, error: ModelError) -> None:
         """Tolerate weights that their publisher has replaced, or removed on leaving. If they never appear on this host, raise.
@@ -328,6 +373,8 @@ class Explorer:
             if evaluation is None:
                 break
             answered = True
+            if self.live is not None:
+                self.live.set_ready(False)
             try:
                 if evaluation.checksum != self.policy_checksum:
                     await self._load(evaluation)
@@ -335,6 +382,8 @@ class Explorer:
             except ModelError as error:
                 # Its weights were removed (the trainer keeps only the newest): the evaluation fails, and the run continues.
                 fail_evaluation(self.run, evaluation.evaluation_id, self.worker.worker_id, str(error))
+        if answered and self.live is not None:
+            self.live.set_ready(True)
         return answered
 
     async def _evaluate(self, evaluation: Evaluation) -> None:

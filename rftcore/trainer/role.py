@@ -23,6 +23,7 @@ from rftcore.run.commands import buffer_option
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
+from rftcore.sync.live_trainer import LiveWeights
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
 from rftcore.trainer.drawn import ARRAYS, train_batch
 from rftcore.trainer.learner_arguments import LearnerArguments
@@ -105,8 +106,15 @@ class TrainerRole:
             self.learner.load_checkpoint(Path(attempt.checkpoint.uri))
         # Runs of two buffers may have the same name on one host.
         shared_name = f"{self.run.name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
-        publisher_class = METHODS.load(config.sync.method)
+        is_live = config.sync.method == "nccl"
+        publisher_class = METHODS.load(config.sync.file_method if is_live else config.sync.method)
         self.publisher = publisher_class(self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model))
+        self.live: LiveWeights | None = None
+        if is_live:
+            self.live = LiveWeights(
+                attempt, config.sync, self.learner.export_tensors, str(self.learner.own.device),
+                lambda name: self._hand_over(name, export_learner(self.learner)),
+            )  # fmt: skip
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None
         self.policy_version_id = 0
@@ -127,6 +135,8 @@ class TrainerRole:
         finally:
             for monitor in self.monitors:
                 monitor.close()
+            if self.live is not None:
+                self.live.close()
             self.publisher.close()
             self.learner.close()
 
@@ -167,6 +177,9 @@ class TrainerRole:
     def _should_stop(self) -> bool:
         """Whether the run was asked to stop. Raises if a rank has died, so that a wait ends, too."""
         self.learner.check()
+        if self.live is not None:
+            self.live.serve_missed(self.policy_version_id)
+            self.published = self.live.publication
         return self.worker.should_stop()
 
     def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
@@ -203,6 +216,10 @@ class TrainerRole:
 
     def _publish(self, step: int) -> None:
         """New weights for engines. A new attempt first publishes what it restored, under a new version."""
+        if self.live is not None:
+            self.policy_version_id = self.live.publish(step)
+            self.published = self.live.publication
+            return
         self.published = self._hand_over(f"step-{step:06d}", export_learner(self.learner))
         self._announce(step, self.config.sync.method, self.published)
 
@@ -286,6 +303,8 @@ class TrainerRole:
 
     def _ask_for_validation(self, step: int) -> None:
         if self.config.eval.tasks:
+            if self.live is not None:
+                self.published = self.live.as_file(self.policy_version_id)
             assert self.published is not None
             self._plan_validation(step, self.policy_version_id, self.published)
 

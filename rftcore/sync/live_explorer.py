@@ -1,0 +1,128 @@
+"""The explorer's side of `sync.method: nccl`: acknowledge an offer, take the weights into the live engine, and report what became of it.
+
+An explorer acknowledges only when it is ready to take the weights at once, and its engine samples on until the members of the group are
+known. If it misses a version it asks for the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+from rftcore.sync.transfer_plan import TransferPlan
+from rftdata.config import SyncConfig
+from rftdata.errors import EngineStoppedError, RftError
+from rftdata.failpoints import failpoint
+from rftdata.run import Run
+from rftdata.training.policies import PolicyVersion
+from rftdata.training.transfers import Answers, Receipt, Transfer
+
+logger = logging.getLogger(__name__)
+
+
+class LiveReceiver:
+    """Takes weights for one engine.
+
+    Args:
+        receive: `Engine.receive_weights`; None for an engine that loads files only.
+        dtype, device, num_ranks: see `Reception`.
+    """
+
+    def __init__(
+        self, run: Run, worker_id: int, config: SyncConfig, receive: Callable[[TransferPlan, int], str] | None, *, dtype: str = "",
+        device: str = "", num_ranks: int = 1,
+    ) -> None:  # fmt: skip
+        self._answers = Answers(run, worker_id)
+        self._config = config
+        self._receive = receive
+        self._dtype, self._device, self._num_ranks = dtype, device, num_ranks
+        self._group_id: int | None = None
+        self._state: tuple[bool, int | None] | None = None
+        self.pause_seconds = 0.0
+
+    def set_ready(self, ready: bool) -> None:
+        """Report whether the engine can take weights now, so that the trainer need not wait for it."""
+        self._set_state(ready and self._receive is not None, None if self._state is None else self._state[1])
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for news of the trainer."""
+        self._answers.wait(timeout_s)
+
+    def take(self, policy: PolicyVersion) -> str | None:
+        """Take a version that is offered; return the checksum of what arrived, or None if it was not applied.
+
+        Blocks until the transfer has ended. Without an offer, or after a failure, it returns None: a further offer may come, or the file.
+        """
+        version = policy.policy_version_id
+        if self._receive is None:
+            self._set_state(False, version)
+            return None
+        transfer = self._answers.newest(version)
+        if transfer is None and policy.method == "nccl":
+            return None  # the offer follows
+        if transfer is None or transfer.status != "offered":
+            self._set_state(True, version)
+            return None
+        self._answers.acknowledge(
+            transfer.transfer_id, host=socket.gethostname(), device=self._device, dtype=self._dtype, num_ranks=self._num_ranks,
+            group_id=self._group_id,
+        )  # fmt: skip
+        failpoint("explorer.acknowledged")
+        plan = self._await_group(transfer.transfer_id, version)
+        return None if plan is None else self._apply(plan, version)
+
+    def leave(self) -> None:
+        """Report that this explorer takes nothing any more."""
+        self._set_state(False, None)
+        self._answers.leave()
+
+    def _await_group(self, transfer_id: int, version: int) -> TransferPlan | None:
+        """Return what to take part in once it is known; None if the trainer went on without this explorer."""
+        deadline = time.monotonic() + self._config.acknowledge_s + self._config.timeout_s
+        while time.monotonic() < deadline:
+            transfer, own = self._answers.newest(version), self._answers.own(transfer_id)
+            if transfer is None or own is None or transfer.transfer_id != transfer_id:
+                break
+            if own.status == "failed" or transfer.status == "ended":
+                break
+            if own.first_rank is not None:
+                return self._plan(transfer, own)
+            self._answers.wait(0.25)
+        self._set_state(True, version)
+        return None
+
+    def _plan(self, transfer: Transfer, own: Receipt) -> TransferPlan:
+        assert transfer.group_id and transfer.backend and transfer.address and transfer.num_ranks
+        assert transfer.dtype and transfer.bucket_bytes and own.first_rank
+        host, _, port = transfer.address.rpartition(":")
+        return TransferPlan(
+            transfer_id=transfer.transfer_id, group_id=transfer.group_id, backend=transfer.backend, host=host, port=int(port),
+            num_ranks=transfer.num_ranks, first_rank=own.first_rank,
+            tensors=tuple((name, tuple(shape)) for name, shape in transfer.tensors), dtype=transfer.dtype,
+            bucket_bytes=transfer.bucket_bytes, timeout_s=self._config.timeout_s,
+        )  # fmt: skip
+
+    def _apply(self, plan: TransferPlan, version: int) -> str | None:
+        assert self._receive is not None
+        started = time.monotonic()
+        try:
+            checksum = self._receive(plan, version)
+        except EngineStoppedError:
+            raise
+        except RftError as error:
+            logger.warning("policy version %d: %s", version, error)
+            self._group_id = None
+            self._answers.end(plan.transfer_id, "failed", pause_seconds=time.monotonic() - started, error=str(error))
+            return None
+        self._group_id = plan.group_id
+        self.pause_seconds = time.monotonic() - started
+        self._answers.end(plan.transfer_id, "applied", pause_seconds=self.pause_seconds)
+        self._set_state(True, None)
+        return checksum
+
+    def _set_state(self, ready: bool, wanted_version: int | None) -> None:
+        if (ready, wanted_version) != self._state:
+            self._answers.set_state(ready=ready, wanted_version=wanted_version)
+            self._state = (ready, wanted_version)
