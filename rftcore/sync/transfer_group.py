@@ -67,7 +67,7 @@ class TransferGroup:
             if isinstance(store, tuple):
                 store = TCPStore(*store, timeout=timeout, wait_for_workers=False)
             self._store = store
-            self._group = _open(backend, PrefixStore(str(group_id), store), rank, num_ranks, timeout)
+            self._group = _open(backend, PrefixStore(str(group_id), store), store.host, rank, num_ranks, timeout)
             self._count_members()
         except GroupError:
             raise
@@ -194,11 +194,15 @@ def _signed(number: int) -> int:
     return number - (1 << 64)
 
 
-def _open(backend: str, store: PrefixStore, rank: int, num_ranks: int, timeout: timedelta) -> Any:
+def _open(backend: str, store: PrefixStore, store_host: str, rank: int, num_ranks: int, timeout: timedelta) -> Any:
     if backend == "gloo":
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's annotations
         options._timeout = timeout
-        options._devices = [ProcessGroupGloo.create_default_device()]
+        # The default one looks up the host's own name, which need not be known.
+        is_local = store_host == LOOPBACK
+        options._devices = [
+            ProcessGroupGloo.create_device(hostname=LOOPBACK) if is_local else ProcessGroupGloo.create_default_device()
+        ]
         return ProcessGroupGloo(store, rank, num_ranks, options)
     from torch.distributed import ProcessGroupNCCL
 
