@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from rftcore.sync.transfer_plan import TransferPlan
 from rftdata.config import SyncConfig
 from rftdata.errors import EngineStoppedError, RftError
-from rftdata.failpoints import failpoint
 from rftdata.run import Run
 from rftdata.training.policies import PolicyVersion, newest_policy
 from rftdata.training.transfers import Answers, Receipt, Transfer
@@ -88,7 +87,6 @@ class LiveReceiver:
             transfer.transfer_id, host=socket.gethostname(), device=self._device, dtype=self._dtype, num_ranks=self._num_ranks,
             group_id=self._group_id,
         )  # fmt: skip
-        failpoint("explorer.acknowledged")
         plan = self._await_group(transfer.transfer_id, version, stop)
         return Outcome() if plan is None else self._apply(plan, version)
 

@@ -19,7 +19,6 @@ from rftcore.sync.transfer import Sent, TransferSender
 from rftcore.sync.transfer_group import LOOPBACK, GroupError, open_store
 from rftcore.sync.transfer_plan import TransferPlan, fingerprint
 from rftdata.config import SyncConfig
-from rftdata.failpoints import failpoint
 from rftdata.training.attempt import Attempt
 from rftdata.training.transfers import Offers, Receipt
 
@@ -125,7 +124,6 @@ class LiveWeights:
             self._tensors = tuple((name, tuple(tensor.shape)) for name, tensor in self._export())
         tensors = [(name, list(shape)) for name, shape in self._tensors]
         transfer_id = self._offers.offer(version, tensors, fingerprint(tensors))
-        failpoint("trainer.offered")
         self._await_acknowledgements(transfer_id, waiting)
         members, left_out = _members(self._offers.close(transfer_id))
         if not members:

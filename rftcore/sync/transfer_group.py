@@ -25,6 +25,7 @@ from rftdata.errors import RftError
 
 LOOPBACK = "127.0.0.1"
 _HASH_BLOCK = 1 << 16
+_BLOCKS_AT_ONCE = 32
 _POLL_S = 0.0005
 # With torch's defaults a call that hangs for too long ends the process, and a thread of NCCL's waits for reports of all ranks.
 _NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
@@ -68,7 +69,10 @@ class TransferGroup:
                 store = TCPStore(*store, timeout=timeout, wait_for_workers=False)
             self._store = store
             self._group = _open(backend, PrefixStore(str(group_id), store), store.host, rank, num_ranks, timeout)
-            self._count_members()
+            members = torch.zeros(num_ranks, dtype=torch.int64, device=self.device)
+            members[rank] = 1
+            self.wait_for(self._group.allreduce([members]), time.monotonic() + timeout_s)
+            refuse_missing(members, group_id)
         except GroupError:
             raise
         except RuntimeError as error:  # all of torch.distributed's errors
@@ -92,17 +96,6 @@ class TransferGroup:
         with contextlib.suppress(RuntimeError):  # it has ended by itself
             self._group.abort()
         self._group = None
-
-    def _count_members(self) -> None:
-        members = torch.zeros(self.num_ranks, dtype=torch.int64, device=self.device)
-        members[self.rank] = 1
-        self.wait_for(self._group.allreduce([members]), time.monotonic() + self._timeout_s)
-        if members.tolist() != [1] * self.num_ranks:
-            raise GroupError(
-                f"the communicator of weight group {self.group_id} does not reach all of its {self.num_ranks} members",
-                value=members.tolist(),
-                todo="check that NCCL loads on both sides (NCCL_DEBUG=INFO), or set sync.method: memory",
-            )
 
     def wait_for(self, work: Any, deadline: float) -> None:
         """Wait for a call to end.
@@ -130,6 +123,24 @@ class TransferGroup:
         )
 
 
+def refuse_missing(members: Tensor, group_id: int) -> None:
+    """Refuse a group whose communicator does not connect all.
+
+    Args:
+        members: the sum over the members of a vector with a 1 at their own rank, int64 [num_ranks].
+
+    Raises:
+        GroupError: a member is missing in it, or counted twice.
+    """
+    if members.tolist() != [1] * len(members):
+        raise GroupError(
+            f"the communicator of weight group {group_id} does not connect its {len(members)} members",
+            value=members.tolist(),
+            allowed="each of them once",
+            todo="check that NCCL loads on both sides (NCCL_DEBUG=INFO), or set sync.method: memory",
+        )
+
+
 class Broadcast:
     """A broadcast on its way."""
 
@@ -150,8 +161,9 @@ class Broadcast:
 def hashes_of(tensors: list[Tensor]) -> Tensor:
     """Return a 64-bit hash of each tensor's bytes, int64 [len(tensors)], on their device.
 
-    Σ a_i x_i modulo 2^64 over the 64-bit words x_i, with odd pseudo-random a_i: a changed word, two exchanged words and shifted words all change it. It
-    runs where the tensors are; a hash on the CPU would cost more than the transfer between GPUs.
+    n + Σ a_i y_i modulo 2^64 over the n 64-bit words x_i, with y_i = x_i ^ (x_i >> 32) and odd pseudo-random a_i. A change of one word always shows. The
+    shift brings the high bits of a word down, since in the product they have few bits of a_i above them: without it two changed signs would
+    cancel. It runs where the tensors are; a hash on the CPU would cost more than the transfer between GPUs.
 
     Args:
         tensors: uint8, contiguous, of a multiple of 8 bytes each, aligned to 8.
@@ -167,14 +179,17 @@ def hashes_of(tensors: list[Tensor]) -> Tensor:
 def _hash(words: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
     whole = len(words) // _HASH_BLOCK
     rest = words[whole * _HASH_BLOCK :]
-    total = (rest * inner[: len(rest)]).sum() * outer[whole]
+    total = (_folded(rest) * inner[: len(rest)]).sum() * outer[whole] + len(words)
     if whole:
-        # A block at a time, so that products take little memory.
-        for block, factor in zip(
-            words[: whole * _HASH_BLOCK].view(whole, _HASH_BLOCK).split(64), outer[:whole].split(64), strict=True
-        ):
-            total = total + ((block * inner).sum(1) * factor).sum()
-    return total + len(words)
+        # Some blocks at a time, so that what is computed stays in the cache.
+        blocks = words[: whole * _HASH_BLOCK].view(whole, _HASH_BLOCK).split(_BLOCKS_AT_ONCE)
+        for block, factor in zip(blocks, outer[:whole].split(_BLOCKS_AT_ONCE), strict=True):
+            total = total + (_folded(block).mul_(inner).sum(1) * factor).sum()
+    return total
+
+
+def _folded(words: Tensor) -> Tensor:
+    return _shifted(words, 32).bitwise_xor_(words)
 
 
 def _odd_numbers(count: int, stream: int, device: torch.device) -> Tensor:
