@@ -136,7 +136,7 @@ class LiveReceiver:
         except EngineStoppedError:
             raise
         except RftError as error:
-            logger.warning("policy version %d: %s", version, error)
+            logger.warning("policy version %d: %s", version, str(error))
             self._group_id = None
             pause_seconds = time.monotonic() - started
             self._answers.end(plan.transfer_id, "failed", pause_seconds=pause_seconds, error=str(error))

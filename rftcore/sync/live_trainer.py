@@ -136,7 +136,7 @@ class LiveWeights:
             self._sender.join(plan, self._store)
             sent = self._sender.send(plan, self._export())
         except GroupError as failure:
-            logger.warning("transfer %d failed: %s", transfer_id, failure)
+            logger.warning("transfer %d failed: %s", transfer_id, str(failure))
             error = str(failure)
         outcomes = self._await_outcomes(transfer_id, {member.worker_id for member in members})
         done = {outcome.worker_id for outcome in outcomes if outcome.status == "applied"}

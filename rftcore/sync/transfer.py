@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from rftcore.sync.transfer_group import Broadcast, TransferGroup, hashes_of
+from rftcore.sync.transfer_group import Call, TransferGroup, hashes_of
 from rftcore.sync.transfer_plan import Bucket, Slot, TransferError, TransferPlan, checksum_of_hashes, fingerprint
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class TransferSender:
     def _send(self, group: TransferGroup, plan: TransferPlan, tensors: Iterator[tuple[str, Tensor]]) -> Sent:
         started = time.monotonic()
         hashes: list[Tensor] = []
-        on_their_way: list[Broadcast] = [group.broadcast(_header(plan, group.device))]
+        on_their_way: list[Call] = [group.broadcast(_header(plan, group.device))]
         for bucket in plan.buckets():
             packed = _pack(bucket, plan, tensors, group.device)
             found = hashes_of([_bytes_of(packed, slot) for slot in bucket.slots])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -64,21 +65,24 @@ class TransferGroup:
         self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._timeout_s = timeout_s
         timeout = timedelta(seconds=timeout_s)
+        self._calls: list[Call] = []
+        self._group: Any = None
         try:
             if isinstance(store, tuple):
                 store = TCPStore(*store, timeout=timeout, wait_for_workers=False)
-            self._store = store
             self._group = _open(backend, PrefixStore(str(group_id), store), store.host, rank, num_ranks, timeout)
             members = torch.zeros(num_ranks, dtype=torch.int64, device=self.device)
             members[rank] = 1
-            self.wait_for(self._group.allreduce([members]), time.monotonic() + timeout_s)
+            self._begin(self._group.allreduce([members])).wait()
             refuse_missing(members, group_id)
         except GroupError:
+            self.abort()
             raise
         except RuntimeError as error:  # all of torch.distributed's errors
-            raise self._error("does not come together", error) from error
+            self.abort()
+            raise self.error("does not come together", error) from error
 
-    def broadcast(self, tensor: Tensor) -> Broadcast:
+    def broadcast(self, tensor: Tensor) -> Call:
         """Begin to send rank 0's tensor to all, into tensors of the same size and type.
 
         Raises:
@@ -87,36 +91,30 @@ class TransferGroup:
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         try:
-            return Broadcast(self, self._group.broadcast([tensor], options), time.monotonic() + self._timeout_s)
+            return self._begin(self._group.broadcast([tensor], options))
         except RuntimeError as error:
-            raise self._error("broke off", error) from error
+            raise self.error("broke off", error) from error
 
     def abort(self) -> None:
         """Leave the group at once; calls of other members end with an error, soon or when their time is over."""
         with contextlib.suppress(RuntimeError):  # it has ended by itself
-            self._group.abort()
+            if self._group is not None:
+                self._group.abort()
         self._group = None
+        # A call holds the connections to the members open. It may live on in the traceback of an error.
+        for call in self._calls:
+            call.work = None
+        self._calls = []
 
-    def wait_for(self, work: Any, deadline: float) -> None:
-        """Wait for a call to end.
+    def _begin(self, work: Any) -> Call:
+        self._calls = [call for call in self._calls if call.work is not None]
+        self._calls.append(Call(self, work, time.monotonic() + self._timeout_s))
+        return self._calls[-1]
 
-        Raises:
-            GroupError: it failed, or the time is over.
-        """
-        try:
-            if self.device.type == "cpu":
-                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
-                return
-            while not work.is_completed():
-                if time.monotonic() > deadline:
-                    raise RuntimeError("no answer in time")
-                time.sleep(_POLL_S)
-            work.wait()  # rethrows an error of the call; the current stream waits for its result
-        except RuntimeError as error:
-            raise self._error("broke off", error) from error
-
-    def _error(self, what: str, error: RuntimeError) -> GroupError:
-        first_line = str(error).strip().partition("\n")[0]
+    def error(self, what: str, error: RuntimeError) -> GroupError:
+        """Return the error of a call in this group."""
+        # gloo begins with the place in its source, and ends with advice.
+        first_line = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip().partition("\n")[0]).partition(". This is ")[0]
         return GroupError(
             f"weight group {self.group_id} (rank {self.rank} of {self.num_ranks}) {what} within {self._timeout_s:g} s: {first_line}",
             todo="the group is formed again without members that left; raise sync.timeout_s if one is only slow",
@@ -141,21 +139,36 @@ def refuse_missing(members: Tensor, group_id: int) -> None:
         )
 
 
-class Broadcast:
-    """A broadcast on its way."""
+class Call:
+    """A collective call on its way.
+
+    Attributes:
+        work: torch's handle; None once the call has ended or its member has left.
+    """
 
     def __init__(self, group: TransferGroup, work: Any, deadline: float) -> None:
         self._group = group
-        self._work = work
         self._deadline = deadline
+        self.work = work
 
     def wait(self) -> None:
-        """Return when the tensor may be used.
+        """Return when its tensor may be used.
 
         Raises:
             GroupError: another member has gone, or the time is over.
         """
-        self._group.wait_for(self._work, self._deadline)
+        try:
+            if self._group.device.type == "cpu":
+                self.work.wait(timedelta(seconds=max(0.001, self._deadline - time.monotonic())))
+            else:
+                while not self.work.is_completed():
+                    if time.monotonic() > self._deadline:
+                        raise RuntimeError("no answer in time")
+                    time.sleep(_POLL_S)
+                self.work.wait()  # raises an error of the call; the current stream waits for its result
+        except RuntimeError as error:
+            raise self._group.error("broke off", error) from error
+        self.work = None
 
 
 def hashes_of(tensors: list[Tensor]) -> Tensor:
