@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -205,6 +206,7 @@ def _folded(words: Tensor) -> Tensor:
     return _shifted(words, 32).bitwise_xor_(words)
 
 
+@lru_cache(maxsize=64)
 def _odd_numbers(count: int, stream: int, device: torch.device) -> Tensor:
     """Return splitmix64 of 1, 2, …, made odd."""
     z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(0x9E3779B97F4A7C15) + stream
