@@ -212,6 +212,12 @@ class SyncConfig(Section):
         60.0, gt=0, description="With nccl, seconds that an explorer may take to join, and each bucket to arrive."
     )
     bucket_mib: int = Field(256, ge=1, description="With nccl, MiB of tensors that are sent together.")
+    max_logprob_diff: float = Field(
+        0.3,
+        gt=0,
+        description="With nccl, the largest mean difference, in nats per token, between the log-probabilities of engines and trainer in the first"
+        " batch of an attempt that was sampled from its newest weights; beyond it the run stops.",
+    )
     address: str | None = Field(
         None,
         description="With nccl, the address at which explorers on other machines reach the trainer; by default that of its host name.",

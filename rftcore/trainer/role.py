@@ -27,6 +27,7 @@ from rftcore.sync.live_trainer import LiveWeights
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
 from rftcore.trainer.drawn import ARRAYS, train_batch
 from rftcore.trainer.learner_arguments import LearnerArguments
+from rftcore.trainer.parity import WeightParity
 from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
 from rftcore.trainer.ranks import LearnerGroup
 from rftdata.failpoints import failpoint
@@ -110,6 +111,9 @@ class TrainerRole:
         publisher_class = METHODS.load(config.sync.file_method if is_live else config.sync.method)
         self.publisher = publisher_class(self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model))
         self.live: LiveWeights | None = None
+        # Engines record log-probabilities of the distribution that they sample from; the trainer computes the whole one.
+        is_whole = config.explorer.top_p == 1 and config.explorer.top_k == 0
+        self.parity = WeightParity(config.sync.max_logprob_diff) if is_live and is_whole else None
         if is_live:
             self.live = LiveWeights(
                 attempt, config.sync, self.learner.export_tensors, str(self.learner.own.device),
@@ -156,6 +160,8 @@ class TrainerRole:
             started = time.monotonic()
             metrics = self.learner.update(train_batch(batch, self.learner.algorithm), step)
             failpoint("trainer.updated")
+            if self.parity is not None:
+                self.parity.check(step, batch.rows["staleness"].to_pylist(), metrics)
             timing.train = time.monotonic() - started
         started = time.monotonic()
         self.worker.set_state(f"publishes the weights of step {step}")
