@@ -47,8 +47,10 @@ class EngineWeights:
         self.checksum: str | None = None
         sync = joined.resolved.config.sync
         self._live: LiveReceiver | None = None
-        if sync.method == "nccl":
+        self._listens = False
+        if sync.method in ("nccl", "auto"):
             reception = None if only_evaluates else engine.reception
+            self._listens = reception is not None and (sync.method == "nccl" or reception.device != "cpu")
             self._live = LiveReceiver(
                 self._run, worker.worker_id, sync, engine.receive_weights if reception else None,
                 **({} if reception is None else vars(reception)),
@@ -57,11 +59,11 @@ class EngineWeights:
     def set_ready(self, ready: bool) -> None:
         """Report whether the engine could take weights now."""
         if self._live is not None:
-            self._live.set_ready(ready)
+            self._live.set_ready(ready and self._listens)
 
     def news(self) -> list[asyncio.Task[None]]:
         """Return a task that ends when the trainer offers weights, or soon; nothing where it never does."""
-        if self._live is None:
+        if self._live is None or not self._listens:
             return []
         if self._news is None or self._news.done():
             self._news = asyncio.create_task(asyncio.to_thread(self._live.wait, 0.5))

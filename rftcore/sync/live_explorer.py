@@ -1,4 +1,5 @@
-"""The explorer's side of `sync.method: nccl`: acknowledge an offer, take the weights into the live engine, and report what became of it.
+"""The explorer's side of weights that go straight into live engines (`sync.method` nccl or auto): acknowledge an offer, take the weights, and report
+what became of it.
 
 An explorer acknowledges only when it is ready to take the weights at once, and its engine samples on until the members of the group are
 known. If it misses a version it asks for the file.
@@ -149,5 +150,5 @@ class LiveReceiver:
 
     def _set_state(self, ready: bool, wanted_version: int | None) -> None:
         if (ready, wanted_version) != self._state:
-            self._answers.set_state(ready=ready, wanted_version=wanted_version)
+            self._answers.set_state(device=self._device, ready=ready, wanted_version=wanted_version)
             self._state = (ready, wanted_version)

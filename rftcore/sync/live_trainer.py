@@ -1,4 +1,5 @@
-"""The trainer's side of `sync.method: nccl`: offer a version to the live engines, form their group, send, and collect what became of it.
+"""The trainer's side of weights that go straight into live engines (`sync.method` nccl or auto): offer a version, form the group of those that take
+it, send, and collect what became of it.
 
 Who takes part is decided anew for every version, so explorers may join, leave or die at any time. The group is formed again only when its members have
 changed or one of them failed. Engines that were left in the middle are offered the version again; those that miss it altogether ask for a
@@ -42,6 +43,7 @@ class LiveWeights:
 
     Attributes:
         publication: of the last version.
+        has_sent: whether any version has gone straight into engines.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class LiveWeights:
         self._address = ("", 0)
         self._tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
         self._name = ""
+        self._choice = ""
+        self.has_sent = False
         self.publication = Publication("", 0, "")
 
     def publish(self, step: int) -> int:
@@ -71,8 +75,9 @@ class LiveWeights:
             FencedError: another attempt holds the run.
         """
         self._name = f"step-{step:06d}"
-        waiting = self._offers.ready_receivers()
-        if not waiting:
+        receivers = self._offers.ready_receivers()
+        waiting = set(receivers)
+        if not receivers or not self._may_send(receivers):
             self.publication = self._write_file(self._name)
             return self._announce(step, self._config.file_method)
         self.publication = Publication(LIVE_URI, 0, "")
@@ -81,8 +86,9 @@ class LiveWeights:
         for _ in range(_TRIES):
             sent = self._transfer(version, waiting, applied)
             if sent is not None:
+                self.has_sent = True
                 self.publication = Publication(LIVE_URI, sent.num_bytes, sent.checksum)
-            waiting = self._offers.ready_receivers() - applied
+            waiting = set(self._offers.ready_receivers()) - applied
             if self._sender.group is not None or not waiting:
                 break
         if self.publication.checksum:
@@ -107,6 +113,17 @@ class LiveWeights:
         """Leave the group."""
         self._sender.leave()
         self._offers.leave()
+
+    def _may_send(self, receivers: dict[int, str]) -> bool:
+        """Whether weights go into the engines, and not into a file; a choice of `auto` is logged when it changes."""
+        if self._config.method == "nccl":
+            return True
+        backend, reason = choose_backend(self._device, [*receivers.values()])
+        choice = f"weights go {'into live engines by nccl' if backend == 'nccl' else 'through files'}: {reason}"
+        if choice != self._choice:
+            logger.info("%s", choice)
+            self._choice = choice
+        return backend == "nccl"
 
     def _announce(self, step: int, method: str) -> int:
         found = self.publication
@@ -154,7 +171,7 @@ class LiveWeights:
             if waiting <= {receipt.worker_id for receipt in self._offers.receipts(transfer_id)}:
                 return
             self._offers.wait(0.25)
-            waiting &= self._offers.ready_receivers()
+            waiting &= set(self._offers.ready_receivers())
 
     def _await_outcomes(self, transfer_id: int, members: set[int]) -> list[Receipt]:
         """Return the members' receipts when all have ended, or no more will."""

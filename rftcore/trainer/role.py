@@ -107,13 +107,13 @@ class TrainerRole:
             self.learner.load_checkpoint(Path(attempt.checkpoint.uri))
         # Runs of two buffers may have the same name on one host.
         shared_name = f"{self.run.name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
-        is_live = config.sync.method == "nccl"
+        is_live = config.sync.method in ("nccl", "auto")
         publisher_class = METHODS.load(config.sync.file_method if is_live else config.sync.method)
         self.publisher = publisher_class(self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model))
         self.live: LiveWeights | None = None
         # Engines record log-probabilities of the distribution that they sample from; the trainer computes the whole one.
         is_whole = config.explorer.top_p == 1 and config.explorer.top_k == 0
-        self.parity = WeightParity(config.sync.max_logprob_diff) if is_live and is_whole else None
+        self.parity = WeightParity(config.sync.max_logprob_diff) if is_whole else None
         if is_live:
             self.live = LiveWeights(
                 attempt, config.sync, self.learner.export_tensors, str(self.learner.own.device),
@@ -160,7 +160,7 @@ class TrainerRole:
             started = time.monotonic()
             metrics = self.learner.update(train_batch(batch, self.learner.algorithm), step)
             failpoint("trainer.updated")
-            if self.parity is not None:
+            if self.parity is not None and self.live is not None and self.live.has_sent:
                 self.parity.check(step, batch.rows["staleness"].to_pylist(), metrics)
             timing.train = time.monotonic() - started
         started = time.monotonic()

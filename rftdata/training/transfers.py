@@ -72,10 +72,13 @@ class Offers:
         self._run = attempt.run
         self._listener = notify.Listener(attempt.run.database, notify.WEIGHTS)
 
-    def ready_receivers(self) -> set[int]:
-        """Return the explorers that take weights now; those of this machine whose process has exited no longer count."""
+    def ready_receivers(self) -> dict[int, str]:
+        """Return the explorers that take weights now, with the devices of their engines. A process of this machine that has exited does not count."""
         mark_dead_workers(self._run)
-        return {row["worker_id"] for row in self._run.database.fetch("ready_receivers", run_id=self._run.run_id)}
+        return {
+            row["worker_id"]: row["device"]
+            for row in self._run.database.fetch("ready_receivers", run_id=self._run.run_id)
+        }
 
     def is_file_wanted(self, policy_version_id: int) -> bool:
         """Return whether an explorer has missed a version."""
@@ -176,9 +179,11 @@ class Answers:
         self._worker_id = worker_id
         self._listener = notify.Listener(run.database, notify.WEIGHTS)
 
-    def set_state(self, *, ready: bool, wanted_version: int | None = None) -> None:
+    def set_state(self, *, device: str, ready: bool, wanted_version: int | None = None) -> None:
         """Record whether this explorer takes weights now, and which version it needs as a file."""
-        self._write("set_weight_receiver", run_id=self._run.run_id, ready=ready, wanted_version=wanted_version)
+        self._write(
+            "set_weight_receiver", run_id=self._run.run_id, device=device, ready=ready, wanted_version=wanted_version
+        )
 
     def newest(self, policy_version_id: int) -> Transfer | None:
         """Return the last offer of a version."""

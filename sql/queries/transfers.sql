@@ -1,12 +1,12 @@
 -- name: set_weight_receiver
 -- Record whether an explorer takes weights now, and which version it needs as a file.
-INSERT INTO rft.weight_receiver (worker_id, run_id, ready, wanted_version)
-VALUES (%(worker_id)s, %(run_id)s, %(ready)s, %(wanted_version)s)
+INSERT INTO rft.weight_receiver (worker_id, run_id, device, ready, wanted_version)
+VALUES (%(worker_id)s, %(run_id)s, %(device)s, %(ready)s, %(wanted_version)s)
 ON CONFLICT (worker_id) DO UPDATE SET ready = excluded.ready, wanted_version = excluded.wanted_version;
 
 -- name: ready_receivers
--- Live explorers of a run that take weights now.
-SELECT r.worker_id FROM rft.weight_receiver r JOIN rft.worker w USING (worker_id)
+-- Live explorers of a run that take weights now, with the devices of their engines.
+SELECT r.worker_id, r.device FROM rft.weight_receiver r JOIN rft.worker w USING (worker_id)
 WHERE r.run_id = %(run_id)s AND r.ready AND w.stopped_at IS NULL AND w.heartbeat_at > rft.clock() - interval '15 s'
 ORDER BY r.worker_id;
 

@@ -1,15 +1,17 @@
--- Weights that go from a trainer straight into live engines (`sync.method: nccl`): who can take them, what was offered, who took it.
+-- Weights that go from a trainer straight into live engines (`sync.method` nccl or auto): who can take them, what was offered, who took it.
 
 CREATE TABLE rft.weight_receiver (
     worker_id bigint PRIMARY KEY,
     run_id bigint NOT NULL,
-    ready boolean NOT NULL DEFAULT true,
+    device text NOT NULL,
+    ready boolean NOT NULL,
     wanted_version bigint
 );
 CREATE INDEX weight_receiver_run ON rft.weight_receiver (run_id);
-COMMENT ON TABLE rft.weight_receiver IS 'An explorer whose engine can take weights from the trainer without a file.';
+COMMENT ON TABLE rft.weight_receiver IS 'An explorer of a run whose trainer may send weights straight into engines.';
 COMMENT ON COLUMN rft.weight_receiver.worker_id IS 'The explorer.';
 COMMENT ON COLUMN rft.weight_receiver.run_id IS 'The run it works for.';
+COMMENT ON COLUMN rft.weight_receiver.device IS 'cpu, or the id of its engine''s GPU; several with commas; empty for an engine that loads files only.';
 COMMENT ON COLUMN rft.weight_receiver.ready IS 'Whether it takes weights now; false while it answers evaluations.';
 COMMENT ON COLUMN rft.weight_receiver.wanted_version IS 'The policy version that it missed and needs as a file; NULL if it misses none.';
 
