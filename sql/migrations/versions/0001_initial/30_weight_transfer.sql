@@ -65,7 +65,7 @@ CREATE TYPE rft.receipt_status AS ENUM ('acknowledged', 'applied', 'failed');
 COMMENT ON TYPE rft.receipt_status IS 'acknowledged: the explorer awaits the transfer; applied: its engine samples from the new weights, and every hash agreed; failed: it does not.';
 
 CREATE TABLE rft.weight_receipt (
-    transfer_id bigint NOT NULL REFERENCES rft.weight_transfer,
+    transfer_id bigint NOT NULL,
     worker_id bigint NOT NULL,
     status rft.receipt_status NOT NULL DEFAULT 'acknowledged',
     host text NOT NULL,
