@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.transfer_plan import TensorShapes, TransferPlan
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
@@ -177,6 +177,14 @@ class Engine(ABC):
         """How `receive_weights` takes weights; None for an engine that loads files only."""
         return None
 
+    def refuse_unfit(self, tensors: TensorShapes) -> None:
+        """Refuse weights that would leave part of the model unchanged, before `receive_weights`.
+
+        Raises:
+            ModelError: a tensor or the output head is missing, or has another shape.
+        """
+        raise RftError(f"{type(self).__name__} takes no weights from a trainer", todo="set sync.method: memory")
+
     def receive_weights(self, plan: TransferPlan, policy_version_id: int) -> str:
         """Take part in a transfer of weights into the live engine, between two steps of generation; return the checksum of what arrived.
 
@@ -185,7 +193,7 @@ class Engine(ABC):
         transfer has succeeded: open and new requests wait.
 
         Raises:
-            TransferError, ModelError, RftError: the weights were not applied.
+            TransferError, RftError: the weights were not applied.
         """
         raise RftError(f"{type(self).__name__} takes no weights from a trainer", todo="set sync.method: memory")
 

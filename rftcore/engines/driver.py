@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
-from rftcore.sync.transfer_plan import TransferError, TransferPlan
-from rftcore.sync.weights_file import check_complete, hold, open_weights, read_shapes_of_model
+from rftcore.sync.transfer_plan import TensorShapes, TransferError, TransferPlan
+from rftcore.sync.weights_file import check_complete, hold, open_weights, read_shapes_of_model, refuse_incomplete
 from rftdata.errors import EngineStoppedError, RftError
 
 ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
@@ -146,10 +146,14 @@ class DrivenEngine(Engine):
             self._load_and_wait(_Load(held, policy_version_id))
         return time.perf_counter() - started
 
+    def refuse_unfit(self, tensors: TensorShapes) -> None:
+        refuse_incomplete(dict(tensors), self._expected_shapes, "what the trainer sends")
+
     def receive_weights(self, plan: TransferPlan, policy_version_id: int) -> str:
         reception = self.reception
         assert reception is not None
-        plan.refuse_unfit(reception.dtype, self._expected_shapes)
+        plan.refuse_other_type(reception.dtype)
+        self.refuse_unfit(plan.tensors)
         command = _Receive(plan, policy_version_id)
         self._put(command)
         return command.result.result()

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.transfer_plan import TensorShapes, TransferPlan
 from rftdata.config import SyncConfig
-from rftdata.errors import EngineStoppedError, RftError
+from rftdata.errors import EngineStoppedError, ModelError, RftError
 from rftdata.run import Run
 from rftdata.training.policies import PolicyVersion, newest_policy
 from rftdata.training.transfers import Answers, Receipt, Transfer
@@ -43,11 +43,13 @@ class LiveReceiver:
 
     Args:
         receive: `Engine.receive_weights`; None for an engine that loads files only.
+        refuse: `Engine.refuse_unfit`.
         dtype, device, num_ranks: see `Reception`.
     """
 
     def __init__(
-        self, run: Run, worker_id: int, config: SyncConfig, receive: Callable[[TransferPlan, int], str] | None, *, dtype: str = "",
+        self, run: Run, worker_id: int, config: SyncConfig, receive: Callable[[TransferPlan, int], str] | None,
+        refuse: Callable[[TensorShapes], None] = lambda tensors: None, *, dtype: str = "",
         device: str = "", num_ranks: int = 1,
     ) -> None:  # fmt: skip
         self._run = run
@@ -55,6 +57,8 @@ class LiveReceiver:
         self._config = config
         self._receive = receive
         self._dtype, self._device, self._num_ranks = dtype, device, num_ranks
+        self._refuse = refuse
+        self._tensors: tuple[int, TensorShapes] = (0, ())  # with the attempt whose they are
         self._group_id: int | None = None
         self._state: tuple[bool, int | None] | None = None
 
@@ -82,6 +86,14 @@ class LiveReceiver:
         if transfer is None and policy.method == "nccl":
             return Outcome()  # the offer follows
         if transfer is None or transfer.status != "offered":
+            self._set_state(True, version)
+            return Outcome()
+        tensors = self._tensors_of(transfer.attempt_id)
+        try:
+            self._refuse(tensors)
+        except ModelError as error:
+            # No member of the group would take its part; the file leads to the same error, which ends this explorer.
+            logger.warning("policy version %d: %s", version, str(error))
             self._set_state(True, version)
             return Outcome()
         self._answers.acknowledge(
@@ -113,6 +125,12 @@ class LiveReceiver:
         self._set_state(True, version)
         return None
 
+    def _tensors_of(self, attempt_id: int) -> TensorShapes:
+        if self._tensors[0] != attempt_id:
+            found = self._answers.tensors(attempt_id)
+            self._tensors = (attempt_id, tuple((name, tuple(shape)) for name, shape in found))
+        return self._tensors[1]
+
     def _is_newest(self, version: int) -> bool:
         """Whether no other trainer has taken over the run and published since."""
         policy = newest_policy(self._run)
@@ -125,7 +143,7 @@ class LiveReceiver:
         return TransferPlan(
             transfer_id=transfer.transfer_id, group_id=transfer.group_id, backend=transfer.backend, host=host, port=int(port),
             num_ranks=transfer.num_ranks, first_rank=own.first_rank,
-            tensors=tuple((name, tuple(shape)) for name, shape in transfer.tensors), dtype=transfer.dtype,
+            tensors=self._tensors_of(transfer.attempt_id), dtype=transfer.dtype,
             bucket_bytes=transfer.bucket_bytes, timeout_s=self._config.timeout_s,
         )  # fmt: skip
 

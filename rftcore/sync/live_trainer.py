@@ -18,7 +18,7 @@ from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.devices import choose_backend, device_id
 from rftcore.sync.transfer import Sent, TransferSender
 from rftcore.sync.transfer_group import LOOPBACK, GroupError, open_store
-from rftcore.sync.transfer_plan import TransferPlan, fingerprint
+from rftcore.sync.transfer_plan import TensorShapes, TransferPlan, fingerprint
 from rftdata.config import SyncConfig
 from rftdata.training.attempt import Attempt
 from rftdata.training.transfers import Offers, Receipt
@@ -59,7 +59,7 @@ class LiveWeights:
         self._sender = TransferSender()
         self._members: list[int] = []
         self._address = ("", 0)
-        self._tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
+        self._tensors: TensorShapes = ()
         self._name = ""
         self._choice = ""
         self.has_sent = False
@@ -140,7 +140,7 @@ class LiveWeights:
         if not self._tensors:
             self._tensors = tuple((name, tuple(tensor.shape)) for name, tensor in self._export())
         tensors = [(name, list(shape)) for name, shape in self._tensors]
-        transfer_id = self._offers.offer(version, tensors, fingerprint(tensors))
+        transfer_id = self._offers.offer(version, tensors, fingerprint(self._tensors))
         self._await_acknowledgements(transfer_id, waiting)
         members, left_out = _members(self._offers.close(transfer_id))
         if not members:

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 
 import xxhash
 
-from rftcore.sync.weights_file import refuse_incomplete
 from rftdata.errors import RftError
 
 _ALIGNMENT = 16
 _HASH_BYTES = 8
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-TensorList = Sequence[tuple[str, Sequence[int]]]
+TensorShapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of every tensor, in the order in which they are sent."""
 
 
@@ -86,7 +85,7 @@ class TransferPlan:
     port: int
     num_ranks: int
     first_rank: int
-    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    tensors: TensorShapes
     dtype: str
     bucket_bytes: int
     timeout_s: float
@@ -110,28 +109,20 @@ class TransferPlan:
         if found:
             yield _bucket(found)
 
-    def refuse_unfit(self, dtype: str, expected: dict[str, tuple[int, ...]]) -> None:
-        """Refuse a transfer that this engine must not take; nothing has been received then.
-
-        Args:
-            dtype: type of the engine's weights.
-            expected: shapes of the model's own checkpoint.
+    def refuse_other_type(self, dtype: str) -> None:
+        """Refuse a transfer in another type than that of the engine; nothing has been received then.
 
         Raises:
-            RftError: another type travels than the engine has.
-            ModelError: the output head or another tensor is missing, or has another shape.
+            RftError: the types differ.
         """
         if self.dtype != dtype:
             raise RftError(
                 f"transfer {self.transfer_id} sends weights in a type that is not the engine's", value=self.dtype, allowed=dtype,
                 todo="give all explorers of the run the same explorer.engine_args.dtype",
             )  # fmt: skip
-        refuse_incomplete(
-            {name: tuple(shape) for name, shape in self.tensors}, expected, f"transfer {self.transfer_id}"
-        )
 
 
-def fingerprint(tensors: TensorList) -> str:
+def fingerprint(tensors: TensorShapes) -> str:
     """Return xxh3_64 of a tensor list, 16 hex digits."""
     return xxhash.xxh3_64_hexdigest(json.dumps([[name, list(shape)] for name, shape in tensors]).encode())
 

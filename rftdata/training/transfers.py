@@ -20,6 +20,8 @@ from rftdata.training.attempt import Attempt
 from rftdata.workers import mark_dead_workers
 
 T = TypeVar("T")
+TensorList = list[tuple[str, list[int]]]
+"""Name and shape of every tensor, in the order in which they are sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,6 @@ class Transfer:
     dtype: str | None
     bucket_bytes: int | None
     fingerprint: str
-    tensors: list[tuple[str, list[int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,7 @@ class Offers:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._run = attempt.run
+        self._has_offered = False
         self._listener = notify.Listener(attempt.run.database, notify.WEIGHTS)
 
     def ready_receivers(self) -> dict[int, str]:
@@ -85,15 +87,20 @@ class Offers:
         rows = self._run.database.fetch("is_file_wanted", run_id=self._run.run_id, policy_version_id=policy_version_id)
         return bool(rows[0]["wanted"])
 
-    def offer(self, policy_version_id: int, tensors: list[tuple[str, list[int]]], fingerprint: str) -> int:
-        """Offer a version to the explorers; return the transfer_id."""
+    def offer(self, policy_version_id: int, tensors: TensorList, fingerprint: str) -> int:
+        """Offer a version to the explorers; return the transfer_id.
+
+        Args:
+            tensors: the same in every offer of an attempt; the first stores them.
+        """
         row = self._write(
             lambda connection: fetch(
                 connection, "insert_transfer", run_id=self._run.run_id, attempt_id=self._attempt.attempt_id,
-                policy_version_id=policy_version_id, fingerprint=fingerprint, tensors=Jsonb(tensors),
+                policy_version_id=policy_version_id, fingerprint=fingerprint, tensors=None if self._has_offered else Jsonb(tensors),
             )[0],
             notify.POLICY,
         )  # fmt: skip
+        self._has_offered = True
         return int(row["transfer_id"])
 
     def receipts(self, transfer_id: int) -> list[Receipt]:
@@ -189,6 +196,11 @@ class Answers:
         """Return the last offer of a version."""
         rows = self._run.database.fetch("newest_transfer", run_id=self._run.run_id, policy_version_id=policy_version_id)
         return next(iter(records(Transfer, rows)), None)
+
+    def tensors(self, attempt_id: int) -> TensorList:
+        """Return what the transfers of an attempt send."""
+        row = self._run.database.fetch("transfer_tensors", attempt_id=attempt_id)[0]
+        return [(name, shape) for name, shape in row["tensors"]]
 
     def acknowledge(
         self, transfer_id: int, *, host: str, device: str, dtype: str, num_ranks: int, group_id: int | None

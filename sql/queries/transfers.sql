@@ -24,9 +24,12 @@ RETURNING transfer_id;
 
 -- name: newest_transfer
 -- The last offer of a version, with what a member needs to know to take part.
-SELECT transfer_id, attempt_id, policy_version_id, status::text AS status, group_id, backend, address, num_ranks, dtype, bucket_bytes, fingerprint,
-       tensors
+SELECT transfer_id, attempt_id, policy_version_id, status::text AS status, group_id, backend, address, num_ranks, dtype, bucket_bytes, fingerprint
 FROM rft.weight_transfer WHERE run_id = %(run_id)s AND policy_version_id = %(policy_version_id)s ORDER BY transfer_id DESC LIMIT 1;
+
+-- name: transfer_tensors
+-- The tensor list of an attempt's transfers.
+SELECT tensors FROM rft.weight_transfer WHERE attempt_id = %(attempt_id)s AND tensors IS NOT NULL ORDER BY transfer_id LIMIT 1;
 
 -- name: acknowledge_transfer
 -- Record that an explorer awaits a transfer, unless the offer is closed.

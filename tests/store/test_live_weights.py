@@ -94,7 +94,12 @@ class Explorer:
         self.dtype = getattr(torch, dtype)
         reception = self.engine.reception
         self.receiver = LiveReceiver(
-            crew.run, self.worker.worker_id, SYNC, self.engine.receive_weights, **vars(reception)
+            crew.run,
+            self.worker.worker_id,
+            SYNC,
+            self.engine.receive_weights,
+            self.engine.refuse_unfit,
+            **vars(reception),
         )
         self.receiver.set_ready(True)
         self._stopped = threading.Event()
@@ -238,6 +243,23 @@ def test_an_engine_of_another_type_is_left_out_with_the_reason(
         return full.has(version)
 
     wait_until(serve)
+
+
+def test_an_engine_does_not_acknowledge_weights_without_the_head_that_its_model_ties(
+    crew: Crew, attempt: Attempt, join: Callable[..., Explorer]
+) -> None:
+    """If it did, and then refused them, the whole group would wait for it."""
+    join()
+
+    def headless() -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, tensor) for name, tensor in crew.model.export() if name != "lm_head.weight")
+
+    trainer = LiveWeights(attempt, SYNC, headless, "cpu", crew.write_file)
+    trainer.publish(0)
+    trainer.close()
+    assert crew.outcomes() == []
+    assert crew.rows("select wanted_version from rft.weight_receiver") == [{"wanted_version": 1}]
+    assert crew.files == ["step-000000"]
 
 
 def test_an_evaluation_gets_a_file_of_weights_that_went_into_engines(

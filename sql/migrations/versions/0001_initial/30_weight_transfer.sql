@@ -31,7 +31,7 @@ CREATE TABLE rft.weight_transfer (
     dtype text,
     bucket_bytes bigint,
     fingerprint text NOT NULL,
-    tensors jsonb NOT NULL,
+    tensors jsonb,
     num_bytes bigint,
     send_seconds double precision,
     error text,
@@ -40,6 +40,7 @@ CREATE TABLE rft.weight_transfer (
     ended_at timestamptz
 );
 CREATE INDEX weight_transfer_run ON rft.weight_transfer (run_id, policy_version_id);
+CREATE INDEX weight_transfer_tensors ON rft.weight_transfer (attempt_id) WHERE tensors IS NOT NULL;
 COMMENT ON TABLE rft.weight_transfer IS 'One offer of a policy version to the engines that are there, and its transfer.';
 COMMENT ON COLUMN rft.weight_transfer.transfer_id IS 'Key, never reused; grows with time.';
 COMMENT ON COLUMN rft.weight_transfer.run_id IS 'The run.';
@@ -53,7 +54,7 @@ COMMENT ON COLUMN rft.weight_transfer.num_ranks IS 'Size of the group, the train
 COMMENT ON COLUMN rft.weight_transfer.dtype IS 'Type of the tensors on the wire: that of the engines.';
 COMMENT ON COLUMN rft.weight_transfer.bucket_bytes IS 'Size up to which tensors are packed together.';
 COMMENT ON COLUMN rft.weight_transfer.fingerprint IS 'xxh3-64 of the tensor list, hexadecimal; repeated at the start of the transfer.';
-COMMENT ON COLUMN rft.weight_transfer.tensors IS 'Name and shape of every tensor, in the order in which they are sent.';
+COMMENT ON COLUMN rft.weight_transfer.tensors IS 'Name and shape of every tensor, in the order in which they are sent. In the first offer of an attempt; NULL in its others, which send the same.';
 COMMENT ON COLUMN rft.weight_transfer.num_bytes IS 'Bytes of the tensors on the wire; NULL until they were sent.';
 COMMENT ON COLUMN rft.weight_transfer.send_seconds IS 'Time from the first bucket to the last; NULL until they were sent.';
 COMMENT ON COLUMN rft.weight_transfer.error IS 'Why it failed for at least one member; NULL otherwise.';
