@@ -40,6 +40,7 @@ class LiveWeights:
         export: yields the names and whole tensors of the weights as they are now; see `Learner.export_tensors`.
         device: of the trainer's first rank.
         write_file: writes the weights as they are now as a file.
+        report: told how weights travel and why, whenever that changes.
 
     Attributes:
         publication: of the last version.
@@ -48,13 +49,14 @@ class LiveWeights:
 
     def __init__(
         self, attempt: Attempt, config: SyncConfig, export: Callable[[], Iterator[tuple[str, Tensor]]], device: str,
-        write_file: Callable[[str], Publication],
+        write_file: Callable[[str], Publication], report: Callable[[str], None] = lambda choice: None,
     ) -> None:  # fmt: skip
         self._attempt = attempt
         self._config = config
         self._export = export
         self._device = device_id(device)
         self._write_file = write_file
+        self._report = report
         self._offers = Offers(attempt)
         self._sender = TransferSender()
         self._members: list[int] = []
@@ -82,14 +84,10 @@ class LiveWeights:
             return self._announce(step, self._config.file_method)
         self.publication = Publication(LIVE_URI, 0, "")
         version = self._announce(step, "nccl")
-        applied: set[int] = set()
         for _ in range(_TRIES):
-            sent = self._transfer(version, waiting, applied)
-            if sent is not None:
-                self.has_sent = True
-                self.publication = Publication(LIVE_URI, sent.num_bytes, sent.checksum)
-            waiting = set(self._offers.ready_receivers()) - applied
-            if self._sender.group is not None or not waiting:
+            # Engines that a transfer left in the middle do not sample until they have all of it.
+            waiting = self._transfer(version, waiting) & set(self._offers.ready_receivers())
+            if not waiting:
                 break
         if self.publication.checksum:
             self._locate(version)
@@ -115,15 +113,19 @@ class LiveWeights:
         self._offers.leave()
 
     def _may_send(self, receivers: dict[int, str]) -> bool:
-        """Whether weights go into the engines, and not into a file; a choice of `auto` is logged when it changes."""
+        """Whether weights go into the engines, and not into a file; a choice for files is logged when it changes."""
         if self._config.method == "nccl":
             return True
         backend, reason = choose_backend(self._device, [*receivers.values()])
-        choice = f"weights go {'into live engines by nccl' if backend == 'nccl' else 'through files'}: {reason}"
-        if choice != self._choice:
-            logger.info("%s", choice)
-            self._choice = choice
+        if backend != "nccl":
+            self._choose(f"through files ({self._config.file_method}): {reason}")
         return backend == "nccl"
+
+    def _choose(self, choice: str) -> None:
+        if choice != self._choice:
+            logger.info("weights go %s", choice)
+            self._choice = choice
+            self._report(choice)
 
     def _announce(self, step: int, method: str) -> int:
         found = self.publication
@@ -135,8 +137,8 @@ class LiveWeights:
         found = self.publication
         self._offers.locate(version, uri=found.uri, num_bytes=found.num_bytes, checksum=found.checksum)
 
-    def _transfer(self, version: int, waiting: set[int], applied: set[int]) -> Sent | None:
-        """Offer and send once; add to `applied` the explorers that have the version now."""
+    def _transfer(self, version: int, waiting: set[int]) -> set[int]:
+        """Offer and send once; return the members that have not applied the version."""
         if not self._tensors:
             self._tensors = tuple((name, tuple(tensor.shape)) for name, tensor in self._export())
         tensors = [(name, list(shape)) for name, shape in self._tensors]
@@ -146,8 +148,9 @@ class LiveWeights:
         if not members:
             self._sender.leave()
             self._offers.end(transfer_id, error="no explorer acknowledged in time")
-            return None
-        sent, error = None, None
+            return set()
+        sent: Sent | None = None
+        error: str | None = None
         try:
             plan = self._form(transfer_id, members, left_out)
             self._sender.join(plan, self._store)
@@ -156,14 +159,16 @@ class LiveWeights:
             logger.warning("transfer %d failed: %s", transfer_id, str(failure))
             error = str(failure)
         outcomes = self._await_outcomes(transfer_id, {member.worker_id for member in members})
-        done = {outcome.worker_id for outcome in outcomes if outcome.status == "applied"}
-        applied |= done
-        if len(done) < len(members):
+        missing = {outcome.worker_id for outcome in outcomes if outcome.status != "applied"}
+        if missing:
             self._sender.leave()
             error = error or next((o.error for o in outcomes if o.error), "a member did not answer in time")
         num_bytes, seconds = (None, None) if sent is None else (sent.num_bytes, sent.seconds)
         self._offers.end(transfer_id, num_bytes=num_bytes, send_seconds=seconds, error=error)
-        return sent
+        if sent is not None:
+            self.has_sent = True
+            self.publication = Publication(LIVE_URI, sent.num_bytes, sent.checksum)
+        return missing
 
     def _await_acknowledgements(self, transfer_id: int, waiting: set[int]) -> None:
         deadline = time.monotonic() + self._config.acknowledge_s
@@ -195,7 +200,7 @@ class LiveWeights:
             self._store = open_store(host, self._config.timeout_s)
             self._members, self._address, group_id = ids, (host, self._store.port), transfer_id
             self._backend, reason = choose_backend(self._device, [member.device for member in members])
-            logger.info("weights go to %d engines by %s: %s", len(members), self._backend, reason)
+            self._choose(f"into {len(members)} live engines by {self._backend}: {reason}")
         else:
             group_id = group.group_id
         ranks, num_ranks = {}, 1

@@ -118,6 +118,7 @@ class TrainerRole:
             self.live = LiveWeights(
                 attempt, config.sync, self.learner.export_tensors, str(self.learner.own.device),
                 lambda name: self._hand_over(name, export_learner(self.learner)),
+                lambda choice: self.worker.progress.update(weights=choice),
             )  # fmt: skip
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None

@@ -67,9 +67,10 @@ class Crew:
         self.buffer, self.model, self.folder = buffer, model, folder
         self.run = buffer.create_run(name="live", config={}, seed=1, steps=9, pipeline_version="p1")
         self.files: list[str] = []
+        self.choices: list[str] = []
 
     def trainer(self, attempt: Attempt, sync: SyncConfig = SYNC) -> LiveWeights:
-        return LiveWeights(attempt, sync, self.model.export, "cpu", self.write_file)
+        return LiveWeights(attempt, sync, self.model.export, "cpu", self.write_file, self.choices.append)
 
     def write_file(self, name: str) -> Publication:
         self.files.append(name)
@@ -192,10 +193,22 @@ def test_explorers_come_and_go_between_versions(
     assert {row["num_bytes"] for row in transfers} == {2 * num_weights}, "float32 would be twice that"
     assert set(crew.outcomes()) == {(n, "applied") for n in range(1, 6)}
     assert crew.files == []
+    why = "not all of trainer and engines have GPUs"
+    assert crew.choices == [f"into {n} live engines by gloo: {why}" for n in (2, 3, 2)]
     checksums = crew.rows("select checksum, uri from rft.policy_version order by policy_version_id")
     assert [row["uri"] for row in checksums] == [LIVE_URI] * 5
     same = [row["checksum"] for row in checksums]
     assert same[0] == same[1] != same[2] != same[3] == same[4]
+
+
+def test_auto_uses_files_without_gpus_and_names_the_reason(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:  # fmt: skip
+    join()
+    trainer = crew.trainer(attempt, SYNC.model_copy(update={"method": "auto"}))
+    trainer.publish(0)
+    trainer.publish(1)
+    trainer.close()
+    assert crew.choices == ["through files (memory): not all of trainer and engines have GPUs"]
+    assert crew.files == ["step-000000", "step-000001"] and crew.outcomes() == []
 
 
 def test_weights_go_into_a_file_while_no_engine_is_there(crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]) -> None:  # fmt: skip
