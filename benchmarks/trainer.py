@@ -17,6 +17,7 @@ result. A row is one case:
     tokens_per_second  tokens of the batch, prompts counted for each sequence
     peak_gib           most memory that tensors took on the GPU in any step (the first device); on a CPU that of the process
     mfu                6 · parameters · tokens / seconds / peak FLOP/s of the device; attention is not counted, nor work done twice
+    computed_mfu       the same with the tokens that the model computes: a prompt that several sequences share is one
     loss, grad_norm    of the first step; where they differ from TRL's by more than `tolerance`, the row has `agrees: false`
 
 The exit code is 1 where a row disagrees, or failed for another reason than memory or time.
@@ -199,8 +200,9 @@ def row_of(case: Case, lines: Sequence[dict[str, Any]], peak_flop_per_s: float |
     num_parameters = SHAPES[case.shape].num_parameters
     timed = lines if case.batch == LADDER else lines[case.warm_up :]
     for line in lines:
-        rate = 6 * num_parameters * line["num_tokens"] / line["seconds"]
-        line["mfu"] = None if peak_flop_per_s is None else rate / (peak_flop_per_s * case.ranks)
+        for name, tokens in (("mfu", line["num_tokens"]), ("computed_mfu", line["computed_tokens"])):
+            rate = 6 * num_parameters * tokens / line["seconds"]
+            line[name] = None if peak_flop_per_s is None else rate / (peak_flop_per_s * case.ranks)
     setting = {name: value for name, value in asdict(case).items() if name not in ("rungs", "trainer")}
     middle = statistics.median_low([line["seconds"] for line in timed]) if timed else None
     # Of the ladder the longest that fits; otherwise the step whose time is the median.
@@ -209,7 +211,7 @@ def row_of(case: Case, lines: Sequence[dict[str, Any]], peak_flop_per_s: float |
         chosen = timed[-1] if case.batch == LADDER else next(line for line in timed if line["seconds"] == middle)
     return setting | {
         "trainer": dict(case.trainer), "num_parameters": num_parameters, "num_tokens": chosen.get("num_tokens"),
-        "seconds": chosen.get("seconds"), "mfu": chosen.get("mfu"),
+        "seconds": chosen.get("seconds"), "mfu": chosen.get("mfu"), "computed_mfu": chosen.get("computed_mfu"),
         "tokens_per_second": chosen["num_tokens"] / chosen["seconds"] if chosen else None,
         "peak_gib": max((line["peak_gib"] for line in lines), default=None), "first_step_seconds": lines[0]["seconds"] if lines else None,
         "loss": lines[0]["loss"] if lines else None, "grad_norm": lines[0]["grad_norm"] if lines else None,

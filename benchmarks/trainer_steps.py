@@ -101,8 +101,18 @@ class Recorder:
         """Seconds and memory of the step; `write` appends them with what else is known."""
         return {"seconds": self.now() - self._begun - self._paused, "peak_gib": self._peak_bytes() / 2**30}
 
-    def write(self, measured: dict[str, Any], *, loss: float, grad_norm: float) -> None:
-        self.append({"num_tokens": self._tokens[self._step], "loss": loss, "grad_norm": grad_norm} | measured)
+    def write(
+        self, measured: dict[str, Any], *, loss: float, grad_norm: float, computed_tokens: float | None = None
+    ) -> None:
+        """Append a step; `computed_tokens` where not every token of the batch is computed."""
+        num_tokens = self._tokens[self._step]
+        known = {
+            "num_tokens": num_tokens,
+            "computed_tokens": computed_tokens or num_tokens,
+            "loss": loss,
+            "grad_norm": grad_norm,
+        }
+        self.append(known | measured)
         self._step += 1
 
     def append(self, line: dict[str, Any]) -> None:
@@ -149,7 +159,12 @@ def _train_ours(case: Case, model: str, batches: list[Batch], recorder: Recorder
             train_batch = _train_batch(batch)
             recorder.begin()
             metrics = learner.update(train_batch, step)
-            recorder.write(recorder.end(), loss=metrics["loss"], grad_norm=metrics["grad_norm"])
+            recorder.write(
+                recorder.end(),
+                loss=metrics["loss"],
+                grad_norm=metrics["grad_norm"],
+                computed_tokens=metrics["computed_tokens"],
+            )
 
 
 def _open_learner(case: Case, model: str) -> LearnerGroup:

@@ -81,7 +81,7 @@ def say(row: Row) -> None:
 
 def text(result: dict[str, Any]) -> str:
     """The whole result as tables."""
-    figures = ["s", "tok/s", "MFU", "GiB", "loss", "grad norm", ""]
+    figures = ["s", "tok/s", "MFU", "computed", "GiB", "loss", "grad norm", ""]
     heads = ["shape", "batch", "type", "recompute", "GPUs", "system", "micro", *figures]
     tables = [_aligned([heads, *(_cells(row) for row in result["rows"])])]
     if result["comparisons"]:
@@ -105,7 +105,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     size = f"{row['num_tokens'] or 0} tok" if row["batch"] == LADDER else str(row["micro_batch"])
     return (
         *_setting(row), row["system"], size, _number(row["seconds"], ".3f"), _number(row["tokens_per_second"], ",.0f"),
-        _number(row["mfu"], ".1%"), _number(row["peak_gib"], ".1f"), _number(row["loss"], ".4f"),
+        _number(row["mfu"], ".1%"), _number(row["computed_mfu"], ".1%"), _number(row["peak_gib"], ".1f"), _number(row["loss"], ".4f"),
         _number(row["grad_norm"], ".4f"), end,
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ class. Add a class only if callers need to distinguish it.
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Sequence
 from typing import Self
 
@@ -38,6 +39,14 @@ class RftError(Exception):
             parts.append(self.todo)
         text = "; ".join(part.rstrip(".") for part in parts)
         return text if text.endswith("?") else text + "."
+
+    def can_be_sent(self) -> bool:
+        """Whether another process can receive it: its `value` may be of any type."""
+        try:
+            pickle.loads(pickle.dumps(self))
+        except Exception:  # noqa: BLE001 - a value in it may raise anything
+            return False
+        return True
 
     def about(self, subject: str) -> Self:
         """Return the same error with its subject at the beginning."""

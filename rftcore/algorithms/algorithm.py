@@ -312,7 +312,7 @@ class Algorithm:
         assert self.value is not None
         found = self.value(view)
         share = 1.0 / max(1, plan.num_tokens)
-        metrics = {name: value.sum() * share for name, value in found.metrics_U.items()}
+        metrics = {name: value.detach().sum() * share for name, value in found.metrics_U.items()}
         loss = found.loss_U.sum() * share
         return loss, metrics | {"value_loss": loss.detach()}
 
@@ -377,7 +377,7 @@ class Algorithm:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         found: Loss = term(view)
         share = 1.0 / max(1, plan.num_units)
-        metrics = {name: value.sum() * share for name, value in found.metrics_U.items()}
+        metrics = {name: value.detach().sum() * share for name, value in found.metrics_U.items()}
         if term.unit == "token":
             return (found.loss_U * weights_N[index_N].to(found.loss_U.device)).sum(), metrics
         sequence_S = plan.batch.sequence_N[index_N].unique()

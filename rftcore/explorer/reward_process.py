@@ -15,7 +15,6 @@ import contextlib
 import faulthandler
 import inspect
 import os
-import pickle
 import re
 import signal
 import socket
@@ -188,19 +187,11 @@ def _answer(
             value = asyncio.run(_awaited(value))
         return "value", checked_value(name, value, task)
     except RftError as error:
-        return "raised", error if _can_be_sent(error) else FunctionFailedError(describe(error), user_stack(error))
+        return "raised", error if error.can_be_sent() else FunctionFailedError(describe(error), user_stack(error))
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary: errors of a user's code are data
         return "raised", FunctionFailedError(describe(error), user_stack(error))
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def _can_be_sent(error: RftError) -> bool:
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - a value in it may raise anything
-        return False
-    return True
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

@@ -15,7 +15,7 @@ rows of similar length, with a mask where a prompt is shared; only attention the
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,15 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, Pretra
 from rftdata.errors import ConfigError
 
 NAME = "packed"
-_WITH_SINKS = frozenset({"gpt_oss"})
+_WITH_SINKS = frozenset({"gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"})
+_WITH_STATE = frozenset({"recurrent_gemma"})
+# Their own masks are made of more than places.
+_WITH_OWN_MASK = frozenset({"doge"})
+_NOT_HANDING_ON = frozenset({"nemotron"})
+# What models hand to attention beside what is used here, and what has no effect on scores.
+_WITHOUT_EFFECT = frozenset(
+    {"dropout", "position_ids", "output_attentions", "use_cache", "past_key_values", "cache_position"}
+)
 
 
 class Segments(NamedTuple):
@@ -97,18 +105,67 @@ def refuse_unpackable(config: PretrainedConfig) -> None:
     text = config.get_text_config()
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
     layers = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if layers or (model_class is not None and not getattr(model_class, "_supports_attention_backend", False)):
-        reason = "its layers carry a state along the sequence" if layers else "it computes attention itself"
+    if (
+        layers
+        or text.model_type in _WITH_STATE
+        or (model_class is not None and not getattr(model_class, "_supports_attention_backend", False))
+    ):
+        reason = (
+            "its layers carry a state along the sequence"
+            if layers or text.model_type in _WITH_STATE
+            else "it computes attention itself"
+        )
     elif getattr(text, "attn_logit_softcapping", None):
         reason = "it caps attention scores"
     elif text.model_type in _WITH_SINKS:
         reason = "its attention has sinks"
+    elif text.model_type in _WITH_OWN_MASK:
+        reason = "it masks attention by more than the order of tokens"
+    elif text.model_type in _NOT_HANDING_ON:
+        reason = "its layers do not tell attention which tokens belong together"
     else:
         return
-    raise ConfigError(
-        f"the trainer packs sequences without padding, which this model cannot: {reason}", value=text.model_type,
+    raise unpackable(reason, text)
+
+
+def unpackable(reason: str, config: PretrainedConfig) -> ConfigError:
+    """The error for a model that the trainer cannot compute."""
+    return ConfigError(
+        f"the trainer packs sequences without padding, which this model cannot: {reason}", value=config.model_type,
         allowed="models of plain softmax attention, such as llama, mistral, qwen2, qwen3, phi", todo="name another model in model.path",
     )  # fmt: skip
+
+
+def length_limit(config: PretrainedConfig) -> int | None:
+    """Tokens up to which the rotary frequencies do not depend on the longest sequence of a packed row; None where they never do."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    by_layer = [each for each in rope.values() if isinstance(each, dict)] or [rope]
+    limits = [
+        int(each.get("original_max_position_embeddings") or text.max_position_embeddings)
+        for each in by_layer if each.get("rope_type") in ("dynamic", "longrope")
+    ]  # fmt: skip
+    return min(limits, default=None)
+
+
+def refuse_longer(position_ids_L: Tensor, longest: int, config: PretrainedConfig) -> None:
+    """For a model with a `length_limit`.
+
+    Raises:
+        ConfigError: a sequence is longer, so that the sequences packed beside it would be computed with other frequencies than alone.
+    """
+    length = int(position_ids_L.max()) + 1
+    if length > longest:
+        raise ConfigError(
+            "this model's rotary frequencies depend on the length of a text beyond its original context, so longer sequences cannot be packed",
+            value=f"{length} tokens, {config.model_type}", allowed=f"up to {longest} tokens",
+            todo="set explorer.max_tokens and prompts so that sequences stay within it, or train a model with another rope_type",
+        )  # fmt: skip
+
+
+def has_equal_heads(config: PretrainedConfig) -> bool:
+    """Whether values have the head size of keys. Models with latent attention say so, and there they usually have not."""
+    return getattr(config.get_text_config(), "v_head_dim", None) is None
 
 
 def packed_attention(
@@ -121,17 +178,30 @@ def packed_attention(
     packing: Packing | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: object,
+    is_causal: bool | None = None,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """The attention function of transformers' interface, [1, L, heads, head size].
 
     Keys and values may have fewer heads than queries.
 
     Raises:
-        ValueError: a call from outside the trainer, which says nothing of sequences; `Network.unpacked` is for those.
+        ConfigError: the model wants more of attention than this, such as a mask of its own, sinks or a cap on scores.
+        ValueError: a call from outside the trainer, which says nothing of sequences; `Network.unpacked` is for those. Or the model does not hand
+            it on.
     """
     if packing is None:
-        raise ValueError("a packed model was called without its packing: call it within Network.unpacked()")
+        raise ValueError(
+            f"a packed {module.config.model_type} was called without its packing: call it within Network.unpacked(); if the trainer called it, the "  # type: ignore[union-attr]
+            "model's layers do not hand it on, and the trainer cannot train a model of this type"
+        )
+    wanted = sorted(name for name, value in others.items() if value is not None and name not in _WITHOUT_EFFECT)
+    if attention_mask is not None:
+        wanted.append("attention_mask")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        wanted.append("is_causal: false")
+    if wanted:
+        raise unpackable(f"its attention has {', '.join(wanted)}", cast(PretrainedConfig, module.config))
     if isinstance(packing, Segments):
         query, key, value = (x[0].transpose(0, 1) for x in (query_1HLD, key_1HLD, value_1HLD))
         window = -1 if sliding_window is None else sliding_window - 1

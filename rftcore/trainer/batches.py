@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rftcore.algorithms.base import StepBatch
+from rftdata.errors import RftError
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 Array = npt.NDArray[np.generic]
@@ -228,3 +229,21 @@ def _tensor(values: Array | Sequence[float], dtype: torch.dtype) -> Tensor:
 
 def _optional(values: Array | None, dtype: torch.dtype) -> Tensor | None:
     return None if values is None else _tensor(values, dtype)
+
+
+def refuse_missing_behavior(batch: TrainBatch, *, may_be_expert: bool) -> None:
+    """Stop before tokens that no policy sampled are weighed by the policy that sampled them.
+
+    Args:
+        may_be_expert: a loss of its own applies to experiences of which no token was sampled.
+    """
+    missing_B = batch.behavior_logprobs_BT.isnan().any(dim=1)
+    if may_be_expert:
+        missing_B &= ~batch.for_algorithm(1).expert_B
+    wrong = missing_B.nonzero().flatten().tolist()
+    if wrong:
+        raise RftError(
+            f"{len(wrong)} of {batch.num_experiences} experiences of the batch have no behaviour log-probabilities, which this "
+            f"algorithm needs; the first is experience {wrong[0]} of the batch",
+            todo="give behavior_logprobs when experiences are written, or train with an algorithm that needs none, like sft",
+        )

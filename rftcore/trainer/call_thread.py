@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import queue
+import select
 import sys
 import threading
 from collections.abc import Callable
@@ -34,6 +35,11 @@ class CallThread:
     def start(self, function: Callable[[], Any]) -> None:
         """Begin a call; `result` ends it."""
         self._functions.put(function)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `result` would not wait."""
+        return bool(select.select([self._ended], [], [], 0)[0])
 
     def result(self) -> Any:
         """Wait for the end of the call; return its value or raise its error."""

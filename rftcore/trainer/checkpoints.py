@@ -9,6 +9,8 @@ Any number of ranks may read what any number wrote.
 Invariant: a folder under its final name is complete and on disk (written beside it, fsynced, renamed, the parent
 fsynced). What a crash leaves behind, a draft or a whole folder that was never committed, is removed by `remove_abandoned`.
 No pickle: tensors are safetensors, the rest is JSON. Which checkpoints count is the database's to say, not this module's.
+
+A checkpoint is written while training goes on: `CheckpointWriter` runs in a thread, on a copy that was made in the host's memory.
 """
 
 from __future__ import annotations
@@ -21,28 +23,37 @@ import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
+from rftcore.trainer.call_thread import CallThread
 from rftcore.trainer.sharding import Grid
 from rftdata.durable_files import make_folder, sync_path
-from rftdata.errors import DiskFullError, ModelError
+from rftdata.errors import DiskFullError, ModelError, RftError
 
 FORMAT_VERSION = 2
 _TRAINING = "training"
 _STATE = "state.json"
 _DRAFT = ".draft"
 _FOLDER = re.compile(rf"attempt-(\d+)-step-\d+({re.escape(_DRAFT)})?")
+_LEAVE_S = 1.0
 _DISK_FULL_TEXT = os.strerror(errno.ENOSPC)
 
 
@@ -51,24 +62,66 @@ def folder_name(attempt_id: int, step: int) -> str:
     return f"attempt-{attempt_id}-step-{step:06d}"
 
 
-def write_folder(folder: Path, fill: Callable[[Path], None], grid: Grid) -> None:
-    """Let `fill` of all ranks write into a draft folder, then give it its name in one step. An existing folder is replaced.
+class CheckpointWriter:
+    """Writes one folder at a time, in a thread. The writers of all ranks begin and end each folder together.
 
-    Raises:
-        DiskFullError: no room; nothing is left behind.
+    Args:
+        grid: the ranks; theirs is a process group that training does not use.
     """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid.beside()
+        self._thread: CallThread | None = None
+
+    @property
+    def has_written(self) -> bool:
+        """Whether a folder was begun, and `end` would not wait."""
+        return self._thread is not None and self._thread.has_ended
+
+    def begin(self, folder: Path, fill: Callable[[Path, Grid], None]) -> None:
+        """Begin to write a folder, after the end of the one before.
+
+        Args:
+            fill: writes into a draft of it; must not read what training changes.
+        """
+        self.end()
+        self._thread = CallThread("checkpoint")
+        self._thread.start(partial(_write_folder, folder, fill, self._grid))
+
+    def end(self) -> None:
+        """Wait until what was begun is on disk under its name.
+
+        Raises:
+            DiskFullError: no room; no draft is left.
+        """
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                thread.result()
+            finally:
+                thread.leave(_LEAVE_S)
+
+    def leave(self) -> None:
+        """Leave an unfinished folder as a draft."""
+        if self._thread is not None:
+            self._thread.leave(_LEAVE_S)
+
+
+def _write_folder(folder: Path, fill: Callable[[Path, Grid], None], grid: Grid) -> None:
+    """Let `fill` of all ranks write into a draft folder, then give it its name in one step. An existing folder is replaced."""
     draft = folder.with_name(folder.name + _DRAFT)
     if grid.is_first:
         make_folder(folder.parent)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
     grid.wait_for_all()
+    if not grid.is_first:
+        fill(draft, grid)  # ends when all ranks have written
+        return
     try:
-        fill(draft)
-        grid.wait_for_all()
-        if grid.is_first:
-            for path in (*draft.rglob("*"), draft):
-                sync_path(path)
+        fill(draft, grid)
+        for path in (*draft.rglob("*"), draft):
+            sync_path(path)
     except Exception as error:
         shutil.rmtree(draft, ignore_errors=True)
         # safetensors raises its own class on a full disk; the system's text is in the message.
@@ -77,13 +130,12 @@ def write_folder(folder: Path, fill: Callable[[Path], None], grid: Grid) -> None
                 f"no room for the checkpoint {folder}", todo=f"free space on the file system of {folder.parent}"
             ) from error
         raise
-    if grid.is_first:
-        if folder.exists():
-            # A folder cannot be renamed onto a full one. A crash between these lines leaves a draft only: a checkpoint
-            # is written again only by an attempt that has gone back to before it, and that has not committed it yet.
-            shutil.rmtree(folder)
-        os.rename(draft, folder)
-        sync_path(folder.parent)
+    if folder.exists():
+        # A folder cannot be renamed onto a full one. A crash between these lines leaves a draft only: a checkpoint
+        # is written again only by an attempt that has gone back to before it, and that has not committed it yet.
+        shutil.rmtree(folder)
+    os.rename(draft, folder)
+    sync_path(folder.parent)
 
 
 def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) -> list[Path]:
@@ -105,16 +157,79 @@ def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) 
     return removed
 
 
-def write_training_state(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], grid: Grid) -> None:
-    """Write `training/` of a checkpoint; every rank gives its part of the tensors."""
+def write_training_state(folder: Path, tensors: dict[str, Tensor], state: str, grid: Grid) -> None:
+    """Write `training/` of a checkpoint; every rank gives its part of the tensors, and returns when all have written.
+
+    Args:
+        tensors: in the host's memory.
+        state: from `encoded_state`.
+
+    Raises:
+        RftError: a rank could not write its part.
+    """
     training = folder / _TRAINING
-    writer = HuggingFaceStorageWriter(str(training), save_distributed=True)
-    with _of_one_process():
-        save(tensors, storage_writer=writer, no_dist=grid.mesh is None)
+    try:
+        with _of_one_process():
+            save(
+                tensors,
+                storage_writer=_Writer(str(training), save_distributed=True),
+                process_group=grid.group,
+                no_dist=grid.mesh is None,
+            )
+    except CheckpointException as error:  # not an Exception
+        rank, (cause, _) = min(error.failures.items())
+        raise RftError(
+            f"rank {rank} cannot write its part of the checkpoint: {type(cause).__name__}: {cause}"
+        ) from error
     if grid.is_first:
-        (training / _STATE).write_text(
-            json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1), encoding="utf-8"
+        (training / _STATE).write_text(state, encoding="utf-8")
+
+
+def encoded_state(state: dict[str, Any]) -> str:
+    """The scalars of a checkpoint as `read_state` reads them."""
+    return json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of torch's generators, by their names in a checkpoint."""
+    state = {"random/cpu": torch.get_rng_state()}
+    return state if device.type != "cuda" else state | {"random/cuda": torch.cuda.get_rng_state(device)}
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """The reverse of `random_state`, without the prefix; what another kind of device wrote is left out."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def staged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A copy in the host's memory; of a sharded tensor its part, still known as such."""
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
         )
+    )
+    copies = cast(dict[str, Tensor], stager.stage(tensors))
+    stager.close()
+    return copies
+
+
+class _Writer(HuggingFaceStorageWriter):
+    """torch's writer puts a file together in memory while it holds the interpreter's lock, which would stop training."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        tensors, places = dict[str, Tensor](), dict[str, Any]()
+        for item in plan.items:
+            assert item.tensor_data is not None
+            tensors[item.index.fqn] = cast(Tensor, planner.resolve_data(item)).detach().contiguous()
+            places[item.index.fqn] = {SAVED_OFFSETS_KEY: list(item.tensor_data.chunk.offsets)}
+        if tensors:
+            path = Path(self.path) / f"part-{plan.storage_data['shard_index']:05d}.safetensors"
+            save_file(tensors, path, metadata={CUSTOM_METADATA_KEY: json.dumps(places)})
+        results: Future[list[WriteResult]] = Future()
+        results.set_result([])  # of use for an index only, which a folder of parts has not
+        return results
 
 
 def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Size]]:

@@ -14,7 +14,7 @@ from rftdata.config import Section
 class OptimizerConfig(Section):
     """YAML may also give the name alone: `optimizer: muon`."""
 
-    name: Literal["adamw", "adamw-8bit", "muon"] = Field("adamw", description="How gradients become updates.")
+    name: Literal["adamw", "muon"] = Field("adamw", description="How gradients become updates.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's decay rates of the first and second moment.")
     eps: float = Field(1.0e-8, gt=0, description="AdamW's epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of matrices; vectors are exempt.")
@@ -31,6 +31,10 @@ class OptimizerConfig(Section):
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError("each must be at least 0 and below 1")
         return betas
+
+
+# Embeddings and output layers of the usual families.
+_OUTSIDE_LAYERS = frozenset({"embed_tokens", "wte", "embed_in", "lm_head", "embed_out", "score", "classifier"})
 
 
 class LoraConfig(Section):
@@ -51,6 +55,13 @@ class LoraConfig(Section):
     def _names_layers(cls, names: str | list[str]) -> str | list[str]:
         if not names or not all(names):
             raise ValueError("it names no layer, so nothing would be trained; name some, such as q_proj, or all-linear")
+        outside = (
+            [name for name in names if name.rpartition(".")[2] in _OUTSIDE_LAYERS] if isinstance(names, list) else []
+        )
+        if outside:
+            raise ValueError(
+                f"{', '.join(outside)}: embeddings and the output layer can have no adapter; name layers of the blocks, such as q_proj"
+            )
         return names
 
 
@@ -92,7 +103,9 @@ class TrainerConfig(Section):
         "fsdp2", description="What holds and updates the models: fsdp2, or a class of yours that does as it does."
     )
     compile: bool | None = Field(None, description="Compile the model's layers (torch.compile); null: on a GPU.")
-    num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: as the environment says.")
+    num_threads: int | None = Field(
+        None, ge=1, description="CPU threads of torch, of all ranks together; null: as the environment says."
+    )
     num_gpus: int | None = Field(
         None,
         ge=1,

@@ -16,7 +16,7 @@ from rftcore.models import stored_model
 from rftcore.resolved import ResolvedRun
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.memory import GIB, Trained, engine_memory, refuse_too_little_memory, training_memory
-from rftcore.trainer.model_shape import ModelShape, read_model_shape
+from rftcore.trainer.model_shape import read_model_shape, refuse_indivisible
 from rftdata.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def describe_stored(resolved: ResolvedRun) -> Iterator[str]:
     except ModelError as error:
         yield f"memory on a GPU was not estimated: {error.what}"
         return
-    _refuse_uneven_division(resolved.config.trainer, models.policy)
+    _refuse_uneven_division(resolved.config.trainer, models)
     yield from _describe(resolved, models)
 
 
@@ -61,10 +61,16 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
     import torch
 
     from rftcore.trainer.attention import refuse_unpackable
+    from rftcore.trainer.packing_trial import try_packing
 
     _refuse_more_tokens(model, tokenizer)
     refuse_unpackable(model)
+    reason = try_packing(model)
+    if reason is not None:
+        yield f"packing of sequences was not tried for a {model.model_type}: {reason}"
     trainer, has_gpu = resolved.config.trainer, torch.cuda.is_available()
+    if trainer.tensor_parallel > 1:
+        refuse_indivisible(model.to_dict(), trainer.tensor_parallel)
     if trainer.num_gpus is None and not has_gpu:
         return
     folders = dict(_folders(resolved))
@@ -73,7 +79,7 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
     except ModelError as error:  # of a family that the estimate does not know
         yield f"memory on a GPU was not estimated: {error.what}"
         return
-    _refuse_uneven_division(trainer, models.policy)
+    _refuse_uneven_division(trainer, models)
     yield from _describe(resolved, models)
     if has_gpu and not os.environ.get("RAY_ADDRESS"):
         sizes = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
@@ -167,13 +173,8 @@ def _refuse_more_tokens(model: PretrainedConfig, tokenizer: PreTrainedTokenizerB
         )  # fmt: skip
 
 
-def _refuse_uneven_division(config: TrainerConfig, shape: ModelShape) -> None:
-    """Raise a ConfigError if trainer.tensor_parallel does not divide what lies within a layer."""
-    sizes = {"attention heads": shape.heads, "key heads": shape.kv_heads, "intermediate size": shape.intermediate}
-    uneven = [f"{value} ({name})" for name, value in sizes.items() if value % config.tensor_parallel]
-    if uneven:
-        possible = [gpus for gpus in range(1, shape.kv_heads + 1) if not any(value % gpus for value in sizes.values())]
-        raise ConfigError(
-            f"trainer.tensor_parallel must divide the model's {', '.join(sizes)}, and does not divide {' and '.join(uneven)}",
-            value=config.tensor_parallel, allowed=", ".join(map(str, possible)), todo="change it; trainer.num_gpus may stay above it",
-        )  # fmt: skip
+def _refuse_uneven_division(config: TrainerConfig, models: Trained) -> None:
+    """Raise a ConfigError if trainer.tensor_parallel cannot divide one of the models."""
+    for shape in (models.policy, models.critic, models.teacher):
+        if shape is not None:
+            shape.refuse_uneven_division(config.tensor_parallel)

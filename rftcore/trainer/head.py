@@ -11,7 +11,7 @@ tokens fit one chunk are their logits kept. The backward pass is written out: wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -29,7 +29,7 @@ class Output:
 
     Attributes:
         weight_VH: of any type; products are in that of the hidden states.
-        bias_V: float32, or None.
+        bias_V: of any type, added to float32 products; None where the layer has none.
         scale: logits are multiplied by it (Cohere's `logit_scale`, Granite's `logits_scaling`, and 1 / temperature).
         soft_cap: logits z become cap · tanh(z / cap) before the temperature (Gemma 2, arXiv 2408.00118); None: they stay.
         chunk: tokens whose logits exist at once.
@@ -101,10 +101,18 @@ def read_logits(hidden_NH: Tensor, output: Output, read: Callable[..., Tensor], 
 
 def _nothing(hidden_NH: Tensor, output: Output) -> Tensor:
     """No numbers, with a gradient of 0 to everything that numbers would have come from."""
-    return (hidden_NH.float().sum() + 0.0 * output.weight_VH.float().sum()).expand(0)
+    nothing = hidden_NH.float().sum() + 0.0 * output.weight_VH.float().sum()
+    if output.bias_V is not None:
+        nothing = nothing + 0.0 * output.bias_V.float().sum()
+    return nothing.expand(0)
 
 
 def _read(hidden_NH: Tensor, output: Output, read: Callable[..., Tensor], *others: Tensor) -> Iterator[Tensor]:
+    if torch.is_grad_enabled() and len(hidden_NH) > output.chunk:
+        # Gradients of the chunks are added up in the type of the leaf.
+        bias_V = None if output.bias_V is None else output.bias_V.float()
+        output = replace(output, weight_VH=output.weight_VH.float(), bias_V=bias_V)
+
     def compute(hidden_CH: Tensor, *rows: Tensor) -> Tensor:
         return read(output.logits(hidden_CH), *rows)
 

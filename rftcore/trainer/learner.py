@@ -15,33 +15,41 @@ It knows nothing of the buffer, of engines or of how ranks are started.
 
 from __future__ import annotations
 
-import logging
-import math
+import gc
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm, Plan
 from rftcore.trainer.backends import BACKENDS
-from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.checkpoints import copy_tokenizer, read_state, read_tensors, write_folder, write_training_state
+from rftcore.trainer.batches import TrainBatch, refuse_missing_behavior
+from rftcore.trainer.checkpoints import (
+    CheckpointWriter,
+    copy_tokenizer,
+    encoded_state,
+    random_state,
+    read_state,
+    read_tensors,
+    set_random_state,
+    staged,
+    write_training_state,
+)
 from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.divergence import Divergence
 from rftcore.trainer.micro_batches import MicroBatch
 from rftcore.trainer.models import Models, refuse_fewer_tokens, refuse_other_vocabulary
 from rftcore.trainer.network import Head, Network
 from rftcore.trainer.optimizers import learning_rate_at
-from rftcore.trainer.sharding import make_grid
-from rftdata.errors import ConfigError, ModelError, RftError
+from rftcore.trainer.sharding import Grid, make_grid
+from rftdata.errors import ConfigError, ModelError
 
-logger = logging.getLogger(__name__)
-
-_MAX_SKIPPED_IN_A_ROW = 5
 _CRITIC = "critic"
 
 
@@ -60,6 +68,9 @@ class Learner:
         critic_path: folder of the model that a critic starts from; None for `model_path`.
         device: CUDA where there is one, else the CPU.
         base_dir: folder that `./` in `config.backend` is relative to.
+
+    Attributes:
+        writer: of checkpoints, in a thread.
 
     Raises:
         ModelError: the model cannot be opened.
@@ -91,7 +102,7 @@ class Learner:
             )
         if config.lora is not None:
             algorithm.refuse_adapters()
-        if config.num_threads is not None:
+        if config.num_threads is not None and not dist.is_initialized():  # ranks divide them when they meet
             torch.set_num_threads(config.num_threads)
         torch.manual_seed(seed)
         self.config = config
@@ -103,7 +114,8 @@ class Learner:
         self._network_class: type[Network] = BACKENDS.load(config.backend, base_dir)
         self._seed = seed
         self._model_path = model_path
-        self._skipped_in_a_row = 0
+        self._divergence = Divergence()
+        self.writer = CheckpointWriter(self.grid)
         self.reference = None
         if "reference" in algorithm.signals and config.lora is None:
             self.reference = self._network_class(model_path, config, self.grid, offload=config.offload_reference)
@@ -144,7 +156,7 @@ class Learner:
             kl_behavior (k3). All but counts are means over tokens that count; a pair algorithm's own over pairs. Where a step
             has several updates, they are means over the updates, too.
 
-        A batch without a token that counts, or with a gradient that is not finite, changes nothing and reports
+        A batch without a token that counts, or with a gradient that is not finite, leaves the weights of its model as they are and reports
         `skipped`: one overflow must not end a long run, and the optimizer's moments would never recover from it.
 
         Raises:
@@ -152,8 +164,11 @@ class Learner:
                 the fifth gradient in a row that is not finite.
         """
         started = time.perf_counter()
+        if self.config.lora is not None and self.config.lora.dropout:
+            # Of each step and rank: a resumed run drops what the first one did, and ranks drop different inputs.
+            torch.manual_seed(hash((self._seed, step, self.grid.data_rank)) % 2**63)
         if self.algorithm.uses_behavior_logprobs:
-            _refuse_missing_behavior(batch, may_be_expert=self.algorithm.expert is not None)
+            refuse_missing_behavior(batch, may_be_expert=self.algorithm.expert is not None)
         batch = self._models.as_computed(batch)
         micro_batches = self._models.split(batch)
         flat = batch.for_algorithm(step)
@@ -170,6 +185,7 @@ class Learner:
                         plan if members is None else _restricted(self.algorithm, plan, members), micro_batches, step
                     )
                 )
+        self._models.release()
         metrics = plan.metrics | _means(updates)
         self.algorithm.observe(plan, metrics)
         self.step = step
@@ -198,8 +214,9 @@ class Learner:
 
     def save_pretrained(self, folder: Path) -> None:
         """Write model and tokenizer as a Hugging Face folder."""
-        self.policy.save(folder)
+        write = self.policy.stage()
         if self.grid.is_first:
+            write(folder)
             copy_tokenizer(self._model_path, folder)
 
     def save_checkpoint(self, folder: Path) -> None:
@@ -208,25 +225,37 @@ class Learner:
         Raises:
             DiskFullError: no room.
         """
-        tensors = {"random/cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
+        self.begin_checkpoint(folder)
+        self.writer.end()
+
+    def begin_checkpoint(self, folder: Path) -> None:
+        """Copy everything needed to go on to the host's memory, and begin to write it: `writer.end` waits for it."""
+        self.writer.end()  # the memory of two copies would be needed otherwise
+        self.writer.begin(folder, self._stage())
+
+    def _stage(self) -> Callable[[Path, Grid], None]:
+        """What writes a checkpoint of this moment, whatever is trained meanwhile."""
+        tensors = random_state(self.device)
         for prefix, network in self._trained().items():
             tensors |= {f"{prefix}/{key}": value for key, value in network.optimizer_state().items()}
-        scalars = {
-            "step": self.step, "algorithm": self.algorithm.name, "skipped_in_a_row": self._skipped_in_a_row,
+        tensors = staged(tensors)
+        scalars = encoded_state({
+            "step": self.step, "algorithm": self.algorithm.name, "skipped_in_a_row": self._divergence.skipped_in_a_row,
             "algorithm_state": self.algorithm.state_dict(),
-        }  # fmt: skip
+        })  # fmt: skip
+        write_policy = self.policy.stage()
+        write_critic = None if self.critic is None else self.critic.stage()
 
-        def fill(draft: Path) -> None:
-            self.save_pretrained(draft)
-            if self.critic is not None:
-                self.critic.save(draft / _CRITIC)
-                if self.grid.is_first:
+        def fill(draft: Path, grid: Grid) -> None:
+            if grid.is_first:
+                write_policy(draft)
+                copy_tokenizer(self._model_path, draft)
+                if write_critic is not None:
+                    write_critic(draft / _CRITIC)
                     copy_tokenizer(self._model_path, draft / _CRITIC)  # so that another run's critic can start from it
-            write_training_state(draft, tensors, scalars, self.grid)
+            write_training_state(draft, tensors, scalars, grid)
 
-        write_folder(folder, fill, self.grid)
+        return fill
 
     def load_checkpoint(self, folder: Path) -> None:
         """Go back to a checkpoint: weights, optimizer, random state, `step`. The reference model stays as it was.
@@ -242,22 +271,21 @@ class Learner:
             )
         del self.policy  # before the new ones are made, so that memory holds one of each
         self.critic = None
+        gc.collect()  # sharded modules refer to themselves
         has_adapters = self.config.lora is not None
         self._set_models(self._model_path if has_adapters else str(folder), str(folder / _CRITIC))
         if has_adapters:
             self.policy.load_adapters(folder)
-        random_state = {name: torch.zeros(size, dtype=torch.uint8) for name, size in _under("random", sizes).items()}
+        random = {name: torch.zeros(size, dtype=torch.uint8) for name, size in _under("random", sizes).items()}
         moments = {
             prefix: network.empty_optimizer_state(_under(prefix, sizes)) for prefix, network in self._trained().items()
         }
-        read_tensors(folder, {"random": random_state, **moments})
-        torch.set_rng_state(random_state["cpu"])
-        if "cuda" in random_state and self.device.type == "cuda":
-            torch.cuda.set_rng_state(random_state["cuda"], self.device)
+        read_tensors(folder, {"random": random, **moments})
+        set_random_state(random, self.device)
         for prefix, network in self._trained().items():
             network.load_optimizer_state(moments[prefix])
         self.step = scalars["step"]
-        self._skipped_in_a_row = scalars["skipped_in_a_row"]
+        self._divergence.skipped_in_a_row = scalars["skipped_in_a_row"]
         self.algorithm.load_state_dict(scalars["algorithm_state"])
 
     def _set_models(self, policy_path: str, critic_path: str) -> None:
@@ -297,31 +325,13 @@ class Learner:
             return {"skipped": 1.0}
         sums: dict[str, Tensor] = {}
         plan = plan.to(self.device)
+        learns = not self._warms_up_critic(step)
         for micro_batch in micro_batches:
-            for name, value in self._accumulate(micro_batch.to(self.device), plan, step).items():
+            for name, value in self._models.accumulate(micro_batch.to(self.device), plan, learns=learns).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
         # One transfer for all, after the last kernel was launched.
         totals = self.grid.add_up(torch.stack([value.float() for value in sums.values()]))
         return dict(zip(sums, totals.tolist(), strict=True)) | self._update_weights(step)
-
-    def _accumulate(self, micro_batch: MicroBatch, plan: Plan, step: int) -> dict[str, Tensor]:
-        """Forward and backward of one micro-batch; returns what it adds to the loss and the mean metrics of an update."""
-        index_N = micro_batch.index_N
-        sums = self._accumulate_critic(micro_batch, plan, index_N) if self.critic is not None else {}
-        learns = not self._warms_up_critic(step)
-        with torch.set_grad_enabled(learns):
-            view, measured = self._models.view(micro_batch, plan)
-            loss, metrics = self.algorithm.objective(plan, index_N, view)
-        if learns:
-            loss.backward()
-        return sums | metrics | measured | {"loss": loss.detach()}
-
-    def _accumulate_critic(self, micro_batch: MicroBatch, plan: Plan, index_N: Tensor) -> dict[str, Tensor]:
-        assert self.critic is not None
-        values_N = self.critic.values(micro_batch)
-        loss, metrics = self.algorithm.critic_objective(plan, index_N, plan.view(index_N, values_N, values_N=values_N))
-        loss.backward()
-        return metrics
 
     def _warms_up_critic(self, step: int) -> bool:
         critic = self.algorithm.config.critic
@@ -335,20 +345,7 @@ class Learner:
             norms["critic_grad_norm"] = self.critic.update(share)
         if not self._warms_up_critic(step):
             norms["grad_norm"] = self.policy.update(share)
-        skipped = not all(map(math.isfinite, norms.values()))
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
-        if skipped:
-            logger.warning(
-                "step skipped: a gradient is not finite, and the weights of its model are unchanged: %s", norms
-            )
-        if self._skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
-            raise RftError(
-                f"training has diverged: {_MAX_SKIPPED_IN_A_ROW} gradients in a row were not finite",
-                value=", ".join(f"{name} {norm}" for name, norm in norms.items()),
-                todo="go back to an earlier checkpoint with a smaller learning rate (trainer.learning_rate, algorithm.critic.learning_rate) or a "
-                "longer warm-up",
-            )  # fmt: skip
-        return norms | {"skipped": float(skipped)}
+        return norms | {"skipped": float(self._divergence.saw(norms))}
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -374,21 +371,3 @@ def _means(updates: list[dict[str, float]]) -> dict[str, float]:
         for name, value in update.items():
             values[name].append(value)
     return {name: sum(each) / len(each) for name, each in values.items()}
-
-
-def _refuse_missing_behavior(batch: TrainBatch, *, may_be_expert: bool) -> None:
-    """Stop before tokens that no policy sampled are weighed by the policy that sampled them.
-
-    Args:
-        may_be_expert: a loss of its own applies to experiences of which no token was sampled.
-    """
-    missing_B = batch.behavior_logprobs_BT.isnan().any(dim=1)
-    if may_be_expert:
-        missing_B &= ~batch.for_algorithm(1).expert_B
-    wrong = missing_B.nonzero().flatten().tolist()
-    if wrong:
-        raise RftError(
-            f"{len(wrong)} of {batch.num_experiences} experiences of the batch have no behaviour log-probabilities, which this "
-            f"algorithm needs; the first is experience {wrong[0]} of the batch",
-            todo="give behavior_logprobs when experiences are written, or train with an algorithm that needs none, like sft",
-        )

@@ -50,10 +50,24 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> list[nn.Paramete
             "trainer.lora.target_modules names no layer of the model", value=config.target_modules, allowed=", ".join(linear),
             todo="name some of these, or all-linear",
         ) from error  # fmt: skip
+    _refuse_outside_layers(model, config)
     adapters = [parameter for name, parameter in model.named_parameters() if ".lora_" in name]
     for parameter in adapters:
         parameter.data = parameter.data.float()
     return adapters
+
+
+def _refuse_outside_layers(model: PreTrainedModel, config: LoraConfig) -> None:
+    """Raise a ConfigError if the output layer has an adapter, which its logits are not computed with, or what is no matrix [outputs, inputs]."""
+    from peft.tuners.lora.layer import LoraLayer
+
+    output = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer) and (module is output or not isinstance(module.get_base_layer(), nn.Linear)):
+            raise ConfigError(
+                "trainer.lora.target_modules names a module that can have no adapter", value=name, allowed="linear layers of the model's blocks",
+                todo=f"remove it from {config.target_modules}, or name q_proj, v_proj and the like",
+            )  # fmt: skip
 
 
 def merged(model: PreTrainedModel, state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -94,13 +108,30 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def save_adapters(model: PreTrainedModel, config: LoraConfig, folder: Path) -> None:
-    """Write the adapters in peft's format: `PeftModel.from_pretrained(base, folder)` opens them."""
-    folder.mkdir(parents=True)
-    tensors = {
-        _PREFIX + name.replace(f".{_NAME}.", "."): parameter.detach().cpu().contiguous()
+@contextmanager
+def without_dropout(model: PreTrainedModel) -> Iterator[None]:
+    """Within it, the dropout of adapters passes everything on; the model itself has none."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Dropout) and module.training]
+    for layer in layers:
+        layer.train(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.train(True)
+
+
+def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The adapters by peft's names, in the host's memory; a copy."""
+    return {
+        _PREFIX + name.replace(f".{_NAME}.", "."): parameter.detach().to("cpu", copy=True).contiguous()
         for name, parameter in model.named_parameters() if ".lora_" in name
     }  # fmt: skip
+
+
+def save_adapters(tensors: dict[str, Tensor], config: LoraConfig, folder: Path) -> None:
+    """Write `adapter_tensors` in peft's format: `PeftModel.from_pretrained(base, folder)` opens them."""
+    folder.mkdir(parents=True)
     save_file(tensors, folder / _FILE)
     _peft_config(config).save_pretrained(str(folder))
 

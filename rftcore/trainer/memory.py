@@ -150,7 +150,7 @@ def _states(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -
     if lora is None:
         number, matrices = shape.parameters, shape.layers * shape.layer_matrix_parameters
         # Muon has one moment for each weight of a matrix, and AdamW two for the others.
-        moments: dict[str, float] = {"adamw": 2 * item, "adamw-8bit": 2, "muon": item * (2 - matrices / number)}
+        moments: dict[str, float] = {"adamw": 2 * item, "muon": item * (2 - matrices / number)}
         return [
             Part("weights", _sharded(config, shape, item), f"{number:,} of {item} bytes, {place}"),
             Part("gradients", _sharded(config, shape, item), f"{item} bytes a weight"),
@@ -158,7 +158,7 @@ def _states(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -
         ]
     # Weights that are never updated have the type of the products. Adapters are float32 and whole on every GPU.
     number = shape.adapter_parameters(lora.rank, lora.target_modules)
-    moment_bytes = {"adamw": 2 * _FP32, "adamw-8bit": 2, "muon": _FP32}[name]
+    moment_bytes = {"adamw": 2 * _FP32, "muon": _FP32}[name]
     return [
         Part("weights", _sharded(config, shape, compute), f"{shape.parameters:,} of {compute} bytes, frozen, {place}"),
         Part("adapters", number * _FP32, f"{number:,} of {_FP32} bytes, on every GPU"),
@@ -294,7 +294,4 @@ def _changes(config: TrainerConfig, models: Trained, available_bytes: float) -> 
         changes["trainer.lora: {}"] = {"lora": LoraConfig()}
     if models.has_reference and not config.offload_reference and config.lora is None:
         changes["trainer.offload_reference: true"] = {"offload_reference": True}
-    if config.optimizer.name == "adamw" and config.lora is None:
-        smaller = config.optimizer.model_copy(update={"name": "adamw-8bit"})
-        changes["trainer.optimizer: adamw-8bit"] = {"optimizer": smaller}
     return changes

@@ -117,6 +117,31 @@ class ModelShape:
             )  # fmt: skip
         return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in chosen)
 
+    def refuse_uneven_division(self, tensor_parallel: int) -> None:
+        """Raise a ConfigError if so many GPUs cannot divide what lies within a layer."""
+        sizes = {"attention heads": self.heads, "key heads": self.kv_heads, "intermediate size": self.intermediate}
+        uneven = [f"{value} ({name})" for name, value in sizes.items() if value % tensor_parallel]
+        if uneven:
+            possible = [gpus for gpus in range(1, self.kv_heads + 1) if not any(size % gpus for size in sizes.values())]
+            raise ConfigError(
+                f"trainer.tensor_parallel must divide the model's {', '.join(sizes)}, and does not divide {' and '.join(uneven)}",
+                value=tensor_parallel, allowed=", ".join(map(str, possible)), todo="change it; trainer.num_gpus may stay above it",
+            )  # fmt: skip
+
+
+def refuse_indivisible(values: Mapping[str, Any], tensor_parallel: int) -> None:
+    """For the values of a config.json.
+
+    Raises:
+        ConfigError: tensor parallelism does not know the layers of the family, or so many GPUs cannot divide them.
+    """
+    if values.get("model_type") not in FAMILIES:
+        raise ConfigError(
+            "trainer.tensor_parallel cannot split this model", value=values.get("model_type"), allowed=", ".join(FAMILIES),
+            todo="set trainer.tensor_parallel: 1; the model is sharded over all GPUs anyway",
+        )  # fmt: skip
+    model_shape(values).refuse_uneven_division(tensor_parallel)
+
 
 def read_model_shape(folder: Path) -> ModelShape:
     """Return the sizes of the model in a folder.

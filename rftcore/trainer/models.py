@@ -20,7 +20,7 @@ from rftcore.algorithms.masks.clip_v import expected_discriminator
 from rftcore.trainer.batch_forms import mismatched, scored, whole
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
-from rftcore.trainer.lora import without_adapters
+from rftcore.trainer.lora import without_adapters, without_dropout
 from rftcore.trainer.micro_batches import MicroBatch, split_batch
 from rftcore.trainer.network import Network
 from rftdata.errors import ConfigError, RftError
@@ -66,16 +66,25 @@ class Models:
             for name in ("old", "entropy", "discriminator", "reference", "teacher", "values")
             if name in wanted and not (name == "teacher" and self.teacher is None)
         }
-        for micro_batch in (each.to(self.policy.device) for each in micro_batches if found):
-            for name, values_N in self._of_micro_batch(micro_batch, wanted):
-                found[f"{name}_N"][micro_batch.index_N] = values_N
+        with without_dropout(self.policy.model):
+            for micro_batch in (each.to(self.policy.device) for each in micro_batches if found):
+                for name, values_N in self._of_micro_batch(micro_batch, wanted):
+                    found[f"{name}_N"][micro_batch.index_N] = values_N
+            mismatched_kl = self._mismatched_kl(batch) if "mismatched" in wanted else None
+        self.release()
         # Every token was computed by one rank, and is 0 on the others.
         found = {name: self.policy.grid.add_up(values_N).cpu() for name, values_N in found.items()}
         if "teacher" in wanted and self.teacher is None:
             found["teacher_N"] = _stored_teacher(batch)
-        if "mismatched" in wanted:
-            found["mismatched_kl"] = self._mismatched_kl(batch)
+        if mismatched_kl is not None:
+            found["mismatched_kl"] = mismatched_kl
         return Signals(**found)
+
+    def release(self) -> None:
+        """Free the gathered weights that only a backward pass would free; after passes without gradient."""
+        for network in (self.policy, self.reference, self.teacher, self.critic):
+            if network is not None:
+                network.release()
 
     def _of_micro_batch(self, micro_batch: MicroBatch, wanted: Set[Signal]) -> Iterator[tuple[Signal, Tensor]]:
         """The signals that models compute, by name."""
@@ -117,7 +126,26 @@ class Models:
             total -= self._reference_logprobs(micro_batch).sum()
         return self.policy.grid.add_up(total).cpu() / pairs.loss_mask_BT.any(dim=1).sum()
 
-    def view(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
+    def accumulate(self, micro_batch: MicroBatch, plan: Plan, *, learns: bool) -> dict[str, Tensor]:
+        """Forward and backward pass of one micro-batch; returns what it adds to the loss and the mean metrics of an update.
+
+        Args:
+            learns: whether the policy gets a gradient; a critic always does.
+        """
+        index_N = micro_batch.index_N
+        sums: dict[str, Tensor] = {}
+        if self.critic is not None:
+            values_N = self.critic.values(micro_batch)
+            loss, sums = self.algorithm.critic_objective(plan, index_N, plan.view(index_N, values_N, values_N=values_N))
+            loss.backward()
+        with torch.set_grad_enabled(learns):
+            view, measured = self._view(micro_batch, plan)
+            loss, metrics = self.algorithm.objective(plan, index_N, view)
+        if learns:
+            loss.backward()
+        return sums | metrics | measured | {"loss": loss.detach()}
+
+    def _view(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
         """What the trained model computes of a micro-batch, with its gradient, and what that adds to the mean metrics of an update."""
         return self._scores(micro_batch, plan) if self.algorithm.trains_scorer else self._logprobs(micro_batch, plan)
 

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,16 +18,27 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.head import Output, logprobs_and_entropy
-from rftcore.trainer.lora import add_adapters, load_adapters, merged, save_adapters
+from rftcore.trainer.lora import adapter_tensors, add_adapters, load_adapters, merged, save_adapters
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
-from rftcore.trainer.optimizers import build_optimizers
-from rftcore.trainer.sharding import Grid, clip_gradients, compile_layers, full, layers_of, shard
+from rftcore.trainer.model_shape import refuse_indivisible
+from rftcore.trainer.optimizers import build_optimizers, value_head
+from rftcore.trainer.sharding import (
+    Grid,
+    add_up_head_norms,
+    clip_gradients,
+    compile_layers,
+    full,
+    gathered,
+    layers_of,
+    shard,
+)
 from rftdata.errors import ModelError
 
 # Their attention sees the whole prompt, so continuations can share it.
@@ -36,7 +48,7 @@ Result = TypeVar("Result")
 ADAPTERS = "adapters"  # folder beside the weights that they are merged into
 
 
-class _Computation(nn.Module):
+class Computation(nn.Module):
     """From tokens to what a head makes of the hidden states at the places that count: the root that is sharded.
 
     The head is called within its forward pass, because the gathered weights exist only there.
@@ -45,10 +57,13 @@ class _Computation(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.longest = attention.length_limit(model.config)
 
     def forward(
         self, micro_batch: MicroBatch, autocast: AbstractContextManager[Any], head: Callable[[Tensor], Any]
     ) -> Any:
+        if self.longest is not None:
+            attention.refuse_longer(micro_batch.position_ids_L, self.longest, self.model.config)
         with autocast:
             hidden_1LH = self.model.base_model(
                 input_ids=micro_batch.token_ids_L[None], position_ids=micro_batch.position_ids_L[None], packing=micro_batch.packing,
@@ -80,20 +95,23 @@ class Network:
         self.config = config
         self.grid = grid
         self.learning_rate = learning_rate
-        self.model = _open(path, config, head)
+        self.model = _open(path, config, grid, head)
         self.optimizers: list[Optimizer] = []
         trained = learning_rate is not None
+        on_gpu = self.device.type == "cuda"
+        compute = torch.bfloat16 if on_gpu and config.autocast == "bfloat16" else None
+        adapted = adapters and config.lora is not None
+        master = getattr(torch, config.dtype) if compute is None or (trained and not adapted) else compute
+        if trained:
+            self._blank = _blank(self.model, master)
         if trained and config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(trained).requires_grad_(trained)
         self._adapters = add_adapters(self.model, config.lora) if adapters and config.lora is not None else []
         layers = layers_of(self.model)
-        if config.compile if config.compile is not None else self.device.type == "cuda":
+        if config.compile if config.compile is not None else on_gpu:
             compile_layers(layers)
-        on_gpu = self.device.type == "cuda"
-        compute = torch.bfloat16 if on_gpu and config.autocast == "bfloat16" else None
-        self._computation = _Computation(self.model)
-        master = getattr(torch, config.dtype) if compute is None or (trained and not self._adapters) else compute
+        self._computation = Computation(self.model)
         shard(
             self._computation, layers, grid, master=master, compute=None if self._adapters else compute, offload=offload,
             replicated=self._adapters,
@@ -116,8 +134,9 @@ class Network:
     def cutting(self) -> Cutting:
         """How batches are cut for it."""
         shares = self.config.share_prompts and _can_share_prompts(self.model.config)
-        # FlashAttention takes half precision only.
-        flash = self.device.type == "cuda" and "bfloat16" in (self.config.autocast, self.config.dtype)
+        # FlashAttention takes half precision only, and values of the size of keys, which those of latent attention are not.
+        is_half = "bfloat16" in (self.config.autocast, self.config.dtype)
+        flash = self.device.type == "cuda" and is_half and attention.has_equal_heads(self.model.config)
         return Cutting(
             max_tokens=self.config.max_tokens_per_microbatch,
             sharing="never" if not shares else "always" if flash else "rows",
@@ -134,7 +153,7 @@ class Network:
         """
 
         def with_output(hidden_NH: Tensor) -> Result:
-            return head(hidden_NH.to(self._compute), self._output(temperature))
+            return head(hidden_NH.to(self._compute), output_layer(self.model, temperature))
 
         found: Result = self._computation(micro_batch, self._autocast(), with_output)
         return found
@@ -145,21 +164,28 @@ class Network:
 
     @contextmanager
     def unpacked(self) -> Iterator[PreTrainedModel]:
-        """The model as transformers knows it, to be called with padded rows and masks, or to sample from; on one rank."""
+        """The model as transformers knows it, to be called without gradient with padded rows and masks, or to sample from.
+
+        All ranks call it, and the model within it, together and with the same tokens.
+        """
         self.model.set_attn_implementation("sdpa")
         try:
-            yield self.model
+            with gathered(self._computation):
+                yield self.model
         finally:
             self.model.set_attn_implementation(attention.NAME)
+
+    def release(self) -> None:
+        """Free the gathered embedding, last norm and output layer, which stay after a pass without gradient."""
+        if isinstance(self._computation, FSDPModule):
+            self._computation.reshard()
 
     def values(self, micro_batch: MicroBatch) -> Tensor:
         """Value of the state before each token that counts, float32 [N]."""
 
         def head(hidden_NH: Tensor) -> Tensor:
-            score = self.model.score
-            assert isinstance(score, nn.Module)
             with self._autocast():
-                return cast(Tensor, score(hidden_NH))[:, 0].float()
+                return cast(Tensor, value_head(self.model)(hidden_NH))[:, 0].float()
 
         return cast(Tensor, self._computation(micro_batch, self._autocast(), head))
 
@@ -176,6 +202,7 @@ class Network:
         for parameter in self._adapters:
             if parameter.grad is not None:
                 self.grid.add_up(parameter.grad)
+        add_up_head_norms(self.model, self.grid)
         grad_norm = clip_gradients(self.model.parameters(), limit).item()
         for optimizer in self.optimizers:
             if math.isfinite(grad_norm):
@@ -236,17 +263,28 @@ class Network:
         """
         load_adapters(self.model, folder / ADAPTERS)
 
-    def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder, without a tokenizer; the first rank does, and all call it."""
-        tensors = {}
+    def stage(self) -> Callable[[Path], None]:
+        """Copy the weights to the memory of the first rank's host; all ranks call it.
+
+        Returns:
+            A function for the first rank, which writes them as a Hugging Face folder without a tokenizer. It reads nothing that training changes.
+        """
+        first, tensors = dict[int, str](), dict[str, Tensor]()
+        owner = {
+            name: first.setdefault(id(p), name) for name, p in self._blank.named_parameters(remove_duplicate=False)
+        }
         for name, tensor in self.export_tensors():
             if self.grid.is_first:
-                tensors[name] = tensor.cpu()
-        if self.grid.is_first:
-            self.model.save_pretrained(folder, state_dict=tensors)
-            if self._adapters and self.config.lora is not None:
-                save_adapters(self.model, self.config.lora, folder / ADAPTERS)
-        self.grid.wait_for_all()
+                # Tied weights stay one tensor, so that they are written once.
+                tensors[name] = tensors.get(owner.get(name, name), tensor.to("cpu", copy=True))
+        adapters = adapter_tensors(self.model) if self._adapters else {}
+
+        def write(folder: Path) -> None:
+            self._blank.save_pretrained(folder, state_dict=tensors)
+            if self.config.lora is not None and adapters:
+                save_adapters(adapters, self.config.lora, folder / ADAPTERS)
+
+        return write
 
     @property
     def _compute(self) -> torch.dtype:
@@ -257,16 +295,6 @@ class Network:
             else cast(torch.dtype, getattr(torch, self.config.dtype))
         )
 
-    def _output(self, temperature: float) -> Output:
-        layer = self.model.get_output_embeddings()
-        assert isinstance(layer, nn.Linear)
-        config = self.model.config.get_text_config()
-        return Output(
-            weight_VH=layer.weight, bias_V=layer.bias, temperature=temperature,
-            scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
-            soft_cap=getattr(config, "final_logit_softcapping", None),
-        )  # fmt: skip
-
     def _autocast(self) -> AbstractContextManager[Any]:
         # On a GPU the gathered weights already are in the type of the products, and so is everything between them.
         # Adapters are float32 everywhere.
@@ -275,11 +303,26 @@ class Network:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
-def _open(path: str, config: TrainerConfig, head: str) -> PreTrainedModel:
+def output_layer(model: PreTrainedModel, temperature: float) -> Output:
+    """The output layer of a causal language model; temperature is that of the distributions its logits are of."""
+    layer = model.get_output_embeddings()
+    assert isinstance(layer, nn.Linear)
+    config = model.config.get_text_config()
+    return Output(
+        weight_VH=layer.weight, bias_V=layer.bias, temperature=temperature,
+        scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
+        soft_cap=getattr(config, "final_logit_softcapping", None),
+    )  # fmt: skip
+
+
+def _open(path: str, config: TrainerConfig, grid: Grid, head: str) -> PreTrainedModel:
     dtype = getattr(torch, config.dtype)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention.NAME}
     try:
-        attention.refuse_unpackable(AutoConfig.from_pretrained(path))
+        model_config = AutoConfig.from_pretrained(path)
+        attention.refuse_unpackable(model_config)
+        if grid.num_tensor_ranks > 1:
+            refuse_indivisible(model_config.to_dict(), grid.num_tensor_ranks)
         model: PreTrainedModel = (
             AutoModelForCausalLM.from_pretrained(path, **options)
             if head == "vocabulary"
@@ -296,9 +339,38 @@ def _open(path: str, config: TrainerConfig, head: str) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
+        if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch takes every attribute for a tensor
+    if head == "value":
+        value_head(model)
+    else:
+        refuse_other_head(model)
     return model
+
+
+def _blank(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model without memory for its weights: what transformers needs to write a folder, while the model itself is in use."""
+    blanks = {
+        id(tensor): torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else None)
+        for tensor in (*model.parameters(), *model.buffers())
+    }
+    for parameter in model.parameters():
+        blanks[id(parameter)] = nn.Parameter(blanks[id(parameter)], requires_grad=False)
+    return copy.deepcopy(model, blanks)
+
+
+def refuse_other_head(model: PreTrainedModel) -> None:
+    """Raise a ConfigError if logits are more than the output layer's products with the last hidden states (BERT's transform)."""
+    known = (model.base_model, model.get_output_embeddings())
+    others = [
+        name
+        for name, module in model.named_children()
+        if module not in known and any(True for _ in module.parameters())
+    ]
+    if others:
+        raise attention.unpackable(
+            f"it has layers between the last hidden states and the logits ({', '.join(others)})", model.config
+        )
 
 
 def _can_share_prompts(model_config: Any) -> bool:

@@ -1,9 +1,8 @@
 """Optimizers and learning-rate schedules by name.
 
-    adamw        torch.optim.AdamW, fused (arXiv 1711.05101)
-    adamw-8bit   bitsandbytes' AdamW8bit: moments in 8 bits (arXiv 2110.02861); needs that package and a GPU
-    muon         torch.optim.Muon for the matrices of the layers, its update scaled to the RMS of AdamW's, so that one learning rate
-                 fits both (arXiv 2502.16982, section 2.2); AdamW for embeddings, the output layer and vectors
+    adamw  torch.optim.AdamW, fused (arXiv 1711.05101)
+    muon   torch.optim.Muon for the matrices of the layers, its update scaled to the RMS of AdamW's, so that one learning rate
+           fits both (arXiv 2502.16982, section 2.2); AdamW for embeddings, the output layer and vectors
 
 The learning rate is a function of the step alone, so there is no scheduler state to lose.
 """
@@ -19,15 +18,29 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.trainer.config import OptimizerConfig, TrainerConfig
-from rftdata.errors import ConfigError
+from rftdata.errors import ModelError
+
+# Attributes with the output layer of a model for token classification; a model has one of them.
+VALUE_HEADS = ("score", "classifier")
+
+
+def value_head(model: PreTrainedModel) -> nn.Module:
+    """The layer that gives the value of a state.
+
+    Raises:
+        ModelError: the model has it under another name.
+    """
+    found = next((layer for name in VALUE_HEADS if isinstance(layer := getattr(model, name, None), nn.Linear)), None)
+    if found is None:
+        raise ModelError(
+            "this family of models has no linear layer that could give values", value=model.config.model_type,
+            todo="name a model of another family, such as llama or qwen3, in algorithm.critic.path, or use an algorithm without a critic",
+        )  # fmt: skip
+    return found
 
 
 def build_optimizers(model: PreTrainedModel, config: OptimizerConfig, learning_rate: float) -> list[Optimizer]:
-    """The optimizers of a model's parameters; each parameter that is trained belongs to exactly one.
-
-    Raises:
-        ConfigError: adamw-8bit without bitsandbytes or without a GPU.
-    """
+    """The optimizers of a model's parameters; each parameter that is trained belongs to exactly one."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     by_muon: list[Tensor] = []
     if config.name == "muon":
@@ -50,10 +63,7 @@ def build_optimizers(model: PreTrainedModel, config: OptimizerConfig, learning_r
         {"params": [p for p in rest if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
-    if config.name == "adamw-8bit":
-        optimizers.append(_adamw_8bit([group for group in groups if group["params"]], config, learning_rate))
-    else:
-        optimizers.append(torch.optim.AdamW(groups, lr=learning_rate, betas=config.betas, eps=config.eps, fused=True))
+    optimizers.append(torch.optim.AdamW(groups, lr=learning_rate, betas=config.betas, eps=config.eps, fused=True))
     return optimizers
 
 
@@ -79,21 +89,5 @@ def learning_rate_at(config: TrainerConfig, step: int, total_steps: int | None) 
 def _input_and_output(model: PreTrainedModel) -> set[int]:
     """Embeddings and the output layer, by the identity of their parameters."""
     layers: Sequence[nn.Module | None] = [model.get_input_embeddings(), model.get_output_embeddings()]
-    layers = [*layers, getattr(model, "score", None)]
+    layers = [*layers, *(getattr(model, name, None) for name in VALUE_HEADS)]
     return {id(parameter) for layer in layers if layer is not None for parameter in layer.parameters()}
-
-
-def _adamw_8bit(groups: list[dict[str, object]], config: OptimizerConfig, learning_rate: float) -> Optimizer:
-    try:
-        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]  # an optional package
-    except ImportError as error:
-        raise ConfigError(
-            "trainer.optimizer adamw-8bit needs the package bitsandbytes", allowed="adamw, muon",
-            todo="install it with `pip install bitsandbytes`, or name another optimizer",
-        ) from error  # fmt: skip
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            "trainer.optimizer adamw-8bit needs a GPU", allowed="adamw, muon", todo="name another optimizer"
-        )
-    optimizer: Optimizer = AdamW8bit(groups, lr=learning_rate, betas=config.betas, eps=config.eps)
-    return optimizer

@@ -10,9 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from rftcore.config import RunConfig
 from rftdata.errors import RftError
 
 logger = logging.getLogger(__name__)
+
+
+def weight_parity(config: RunConfig) -> WeightParity | None:
+    """Return the comparison for a run; None if its engines record log-probabilities of another distribution than the model's, after top-p or top-k."""
+    is_whole = config.explorer.top_p == 1 and config.explorer.top_k == 0
+    return WeightParity(config.sync.max_logprob_diff) if is_whole else None
 
 
 class WeightParity:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from rftcore.trainer.sharding import TIMEOUT
 from rftdata.errors import ConfigError
 
 _LOOPBACK = "127.0.0.1"
-# A rank that dies is noticed by itself (`rftcore.trainer.ranks`). The others may wait long in a collective while rank 0 writes weights to a slow disk.
-_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,11 @@ class Rendezvous:
     num_threads: int
 
 
-def open_rendezvous(num_ranks: int) -> tuple[Rendezvous, TCPStore]:
+def open_rendezvous(num_ranks: int, num_threads: int | None = None) -> tuple[Rendezvous, TCPStore]:
     """Return where ranks of this machine can meet, and the store itself, which must live as long as they do.
 
-    The threads of this process are divided among the ranks.
+    Args:
+        num_threads: CPU threads to divide among the ranks; None for those of this process.
     """
     with socket.socket() as listener:
         listener.bind((_LOOPBACK, 0))
@@ -49,11 +48,11 @@ def open_rendezvous(num_ranks: int) -> tuple[Rendezvous, TCPStore]:
             _LOOPBACK,
             port,
             is_master=True,
-            timeout=_TIMEOUT,
+            timeout=TIMEOUT,
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-    return Rendezvous(_LOOPBACK, port, num_ranks, max(1, torch.get_num_threads() // num_ranks)), store
+    return Rendezvous(_LOOPBACK, port, num_ranks, max(1, (num_threads or torch.get_num_threads()) // num_ranks)), store
 
 
 def join_process_group(rendezvous: Rendezvous, rank: int, store: TCPStore | None = None) -> None:
@@ -79,9 +78,9 @@ def join_process_group(rendezvous: Rendezvous, rank: int, store: TCPStore | None
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     if store is None:
-        store = TCPStore(rendezvous.host, rendezvous.port, timeout=_TIMEOUT, wait_for_workers=False)
+        store = TCPStore(rendezvous.host, rendezvous.port, timeout=TIMEOUT, wait_for_workers=False)
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=rendezvous.num_ranks, timeout=_TIMEOUT, device_id=device
+        backend, store=store, rank=rank, world_size=rendezvous.num_ranks, timeout=TIMEOUT, device_id=device
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import select
 import signal
 import sys
@@ -70,7 +69,9 @@ class _Rank:
                     pass  # rank 0 takes them
             case "leave", ():
                 leave_process_group()
-            case (("save_checkpoint" | "load_checkpoint" | "save_pretrained"), (folder,)):
+            case "end_checkpoint", ():
+                self.learner.writer.end()
+            case (("begin_checkpoint" | "load_checkpoint" | "save_pretrained"), (folder,)):
                 getattr(self.learner, method)(folder)
             case _:
                 raise ValueError(f"unknown call {method}{arguments}")
@@ -80,20 +81,12 @@ def _answer(state: _Rank, method: str, arguments: tuple[Any, ...]) -> RftError |
     try:
         state.call(method, arguments)
     except RftError as error:
-        return error if _can_be_sent(error) else RoleFailedError(str(error))
+        return error if error.can_be_sent() else RoleFailedError(str(error))
     except BaseException as error:  # noqa: BLE001 - the boundary: rank 0 raises every error
         failed = RoleFailedError(f"{type(error).__name__}: {' '.join(str(error).split())}")
         failed.add_note("".join(traceback.format_exception(error)))
         return failed
     return None
-
-
-def _can_be_sent(error: RftError) -> bool:
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - a value in it may raise anything
-        return False
-    return True
 
 
 def _end_with_connection(socket_fd: int) -> None:

@@ -62,7 +62,7 @@ class LearnerGroup:
         if self.num_ranks == 1:
             self.own = make()
             return
-        rendezvous, self._store = open_rendezvous(self.num_ranks)
+        rendezvous, self._store = open_rendezvous(self.num_ranks, arguments.config.num_threads)
         self._memory = SharedBatchMemory()
         self._others = OtherRanks(self.num_ranks, self._memory.fd)
 
@@ -96,8 +96,24 @@ class LearnerGroup:
             while (named := self._others.run(partial(next, tensors, None))) is not None:
                 yield named
 
-    def save_checkpoint(self, folder: Path) -> None:
-        self._call("save_checkpoint", folder)
+    def begin_checkpoint(self, folder: Path) -> None:
+        self._call("begin_checkpoint", folder)
+
+    @property
+    def has_written_checkpoint(self) -> bool:
+        """Whether a checkpoint was begun, and `end_checkpoint` would not wait."""
+        return self.own.writer.has_written  # the first rank writes last
+
+    def end_checkpoint(self) -> None:
+        """Wait until the checkpoint that was begun is on disk.
+
+        Raises:
+            DiskFullError: no room; there is no folder then.
+        """
+        if self._others is None:
+            self.own.writer.end()
+        else:
+            self._others.call(self.own.writer.end, "end_checkpoint")
 
     def load_checkpoint(self, folder: Path) -> None:
         self._call("load_checkpoint", folder)
@@ -111,10 +127,11 @@ class LearnerGroup:
             self._others.check()
 
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks, and leave a checkpoint that is not written yet."""
         if self._others is not None:
             self._others.close()
             self._memory.close()
+        self.own.writer.leave()
 
     def _call(self, method: str, folder: Path) -> None:
         own = partial(getattr(self.own, method), folder)
@@ -226,6 +243,8 @@ class OtherRanks:
                 if process.death is not None:
                     return process.death
             busy = [process for process in self._processes if process.busy]
+            if not busy:
+                return None
             ready = wait([process.connection for process in busy], max(0.0, deadline - time.monotonic()))
             if not ready:
                 return None

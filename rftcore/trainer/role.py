@@ -1,8 +1,8 @@
 """The trainer: draws batches, updates the weights, publishes them, commits checkpoints; and ends the run.
 
-A step is: draw (the rewards as they stand now), update, publish, write the checkpoint where due, record, commit the checkpoint.
-Recorded before committed: a step that a checkpoint contains has its row. What a crash may lose is the work since the last
-checkpoint, never an experience: the next attempt draws those groups again, removes what was left half-done, and asks again for
+A step is: draw (the rewards as they stand when it begins), update, publish, copy the checkpoint where due, record. The copy is written beside
+the next steps, and committed between them. Recorded before committed: a step that a checkpoint contains has its row. What a crash may lose is the
+work since the last committed checkpoint, never an experience: the next attempt draws those groups again, removes what was left half-done, and asks again for
 the validations that were not answered. After the last step the trainer waits for the validation it asked for, picks the best
 checkpoint by it, and asks for the one reading of the test sets: by the initial weights and by the best.
 """
@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
@@ -23,13 +25,13 @@ from rftcore.run.commands import buffer_option
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
-from rftcore.sync.live_trainer import LiveWeights
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
-from rftcore.trainer.drawn import ARRAYS, train_batch
 from rftcore.trainer.learner_arguments import LearnerArguments
-from rftcore.trainer.parity import WeightParity
-from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
+from rftcore.trainer.next_batch import NextBatch, draws_ahead
+from rftcore.trainer.parity import weight_parity
+from rftcore.trainer.publish import Export, export_folder, export_learner, file_method, folder_bytes, live_weights
 from rftcore.trainer.ranks import LearnerGroup
+from rftdata.errors import BufferUnavailableError
 from rftdata.failpoints import failpoint
 from rftdata.planning.run_selectors import selector_metrics
 from rftdata.training.attempt import Attempt
@@ -81,6 +83,18 @@ class _Timing:
     publish: float = 0.0
 
 
+class _Writing(NamedTuple):
+    """A checkpoint on its way to the disk.
+
+    Attributes:
+        policy_version_id: what the weights were published as.
+    """
+
+    step: int
+    folder: Path
+    policy_version_id: int
+
+
 class TrainerRole:
     """One trainer process on one attempt."""
 
@@ -102,27 +116,23 @@ class TrainerRole:
             critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
         )  # fmt: skip
         self.learner = LearnerGroup(arguments, resolved.algorithm)
+        self.next_batch = NextBatch(attempt, self.learner.algorithm, config.trainer.batch_groups)
         self._remove_abandoned_checkpoints()
         if attempt.checkpoint:
             self.learner.load_checkpoint(Path(attempt.checkpoint.uri))
         # Runs of two buffers may have the same name on one host.
         shared_name = f"{self.run.name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
-        is_live = config.sync.method in ("nccl", "auto")
-        publisher_class = METHODS.load(config.sync.file_method if is_live else config.sync.method)
-        self.publisher = publisher_class(self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model))
-        self.live: LiveWeights | None = None
-        # Engines record log-probabilities of the distribution that they sample from; the trainer computes the whole one.
-        is_whole = config.explorer.top_p == 1 and config.explorer.top_k == 0
-        self.parity = WeightParity(config.sync.max_logprob_diff) if is_whole else None
-        if is_live:
-            self.live = LiveWeights(
-                attempt, config.sync, self.learner.export_tensors, str(self.learner.own.device),
-                lambda name: self._hand_over(name, export_learner(self.learner)),
-                lambda choice: self.worker.progress.update(weights=choice),
-            )  # fmt: skip
+        self.publisher = METHODS.load(file_method(config.sync))(
+            self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model)
+        )
+        self.live = live_weights(
+            config.sync, attempt, worker, self.learner, lambda name: self._hand_over(name, export_learner(self.learner))
+        )
+        self.parity = weight_parity(config)
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None
         self.policy_version_id = 0
+        self.writing: _Writing | None = None
 
     def train(self) -> None:
         """Train to the last step, then see the evaluations through."""
@@ -131,12 +141,20 @@ class TrainerRole:
             self._ask_again_for_validations()
             self._publish(step)
             self._ask_for_validation(step)
-            while step < self.planned_steps:
-                if self._should_stop() or not self._step(step + 1):
-                    self._leave(step)
-                    return
-                step += 1
-            self._finish()
+            with self.next_batch:
+                while step < self.planned_steps and not self._should_stop() and self._step(step + 1):
+                    step += 1
+            if step < self.planned_steps:
+                self._leave(step)
+            else:
+                self._finish()
+        except BufferUnavailableError:
+            raise  # it has already been waited for
+        except Exception:
+            # The steps before the error are not to be lost with it. What fails now, fails for the same reason.
+            with suppress(Exception):
+                self._commit_checkpoint()
+            raise
         finally:
             for monitor in self.monitors:
                 monitor.close()
@@ -148,18 +166,19 @@ class TrainerRole:
     def _step(self, step: int) -> bool:
         """One step; False when the run was asked to stop."""
         timing, started = _Timing(), time.monotonic()
-        self._says_what_it_waits_for(step, None)
-        batch = self.attempt.draw(
-            step, self.config.trainer.batch_groups, ARRAYS, stop=self._should_stop, waiting=partial(self._says_what_it_waits_for, step)
-        )  # fmt: skip
+        prepared = self.next_batch.draw(
+            step, stop=self._should_stop, waiting=partial(self._says_what_it_waits_for, step)
+        )
         timing.wait = time.monotonic() - started
-        if batch is None:
+        if prepared is None:
             return False
-        metrics: dict[str, float] = {}
-        if len(batch):
+        if step < self.planned_steps and draws_ahead(self.config, self.run, step + 1):
+            self.next_batch.draw_ahead(step + 1)
+        batch, metrics = prepared.drawn, dict[str, float]()
+        if prepared.train is not None:
             self.worker.set_state(f"trains step {step} on {len(batch)} experiences")
             started = time.monotonic()
-            metrics = self.learner.update(train_batch(batch, self.learner.algorithm), step)
+            metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
             if self.parity is not None and self.live is not None and self.live.has_sent:
                 self.parity.check(step, batch.rows["staleness"].to_pylist(), metrics)
@@ -170,23 +189,25 @@ class TrainerRole:
             self._publish(step)
         else:
             self._publish_unchanged(step)
-        folder = None
+        begun = None
         if step % self.config.trainer.checkpoint_every == 0 or step == self.planned_steps:
-            folder = self._write_checkpoint(step)
+            begun = self._begin_checkpoint(step)
         timing.publish = time.monotonic() - started
         self._record(step, batch, timing, metrics)
-        if folder is not None:
-            self._commit_checkpoint(step, folder)
+        self.writing = begun or self.writing
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
         return True
 
     def _should_stop(self) -> bool:
-        """Whether the run was asked to stop. Raises if a rank has died, so that a wait ends, too."""
+        """Whether the run was asked to stop. Called in waits, too: raises if a rank has died, commits a checkpoint that is written, and
+        writes a file for engines that missed the weights."""
         self.learner.check()
         if self.live is not None:
             self.live.serve_missed(self.policy_version_id)
             self.published = self.live.publication
+        if self.learner.has_written_checkpoint:
+            self._commit_checkpoint()
         return self.worker.should_stop()
 
     def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
@@ -246,17 +267,25 @@ class TrainerRole:
             step, method=method, uri=publication.uri, num_bytes=publication.num_bytes, checksum=publication.checksum
         )
 
-    def _write_checkpoint(self, step: int) -> Path:
-        self.worker.set_state(f"writes the checkpoint of step {step}")
+    def _begin_checkpoint(self, step: int) -> _Writing:
+        self._commit_checkpoint()
+        self.worker.set_state(f"copies the checkpoint of step {step}")
         folder = self.folder / "checkpoints" / folder_name(self.attempt.attempt_id, step)
-        self.learner.save_checkpoint(folder)
-        failpoint("trainer.checkpoint_written")
-        return folder
+        self.learner.begin_checkpoint(folder)
+        return _Writing(step, folder, self.policy_version_id)
 
-    def _commit_checkpoint(self, step: int, folder: Path) -> None:
+    def _commit_checkpoint(self) -> None:
+        """Commit the checkpoint that is being written, once it is on disk; its step has been recorded."""
+        written, self.writing = self.writing, None
+        if written is None:
+            return
+        if not self.learner.has_written_checkpoint:
+            self.worker.set_state(f"writes the checkpoint of step {written.step}")
+        self.learner.end_checkpoint()
+        failpoint("trainer.checkpoint_written")
         self.attempt.commit_checkpoint(
-            step, str(folder), policy_version_id=self.policy_version_id, num_bytes=folder_bytes(folder)
-        )
+            written.step, str(written.folder), policy_version_id=written.policy_version_id, num_bytes=folder_bytes(written.folder),
+        )  # fmt: skip
         self._forget_old_checkpoints()
 
     def _forget_old_checkpoints(self) -> None:
@@ -324,10 +353,13 @@ class TrainerRole:
 
     def _leave(self, step: int) -> None:
         """Asked to stop: keep what was trained."""
+        self._commit_checkpoint()
         if step > self.attempt.start_step and not any(c.trainer_step == step for c in self._checkpoints()):
-            self._commit_checkpoint(step, self._write_checkpoint(step))
+            self.writing = self._begin_checkpoint(step)
+            self._commit_checkpoint()
 
     def _finish(self) -> None:
+        self._commit_checkpoint()
         if not self._wait_for_evaluations("the last validation"):
             return
         self._forget_old_checkpoints()  # none waits for its score any more

@@ -9,8 +9,10 @@ Tensor parallelism (arXiv 1909.08053) splits attention heads and the hidden unit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,6 +26,10 @@ from torch.distributed.tensor import DTensor
 from rftdata.errors import ConfigError
 
 _DATA, _TENSOR = "data", "tensor"
+# A rank that dies is noticed by itself (`rftcore.trainer.ranks`). The others may wait long in a collective while rank 0 writes weights to a slow disk.
+TIMEOUT = timedelta(hours=2)
+# Norms over the size of one head (Qwen3): whole on every tensor-parallel rank, which applies them to its own heads only.
+_HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 @dataclass(frozen=True)
@@ -32,10 +38,18 @@ class Grid:
 
     Attributes:
         mesh: None where this is the only rank, and it needs none.
+        group: of all ranks; None for the default one.
     """
 
     device: torch.device
     mesh: DeviceMesh | None = None
+    group: dist.ProcessGroup | None = None
+
+    def beside(self) -> Grid:
+        """The same ranks with a group of their own, for a thread whose collectives must not meet those of training."""
+        if self.mesh is None:
+            return self
+        return replace(self, group=dist.new_group(backend="gloo", timeout=TIMEOUT))
 
     @property
     def num_data_ranks(self) -> int:
@@ -64,7 +78,7 @@ class Grid:
     def wait_for_all(self) -> None:
         """Return when every rank has come here."""
         if self.mesh is not None:
-            dist.barrier()
+            dist.barrier(self.group)
 
 
 def make_grid(device: torch.device, tensor_parallel: int = 1) -> Grid:
@@ -166,23 +180,31 @@ def _split_heads(layer: nn.Module, mesh: DeviceMesh) -> None:
     )
 
 
-def refuse_indivisible(config: Any, num_ranks: int) -> None:
-    """For a model's configuration and tensor-parallel ranks.
+def add_up_head_norms(model: nn.Module, grid: Grid) -> None:
+    """Add up the gradients of norms within heads over tensor-parallel ranks; each rank has those of its own heads."""
+    if grid.mesh is None or grid.num_tensor_ranks == 1:
+        return
+    for name, parameter in model.named_parameters():
+        if name.endswith(_HEAD_NORMS) and parameter.grad is not None:
+            # The mesh of these parameters has the data dimension only, so their shards are alike on all tensor-parallel ranks.
+            part = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            if part.numel():
+                dist.all_reduce(part, group=grid.mesh[_TENSOR].get_group())
 
-    Raises:
-        ConfigError: the model cannot be split so.
-    """
-    if config.model_type not in ("llama", "mistral", "qwen2", "qwen3"):
-        raise ConfigError(
-            "trainer.tensor_parallel cannot split this model", value=config.model_type, allowed="llama, mistral, qwen2, qwen3",
-            todo="set trainer.tensor_parallel: 1; the model is sharded over all ranks anyway",
-        )  # fmt: skip
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        if getattr(config, name) % num_ranks:
-            raise ConfigError(
-                f"trainer.tensor_parallel does not divide the model's {name}", value=f"{num_ranks} of {getattr(config, name)}",
-                todo="choose a divisor of both",
-            )  # fmt: skip
+
+@contextmanager
+def gathered(root: nn.Module) -> Iterator[None]:
+    """Within it, a module inside `root` may be called: what belongs to no layer is whole on every rank; layers gather themselves."""
+    if not isinstance(root, FSDPModule):
+        yield
+        return
+    # The first module that is called would take itself for the root. torch has no public name for this.
+    root._get_fsdp_state()._lazy_init()
+    root.unshard()
+    try:
+        yield
+    finally:
+        root.reshard()
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:

@@ -79,7 +79,7 @@ class SharedBatchMemory:
         return layout
 
     def read(self, layout: BatchLayout) -> TrainBatch:
-        """Return the batch as views of the memory, valid until the next one is written. Nobody may write to them: the mapping is read-only."""
+        """Return the batch as views of the memory, valid until the next one is written. They are read-only."""
         tensors: dict[str, Any] = {place.field: self._view(place, layout) for place in layout.tensors}
         return TrainBatch(**tensors, **layout.others)
 

@@ -155,9 +155,39 @@ class Attempt:
             step, num_groups, columns, share=share, timeout_s=timeout_s, stop=stop, waiting=waiting
         )
 
+    def draw_ahead(self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS) -> Batch | None:
+        """Draw a step's batch while the step before it is trained: the full batch if it is ready now, otherwise None.
+
+        It neither waits nor decides that no more groups will come. It may be called from another thread than the other methods. Ask
+        `is_current` before the batch is trained on, and `release` it if it is not used.
+
+        Raises:
+            FencedError, SegmentCorruptError, PurgedError, BufferUnavailableError: see `draw`. Rows may have been drawn: call `release_step`.
+        """
+        return self._drawing.draw_ahead(step, num_groups, columns)
+
+    def is_current(self, batch: Batch) -> bool:
+        """Return whether a draw of the batch's groups would give the same rows and rewards now.
+
+        False after a label or an answer to a review, a verdict, a purge, or another pipeline of the run. If so, release the batch and
+        draw again.
+
+        Raises:
+            FencedError: another attempt holds the run.
+        """
+        return self._drawing.is_current(batch.step)
+
     def release(self, batch: Batch) -> None:
         """Release an unused batch: its draws never took place."""
-        self._drawing.release(batch)
+        self.release_step(batch.step)
+
+    def release_step(self, step: int) -> None:
+        """Release whatever was drawn for a step and not trained on.
+
+        Raises:
+            FencedError: another attempt holds the run.
+        """
+        self._drawing.release(step)
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set priorities of groups (by group_id), for orders by priority and for formulas that use `priority`.

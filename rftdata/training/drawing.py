@@ -20,7 +20,7 @@ from rftdata.training.fence import Fence
 
 
 class Drawing:
-    """The draws of one attempt; see `Attempt.draw` and `Attempt.release`.
+    """The draws of one attempt; see `Attempt.draw`, `Attempt.draw_ahead`, `Attempt.is_current` and `Attempt.release`.
 
     Args:
         fence: of the attempt.
@@ -46,31 +46,43 @@ class Drawing:
             )  # fmt: skip
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not stop():
-            drawn, rows = ride_out(lambda: self._try_draw(step, num_groups))
-            if drawn["outcome"] == "drawn":
-                failpoint("trainer.drawn")
-                if self._from_selection:
-                    self._refuse_purged(step)
-                damaged = self._reader.damaged(sorted({row["segment_id"] for row in rows})) if columns else []
-                if damaged and self._from_selection:
-                    raise damaged[0]  # a stored selection is trained on completely or not at all
-                if damaged:
-                    self._drop_damaged(step, rows, damaged)
-                    continue
-                batch = Batch(step, rows, self._reader, columns, drawn["reason"])
+            batch, reason = self._draw_now(step, num_groups, columns)
+            if batch is not None:
                 return batch if share is None else batch.share(*share)
             if deadline is not None and time.monotonic() > deadline:
                 return None
-            waiting(drawn["reason"])
+            waiting(reason)
             self._listener.wait()
         return None
 
-    def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
+    def draw_ahead(self, step: int, num_groups: int, columns: Sequence[str]) -> Batch | None:
+        """Draw a full batch if it is there: see `Attempt.draw_ahead`."""
+        return self._draw_now(step, num_groups, columns, ahead=True)[0]
+
+    def _draw_now(
+        self, step: int, num_groups: int, columns: Sequence[str], *, ahead: bool = False
+    ) -> tuple[Batch | None, str | None]:
+        """Return a batch, or None and the groups whose review is awaited if nothing else is."""
+        while True:
+            drawn, rows = ride_out(lambda: self._try_draw(step, num_groups, ahead))
+            if drawn["outcome"] != "drawn":
+                return None, drawn["reason"]
+            failpoint("trainer.drawn")
+            if self._from_selection:
+                self._refuse_purged(step)
+            damaged = self._reader.damaged(sorted({row["segment_id"] for row in rows})) if columns else []
+            if damaged and self._from_selection:
+                raise damaged[0]  # a stored selection is trained on completely or not at all
+            if not damaged:
+                return Batch(step, rows, self._reader, columns, drawn["reason"]), None
+            self._drop_damaged(step, rows, damaged)
+
+    def _try_draw(self, step: int, num_groups: int, ahead: bool) -> tuple[Row, list[Row]]:
         """Return the result of `rft.draw_groups` or `rft.draw_selected` and the rows drawn: one round trip and one transaction."""
         with self._fence.run.database.connection() as connection, connection.pipeline():
             drawn = send(
                 connection, "draw_selected" if self._from_selection else "draw_groups", **self._keys, step=step, wanted=num_groups,
-                max_refill=self._max_refill,
+                max_refill=self._max_refill, ahead=ahead,
             )  # fmt: skip
             rows = send(connection, "drawn_rows", **self._keys, step=step)
         result = one(drawn)
@@ -104,9 +116,17 @@ class Drawing:
         ride_out(drop)
         notify.notify(self._fence.run.database, notify.READY)
 
-    def release(self, batch: Batch) -> None:
-        """Release a batch: see `Attempt.release`."""
-        ride_out(lambda: self._release(batch.step))
+    def is_current(self, step: int) -> bool:
+        """Return whether a step's draws would be the same now: see `Attempt.is_current`."""
+        name = "drawn_selected_state" if self._from_selection else "drawn_groups_state"
+        outcome = self._fence.run.database.fetch_by_index(name, **self._keys, step=step)[0]["outcome"]
+        if outcome == "fenced":
+            raise self._fence.error()
+        return bool(outcome == "same")
+
+    def release(self, step: int) -> None:
+        """Release what was drawn for a step: see `Attempt.release_step`."""
+        ride_out(lambda: self._release(step))
         notify.notify(self._fence.run.database, notify.READY)
 
     def _release(self, step: int) -> None:

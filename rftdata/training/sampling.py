@@ -189,6 +189,12 @@ class SamplingConfig(Section):
         share = sum(supplied) / sum(lane.ratio for lane in self.mixture) if self.mixture else 1.0
         return share / (self.samples_per_insert.ratio if self.samples_per_insert else 1.0)
 
+    @property
+    def is_fifo(self) -> bool:
+        """Whether groups are drawn in the order of their planning, wherever they are drawn from: later ones change no earlier draw."""
+        orders = [lane.order or self.order for lane in self.mixture] or [self.order]
+        return set(orders) == {"fifo"}
+
     def policy(self, tasksets: Sequence[str] = (), formula: str | None = None) -> dict[str, Any]:
         """Return the rows of `rft.sampler` and `rft.sampler_lane`.
 

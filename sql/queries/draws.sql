@@ -1,6 +1,6 @@
 -- name: draw_groups
 -- Draw whole groups for a trainer step; return the outcome.
-SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s, %(max_refill)s);
+SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s, %(max_refill)s, %(ahead)s);
 
 -- name: drawn_rows
 -- The experiences drawn for a step, in slot order, with the place of their arrays.
@@ -13,6 +13,35 @@ JOIN rft.rollout o USING (rollout_id)
 LEFT JOIN rft.group_baseline b ON b.group_id = e.group_id
 WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
 ORDER BY d.slot;
+
+-- name: drawn_groups_state
+-- Compare a step's draws with what a draw of the same groups would record now. outcome: same, changed (by a label, an answer, a verdict, a
+-- purge or another pipeline of the run) or fenced (the attempt no longer holds the run).
+WITH item AS MATERIALIZED (SELECT DISTINCT item_id FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
+SELECT CASE
+    WHEN r.current_attempt_id IS DISTINCT FROM %(attempt_id)s THEN 'fenced'
+    WHEN EXISTS (
+        SELECT FROM item i JOIN rft.rollout_group g ON g.group_id = i.item_id
+        WHERE g.status <> 'ready' OR NOT g.trainable
+           OR (r.pipeline_version <> 'none'
+               AND coalesce((SELECT max(v.label_cut) FROM rft.verdict v WHERE v.group_id = i.item_id AND v.pipeline_version = r.pipeline_version), -1)
+                   < greatest((SELECT max(l.label_id) FROM rft.experience e JOIN rft.label l USING (experience_id) WHERE e.group_id = i.item_id),
+                              (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = i.item_id), 0)))
+    OR EXISTS (
+        SELECT FROM item i
+        JOIN rft.experience e ON e.group_id = i.item_id
+        LEFT JOIN LATERAL (
+            SELECT v.kept, v.reward FROM rft.verdict v
+            WHERE v.experience_id = e.experience_id AND v.pipeline_version = r.pipeline_version
+            ORDER BY v.verdict_id DESC LIMIT 1) v ON true
+        LEFT JOIN rft.draw d ON d.experience_id = e.experience_id AND d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
+        WHERE coalesce(v.kept, r.pipeline_version = 'none') IS DISTINCT FROM (d.draw_id IS NOT NULL)
+           OR (d.draw_id IS NOT NULL
+               AND d.reward_used IS DISTINCT FROM CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END)
+           OR EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id))
+        THEN 'changed'
+    ELSE 'same' END AS outcome
+FROM rft.run r WHERE r.run_id = %(run_id)s;
 
 -- name: reopen_stale_groups
 -- Return drawable groups to the pipeline if their verdicts belong to another pipeline than the run's, or are older than a label or an

@@ -23,7 +23,7 @@ WHERE b.evaluation_id = %(before)s AND a.evaluation_id = %(after)s;
 
 -- name: report_train_curve
 -- Sampled rewards by explorer step, including groups dropped later.
-SELECT g.explore_step AS step, count(o.reward) AS num, avg(o.reward) AS mean, avg((o.reward >= 1)::integer) AS pass_rate,
+SELECT g.explore_step AS step, count(o.reward) AS num, avg(o.reward) AS mean, avg((o.reward >= 1)::integer)::double precision AS pass_rate,
        stddev_samp(o.reward) / sqrt(nullif(count(o.reward), 0)) AS standard_error
 FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
 WHERE g.run_id = %(run_id)s GROUP BY g.explore_step HAVING count(o.reward) > 0 ORDER BY g.explore_step;

@@ -118,3 +118,17 @@ SELECT * FROM rft.draw_selected(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s
 -- name: release_selected
 -- Release a batch that was not used: its draws never took place.
 DELETE FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s;
+
+-- name: drawn_selected_state
+-- Compare a step's draws with what a draw of the same rows would record now. outcome: same, changed (by a label, unless labels are pinned, or
+-- a purge) or fenced (the attempt no longer holds the run).
+SELECT CASE
+    WHEN r.current_attempt_id IS DISTINCT FROM %(attempt_id)s THEN 'fenced'
+    WHEN EXISTS (
+        SELECT FROM rft.draw d
+        WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
+          AND (d.reward_used IS DISTINCT FROM rft.reward_at(d.experience_id, r.label_cut)
+               OR EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = d.experience_id)))
+        THEN 'changed'
+    ELSE 'same' END AS outcome
+FROM rft.run r WHERE r.run_id = %(run_id)s;

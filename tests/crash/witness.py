@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rftcore.algorithms.algorithm import Algorithm
 from rftcore.explorer import role as explorer
 from rftcore.pipeline import role as pipeline
-from rftcore.trainer import role as trainer
 from rftcore.trainer.learner import Learner
+from rftcore.trainer.next_batch import NextBatch, PreparedBatch
+from rftcore.trainer.sharding import Grid
 from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import SealedBatch
 from rftdata.training.attempt import Attempt
-from rftdata.training.batch import Batch
 from rftdata.writing.writer import Writer
 from tests.crash.plugins import logprobs_of
 from tests.crash.stopwatch import Stopwatch
@@ -109,16 +108,16 @@ def _observe_pipeline(witness: Witness) -> None:
 
 
 def _observe_trainer(witness: Witness) -> None:
-    draw, commit = Attempt.draw, Attempt.commit_checkpoint
-    to_train_batch, update = trainer.train_batch, Learner.update
-    save, load = Learner.save_checkpoint, Learner.load_checkpoint
+    draw, commit, update = NextBatch.draw, Attempt.commit_checkpoint, Learner.update
+    stage, load = Learner._stage, Learner.load_checkpoint
     pending: list[int] = []
     trained: list[int] = []
 
-    def draw_and_note(self: Attempt, step: int, *args: Any, **options: Any) -> Batch | None:
-        batch = draw(self, step, *args, **options)
+    def draw_and_note(self: NextBatch, step: int, **options: Any) -> PreparedBatch | None:
+        prepared = draw(self, step, **options)
         witness.note_first_claim()
-        if batch is not None and len(batch):
+        if prepared is not None and prepared.train is not None:
+            batch = prepared.drawn
             rows = batch.rows.to_pylist()
             token_ids = np.split(batch.packed("token_ids"), batch.offsets[1:-1])
             logprobs = np.split(batch.packed("behavior_logprobs"), batch.offsets[1:-1])
@@ -128,34 +127,35 @@ def _observe_trainer(witness: Witness) -> None:
                 for row, t, found in zip(rows, token_ids, logprobs, strict=True)
                 if not np.array_equal(found[row["num_prompt_tokens"] :], logprobs_of(t[row["num_prompt_tokens"] :]))
             ]
-            witness.note("drawn", attempt=self.attempt_id, step=step, rows=drawn, wrong=wrong)
-        return batch
+            witness.note("drawn", attempt=self.attempt.attempt_id, step=step, rows=drawn, wrong=wrong)
+            pending[:] = batch.rows["experience_id"].to_pylist()
+        return prepared
 
     def commit_and_note(self: Attempt, step: int, uri: str, **options: Any) -> int:
         checkpoint_id = commit(self, step, uri, **options)
         witness.note("checkpoint", attempt=self.attempt_id, step=step, checkpoint_id=checkpoint_id)
         return checkpoint_id
 
-    def remember(batch: Batch, algorithm: Algorithm) -> Any:
-        pending[:] = batch.rows["experience_id"].to_pylist()
-        return to_train_batch(batch, algorithm)
-
     def update_and_remember(self: Learner, *args: Any, **options: Any) -> dict[str, float]:
         metrics = update(self, *args, **options)
         trained.extend(pending)
         return metrics
 
-    def save_with_what_was_trained(self: Learner, folder: Path) -> None:
-        save(self, folder)
-        np.save(folder / TRAINED, np.array(trained, dtype=np.int64))
+    def stage_with_what_was_trained(self: Learner) -> Callable[[Path, Grid], None]:
+        fill, ids = stage(self), np.array(trained, dtype=np.int64)
+
+        def fill_and_add(draft: Path, grid: Grid) -> None:
+            fill(draft, grid)
+            np.save(draft / TRAINED, ids)
+
+        return fill_and_add
 
     def load_with_what_was_trained(self: Learner, folder: Path) -> None:
         load(self, folder)
         trained[:] = np.load(folder / TRAINED).tolist()
 
-    Attempt.draw = draw_and_note  # type: ignore[method-assign]
+    NextBatch.draw = draw_and_note  # type: ignore[method-assign]
     Attempt.commit_checkpoint = commit_and_note  # type: ignore[method-assign]
-    trainer.train_batch = remember
     Learner.update = update_and_remember  # type: ignore[method-assign]
-    Learner.save_checkpoint = save_with_what_was_trained  # type: ignore[method-assign]
+    Learner._stage = stage_with_what_was_trained  # type: ignore[method-assign]
     Learner.load_checkpoint = load_with_what_was_trained  # type: ignore[method-assign]

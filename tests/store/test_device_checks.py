@@ -80,6 +80,26 @@ def test_tensor_parallelism_must_divide_the_heads(file: str, capsys: pytest.Capt
     assert "does not divide 2 (key heads) (got 4)" in said and "allowed: 1, 2" in said
 
 
+def test_tensor_parallelism_of_another_family_is_refused(
+    file: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import PhiConfig, PhiForCausalLM
+
+    model = shutil.copytree(tiny, tmp_path / "model")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    PhiForCausalLM(PhiConfig(vocab_size=64, max_position_embeddings=64, **sizes)).save_pretrained(model)
+    settings = [f"model.path={model}", "trainer.num_gpus=2", "explorer.engine_args={context_length: 64}"]
+    assert check(file, *settings, deep=True) == 0
+    assert check(file, *settings, "trainer.tensor_parallel=2", deep=True) == 2
+    assert "trainer.tensor_parallel cannot split this model (got 'phi')" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens"])
+def test_adapters_outside_the_layers_are_refused(file: str, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert check(file, f"trainer.lora={{target_modules: [q_proj, {name}]}}") == 2
+    assert f"{name}: embeddings and the output layer can have no adapter" in capsys.readouterr().err
+
+
 def test_adapters_of_layers_that_the_model_lacks_are_refused(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(file, "trainer.num_gpus=1", "trainer.lora={target_modules: [query_key_value]}") == 2
     assert "names no linear layer" in capsys.readouterr().err

@@ -87,7 +87,8 @@ def test_a_write_and_a_draw_read_no_more_rows_when_the_queue_is_long(hasty: Buff
             writer.insert(*groups(next(keys), BATCH))
 
         def draw() -> None:
-            assert attempt.draw(next(steps), BATCH // 2, timeout_s=10) is not None
+            batch = attempt.draw_ahead(next(steps), BATCH // 2)
+            assert batch is not None and attempt.is_current(batch)
 
         for _ in range(10):
             write()

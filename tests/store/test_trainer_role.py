@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rftcore.run.prepare import stored_config
 from rftcore.sync.weights_file import iterate_weights, open_weights
 from rftcore.trainer.role import TrainerRole
 from rftdata import Buffer
-from rftdata.errors import ConfigError, RftError
+from rftdata.errors import ConfigError, RftError, RoleFailedError
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
@@ -185,7 +186,7 @@ def test_a_checkpoint_is_not_judged_on_part_of_its_validation(training: Training
     training.buffer.sql(f"update rft.evaluation set status = 'claimed', claimed_by = 0 where {withheld}")
     training.answer(rewards)
     training.make_ready(1)
-    training.wait_for("exists (select from rft.evaluation where trainer_step = 3)", life)
+    training.wait_for("exists (select from rft.checkpoint where trainer_step = 3)", life)
     assert training.checkpoints() == [1, 2, 3]
     training.buffer.sql(f"update rft.evaluation set status = 'planned', claimed_by = null where {withheld}")
     training.answer_until_done(life, rewards)
@@ -289,6 +290,18 @@ def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_end
     assert training.checkpoints() == [2, 3]
 
 
+def test_an_error_loses_no_step_before_it(training: Training) -> None:
+    """The second step fails while the checkpoint of the first is being written."""
+    training.start(2, algorithm={"name": "reinforce"})
+    training.buffer.sql(
+        "update rft.experience set reward = null where group_id = (select max(group_id) from rft.experience)"
+    )
+    training.make_ready(2)
+    with pytest.raises(RoleFailedError, match="drawn without a reward"):
+        training.train()
+    assert training.steps() == training.checkpoints() == [1]
+
+
 def test_what_selectors_report_of_themselves_is_recorded_with_the_step(training: Training) -> None:
     training.start(1)
     training.make_ready(1)
@@ -317,6 +330,78 @@ def test_what_a_killed_trainer_left_half_written_is_removed(training: Training) 
     assert sorted(path.name for path in folder.iterdir()) == [
         "attempt-1-step-000001", "attempt-2-step-000002", "attempt-9-step-000002", "my-favourite",
     ]  # fmt: skip
+
+
+@contextmanager
+def publication_held_up(training: Training) -> Iterator[None]:
+    """No weights are announced within; draws, labels and steps that train are not held up."""
+    with psycopg.connect(training.buffer.database.uri) as connection:
+        connection.execute("LOCK TABLE rft.policy_version IN EXCLUSIVE MODE")
+        yield
+
+
+def in_step_one(training: Training) -> Future[None]:
+    """Start a run, of which the first step waits to be published while the batch of the second is drawn ahead."""
+    life = training.attempt()
+    training.wait_for("exists (select from rft.policy_version)", life)
+    return life
+
+
+def test_a_label_counts_for_the_batch_that_was_drawn_before_it(training: Training) -> None:
+    training.start(3)
+    life = in_step_one(training)
+    with publication_held_up(training):
+        training.make_ready(3)
+        training.wait_for("exists (select from rft.draw where trainer_step = 2)", life)
+        assert training.steps() == []
+        training.buffer.sql(
+            "update rft.experience set reward = 0.25 where experience_id = (select min(experience_id) from rft.draw where trainer_step = 2)"
+        )
+    training.wait_for("exists (select from rft.train_step where trainer_step = 1)", life)
+    training.wait_for("exists (select from rft.draw where trainer_step = 2 and item_id = 3)", life)
+    training.make_ready(1)
+    life.result(timeout=60)
+    used = training.rows(
+        "select trainer_step, item_id, array_agg(reward_used order by slot) as rewards from rft.draw group by 1, 2 order by 1"
+    )
+    assert used == [
+        {"trainer_step": 1, "item_id": 1, "rewards": [0.0, 1.0]},
+        {"trainer_step": 2, "item_id": 3, "rewards": [0.0, 1.0]},
+        {"trainer_step": 3, "item_id": 2, "rewards": [0.25, 1.0]},
+    ]
+    rewards = [
+        row["metrics"]["reward"] for row in training.rows("select metrics from rft.v_train_step order by trainer_step")
+    ]
+    assert rewards == [0.5, 0.5, 0.625]
+
+
+def test_without_labels_every_batch_is_drawn_once_and_ahead_of_its_step(training: Training) -> None:
+    training.start(6)
+    training.make_ready(6)
+    training.train()
+    assert training.rows("select count(*) as n, max(draw_id) as last from rft.draw") == [{"n": 12, "last": 12}]
+    ahead = training.rows(
+        "select count(*) as n from rft.train_step s join rft.draw d on d.trainer_step = s.trainer_step + 1 and d.slot = 0"
+        " where d.drawn_at < s.finished_at"
+    )
+    assert ahead == [{"n": 5}]
+
+
+def test_a_stop_releases_what_was_drawn_for_the_step_that_never_came(training: Training) -> None:
+    training.start(3)
+    life = in_step_one(training)
+    with publication_held_up(training):
+        training.make_ready(2)
+        training.wait_for("exists (select from rft.draw where trainer_step = 2)", life)
+        training.stop()
+    life.result(timeout=60)
+    assert training.steps() == [1] and training.checkpoints() == [1]
+    assert training.rows("select distinct trainer_step from rft.draw") == [{"trainer_step": 1}]
+    training.make_ready(1)
+    training.train()
+    assert training.steps() == [1, 2, 3]
+    drawn = training.rows("select trainer_step, item_id, count(*) as n from rft.draw group by 1, 2 order by 1")
+    assert drawn == [{"trainer_step": step, "item_id": step, "n": 2} for step in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(("algorithm", "expected"), [("grpo", 0.5), ("sft", 1.0)])

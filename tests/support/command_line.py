@@ -83,4 +83,6 @@ def rows(buffer: Path, query: str) -> list[dict[str, Any]]:
 
 def report(rft: Rft, buffer: Path, run: str) -> dict[str, Any]:
     """`rft report RUN --json`."""
-    return json.loads(rft("report", run, "--json", "--buffer", buffer).stdout)
+    result = rft("report", run, "--json", "--buffer", buffer)
+    assert "Warning" not in result.stderr, result.stderr
+    return json.loads(result.stdout)

@@ -37,6 +37,7 @@ def test_both_systems_take_the_same_step() -> None:
     for row in result["rows"]:
         assert row["status"] == "ok" and len(row["step_records"]) == 2
         assert row["tokens_per_second"] == pytest.approx(row["num_tokens"] / row["seconds"])
+    assert all(line["computed_tokens"] < line["num_tokens"] for line in ours["step_records"])  # prompts are shared
     assert ours["agrees"] and ours["grad_norm_difference"] < 1e-5
     assert abs(ours["loss"]) > 1e-3 and ours["grad_norm"] == pytest.approx(theirs[0]["grad_norm"], rel=1e-5)
     best = max(row["tokens_per_second"] for row in theirs)
@@ -55,7 +56,14 @@ def test_a_ladder_ends_with_the_longest_sequence_that_fits() -> None:
 
 def row(system: str, micro_batch: int, grad_norm: float, status: str = "ok") -> dict[str, Any]:
     case = Case("tiny", "A", system, "float32", False, micro_batch, steps=1, warm_up=0)  # type: ignore[arg-type]
-    line = {"num_tokens": 100, "loss": 0.5, "grad_norm": grad_norm, "seconds": 2.0, "peak_gib": 1.0}
+    line = {
+        "num_tokens": 100,
+        "computed_tokens": 80,
+        "loss": 0.5,
+        "grad_norm": grad_norm,
+        "seconds": 2.0,
+        "peak_gib": 1.0,
+    }
     return trainer.row_of(case, [line], 1e9) | {"status": status, "error": None}
 
 
@@ -66,7 +74,9 @@ def test_a_row_that_takes_another_step_disagrees() -> None:
 
 
 def test_utilisation_counts_six_operations_of_a_parameter_and_a_token() -> None:
-    assert row("ours", 512, 1.0)["mfu"] == pytest.approx(6 * SHAPES["tiny"].num_parameters * 100 / 2.0 / 1e9)
+    measured = row("ours", 512, 1.0)
+    assert measured["mfu"] == pytest.approx(6 * SHAPES["tiny"].num_parameters * 100 / 2.0 / 1e9)
+    assert measured["computed_mfu"] == pytest.approx(0.8 * measured["mfu"])
 
 
 def test_shapes_have_the_parameters_that_their_models_have(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rftcore.algorithms import build_algorithm
-from rftcore.algorithms.base import Signals, StepBatch
+from rftcore.algorithms.base import Loss, Signals, StepBatch, TokenTerm, TokenView
 from rftcore.algorithms.presets import presets
 from tests.support.algorithms import loss_in_parts, step_batch
 
@@ -81,3 +81,19 @@ def test_do_not_change_the_loss_or_the_gradient(preset: str, cut: list[list[int]
         assert (after is None) == (before is None)
         if before is not None:
             torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-7)
+
+
+class Undetached(TokenTerm):
+    """A loss whose metric still has its gradient."""
+
+    def __call__(self, view: TokenView) -> Loss:
+        return Loss(-view.logprobs_N, {"logprob": view.logprobs_N})
+
+
+def test_metrics_keep_no_graph_alive() -> None:
+    algorithm = build_algorithm("grpo", group_size=4)
+    algorithm.loss = Undetached()
+    plan = algorithm.plan(batch(), signals())
+    index_N = torch.arange(NUM)
+    loss, metrics = algorithm.objective(plan, index_N, plan.view(index_N, leaves()["logprobs_N"]))
+    assert loss.requires_grad and not metrics["logprob"].requires_grad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rftcore.algorithms import build_algorithm
-from rftcore.trainer.checkpoints import remove_abandoned, write_folder
+from rftcore.trainer.checkpoints import CheckpointWriter, remove_abandoned
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.sharding import Grid
-from rftdata.errors import DiskFullError, ModelError
+from rftdata.errors import DiskFullError, ModelError, RftError
 from tests.support.learning import config, make_batch, save_model, weights
 
 
@@ -68,13 +69,44 @@ class TestCheckpoint:
         assert learner.step == 2
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
+    def test_is_of_the_moment_when_it_was_begun(self, model_path: str, tmp_path: Path) -> None:
+        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
+        learner.update(make_batch(1), 1)
+        learner.save_checkpoint(tmp_path / "whole")
+        learner.begin_checkpoint(tmp_path / "beside")
+        learner.update(make_batch(2), 2)
+        learner.writer.end()
+        assert _digests(tmp_path / "beside") == _digests(tmp_path / "whole")
+        assert len(_digests(tmp_path / "whole")) > 4
+
+    def test_a_full_disk_leaves_nothing_of_it(self, model_path: str, tmp_path: Path) -> None:
+        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
+        learner.update(make_batch(1), 1)
+        learner.save_checkpoint(tmp_path / "before")
+        sizes = sorted(path.stat().st_size for path in (tmp_path / "before").rglob("*.safetensors"))
+        # The optimizer's file is twice as large as the model's: only it does not fit.
+        limit = (sizes[-2] + sizes[-1]) // 2
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(RftError, match=r"rank 0 cannot write its part of the checkpoint: .*File too large"):
+                learner.save_checkpoint(tmp_path / "c")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        assert [path.name for path in tmp_path.iterdir()] == ["before"]
+        learner.save_checkpoint(tmp_path / "c")
+        assert _digests(tmp_path / "c") == _digests(tmp_path / "before")
+
     def test_a_failed_write_leaves_nothing(self, tmp_path: Path) -> None:
-        def fill(folder: Path) -> None:
+        def fill(folder: Path, grid: Grid) -> None:
             (folder / "half").write_text("x")
             raise OSError(28, "No space left on device")
 
+        writer = CheckpointWriter(Grid(torch.device("cpu")))
+        writer.begin(tmp_path / "c", fill)
         with pytest.raises(DiskFullError, match="free space"):
-            write_folder(tmp_path / "c", fill, Grid(torch.device("cpu")))
+            writer.end()
+        assert not writer.has_written
         assert list(tmp_path.iterdir()) == []
 
     def test_what_earlier_attempts_left_and_no_checkpoint_needs_is_removed(self, tmp_path: Path) -> None:

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForTokenClassification, LlamaForCausalLM
+from transformers import AutoModelForTokenClassification, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.losses.jsd import JSD
 from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.head import Output, read_logits
+from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
 from rftcore.trainer.learner import Learner
-from rftdata.errors import ConfigError
+from rftcore.trainer.optimizers import value_head
+from rftdata.errors import ConfigError, ModelError
 from tests.support.learning import config, make_batch
 
 
@@ -224,3 +225,44 @@ def test_responses_of_experts_leave_the_distance_from_the_behaviour_policy_finit
     )
     assert all(map(math.isfinite, mixed.values()))
     assert 0 < mixed["logprob_diff"] < sampled["logprob_diff"]
+
+
+def test_gradients_of_a_bfloat16_output_layer_with_a_bias_are_added_up_in_float32() -> None:
+    random = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (torch.randn(*size, generator=random) for size in ((2048, 32), (64, 32), (64,)))
+    target = torch.randint(0, 64, (2048,), generator=random)
+
+    def gradient(dtype: torch.dtype, chunk: int) -> list[Tensor]:
+        leaves = [(0.3 * each).to(dtype).requires_grad_() for each in (weight, bias)]
+        logprobs_and_entropy(hidden.to(dtype), Output(leaves[0], leaves[1], chunk=chunk), target)[0].sum().backward()
+        return [leaf.grad.float() for leaf in leaves if leaf.grad is not None]
+
+    exact = gradient(torch.float32, 2048)
+    of_one, of_many = (gradient(torch.bfloat16, chunk) for chunk in (2048, 16))
+    for i in range(2):
+        errors = [((found[i] - exact[i]).norm() / exact[i].norm()).item() for found in (of_one, of_many)]
+        assert errors[1] < 1.2 * errors[0] < 0.02, "128 pieces lose no more than one"
+
+
+class TestCriticOfAnotherFamily:
+    def test_learns_with_the_head_that_its_class_has(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=64))
+        model.save_pretrained(tmp_path)
+        (tmp_path / "tokenizer.json").write_text("{}")
+        learner = Learner(str(tmp_path), config(), build_algorithm("ppo", {"critic": {"learning_rate": 0.01}}), 0)
+        losses = [learner.update(make_batch(2), step)["value_loss"] for step in range(1, 9)]
+        assert losses[-1] < 0.8 * losses[0]
+        assert learner.critic is not None and isinstance(learner.critic.model.classifier, torch.nn.Linear)
+
+    def test_without_such_a_head_is_refused(self) -> None:
+        with pytest.raises(
+            ModelError, match=r"no linear layer that could give values \(got 'llama'\).*algorithm\.critic\.path"
+        ):
+            value_head(
+                LlamaForCausalLM(
+                    LlamaConfig(
+                        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+                    )
+                )
+            )

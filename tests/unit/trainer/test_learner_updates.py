@@ -12,7 +12,7 @@ import torch
 from rftcore.algorithms import build_algorithm
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
-from rftdata.errors import ConfigError, RftError
+from rftdata.errors import RftError
 from tests.support.learning import config, make_batch, weights
 
 
@@ -161,10 +161,6 @@ class TestOptimizers:
         again.load_checkpoint(tmp_path / "one")
         again.update(make_batch(2), 2)
         assert all(torch.equal(tensor, weights(again)[name]) for name, tensor in weights(through).items())
-
-    def test_eight_bits_without_their_package_or_a_gpu_are_refused(self, model_path: str) -> None:
-        with pytest.raises(ConfigError, match="adamw-8bit needs"):
-            Learner(model_path, config(optimizer="adamw-8bit"), build_algorithm("sft"), 0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from transformers import LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from rftcore.algorithms import build_algorithm
 from rftcore.trainer.learner import Learner
@@ -103,3 +103,36 @@ def test_the_reference_is_the_policy_without_its_adapters(model_path: str) -> No
     assert learner.update(make_batch(2), 6)["kl_reference"] == pytest.approx(
         merged.update(make_batch(2), 6)["kl_reference"], rel=1e-3
     )
+
+
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens", "model.embed_tokens"])
+def test_adapters_outside_the_layers_are_refused_in_the_configuration(name: str) -> None:
+    with pytest.raises(ValueError, match=r"embed_tokens|lm_head.*can have no adapter"):
+        config(lora=LORA | {"target_modules": ["q_proj", name]})
+
+
+def test_adapters_of_what_is_no_linear_layer_are_refused(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"can have no adapter \(got 'transformer\.h\.0\.attn\.c_attn'\)"):
+        learner_with(str(tmp_path), target_modules=["c_attn"])
+
+
+def test_dropout_of_adapters_is_off_for_signals_and_repeats_after_a_resume(model_path: str, tmp_path: Path) -> None:
+    algorithm = build_algorithm("grpo", {"old_logprobs": "recomputed"})
+    settings = config(lora=LORA | {"dropout": 0.5}, learning_rate=0.01)
+    through = Learner(model_path, settings, algorithm, 0)
+    for step in (1, 2):
+        through.update(make_batch(1), step)
+    models = through._models
+    batch = models.as_computed(make_batch(2))
+    micro_batches = models.split(batch)
+    first, second = (models.signals(batch, micro_batches, batch.num_loss_tokens).old_N for _ in range(2))
+    assert first is not None and second is not None and torch.equal(first, second)
+    with torch.no_grad():
+        drawn = [through.policy.logprobs(micro_batches[0], 1.0) for _ in range(2)]
+    assert not torch.equal(drawn[0], drawn[1]), "an update drops inputs"
+    through.save_checkpoint(tmp_path / "c")
+    resumed = Learner(model_path, settings, algorithm, 0)
+    resumed.load_checkpoint(tmp_path / "c")
+    torch.rand(3)
+    assert through.update(make_batch(3), 3)["grad_norm"] == resumed.update(make_batch(3), 3)["grad_norm"]

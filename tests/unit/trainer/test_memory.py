@@ -149,7 +149,7 @@ def test_models_beside_the_policy() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "bytes_a_weight"),
-    [({}, 16), ({"dtype": "bfloat16"}, 8), ({"optimizer": "adamw-8bit"}, 10)],
+    [({}, 16), ({"dtype": "bfloat16"}, 8)],
 )
 def test_bytes_of_a_weight_with_its_gradient_and_moments(settings: dict[str, Any], bytes_a_weight: int) -> None:
     found = estimate(**settings)

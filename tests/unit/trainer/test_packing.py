@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import CONFIG_MAPPING, PretrainedConfig
 
+from rftcore.trainer.attention import length_limit, refuse_longer, refuse_unpackable
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.micro_batches import Cutting, Kernel, MicroBatch, Sharing, split_batch
+from rftcore.trainer.packing_trial import try_packing
+from rftdata.errors import ConfigError
 from tests.support.packing import visible
 
 
@@ -227,3 +232,75 @@ def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past
     flat = batch.for_algorithm(1)
     for micro in micros:
         assert torch.equal(flat.sequence_N[micro.index_N], micro.sequence_N)
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
+LAYERS = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2}
+
+
+def family(model_type: str, **settings: Any) -> PretrainedConfig:
+    found: PretrainedConfig = CONFIG_MAPPING[model_type](**SIZES | settings)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("recurrent_gemma", "carry a state"), ("mimo_v2_flash", "sinks"), ("granite_swa", "sinks"), ("granitemoe_swa", "sinks"),
+        ("doge", "masks attention"), ("nemotron", "belong together"), ("gemma2", "caps attention"), ("gpt_oss", "sinks"), ("bloom", "computes attention"),
+    ],
+)  # fmt: skip
+def test_families_that_cannot_be_packed_are_refused_by_name(model_type: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{reason}.*got '{model_type}'"):
+        refuse_unpackable(CONFIG_MAPPING[model_type]())
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (family("recurrent_gemma", num_key_value_heads=1, num_hidden_layers=3), "other log-probabilities, by up to"),
+        (family("mimo_v2_flash", v_head_dim=8, **LAYERS), "its attention has s_aux"),
+        (family("doge"), "its attention has attention_mask"),
+        (family("gemma2", **LAYERS), "its attention has softcap"),
+        (family("nemotron"), "do not hand it on"),
+        (family("bert"), r"between the last hidden states and the logits \(cls\)"),
+        (family("modernbert-decoder"), "between the last hidden states and the logits"),
+    ],
+    ids=lambda value: value.model_type if isinstance(value, PretrainedConfig) else "",
+)
+def test_the_trial_finds_families_that_cannot_be_packed_without_their_name(
+    config: PretrainedConfig, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{reason}.*name another model"):
+        try_packing(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        family("llama"), family("qwen3"), family("gpt2"), family("persimmon", num_key_value_heads=4), family("phi"), family("gemma3_text", **LAYERS),
+        family("cohere2", **LAYERS),
+        family("deepseek_v3", q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, n_routed_experts=4,
+               num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1, moe_intermediate_size=16, head_dim=4, num_key_value_heads=4),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_the_trial_passes_families_that_can_be_packed(config: PretrainedConfig) -> None:
+    assert try_packing(config) is None
+
+
+def test_what_is_too_large_for_the_trial_is_not_tried() -> None:
+    assert "parameters" in str(try_packing(family("llama", hidden_size=16384, intermediate_size=65536)))
+
+
+def test_rotary_frequencies_that_depend_on_the_longest_sequence_limit_the_lengths() -> None:
+    assert length_limit(family("llama")) is None
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    config = family("llama", max_position_embeddings=10, rope_parameters=rope)
+    assert length_limit(config) == 10
+    refuse_longer(torch.arange(10), 10, config)
+    with pytest.raises(ConfigError, match=r"got '11 tokens, llama'.*up to 10 tokens"):
+        refuse_longer(torch.arange(11), 10, config)

@@ -141,8 +141,9 @@ class TestTwoRanks:
             torch.testing.assert_close(together.weights[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
     def test_go_back_to_a_checkpoint(self, group: LearnerGroup, tmp_path: Path) -> None:
-        group.save_checkpoint(tmp_path / "checkpoint")
+        group.begin_checkpoint(tmp_path / "checkpoint")
         expected = [group.update(make_batch(step), step)["loss"] for step in (4, 5)]
+        group.end_checkpoint()
         group.load_checkpoint(tmp_path / "checkpoint")
         assert [group.update(make_batch(step), step)["loss"] for step in (4, 5)] == expected
         group.save_pretrained(tmp_path / "model")

@@ -93,7 +93,7 @@ COMMENT ON COLUMN rft.train_step.reason IS 'Why it was skipped or short; NULL ot
 COMMENT ON COLUMN rft.train_step.num_groups IS 'Groups in the batch.';
 COMMENT ON COLUMN rft.train_step.num_experiences IS 'Experiences in the batch.';
 COMMENT ON COLUMN rft.train_step.num_tokens IS 'Tokens in the batch, prompts included.';
-COMMENT ON COLUMN rft.train_step.wait_seconds IS 'Time spent waiting for groups.';
+COMMENT ON COLUMN rft.train_step.wait_seconds IS 'Time spent waiting for the batch: for its groups, and until it was read.';
 COMMENT ON COLUMN rft.train_step.train_seconds IS 'Time of forward, backward and optimizer.';
 COMMENT ON COLUMN rft.train_step.publish_seconds IS 'Time of writing weights and, if due, the checkpoint.';
 COMMENT ON COLUMN rft.train_step.metrics IS 'Loss, gradient norm, clip fraction, KL, ….';

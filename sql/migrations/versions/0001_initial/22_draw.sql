@@ -323,7 +323,8 @@ COMMENT ON FUNCTION rft.rest_items IS 'Moves drawn groups that have uses left to
 -- draws (two readers take turns, so that a step is drawn once and shares are exact), then groups that age out, then the picked worklist
 -- items. Items that a relabel has locked are skipped.
 CREATE FUNCTION rft.draw_groups(
-    of_run bigint, of_attempt bigint, step integer, wanted integer, refill_limit integer, OUT outcome text, OUT reason text)
+    of_run bigint, of_attempt bigint, step integer, wanted integer, refill_limit integer, ahead boolean DEFAULT false, OUT outcome text,
+    OUT reason text)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
@@ -367,6 +368,11 @@ BEGIN
     shares := rft.lane_shares(of_run, of_attempt, allowed);
     picked := rft.pick_from_lanes(of_run, step, s.oldest, step::bigint << 32, shares, allowed, '{}');
     IF cardinality(picked) < wanted THEN
+        -- Before its time nothing is decided about a step that lacks groups: neither what may still come, nor which others take the places.
+        IF ahead THEN
+            outcome := 'not yet';
+            RETURN;
+        END IF;
         SELECT b.picked, b.outcome, b.reason INTO picked, outcome, reason
         FROM rft.complete_batch(of_run, step, s.oldest, wanted, refill_limit, shares, allowed, picked) b;
         IF outcome <> 'drawn' THEN
@@ -391,7 +397,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION rft.draw_groups IS 'Draws whole ready groups for a trainer step by the run''s policy. outcome: drawn (reason: why a batch is short), not yet (reason: the reviews, if nothing else is waited for), or fenced (the attempt no longer holds the run).';
+COMMENT ON FUNCTION rft.draw_groups IS 'Draws whole ready groups for a trainer step by the run''s policy. outcome: drawn (reason: why a batch is short), not yet (reason: the reviews, if nothing else is waited for), or fenced (the attempt no longer holds the run). ahead: the step before it is still being trained; only a full batch is drawn.';
 
 -- Folds every draw of a history: whole tables, with hash joins wherever possible.
 CREATE FUNCTION rft.return_draws(of_run bigint, of_attempt bigint) RETURNS void

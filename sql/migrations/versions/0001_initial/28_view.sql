@@ -66,7 +66,7 @@ COMMENT ON VIEW rft.v_group IS 'Groups with the outcomes of their rollouts.';
 
 CREATE VIEW rft.v_pass_rate AS
 SELECT r.name AS run, g.run_id, t.taskset, g.explore_step, count(DISTINCT g.group_id) AS num_groups, count(*) AS num_rollouts,
-       avg(o.reward) AS mean_reward, avg((o.reward >= 1)::integer) AS pass_rate
+       avg(o.reward) AS mean_reward, avg((o.reward >= 1)::integer)::double precision AS pass_rate
 FROM rft.rollout_group g
 JOIN rft.run r USING (run_id)
 JOIN rft.task t USING (task_id)

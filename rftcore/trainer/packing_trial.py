@@ -1,0 +1,128 @@
+"""Whether a family of models gives packed sequences what it gives them alone: tried with a few layers of random weights.
+
+`attention.refuse_unpackable` knows families by name and by what they declare; this trial finds those that nobody has named. The model has the
+sizes of the real one, one layer of each type and a small vocabulary, because a whole one takes minutes on a CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from rftcore.trainer import attention
+from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.head import logprobs_and_entropy
+from rftcore.trainer.micro_batches import Cutting, split_batch
+from rftcore.trainer.network import Computation, output_layer, refuse_other_head
+from rftdata.errors import ConfigError
+
+_VOCABULARY = 64
+_FIRST_TOKEN = 3  # after padding, begin and end of text
+_WINDOW = 4  # of sliding attention; shorter than the sequences, so that it matters
+_LENGTHS = (11, 7)
+_MOST_PARAMETERS = 500_000_000  # 2 GB
+_TOLERANCE = 1e-3  # nats; two correct kernels differ by 1e-6
+
+
+def try_packing(config: PretrainedConfig) -> str | None:
+    """Compare log-probabilities of packed sequences with those of the sequences alone.
+
+    Returns:
+        Why nothing was compared; None where it was.
+
+    Raises:
+        ConfigError: they differ, or the packed model cannot be computed.
+    """
+    try:
+        small = _small(config.get_text_config())
+        with torch.device("meta"):
+            num = sum(p.numel() for p in AutoModelForCausalLM.from_config(small).parameters())
+        if num > _MOST_PARAMETERS:
+            return f"one layer of each type has {num:,} parameters"
+        model = _random_model(small)
+        alone_N = _alone(model)
+    except Exception as error:  # noqa: BLE001 - code of any family, on a configuration cut down; it says nothing of packing
+        return (
+            f"a small model of its type cannot be built: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        )
+    model.set_attn_implementation(attention.NAME)
+    refuse_other_head(model)
+    try:
+        difference = (_packed(model) - alone_N).abs().max().item()
+    except ConfigError:
+        raise
+    except (ValueError, RuntimeError, TypeError) as error:
+        reason = f"its packed layers fail with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise attention.unpackable(reason, small) from error
+    if not difference <= _TOLERANCE:
+        raise attention.unpackable(
+            f"packed sequences get other log-probabilities, by up to {difference:.2g} nats", small
+        )
+    return None
+
+
+def _small(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration with one layer of each type and few tokens."""
+    values = copy.deepcopy(config).to_dict()
+    num = config.num_hidden_layers
+    types = values.get("layer_types") or ["full_attention"] * num
+    kept = sorted({types.index(name) for name in types})
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) == num:
+            values[name] = [value[place] for place in kept]
+    own_name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    values |= {own_name: len(kept), "vocab_size": min(config.vocab_size, _VOCABULARY)}
+    values |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    if values.get("sliding_window"):
+        values["sliding_window"] = _WINDOW
+    return type(config).from_dict(values)
+
+
+def _random_model(config: PretrainedConfig) -> PreTrainedModel:
+    """Weights that give every part of the model an effect, which those of a new model may not have."""
+    generator = torch.Generator().manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else parameter + 0.25 * noise)
+    return model
+
+
+def _sequences() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(_FIRST_TOKEN, _VOCABULARY, (length,), generator=generator) for length in _LENGTHS]
+
+
+@torch.no_grad()
+def _alone(model: PreTrainedModel) -> Tensor:
+    found = []
+    for token_ids_T in _sequences():
+        token_ids_T = token_ids_T % model.config.vocab_size
+        logprobs_TV = model(input_ids=token_ids_T[None], use_cache=False).logits[0, :-1].float().log_softmax(dim=-1)
+        found.append(logprobs_TV.gather(1, token_ids_T[1:, None])[:, 0])
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def _packed(model: PreTrainedModel) -> Tensor:
+    token_ids = torch.cat(_sequences()).numpy() % model.config.vocab_size
+    offsets = np.concatenate([[0], np.cumsum(_LENGTHS)])
+    batch = TrainBatch.from_packed(
+        token_ids=(token_ids, offsets), loss_mask=(np.ones(len(token_ids), bool), offsets), behavior_logprobs=None,
+        rewards=[0.0] * len(_LENGTHS), group_ids=[0] * len(_LENGTHS), rollout_index=range(len(_LENGTHS)),
+    )  # fmt: skip
+    ((micro_batch,),) = split_batch(batch, Cutting(max_tokens=sum(_LENGTHS), sharing="never", kernel="rows"))
+
+    def head(hidden_NH: Tensor) -> Tensor:
+        return logprobs_and_entropy(hidden_NH, output_layer(model, 1.0), micro_batch.target_N)[0]
+
+    logprobs_N: Tensor = Computation(model)(micro_batch, nullcontext(), head)
+    return torch.zeros_like(logprobs_N).index_copy_(0, micro_batch.index_N, logprobs_N)
