@@ -196,9 +196,36 @@ class TasksetConfig(Section):
 
 
 class SyncConfig(Section):
-    method: Literal["memory", "checkpoint"] = Field(
+    method: Literal["auto", "memory", "checkpoint", "nccl"] = Field(
+        "auto",
+        description="How weights reach the engines: memory (file in shared memory, one host), checkpoint (file on disk), nccl (from the"
+        " trainer straight into the live engines, by NCCL between GPUs and by gloo otherwise), or auto (nccl while trainer and engines have"
+        " GPUs of their own, file_method otherwise).",
+    )
+    file_method: Literal["memory", "checkpoint"] = Field(
         "memory",
-        description="How weights reach the engines: memory (file in shared memory, one host) or checkpoint (file on disk).",
+        description="With nccl and auto, how weights reach engines that missed them, and evaluations: memory or checkpoint.",
+    )
+    acknowledge_s: float = Field(
+        5.0,
+        gt=0,
+        description="With nccl and auto, seconds after which an explorer that does not acknowledge is left out.",
+    )
+    timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="With nccl and auto, seconds that an explorer may take to join, and each bucket to arrive.",
+    )
+    bucket_mib: int = Field(256, ge=1, description="With nccl and auto, MiB of tensors that are sent together.")
+    max_logprob_diff: float = Field(
+        0.3,
+        gt=0,
+        description="With nccl and auto, the largest mean difference, in nats per token, between the log-probabilities of engines and trainer in the first"
+        " batch of an attempt that was sampled from its newest weights; beyond it the run stops.",
+    )
+    address: str | None = Field(
+        None,
+        description="With nccl and auto, the address at which explorers on other machines reach the trainer; by default that of its host name.",
     )
     interval: int = Field(1, ge=1, description="Explorer steps that share one policy.")
     offset: int = Field(0, ge=0, description="Explorer steps that may run ahead of the trainer.")

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rftcore.sync.transfer_plan import TensorShapes, TransferPlan
+from rftdata.errors import RftError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -87,6 +90,21 @@ class Decoding:
         return replace(self, temperature=0.0, top_p=1.0, top_k=0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reception:
+    """How an engine takes weights from the trainer.
+
+    Attributes:
+        dtype: type of its weights, which is that on the wire.
+        device: `cpu`, or the id of its GPU; several with commas.
+        num_ranks: number of its processes, each of which is a member of the group.
+    """
+
+    dtype: str
+    device: str
+    num_ranks: int
+
+
 @dataclass(frozen=True)
 class Generation:
     """One sampled response.
@@ -153,6 +171,31 @@ class Engine(ABC):
         incomplete, or does not match a given `checksum`, the old weights stay and ModelError is raised. Open requests continue
         under the new weights; their `version_spans` record the switch.
         """
+
+    @property
+    def reception(self) -> Reception | None:
+        """How `receive_weights` takes weights; None for an engine that loads files only."""
+        return None
+
+    def refuse_unfit(self, tensors: TensorShapes) -> None:
+        """Refuse weights that would leave part of the model unchanged, before `receive_weights`.
+
+        Raises:
+            ModelError: a tensor or the output head is missing, or has another shape.
+        """
+        raise RftError(f"{type(self).__name__} takes no weights from a trainer", todo="set sync.method: memory")
+
+    def receive_weights(self, plan: TransferPlan, policy_version_id: int) -> str:
+        """Take part in a transfer of weights into the live engine, between two steps of generation; return the checksum of what arrived.
+
+        Blocks the calling thread. As with `load_weights`, open requests continue under the new weights. If the transfer fails before
+        anything was loaded, the old weights stay. If it fails later, the engine computes no further token until `load_weights` or another
+        transfer has succeeded: open and new requests wait.
+
+        Raises:
+            TransferError, RftError: the weights were not applied.
+        """
+        raise RftError(f"{type(self).__name__} takes no weights from a trainer", todo="set sync.method: memory")
 
     def set_policy_version(self, policy_version_id: int) -> None:
         """Set a new version for unchanged weights that were published again; new tokens carry it."""

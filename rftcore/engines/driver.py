@@ -5,7 +5,8 @@ the model, and an async interface without a second process. Without open request
 uses no CPU. The model is also *built* in that thread, because OpenMP thread counts belong to the calling thread.
 
 If a step or a weight load fails half-way, the model's state is unknown. The engine then stops, and every open and later
-request raises the reason.
+request raises the reason. A transfer of weights that fails half-way is the exception: the engine computes no token until whole
+weights have replaced the mixed ones.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
-from rftcore.sync.weights_file import check_complete, hold, open_weights, read_shapes_of_model
+from rftcore.sync.transfer_plan import TensorShapes, TransferError, TransferPlan
+from rftcore.sync.weights_file import check_complete, hold, open_weights, read_shapes_of_model, refuse_incomplete
 from rftdata.errors import EngineStoppedError, RftError
 
 ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
@@ -50,6 +52,13 @@ class _Load:
     result: Future[None] = field(default_factory=Future)
 
 
+@dataclass(frozen=True, eq=False)
+class _Receive:
+    plan: TransferPlan
+    policy_version_id: int
+    result: Future[str] = field(default_factory=Future)
+
+
 class _Wake:
     """Makes the thread check `_closing`."""
 
@@ -70,10 +79,11 @@ class DrivenEngine(Engine):
         self.tokenizer = AutoTokenizer.from_pretrained(self.model_path)
         self._expected_shapes = read_shapes_of_model(Path(self.model_path))
         self._request_numbers = itertools.count()
-        self._inbox: queue.SimpleQueue[Request | _Cancel | _Load | _Wake] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Request | _Cancel | _Load | _Receive | _Wake] = queue.SimpleQueue()
         self._open_requests: dict[str, Request] = {}
         self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
         self._closing = False
+        self._has_mixed_weights = False
         self._stopped: EngineStoppedError | None = None
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._drive, args=(ready,), name="engine", daemon=True)
@@ -102,6 +112,14 @@ class DrivenEngine(Engine):
     def _replace_weights(self, path: Path) -> None:
         """Load a complete weights file; nothing computed with the old weights may be used afterwards."""
 
+    def _receive_weights(self, plan: TransferPlan) -> str:
+        """Take part in a transfer, as `_replace_weights`; return the checksum of what arrived.
+
+        Raises:
+            TransferError: it failed.
+        """
+        raise RftError(f"{type(self).__name__} takes no weights from a trainer", todo="set sync.method: memory")
+
     def _name_version(self, policy_version_id: int) -> None:
         """Assign this version to the tokens from the next one on."""
 
@@ -128,6 +146,18 @@ class DrivenEngine(Engine):
             self._load_and_wait(_Load(held, policy_version_id))
         return time.perf_counter() - started
 
+    def refuse_unfit(self, tensors: TensorShapes) -> None:
+        refuse_incomplete(dict(tensors), self._expected_shapes, "what the trainer sends")
+
+    def receive_weights(self, plan: TransferPlan, policy_version_id: int) -> str:
+        reception = self.reception
+        assert reception is not None
+        plan.refuse_other_type(reception.dtype)
+        self.refuse_unfit(plan.tensors)
+        command = _Receive(plan, policy_version_id)
+        self._put(command)
+        return command.result.result()
+
     def set_policy_version(self, policy_version_id: int) -> None:
         self._load_and_wait(_Load(None, policy_version_id))
 
@@ -140,7 +170,7 @@ class DrivenEngine(Engine):
         self._put(load)
         load.result.result()
 
-    def _put(self, command: Request | _Load) -> None:
+    def _put(self, command: Request | _Load | _Receive) -> None:
         with self._gate:
             if self._stopped is not None:
                 raise self._stopped
@@ -159,7 +189,7 @@ class DrivenEngine(Engine):
         try:
             while not self._closing:
                 self._take_commands()
-                if self._open_requests and not self._closing:
+                if self._may_step():
                     for request_id, generation in self._step():
                         self._finish(request_id, generation)
         except Exception as error:  # noqa: BLE001 - all waiting callers get it
@@ -170,9 +200,12 @@ class DrivenEngine(Engine):
             failure.__cause__ = error
         self._end(failure)
 
+    def _may_step(self) -> bool:
+        return bool(self._open_requests) and not self._closing and not self._has_mixed_weights
+
     def _take_commands(self) -> None:
         """Empty the inbox; wait for a command only if there is no other work."""
-        wait = not self._open_requests
+        wait = not self._open_requests or self._has_mixed_weights
         while True:
             try:
                 command = self._inbox.get(block=wait)
@@ -187,6 +220,8 @@ class DrivenEngine(Engine):
                         self._abort(command.request_id)
                 case _Load():
                     self._load(command)
+                case _Receive():
+                    self._receive(command)
 
     def _admit(self, request: Request) -> None:
         # From here on the future cannot be cancelled, so setting its result is safe.
@@ -218,8 +253,25 @@ class DrivenEngine(Engine):
                 EngineStoppedError(f"loading {load.path} into the engine failed half-way: {error}")
             )
             raise
+        if load.path is not None:
+            self._has_mixed_weights = False
         self.policy_version_id = load.policy_version_id
         load.result.set_result(None)
+
+    def _receive(self, command: _Receive) -> None:
+        try:
+            checksum = self._receive_weights(command.plan)
+        except RftError as error:
+            self._has_mixed_weights |= isinstance(error, TransferError) and error.is_half_applied
+            command.result.set_exception(error)
+            return
+        except Exception as error:
+            command.result.set_exception(EngineStoppedError(f"receiving weights failed half-way: {error}"))
+            raise
+        self._has_mixed_weights = False
+        self._name_version(command.policy_version_id)
+        self.policy_version_id = command.policy_version_id
+        command.result.set_result(checksum)
 
     def _finish(self, request_id: str, generation: Generation) -> None:
         request = self._open_requests.pop(request_id, None)
@@ -236,7 +288,7 @@ class DrivenEngine(Engine):
             command = self._inbox.get()
             if isinstance(command, Request) and command.result.set_running_or_notify_cancel():
                 self._open_requests[command.request_id] = command
-            elif isinstance(command, _Load):
+            elif isinstance(command, _Load | _Receive):
                 command.result.set_exception(reason)
         for request in self._open_requests.values():
             if failure is None:

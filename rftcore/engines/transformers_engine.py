@@ -7,17 +7,22 @@ so every response has one policy version.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rftcore.engines.base import Decoding, Generation
+from rftcore.engines.base import Decoding, Generation, Reception
 from rftcore.engines.driver import DrivenEngine, Request
+from rftcore.sync.devices import device_id
+from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.sync.weights_file import iterate_weights
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from transformers._typing import GenerativePreTrainedModel
+
+    from rftcore.sync.transfer import TransferReceiver
 
 
 class TransformersEngine(DrivenEngine):
@@ -28,6 +33,7 @@ class TransformersEngine(DrivenEngine):
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         self._waiting: dict[str, Request] = {}
+        self._receiver: TransferReceiver | None = None
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         if self._device == "cpu":
             torch.set_num_threads(self.config.resolve_num_threads())
@@ -126,7 +132,28 @@ class TransformersEngine(DrivenEngine):
         for name, tensor in iterate_weights(path):
             state[name].copy_(tensor)
 
+    @property
+    def reception(self) -> Reception:
+        return Reception(
+            dtype=str(self._model.dtype).removeprefix("torch."), device=device_id(self._device), num_ranks=1
+        )
+
+    def _receive_weights(self, plan: TransferPlan) -> str:
+        from rftcore.sync.transfer import TransferReceiver
+
+        if self._receiver is None:
+            self._receiver = TransferReceiver()
+        state = self._model.state_dict(keep_vars=False)
+
+        def load(tensors: Iterator[tuple[str, Tensor]]) -> None:
+            for name, tensor in tensors:
+                state[name].copy_(tensor)
+
+        return self._receiver.receive(plan, 0, load)
+
     def _close_model(self) -> None:
+        if self._receiver is not None:
+            self._receiver.leave()
         del self._model
 
 

@@ -20,15 +20,18 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rftcore.engines.base import EngineConfig, Generation
+from rftcore.engines.base import EngineConfig, Generation, Reception
 from rftcore.engines.driver import DrivenEngine, Request
+from rftcore.sync.transfer_plan import TransferPlan
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
     from vllm.logprobs import FlatLogprobs
 
-_WORKER_EXTENSION = "rftcore.sync.vllm_worker.WeightsFileExtension"
+    from rftcore.sync.vllm_worker import ReceiveOutcome
+
+_WORKER_EXTENSION = "rftcore.sync.vllm_worker.WeightsExtension"
 
 
 def vllm_version() -> str | None:
@@ -102,6 +105,7 @@ class VllmEngine(DrivenEngine):
                 todo="check context_length, kv_cache_gib, gpu_memory_utilization and the model's config.json",
             ) from error
         self._llm.llm_engine.set_weight_version(str(self.policy_version_id))
+        self._reception = self._look_up_reception()
         self._detokenizer = self._llm.get_tokenizer()
         self._context_length = self._llm.model_config.max_model_len
 
@@ -157,9 +161,32 @@ class VllmEngine(DrivenEngine):
         engine.collective_rpc("load_weights_file", args=(str(path),))
         engine.reset_prefix_cache(reset_running_requests=True)
 
+    @property
+    def reception(self) -> Reception:
+        return self._reception
+
+    def _look_up_reception(self) -> Reception:
+        engine = self._llm.llm_engine
+        devices: list[str] = engine.collective_rpc("transfer_device")
+        dtype = str(engine.vllm_config.model_config.dtype).removeprefix("torch.")
+        return Reception(dtype=dtype, device=",".join(devices), num_ranks=len(devices))
+
+    def _receive_weights(self, plan: TransferPlan) -> str:
+        engine = self._llm.llm_engine
+        outcomes: list[ReceiveOutcome] = engine.collective_rpc("receive_weights", args=(plan,))
+        for outcome in outcomes:
+            if outcome.error is not None:
+                error = outcome.error
+                # Processes of one engine may fail at different tensors.
+                error.is_half_applied = any(other.is_loaded for other in outcomes)
+                raise error
+        engine.reset_prefix_cache(reset_running_requests=True)
+        return outcomes[0].checksum
+
     def _name_version(self, policy_version_id: int) -> None:
         self._llm.llm_engine.set_weight_version(str(policy_version_id))
 
     def _close_model(self) -> None:
+        self._llm.llm_engine.collective_rpc("leave_weight_group")
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm

@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import time
-from pathlib import Path
 
 from rftcore.config import RunConfig
 from rftcore.engines.base import Decoding, Engine
+from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
@@ -40,7 +39,6 @@ from rftdata.training.evaluations import (
     is_evaluation_planned,
     questions,
 )
-from rftdata.training.policies import PolicyVersion, newest_policy, publisher
 from rftdata.user_code.blocked import end_blocked_process, report_path
 from rftdata.workers import Worker
 
@@ -104,7 +102,6 @@ class Explorer:
     """
 
     def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine, *, missing_weights_s: float = 10.0) -> None:
-        self._missing_weights_s = missing_weights_s
         resolved, config = joined.resolved, joined.resolved.config
         self.resolved, self.config = resolved, config.explorer
         self.sync = config.sync
@@ -113,8 +110,9 @@ class Explorer:
         self.engine = engine
         # A run on a stored selection samples only for its evaluations.
         self.only_evaluates = config.sampling.source is not None
-        self.policy_step: int | None = None
-        self.policy_checksum: str | None = None
+        self.weights = EngineWeights(
+            joined, worker, engine, only_evaluates=self.only_evaluates, missing_weights_s=missing_weights_s
+        )
         self.decoding = Decoding(
             temperature=self.config.temperature, top_p=self.config.top_p, top_k=self.config.top_k,
             max_tokens=self.config.max_tokens, stop=tuple(self.config.stop),
@@ -149,15 +147,15 @@ class Explorer:
         self.teacher: Teacher | None = None
         self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the claimed group of each task
         self._has_claimed = False
-        self._weights_missing: tuple[int, float] | None = None  # policy version, and when it was first found missing
 
     async def explore(self) -> None:
         """Explore until the run ends or is asked to stop."""
         try:
             await self._open_teacher()
+            self.weights.set_ready(True)
             while not self.worker.should_stop():
                 await self._store_finished()
-                await self._take_newest_policy()
+                await self.weights.take_newest()
                 if await self._answer_evaluations() or self._claim():
                     continue
                 await self._sleep()
@@ -169,6 +167,7 @@ class Explorer:
             await asyncio.to_thread(self.scorer.close)
             if self.teacher is not None:
                 await self.teacher.close()
+            await self.weights.leave()
             self.writer.close()
             release_groups(self.run, self.worker.worker_id)
 
@@ -181,18 +180,20 @@ class Explorer:
         if self.in_flight:
             self.worker.set_state(f"samples {len(self.in_flight)} groups")
             started, before = time.monotonic(), self.engine.num_generated_tokens
-            await asyncio.wait(self.in_flight, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [*self.in_flight, *self.weights.news()], timeout=0.5, return_when=asyncio.FIRST_COMPLETED
+            )
             self._record_rate(self.engine.num_generated_tokens - before, time.monotonic() - started)
             return
         self.worker.set_state("waits", self._waiting_for())
         await asyncio.to_thread(self.worker.wait, 1.0)
 
     def _waiting_for(self) -> str:
-        if self.policy_step is None:
+        if self.weights.trainer_step is None:
             return "the trainer to publish the first weights"
         if self.only_evaluates:
             return "an evaluation"
-        return f"the policy after trainer step {self.policy_step + 1}, or a group to refill"
+        return f"the policy after trainer step {self.weights.trainer_step + 1}, or a group to refill"
 
     async def _store_finished(self) -> None:
         done = {task: self.in_flight.pop(task) for task in list(self.in_flight) if task.done()}
@@ -217,64 +218,13 @@ class Explorer:
                 except FencedError:
                     continue
 
-    async def _take_newest_policy(self) -> None:
-        if self.only_evaluates and self.policy_step is not None:
-            return  # an evaluation brings its own weights
-        policy = newest_policy(self.run)
-        if policy is None:
-            return
-        version = policy.policy_version_id
-        try:
-            # The engine may already have the newest, loaded for an evaluation.
-            if version != self.engine.policy_version_id:
-                if policy.checksum == self.policy_checksum:
-                    await asyncio.to_thread(self.engine.set_policy_version, version)
-                else:
-                    await self._load(policy)
-        except ModelError as error:
-            if Path(policy.uri).exists():
-                raise
-            self._tolerate_missing_weights(policy, error)
-            return
-        self._weights_missing = None
-        self.policy_step = policy.trainer_step
-        self.worker.progress |= {"policy_version_id": version, "policy_step": self.policy_step}
-
-    def _tolerate_missing_weights(self, policy: PolicyVersion, error: ModelError) -> None:
-        """Tolerate weights that their publisher has replaced, or removed on leaving. If they never appear on this host, raise.
-
-        Raises:
-            ModelError: the trainer that published them is running, and they are still the newest.
-        """
-        version, newest = policy.policy_version_id, newest_policy(self.run)
-        if newest is None or newest.policy_version_id != version:
-            return
-        now = time.monotonic()
-        if self._weights_missing is None or self._weights_missing[0] != version:
-            self._weights_missing = (version, now)
-        trainer = publisher(self.run, policy)
-        if trainer.alive and now - self._weights_missing[1] > self._missing_weights_s:
-            raise ModelError(
-                f"the weights file {policy.uri} of policy version {version} does not exist on this host "
-                f"({socket.gethostname()}); the trainer on {trainer.host} published it by sync.method {policy.method!r}",
-                allowed="memory works for explorers on the trainer's host, checkpoint for those with access to its buffer folder",
-                todo="set sync.method to checkpoint with the buffer on a shared filesystem, or explore on the trainer's host",
-            ) from error
-
-    async def _load(self, weights: PolicyVersion | Evaluation) -> None:
-        version = weights.policy_version_id
-        self.worker.set_state(f"loads policy version {version}")
-        seconds = await asyncio.to_thread(self.engine.load_weights, weights.uri, version, weights.checksum)
-        self.policy_checksum = weights.checksum
-        self.worker.progress["load_weights_s"] = round(seconds, 3)
-
     def _claim(self) -> bool:
         """Plan and claim more groups; return whether any was claimed."""
         room = self.config.claim_groups - len(self.in_flight)
-        if self.only_evaluates or self.policy_step is None or room <= 0 or self._evaluation_waits():
+        if self.only_evaluates or self.weights.trainer_step is None or room <= 0 or self._evaluation_waits():
             return False
         self.planner.plan()
-        last_step = last_startable_step(self.policy_step, self.sync.interval, self.sync.offset)
+        last_step = last_startable_step(self.weights.trainer_step, self.sync.interval, self.sync.offset)
         groups = claim_groups(
             self.run, self.worker.worker_id, last_step=last_step, count=room, lease_s=self.config.lease_s,
             held=[claimed.group_id for claimed in self.in_flight.values()],
@@ -320,7 +270,7 @@ class Explorer:
         They come in the order of their policy versions, so that each weights file is loaded once, and the newest weights only
         after the last evaluation of older ones.
         """
-        if self.policy_step is None or self.in_flight:
+        if self.weights.trainer_step is None or self.in_flight:
             return False
         answered = False
         while not self.worker.should_stop():
@@ -328,13 +278,16 @@ class Explorer:
             if evaluation is None:
                 break
             answered = True
+            self.weights.set_ready(False)
             try:
-                if evaluation.checksum != self.policy_checksum:
-                    await self._load(evaluation)
+                if evaluation.checksum != self.weights.checksum:
+                    await self.weights.load(evaluation)
                 await self._evaluate(evaluation)
             except ModelError as error:
                 # Its weights were removed (the trainer keeps only the newest): the evaluation fails, and the run continues.
                 fail_evaluation(self.run, evaluation.evaluation_id, self.worker.worker_id, str(error))
+        if answered:
+            self.weights.set_ready(True)
         return answered
 
     async def _evaluate(self, evaluation: Evaluation) -> None:

@@ -1,7 +1,10 @@
-"""Methods, by name, that transfer new weights from the trainer to the engines.
+"""How new weights get from the trainer into the engines.
 
-The trainer's side of a method is a `Publisher` (`base.py`). The engine's side is `Engine.load_weights(uri, ...)`, which
+As files: the trainer's side of a method in `METHODS` is a `Publisher` (`base.py`). The engine's side is `Engine.load_weights(uri, ...)`, which
 reads the `uri` that the publisher returned and the trainer stored in the `policy_version` row.
+
+Straight into live engines (`sync.method: nccl`): `live_trainer` and `live_explorer` meet by rows, `transfer` moves the tensors over a
+`transfer_group`. Files remain for engines that miss a version, and for evaluations.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+LIVE_URI = "live:"
+"""The `uri` of weights that have gone straight into engines, and are not in a file."""
+
 
 @dataclass(frozen=True)
 class Publication:

@@ -1,25 +1,80 @@
-"""Load a published weights file in vLLM's workers, on CPU and CUDA.
+"""Load new weights in vLLM's workers, on CPU and CUDA: from a published file, or from the trainer.
 
-The weights go through `reload_weights`, vLLM's layerwise reload, which restores each layer's checkpoint form, loads it,
+Both go through `reload_weights`, vLLM's layerwise reload, which restores each layer's checkpoint form, loads it,
 and runs the layer's own post-processing. Calling `model.load_weights` instead fails on a CPU, where linear weights are
-prepacked and their parameters emptied. The file must contain `lm_head.weight` even for tied embeddings: on a CPU the head
+prepacked and their parameters emptied. The weights must contain `lm_head.weight` even for tied embeddings: on a CPU the head
 has its own prepacked copy, which would silently stay old. Where the head shares the embedding's storage (CUDA)
 the same values are written twice, or skipped as an alias. Both are correct.
+
+A reload that fails in the middle leaves layers in their checkpoint form, without storage. They get their old tensors back, so that the
+next reload finds the model as it expects it; what these tensors contain is then a mixture.
 
 vLLM imports this module by name inside the worker (`worker_extension_cls`) and mixes the class into its worker.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from rftcore.sync.devices import device_id
+from rftcore.sync.transfer import TransferReceiver
+from rftcore.sync.transfer_plan import TransferError, TransferPlan
 from rftcore.sync.weights_file import iterate_weights
 
 
-class WeightsFileExtension:
-    """Mixed into vLLM's worker class; `collective_rpc` calls its method."""
+@dataclass(frozen=True)
+class ReceiveOutcome:
+    """How a transfer ended in one worker.
+
+    Attributes:
+        checksum: of what arrived; empty after an error.
+        is_loaded: whether any tensor of it was loaded.
+    """
+
+    checksum: str
+    error: TransferError | None
+    is_loaded: bool
+
+
+class WeightsExtension:
+    """Mixed into vLLM's worker class; `collective_rpc` calls its methods."""
 
     # `self` is vLLM's worker. Declaring its attributes here would collide with them when the class is mixed in.
     def load_weights_file(self: Any, path: str) -> None:
         """Replace all weights by those in the safetensors file at `path`."""
         self.reload_weights(weights_iterator=iterate_weights(path))
+
+    def transfer_device(self: Any) -> str:
+        """Return the id of this worker's device."""
+        return device_id(str(self.device))
+
+    def receive_weights(self: Any, plan: TransferPlan) -> ReceiveOutcome:
+        """Replace all weights by those that the trainer sends."""
+        if not hasattr(self, "_transfer_receiver"):
+            self._transfer_receiver = TransferReceiver()
+        try:
+            checksum = self._transfer_receiver.receive(
+                plan, self.rank, lambda tensors: self.reload_weights(weights_iterator=tensors)
+            )
+        except TransferError as error:
+            _end_reload(self.model_runner.get_model(), self.model_runner.model_config)
+            return ReceiveOutcome("", error, error.is_half_applied)
+        return ReceiveOutcome(checksum, None, True)
+
+    def leave_weight_group(self: Any) -> None:
+        """Leave the trainer's group, if this worker is in one."""
+        if hasattr(self, "_transfer_receiver"):
+            self._transfer_receiver.leave()
+
+
+def _end_reload(model: Any, model_config: Any) -> None:
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.loaded_weights.clear()
+            info.load_numel = 0
+    finalize_layerwise_reload(model, model_config)  # type: ignore[no-untyped-call]

@@ -175,16 +175,21 @@ def read_shapes_of_model(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_complete(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a file that would leave part of the model unchanged.
+    """Refuse a file that would leave part of the model unchanged; see `refuse_incomplete`."""
+    refuse_incomplete(read_shapes(path), expected, f"the weights file {path}")
+
+
+def refuse_incomplete(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str) -> None:
+    """Refuse weights that would leave part of the model unchanged.
 
     Args:
-        path: a weights file.
+        found: shapes of the weights.
         expected: shapes of the model's own checkpoint; rotary tables, which are computed, may be missing.
+        what: the weights, for the message.
 
     Raises:
         ModelError: a tensor, or the output head, is missing or has another shape.
     """
-    found = read_shapes(path)
     required = {name: shape for name, shape in expected.items() if "rotary_emb." not in name}
     wrong = [
         f"{name} {found.get(name, 'missing')} instead of {shape}"
@@ -195,8 +200,7 @@ def check_complete(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
         wrong.append(f"{OUTPUT_HEAD} missing")
     if wrong:
         raise ModelError(
-            f"the weights file {path} does not fit the model in the engine: {len(wrong)} of {len(required)} tensors "
-            f"differ, first {wrong[0]}",
+            f"{what} does not fit the model in the engine: {len(wrong)} of {len(required)} tensors differ, first {wrong[0]}",
             todo="export the full state of the model that the engine was started with (lm_head.weight included)",
         )
 

@@ -1,4 +1,4 @@
-"""How weights get into the file that a publisher hands to engines: from the learner, or from a model's folder."""
+"""How weights get to engines: straight from the learner, or through the file that a publisher hands over, from the learner or a model's folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rftcore.sync.base import Publication
+from rftcore.sync.live_trainer import LiveWeights
 from rftcore.sync.weights_file import iterate_weights, write_weights
+from rftdata.config import SyncConfig
+from rftdata.training.attempt import Attempt
+from rftdata.workers import Worker
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,6 +19,7 @@ if TYPE_CHECKING:
     from rftcore.trainer.ranks import LearnerGroup
 
 Export = Callable[[Path], object]
+_LIVE = ("auto", "nccl")
 
 
 def export_learner(learner: LearnerGroup) -> Export:
@@ -29,6 +35,27 @@ def export_folder(folder: Path) -> Export:
             yield from iterate_weights(file)
 
     return lambda path: write_weights(tensors(), path)
+
+
+def file_method(config: SyncConfig) -> str:
+    """Name of the method by which weights become files."""
+    return config.file_method if config.method in _LIVE else config.method
+
+
+def live_weights(
+    config: SyncConfig,
+    attempt: Attempt,
+    worker: Worker,
+    learner: LearnerGroup,
+    write_file: Callable[[str], Publication],
+) -> LiveWeights | None:
+    """Return what sends the learner's weights straight into engines; None with a method that uses files alone."""
+    if config.method not in _LIVE:
+        return None
+    return LiveWeights(
+        attempt, config, learner.export_tensors, str(learner.own.device), write_file,
+        lambda choice: worker.progress.update(weights=choice),
+    )  # fmt: skip
 
 
 def folder_bytes(folder: Path) -> int:

@@ -28,7 +28,8 @@ from rftcore.sync.base import Publication
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.next_batch import NextBatch, draws_ahead
-from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
+from rftcore.trainer.parity import weight_parity
+from rftcore.trainer.publish import Export, export_folder, export_learner, file_method, folder_bytes, live_weights
 from rftcore.trainer.ranks import LearnerGroup
 from rftdata.errors import BufferUnavailableError
 from rftdata.failpoints import failpoint
@@ -121,8 +122,13 @@ class TrainerRole:
             self.learner.load_checkpoint(Path(attempt.checkpoint.uri))
         # Runs of two buffers may have the same name on one host.
         shared_name = f"{self.run.name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
-        publisher_class = METHODS.load(config.sync.method)
-        self.publisher = publisher_class(self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model))
+        self.publisher = METHODS.load(file_method(config.sync))(
+            self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model)
+        )
+        self.live = live_weights(
+            config.sync, attempt, worker, self.learner, lambda name: self._hand_over(name, export_learner(self.learner))
+        )
+        self.parity = weight_parity(config)
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None
         self.policy_version_id = 0
@@ -152,6 +158,8 @@ class TrainerRole:
         finally:
             for monitor in self.monitors:
                 monitor.close()
+            if self.live is not None:
+                self.live.close()
             self.publisher.close()
             self.learner.close()
 
@@ -172,6 +180,8 @@ class TrainerRole:
             started = time.monotonic()
             metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
+            if self.parity is not None and self.live is not None and self.live.has_sent:
+                self.parity.check(step, batch.rows["staleness"].to_pylist(), metrics)
             timing.train = time.monotonic() - started
         started = time.monotonic()
         self.worker.set_state(f"publishes the weights of step {step}")
@@ -190,8 +200,12 @@ class TrainerRole:
         return True
 
     def _should_stop(self) -> bool:
-        """Whether the run was asked to stop. Called in waits, too: raises if a rank has died, and commits a checkpoint that is written."""
+        """Whether the run was asked to stop. Called in waits, too: raises if a rank has died, commits a checkpoint that is written, and
+        writes a file for engines that missed the weights."""
         self.learner.check()
+        if self.live is not None:
+            self.live.serve_missed(self.policy_version_id)
+            self.published = self.live.publication
         if self.learner.has_written_checkpoint:
             self._commit_checkpoint()
         return self.worker.should_stop()
@@ -230,6 +244,10 @@ class TrainerRole:
 
     def _publish(self, step: int) -> None:
         """New weights for engines. A new attempt first publishes what it restored, under a new version."""
+        if self.live is not None:
+            self.policy_version_id = self.live.publish(step)
+            self.published = self.live.publication
+            return
         self.published = self._hand_over(f"step-{step:06d}", export_learner(self.learner))
         self._announce(step, self.config.sync.method, self.published)
 
@@ -321,6 +339,8 @@ class TrainerRole:
 
     def _ask_for_validation(self, step: int) -> None:
         if self.config.eval.tasks:
+            if self.live is not None:
+                self.published = self.live.as_file(self.policy_version_id)
             assert self.published is not None
             self._plan_validation(step, self.policy_version_id, self.published)
 

@@ -19,6 +19,7 @@ SEALED = "rft_sealed"
 READY = "rft_ready"
 POLICY = "rft_policy"
 RUN = "rft_run"
+WEIGHTS = "rft_weights"
 
 POLL_S = 0.25
 

@@ -1,4 +1,7 @@
-"""A trainer of two ranks on the CPU: kill -9 of one ends the attempt with a sentence, and `--resume` trains to the planned step."""
+"""A trainer of two ranks on the CPU: kill -9 of one ends the attempt with a sentence, and `--resume` trains to the planned step.
+
+Its weights go straight into the explorer's engine, by gloo.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def wait_until_ended(trainers: list[int]) -> None:
 
 
 def test_a_run_with_two_ranks_continues_after_kill_9_of_one(buffer: Path, warm: Warm, rft: Rft) -> None:
-    options = settings(warm, "trainer.num_gpus=2", f"steps={STEPS}", "eval.every=6")
+    options = settings(warm, "trainer.num_gpus=2", "sync.method=nccl", f"steps={STEPS}", "eval.every=6")
     process = start("run", "--plain", "--buffer", buffer, *options)
     deadline = time.monotonic() + 240
     while not (buffer / "host").exists() or len(rows(buffer, "select * from rft.train_step")) < 3:
@@ -76,3 +79,10 @@ def test_a_run_with_two_ranks_continues_after_kill_9_of_one(buffer: Path, warm: 
     trainers = rows(buffer, "select pid, error from rft.worker where role = 'trainer' order by worker_id")
     assert [row["error"] is None for row in trainers] == [False, True]
     wait_until_ended([row["pid"] for row in trainers])
+    # Each attempt has a group of its own. Only while the engine answers evaluations, or is not there yet, are weights written as a file alone.
+    applied = rows(
+        buffer,
+        "select attempt_id, count(*) as n from rft.weight_transfer t join rft.weight_receipt r using (transfer_id)"
+        " where r.status = 'applied' and t.status = 'ended' and t.error is null group by 1 order by 1",
+    )
+    assert len(applied) == 2 and sum(row["n"] for row in applied) >= STEPS - 3, applied

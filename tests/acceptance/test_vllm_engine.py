@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import pytest
 
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.vllm_engine import VllmEngine
-from rftcore.sync.weights_file import write_atomically, write_weights
+from rftcore.sync.transfer_plan import TransferError, TransferPlan
+from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
 from rftdata.errors import ModelError
 from tests.support.models import make_tiny_model
 
@@ -71,6 +75,34 @@ class Live:
             lambda draft: write_weights(self.reference.named_parameters(), draft),
         )
         self.engine.load_weights(publication.uri, self.version, publication.checksum)
+
+    def transfer(self, *, break_off: bool = False) -> None:
+        """Send the reference's weights into the engine, or half of them, as a trainer does."""
+        from rftcore.sync.transfer import TransferSender
+        from rftcore.sync.transfer_group import LOOPBACK, open_store
+
+        state = list(complete_state(self.reference.named_parameters()).items())
+        store, sender, numbers = open_store(LOOPBACK, 20), TransferSender(), next(_transfers)
+        plan = TransferPlan(
+            transfer_id=numbers, group_id=numbers, backend="gloo", host=LOOPBACK, port=store.port, num_ranks=2, first_rank=0,
+            tensors=tuple((name, tuple(tensor.shape)) for name, tensor in state), dtype="float32", bucket_bytes=1 << 19, timeout_s=20,
+        )  # fmt: skip
+
+        def tensors() -> Iterator[tuple[str, Any]]:
+            yield from state[: len(state) // 2] if break_off else state
+            if break_off:
+                raise OSError("the trainer fails")
+
+        with ThreadPoolExecutor() as pool:
+            taken = pool.submit(self.engine.receive_weights, replace(plan, first_rank=1), self.version)
+            sender.join(plan, store)
+            with contextlib.suppress(OSError):
+                sender.send(plan, tensors())
+            taken.result(timeout=60)
+        sender.leave()
+
+
+_transfers = itertools.count(1)
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
@@ -145,6 +177,28 @@ def test_a_file_that_is_not_the_published_one_is_refused_and_the_old_weights_sta
         live.engine.load_weights(str(live.folder / "nowhere.safetensors"), 99)
     assert live.engine.policy_version_id != 99
     assert live.worst_difference() < EXACT
+
+
+def test_weights_sent_into_the_engine_are_those_it_samples_from(live: Live) -> None:
+    live.change_reference()
+    assert live.worst_difference() > 0.05
+    live.transfer()
+    assert live.worst_difference() < EXACT
+    _, generations = live.sample(4, Decoding(max_tokens=8))
+    assert {span for generation in generations for span in generation.version_spans} == {(0, live.version)}
+
+
+def test_a_transfer_that_breaks_off_stops_sampling_until_another_has_succeeded(live: Live) -> None:
+    live.change_reference()
+    with pytest.raises(TransferError) as caught:
+        live.transfer(break_off=True)
+    assert caught.value.is_half_applied
+    with ThreadPoolExecutor() as pool:
+        sampling = pool.submit(live.worst_difference)
+        with pytest.raises(TimeoutError):
+            sampling.result(timeout=0.5)
+        live.transfer()
+        assert sampling.result(timeout=60) < EXACT
 
 
 def test_an_idle_engine_uses_no_processor_time(live: Live) -> None:

@@ -17,10 +17,10 @@ COMMENT ON COLUMN rft.policy_version.policy_version_id IS 'Key, never reused; gr
 COMMENT ON COLUMN rft.policy_version.run_id IS 'The run.';
 COMMENT ON COLUMN rft.policy_version.attempt_id IS 'The attempt that published it.';
 COMMENT ON COLUMN rft.policy_version.trainer_step IS 'The step that produced it; 0 for the initial weights.';
-COMMENT ON COLUMN rft.policy_version.method IS 'How it is transferred: memory (file in shared memory), checkpoint (file on disk), nccl, or unchanged (a skipped step: same bytes as before).';
-COMMENT ON COLUMN rft.policy_version.uri IS 'Where engines find it.';
+COMMENT ON COLUMN rft.policy_version.method IS 'How it is transferred: memory (file in shared memory), checkpoint (file on disk), nccl (from the trainer into live engines), or unchanged (a skipped step: same bytes as before).';
+COMMENT ON COLUMN rft.policy_version.uri IS 'Where engines find it: a file; live: while it went only into live engines.';
 COMMENT ON COLUMN rft.policy_version.num_bytes IS 'Its size.';
-COMMENT ON COLUMN rft.policy_version.checksum IS 'xxh3-64 of the bytes, hexadecimal.';
+COMMENT ON COLUMN rft.policy_version.checksum IS 'xxh3-64 of the file''s bytes, hexadecimal; of weights that went into live engines, of the hashes of their tensors. Empty until they have.';
 COMMENT ON COLUMN rft.policy_version.published_at IS 'When.';
 
 CREATE TABLE rft.checkpoint (

@@ -1,0 +1,151 @@
+"""The weights of an explorer's engine: which version it has, and how the next one gets into it, from a file or from the trainer.
+
+`checksum` is that of the weights in the engine, whatever version they are published as. It is None while they may be those of two versions, so that
+the next file is loaded in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+
+from rftcore.engines.base import Engine
+from rftcore.run.join import JoinedRun
+from rftcore.sync.base import LIVE_URI
+from rftcore.sync.live_explorer import LiveReceiver
+from rftdata.errors import ModelError
+from rftdata.training.evaluations import Evaluation
+from rftdata.training.policies import PolicyVersion, newest_policy, publisher
+from rftdata.workers import Worker
+
+
+class EngineWeights:
+    """See the module header.
+
+    Args:
+        only_evaluates: the run samples for its evaluations alone, which bring their own weights.
+        missing_weights_s: seconds for which the weights of a live trainer may be missing.
+
+    Attributes:
+        trainer_step: the step that produced the newest version that was taken as such; None before the first.
+        checksum: see the module header.
+    """
+
+    def __init__(
+        self, joined: JoinedRun, worker: Worker, engine: Engine, *, only_evaluates: bool, missing_weights_s: float
+    ) -> None:
+        self._run = joined.run
+        self._worker = worker
+        self._engine = engine
+        self._only_evaluates = only_evaluates
+        self._missing_weights_s = missing_weights_s
+        self._missing: tuple[int, float] | None = None  # policy version, and when it was first found missing
+        self._news: asyncio.Task[None] | None = None
+        self.trainer_step: int | None = None
+        self.checksum: str | None = None
+        sync = joined.resolved.config.sync
+        self._live: LiveReceiver | None = None
+        self._listens = False
+        if sync.method in ("nccl", "auto"):
+            reception = None if only_evaluates else engine.reception
+            self._listens = reception is not None and (sync.method == "nccl" or reception.device != "cpu")
+            self._live = LiveReceiver(
+                self._run, worker.worker_id, sync, engine.receive_weights if reception else None, engine.refuse_unfit,
+                **({} if reception is None else vars(reception)),
+            )  # fmt: skip
+
+    def set_ready(self, ready: bool) -> None:
+        """Report whether the engine could take weights now."""
+        if self._live is not None:
+            self._live.set_ready(ready and self._listens)
+
+    def news(self) -> list[asyncio.Task[None]]:
+        """Return a task that ends when the trainer offers weights, or soon; nothing where it never does."""
+        if self._live is None or not self._listens:
+            return []
+        if self._news is None or self._news.done():
+            self._news = asyncio.create_task(asyncio.to_thread(self._live.wait, 0.5))
+        return [self._news]
+
+    async def take_newest(self) -> None:
+        """Take the newest version of the run, if there is one that the engine has not."""
+        if self._only_evaluates and self.trainer_step is not None:
+            return
+        policy = newest_policy(self._run)
+        if policy is None:
+            return
+        version = policy.policy_version_id
+        try:
+            # The engine may already have the newest, loaded for an evaluation.
+            if version != self._engine.policy_version_id:
+                if policy.checksum == self.checksum:
+                    await asyncio.to_thread(self._engine.set_policy_version, version)
+                elif policy.uri == LIVE_URI:
+                    if not await self._take_live(policy):
+                        return
+                else:
+                    await self.load(policy)
+        except ModelError as error:
+            if Path(policy.uri).exists():
+                raise
+            self._tolerate_missing(policy, error)
+            return
+        self._missing = None
+        self.trainer_step = policy.trainer_step
+        self._worker.progress |= {"policy_version_id": version, "policy_step": self.trainer_step}
+
+    async def load(self, weights: PolicyVersion | Evaluation) -> None:
+        """Load a file into the engine.
+
+        Raises:
+            ModelError: it is missing, or another one than was published.
+        """
+        version = weights.policy_version_id
+        self._worker.set_state(f"loads policy version {version}")
+        seconds = await asyncio.to_thread(self._engine.load_weights, weights.uri, version, weights.checksum)
+        self.checksum = weights.checksum
+        self._worker.progress["load_weights_s"] = round(seconds, 3)
+
+    async def leave(self) -> None:
+        """Report that the engine takes nothing any more."""
+        if self._news is not None:
+            await self._news
+        if self._live is not None:
+            self._live.leave()
+
+    async def _take_live(self, policy: PolicyVersion) -> bool:
+        """Take weights that the trainer sends; return False if they are not in the engine afterwards."""
+        if self._live is None:
+            return False
+        if self._news is not None:
+            await self._news  # it uses the same connection
+        self._worker.set_state(f"takes policy version {policy.policy_version_id}")
+        outcome = await asyncio.to_thread(self._live.take, policy, self._worker.should_stop)
+        if outcome.was_sent:
+            self.checksum = outcome.checksum
+            self._worker.progress["load_weights_s"] = round(outcome.pause_seconds, 3)
+        return outcome.checksum is not None
+
+    def _tolerate_missing(self, policy: PolicyVersion, error: ModelError) -> None:
+        """Tolerate weights that their publisher has replaced, or removed on leaving. If they never appear on this host, raise.
+
+        Raises:
+            ModelError: the trainer that published them is running, and they are still the newest.
+        """
+        version, newest = policy.policy_version_id, newest_policy(self._run)
+        if newest is None or newest.policy_version_id != version:
+            return
+        now = time.monotonic()
+        if self._missing is None or self._missing[0] != version:
+            self._missing = (version, now)
+        trainer = publisher(self._run, policy)
+        if trainer.alive and now - self._missing[1] > self._missing_weights_s:
+            raise ModelError(
+                f"the weights file {policy.uri} of policy version {version} does not exist on this host "
+                f"({socket.gethostname()}); the trainer on {trainer.host} published it by sync.method {policy.method!r}",
+                allowed="memory works for explorers on the trainer's host, checkpoint for those with access to its buffer folder",
+                todo="set sync.method (with nccl: sync.file_method) to checkpoint with the buffer on a shared filesystem, or explore on the"
+                " trainer's host",
+            ) from error

@@ -1,0 +1,31 @@
+"""Names of devices that are the same in every process, and the communication backend that follows from them.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def device_id(device: str) -> str:
+    """Return the id of a GPU, which does not depend on the devices that a process may see; `cpu` for the CPU."""
+    if device == "cpu":
+        return device
+    import torch
+
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def choose_backend(trainer: str, engines: Sequence[str]) -> tuple[str, str]:
+    """Return nccl or gloo for a trainer's device and those of the engines, and the reason.
+
+    Args:
+        engines: a device of each engine process, or several with commas.
+    """
+    devices = [trainer, *(device for engine in engines for device in engine.split(","))]
+    if "cpu" in devices:
+        return "gloo", "not all of trainer and engines have GPUs"
+    if len(set(devices)) < len(devices):
+        return "gloo", "trainer and engines share a GPU, which NCCL refuses"
+    return "nccl", f"trainer and engines have {len(devices)} GPUs of their own"

@@ -1,0 +1,230 @@
+"""The trainer's side of weights that go straight into live engines (`sync.method` nccl or auto): offer a version, form the group of those that take
+it, send, and collect what became of it.
+
+Who takes part is decided anew for every version, so explorers may join, leave or die at any time. The group is formed again only when its members have
+changed or one of them failed. Engines that were left in the middle are offered the version again; those that miss it altogether ask for a
+file, which is written once, by another method, when the first asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rftcore.sync.base import LIVE_URI, Publication
+from rftcore.sync.devices import choose_backend, device_id
+from rftcore.sync.transfer import Sent, TransferSender
+from rftcore.sync.transfer_group import LOOPBACK, GroupError, open_store
+from rftcore.sync.transfer_plan import TensorShapes, TransferPlan, fingerprint
+from rftdata.config import SyncConfig
+from rftdata.training.attempt import Attempt
+from rftdata.training.transfers import Offers, Receipt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 3
+_MIB = 1 << 20
+
+
+class LiveWeights:
+    """Publishes one version after the other.
+
+    Args:
+        attempt: holds the run.
+        export: yields the names and whole tensors of the weights as they are now; see `Learner.export_tensors`.
+        device: of the trainer's first rank.
+        write_file: writes the weights as they are now as a file.
+        report: told how weights travel and why, whenever that changes.
+
+    Attributes:
+        publication: of the last version.
+        has_sent: whether any version has gone straight into engines.
+    """
+
+    def __init__(
+        self, attempt: Attempt, config: SyncConfig, export: Callable[[], Iterator[tuple[str, Tensor]]], device: str,
+        write_file: Callable[[str], Publication], report: Callable[[str], None] = lambda choice: None,
+    ) -> None:  # fmt: skip
+        self._attempt = attempt
+        self._config = config
+        self._export = export
+        self._device = device_id(device)
+        self._write_file = write_file
+        self._report = report
+        self._offers = Offers(attempt)
+        self._sender = TransferSender()
+        self._members: list[int] = []
+        self._address = ("", 0)
+        self._tensors: TensorShapes = ()
+        self._name = ""
+        self._choice = ""
+        self.has_sent = False
+        self.publication = Publication("", 0, "")
+
+    def publish(self, step: int) -> int:
+        """Publish the weights after `step` as a new version: to the engines that are there, or as a file if there are none.
+
+        Returns:
+            The policy_version_id.
+
+        Raises:
+            FencedError: another attempt holds the run.
+        """
+        self._name = f"step-{step:06d}"
+        receivers = self._offers.ready_receivers()
+        waiting = set(receivers)
+        if not receivers or not self._may_send(receivers):
+            self.publication = self._write_file(self._name)
+            return self._announce(step, self._config.file_method)
+        self.publication = Publication(LIVE_URI, 0, "")
+        version = self._announce(step, "nccl")
+        for _ in range(_TRIES):
+            # Engines that a transfer left in the middle do not sample until they have all of it.
+            waiting = self._transfer(version, waiting) & set(self._offers.ready_receivers())
+            if not waiting:
+                break
+        if self.publication.checksum:
+            self._locate(version)
+        self.serve_missed(version)
+        return version
+
+    def serve_missed(self, policy_version_id: int) -> None:
+        """Write the last version as a file, if an explorer has missed it and asks for that."""
+        if self.publication.uri == LIVE_URI and self._offers.is_file_wanted(policy_version_id):
+            logger.info("an explorer missed policy version %d, which is written as a file for it", policy_version_id)
+            self.as_file(policy_version_id)
+
+    def as_file(self, policy_version_id: int) -> Publication:
+        """Return the last version as a file, which is written unless it exists."""
+        if self.publication.uri == LIVE_URI:
+            self.publication = self._write_file(self._name)
+            self._locate(policy_version_id)
+        return self.publication
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._sender.leave()
+        self._offers.leave()
+
+    def _may_send(self, receivers: dict[int, str]) -> bool:
+        """Whether weights go into the engines, and not into a file; a choice for files is logged when it changes."""
+        if self._config.method == "nccl":
+            return True
+        backend, reason = choose_backend(self._device, [*receivers.values()])
+        if backend != "nccl":
+            self._choose(f"through files ({self._config.file_method}): {reason}")
+        return backend == "nccl"
+
+    def _choose(self, choice: str) -> None:
+        if choice != self._choice:
+            logger.info("weights go %s", choice)
+            self._choice = choice
+            self._report(choice)
+
+    def _announce(self, step: int, method: str) -> int:
+        found = self.publication
+        return self._attempt.publish(
+            step, method=method, uri=found.uri, num_bytes=found.num_bytes, checksum=found.checksum
+        )
+
+    def _locate(self, version: int) -> None:
+        found = self.publication
+        self._offers.locate(version, uri=found.uri, num_bytes=found.num_bytes, checksum=found.checksum)
+
+    def _transfer(self, version: int, waiting: set[int]) -> set[int]:
+        """Offer and send once; return the members that have not applied the version."""
+        if not self._tensors:
+            self._tensors = tuple((name, tuple(tensor.shape)) for name, tensor in self._export())
+        tensors = [(name, list(shape)) for name, shape in self._tensors]
+        transfer_id = self._offers.offer(version, tensors, fingerprint(self._tensors))
+        self._await_acknowledgements(transfer_id, waiting)
+        members, left_out = _members(self._offers.close(transfer_id))
+        if not members:
+            self._sender.leave()
+            self._offers.end(transfer_id, error="no explorer acknowledged in time")
+            return set()
+        sent: Sent | None = None
+        error: str | None = None
+        try:
+            plan = self._form(transfer_id, members, left_out)
+            self._sender.join(plan, self._store)
+            sent = self._sender.send(plan, self._export())
+        except GroupError as failure:
+            logger.warning("transfer %d failed: %s", transfer_id, str(failure))
+            error = str(failure)
+        outcomes = self._await_outcomes(transfer_id, {member.worker_id for member in members})
+        missing = {outcome.worker_id for outcome in outcomes if outcome.status != "applied"}
+        if missing:
+            self._sender.leave()
+            error = error or next((o.error for o in outcomes if o.error), "a member did not answer in time")
+        num_bytes, seconds = (None, None) if sent is None else (sent.num_bytes, sent.seconds)
+        self._offers.end(transfer_id, num_bytes=num_bytes, send_seconds=seconds, error=error)
+        if sent is not None:
+            self.has_sent = True
+            self.publication = Publication(LIVE_URI, sent.num_bytes, sent.checksum)
+        return missing
+
+    def _await_acknowledgements(self, transfer_id: int, waiting: set[int]) -> None:
+        deadline = time.monotonic() + self._config.acknowledge_s
+        while time.monotonic() < deadline:
+            if waiting <= {receipt.worker_id for receipt in self._offers.receipts(transfer_id)}:
+                return
+            self._offers.wait(0.25)
+            waiting &= set(self._offers.ready_receivers())
+
+    def _await_outcomes(self, transfer_id: int, members: set[int]) -> list[Receipt]:
+        """Return the members' receipts when all have ended, or no more will."""
+        deadline = time.monotonic() + self._config.timeout_s
+        while True:
+            receipts = [r for r in self._offers.receipts(transfer_id) if r.worker_id in members]
+            is_open = any(receipt.status == "acknowledged" and receipt.alive for receipt in receipts)
+            if not is_open or time.monotonic() > deadline:
+                return receipts
+            self._offers.wait(0.25)
+            self._offers.ready_receivers()  # notices processes that have exited
+
+    def _form(self, transfer_id: int, members: list[Receipt], left_out: dict[int, str]) -> TransferPlan:
+        """Fix group and ranks: the group that is there if the members are in it, a new one otherwise."""
+        ids = [member.worker_id for member in members]
+        group = self._sender.group
+        if group is None or ids != self._members or any(member.group_id != group.group_id for member in members):
+            self._sender.leave()
+            is_local = all(member.host == socket.gethostname() for member in members)
+            host = LOOPBACK if is_local else self._config.address or socket.gethostbyname(socket.gethostname())
+            self._store = open_store(host, self._config.timeout_s)
+            self._members, self._address, group_id = ids, (host, self._store.port), transfer_id
+            self._backend, reason = choose_backend(self._device, [member.device for member in members])
+            self._choose(f"into {len(members)} live engines by {self._backend}: {reason}")
+        else:
+            group_id = group.group_id
+        ranks, num_ranks = {}, 1
+        for member in members:
+            ranks[member.worker_id] = num_ranks
+            num_ranks += member.num_ranks
+        host, port = self._address
+        plan = TransferPlan(
+            transfer_id=transfer_id, group_id=group_id, backend=self._backend, host=host, port=port, num_ranks=num_ranks, first_rank=0,
+            tensors=self._tensors, dtype=members[0].dtype, bucket_bytes=self._config.bucket_mib * _MIB, timeout_s=self._config.timeout_s,
+        )  # fmt: skip
+        self._offers.begin(
+            transfer_id, ranks, left_out, group_id=group_id, backend=self._backend, address=f"{host}:{port}", num_ranks=num_ranks,
+            dtype=plan.dtype, bucket_bytes=plan.bucket_bytes,
+        )  # fmt: skip
+        return plan
+
+
+def _members(receipts: list[Receipt]) -> tuple[list[Receipt], dict[int, str]]:
+    """Return the explorers that take part, and the reasons of the others; engines that need another type on the wire are left out."""
+    alive = [receipt for receipt in receipts if receipt.alive]
+    members = [receipt for receipt in alive if receipt.dtype == alive[0].dtype]
+    left_out = {
+        receipt.worker_id: f"its engine is {receipt.dtype}, that of explorer {alive[0].worker_id} is {alive[0].dtype}"
+        for receipt in alive if receipt.dtype != alive[0].dtype
+    }  # fmt: skip
+    return members, left_out

@@ -1,0 +1,258 @@
+"""The communication group of a transfer: the trainer as rank 0 and every process of every engine, by NCCL between GPUs or gloo between CPUs.
+
+It is no part of torch's default group, which trainer and engines may have for themselves. Members meet at a store that the trainer keeps. The first
+thing that they do together is to count each other, since a communicator that is silently disabled would leave the old weights in place and
+report success. Every wait has an end. After any error the group is of no use, and `abort` ends calls that still hang in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, TCPStore
+from torch.distributed import ProcessGroupGloo
+
+from rftdata.errors import RftError
+
+LOOPBACK = "127.0.0.1"
+_HASH_BLOCK = 1 << 16
+_BLOCKS_AT_ONCE = 32
+_POLL_S = 0.0005
+# With torch's defaults a call that hangs for too long ends the process, and a thread of NCCL's waits for reports of all ranks.
+_NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+_settings_lock = threading.Lock()
+
+
+class GroupError(RftError):
+    """A member of a group failed, left, or did not come; the group is of no use any more."""
+
+
+def open_store(host: str, timeout_s: float) -> TCPStore:
+    """Return a store at which a group can meet, listening on a port that the system chooses (`store.port`)."""
+    return TCPStore(host, 0, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+
+
+class TransferGroup:
+    """Membership in a group; the constructor returns when all members have come.
+
+    Args:
+        backend: gloo or nccl.
+        store: where the members meet; a (host, port) for those that did not open it.
+        group_id: the group.
+        rank, num_ranks: of this member; of all.
+        timeout_s: longest wait of every call.
+
+    Raises:
+        GroupError: a member did not come in time, or the members do not reach each other.
+    """
+
+    def __init__(
+        self, backend: str, store: TCPStore | tuple[str, int], group_id: int, rank: int, num_ranks: int, timeout_s: float
+    ) -> None:  # fmt: skip
+        self.group_id = group_id
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        self._timeout_s = timeout_s
+        timeout = timedelta(seconds=timeout_s)
+        self._calls: list[Call] = []
+        self._group: Any = None
+        try:
+            if isinstance(store, tuple):
+                store = TCPStore(*store, timeout=timeout, wait_for_workers=False)
+            self._group = _open(backend, PrefixStore(str(group_id), store), store.host, rank, num_ranks, timeout)
+            members = torch.zeros(num_ranks, dtype=torch.int64, device=self.device)
+            members[rank] = 1
+            self._begin(self._group.allreduce([members])).wait()
+            refuse_missing(members, group_id)
+        except GroupError:
+            self.abort()
+            raise
+        except RuntimeError as error:  # all of torch.distributed's errors
+            self.abort()
+            raise self.error("does not come together", error) from error
+
+    def broadcast(self, tensor: Tensor) -> Call:
+        """Begin to send rank 0's tensor to all, into tensors of the same size and type.
+
+        Raises:
+            GroupError: another member has gone.
+        """
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        try:
+            return self._begin(self._group.broadcast([tensor], options))
+        except RuntimeError as error:
+            raise self.error("broke off", error) from error
+
+    def abort(self) -> None:
+        """Leave the group at once; calls of other members end with an error, soon or when their time is over."""
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
+            if self._group is not None:
+                self._group.abort()
+        self._group = None
+        # A call holds the connections to the members open. It may live on in the traceback of an error.
+        for call in self._calls:
+            call.work = None
+        self._calls = []
+
+    def _begin(self, work: Any) -> Call:
+        self._calls = [call for call in self._calls if call.work is not None]
+        self._calls.append(Call(self, work, time.monotonic() + self._timeout_s))
+        return self._calls[-1]
+
+    def error(self, what: str, error: RuntimeError) -> GroupError:
+        """Return the error of a call in this group."""
+        # gloo begins with the place in its source, and ends with advice.
+        first_line = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip().partition("\n")[0]).partition(". This is ")[0]
+        return GroupError(
+            f"weight group {self.group_id} (rank {self.rank} of {self.num_ranks}) {what} within {self._timeout_s:g} s: {first_line}",
+            todo="the group is formed again without members that left; raise sync.timeout_s if one is only slow",
+        )
+
+
+def refuse_missing(members: Tensor, group_id: int) -> None:
+    """Refuse a group whose communicator does not connect all.
+
+    Args:
+        members: the sum over the members of a vector with a 1 at their own rank, int64 [num_ranks].
+
+    Raises:
+        GroupError: a member is missing in it, or counted twice.
+    """
+    if members.tolist() != [1] * len(members):
+        raise GroupError(
+            f"the communicator of weight group {group_id} does not connect its {len(members)} members",
+            value=members.tolist(),
+            allowed="each of them once",
+            todo="check that NCCL loads on both sides (NCCL_DEBUG=INFO), or set sync.method: memory",
+        )
+
+
+class Call:
+    """A collective call on its way.
+
+    Attributes:
+        work: torch's handle; None once the call has ended or its member has left.
+    """
+
+    def __init__(self, group: TransferGroup, work: Any, deadline: float) -> None:
+        self._group = group
+        self._deadline = deadline
+        self.work = work
+
+    def wait(self) -> None:
+        """Return when its tensor may be used.
+
+        Raises:
+            GroupError: another member has gone, or the time is over.
+        """
+        try:
+            if self._group.device.type == "cpu":
+                self.work.wait(timedelta(seconds=max(0.001, self._deadline - time.monotonic())))
+            else:
+                while not self.work.is_completed():
+                    if time.monotonic() > self._deadline:
+                        raise RuntimeError("no answer in time")
+                    time.sleep(_POLL_S)
+                self.work.wait()  # raises an error of the call; the current stream waits for its result
+        except RuntimeError as error:
+            raise self._group.error("broke off", error) from error
+        self.work = None
+
+
+def hashes_of(tensors: list[Tensor]) -> Tensor:
+    """Return a 64-bit hash of each tensor's bytes, int64 [len(tensors)], on their device.
+
+    n + Σ a_i y_i modulo 2^64 over the n 64-bit words x_i, with y_i = x_i ^ (x_i >> 32) and odd pseudo-random a_i. A change of one word always shows. The
+    shift brings the high bits of a word down, since in the product they have few bits of a_i above them: without it two changed signs would
+    cancel. It runs where the tensors are; a hash on the CPU would cost more than the transfer between GPUs.
+
+    Args:
+        tensors: uint8, contiguous, of a multiple of 8 bytes each, aligned to 8.
+    """
+    words = [tensor.view(torch.int64) for tensor in tensors]
+    longest = max((len(word) for word in words), default=0)
+    device = words[0].device if words else torch.device("cpu")
+    inner = _odd_numbers(_HASH_BLOCK, 0, device)
+    outer = _odd_numbers(longest // _HASH_BLOCK + 1, 1, device)
+    return torch.stack([_hash(word, inner, outer) for word in words]) if words else torch.zeros(0, dtype=torch.int64)
+
+
+def _hash(words: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
+    whole = len(words) // _HASH_BLOCK
+    rest = words[whole * _HASH_BLOCK :]
+    total = (_folded(rest) * inner[: len(rest)]).sum() * outer[whole] + len(words)
+    if whole:
+        # Some blocks at a time, so that what is computed stays in the cache.
+        blocks = words[: whole * _HASH_BLOCK].view(whole, _HASH_BLOCK).split(_BLOCKS_AT_ONCE)
+        for block, factor in zip(blocks, outer[:whole].split(_BLOCKS_AT_ONCE), strict=True):
+            total = total + (_folded(block).mul_(inner).sum(1) * factor).sum()
+    return total
+
+
+def _folded(words: Tensor) -> Tensor:
+    return _shifted(words, 32).bitwise_xor_(words)
+
+
+@lru_cache(maxsize=64)
+def _odd_numbers(count: int, stream: int, device: torch.device) -> Tensor:
+    """Return splitmix64 of 1, 2, …, made odd."""
+    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(0x9E3779B97F4A7C15) + stream
+    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    return (z ^ _shifted(z, 31)) | 1
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """Shift right without the sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64)
+
+
+def _open(backend: str, store: PrefixStore, store_host: str, rank: int, num_ranks: int, timeout: timedelta) -> Any:
+    if backend == "gloo":
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's annotations
+        options._timeout = timeout
+        # The default one looks up the host's own name, which need not be known.
+        is_local = store_host == LOOPBACK
+        options._devices = [
+            ProcessGroupGloo.create_device(hostname=LOOPBACK) if is_local else ProcessGroupGloo.create_default_device()
+        ]
+        return ProcessGroupGloo(store, rank, num_ranks, options)
+    from torch.distributed import ProcessGroupNCCL
+
+    with _environment(_NCCL_SETTINGS):
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return ProcessGroupNCCL(store, rank, num_ranks, options)
+
+
+@contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """Set variables while a group is made, which reads them then; other groups of this process keep theirs."""
+    with _settings_lock:
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -1,0 +1,60 @@
+"""Do the engines sample from the trainer's weights? Compared once in every attempt, on the first batch that can tell.
+
+Hashes show that the right bytes arrived, not that the engine computes with them: a layer may have kept prepacked weights, or another model may have the same
+tensors. If every experience of a batch was sampled from the weights that the trainer holds, both must give its tokens the same
+log-probabilities, except for rounding. Later batches are not compared, because one wrong engine is as wrong at first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from rftcore.config import RunConfig
+from rftdata.errors import RftError
+
+logger = logging.getLogger(__name__)
+
+
+def weight_parity(config: RunConfig) -> WeightParity | None:
+    """Return the comparison for a run; None if its engines record log-probabilities of another distribution than the model's, after top-p or top-k."""
+    is_whole = config.explorer.top_p == 1 and config.explorer.top_k == 0
+    return WeightParity(config.sync.max_logprob_diff) if is_whole else None
+
+
+class WeightParity:
+    """See the module header.
+
+    Args:
+        limit: largest mean difference, nats.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._is_checked = False
+
+    def check(self, step: int, staleness: Sequence[int | None], metrics: Mapping[str, float]) -> None:
+        """Compare, if this batch can tell and none could before.
+
+        Args:
+            step: of the batch.
+            staleness: of its experiences; None for those that no policy sampled.
+            metrics: of its update.
+
+        Raises:
+            RftError: the difference is beyond the limit; the run must not go on with these engines.
+        """
+        difference = metrics.get("logprob_diff")
+        is_current = all(steps == 0 for steps in staleness)
+        if self._is_checked or difference is None or not is_current:
+            return
+        self._is_checked = True
+        if not difference <= self._limit:
+            raise RftError(
+                f"the engines do not sample from the trainer's weights: in step {step} the log-probabilities that they recorded differ from the "
+                f"trainer's by {difference:.3f} nats per token, although all were sampled from its newest weights",
+                allowed=f"up to {self._limit:g} (sync.max_logprob_diff)",
+                todo="compare with sync.method: checkpoint; if that differs as much, check explorer.engine_args (dtype, quantisation) against"
+                " trainer.autocast, and raise the limit only if they explain it",
+            )
+        logger.info("engines and trainer agree: %.4f nats per token in step %d", difference, step)

@@ -1,0 +1,375 @@
+"""`sync.method: nccl` on a real buffer, by gloo: offers, acknowledgements and groups, with engines that come, sleep, differ and are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rftdata
+from rftcore.engines.base import EngineConfig
+from rftcore.engines.transformers_engine import TransformersEngine
+from rftcore.sync.base import LIVE_URI, Publication
+from rftcore.sync.live_explorer import LiveReceiver
+from rftcore.sync.live_trainer import LiveWeights
+from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
+from rftdata.config import SyncConfig
+from rftdata.training.attempt import Attempt
+from rftdata.training.policies import newest_policy
+from rftdata.workers import Worker
+from tests.support.models import make_tiny_model
+
+SYNC = SyncConfig(method="nccl", acknowledge_s=1.5, timeout_s=15, bucket_mib=1)
+Tensors = dict[str, Tensor]
+
+
+class Model:
+    """The trainer's weights: several buckets of the smallest size."""
+
+    def __init__(self, path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.path = path
+        self._model = AutoModelForCausalLM.from_pretrained(path)
+
+    def change(self) -> None:
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+
+    @property
+    def state(self) -> Tensors:
+        return complete_state(self._model.named_parameters())
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.state.items()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(make_tiny_model(tmp_path_factory.mktemp("model") / "model", hidden_size=256, num_layers=2))
+
+
+class Crew:
+    """A run whose trainer is the test, with explorers that do nothing but take weights."""
+
+    def __init__(self, buffer: rftdata.Buffer, model: Model, folder: Path) -> None:
+        self.buffer, self.model, self.folder = buffer, model, folder
+        self.run = buffer.create_run(name="live", config={}, seed=1, steps=9, pipeline_version="p1")
+        self.files: list[str] = []
+        self.choices: list[str] = []
+
+    def trainer(self, attempt: Attempt, sync: SyncConfig = SYNC) -> LiveWeights:
+        return LiveWeights(attempt, sync, self.model.export, "cpu", self.write_file, self.choices.append)
+
+    def write_file(self, name: str) -> Publication:
+        self.files.append(name)
+        return write_atomically(self.folder / name, lambda draft: write_weights(self.model.export(), draft))
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        return self.buffer.sql(query).to_pylist()
+
+    def outcomes(self) -> list[tuple[int, str]]:
+        """(transfer, status) of all receipts, in order."""
+        query = "select transfer_id, status::text as status from rft.weight_receipt order by transfer_id, worker_id"
+        return [(row["transfer_id"], row["status"]) for row in self.rows(query)]
+
+
+class Explorer:
+    """A thread with an engine that takes the run's newest weights, as an explorer's loop does, until it is stopped."""
+
+    def __init__(self, crew: Crew, dtype: Any = "bfloat16", *, asleep: bool = False) -> None:
+        self.crew = crew
+        self.worker = Worker(crew.run, "explorer")
+        self.engine = TransformersEngine(crew.model.path, EngineConfig(dtype=dtype, num_threads=1))
+        self.dtype = getattr(torch, dtype)
+        reception = self.engine.reception
+        self.receiver = LiveReceiver(
+            crew.run,
+            self.worker.worker_id,
+            SYNC,
+            self.engine.receive_weights,
+            self.engine.refuse_unfit,
+            **vars(reception),
+        )
+        self.receiver.set_ready(True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+        if not asleep:
+            self.wake()
+
+    def wake(self) -> None:
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._stopped.is_set():
+            policy = newest_policy(self.crew.run)
+            if policy is not None and policy.policy_version_id != self.engine.policy_version_id:
+                if policy.uri == LIVE_URI:
+                    self.receiver.take(policy, self._stopped.is_set)
+                else:
+                    self.engine.load_weights(policy.uri, policy.policy_version_id, policy.checksum)
+            self.receiver.wait(0.1)
+
+    def has(self, version: int) -> bool:
+        """Whether the engine's weights are the trainer's, in the engine's type, under this version."""
+        found = self.engine._model.state_dict()
+        expected = self.crew.model.state.items()
+        return self.engine.policy_version_id == version and all(
+            torch.equal(found[name], tensor.to(self.dtype)) for name, tensor in expected
+        )
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.receiver.leave()
+        self.worker.stop()
+        self.engine.close()
+
+
+@pytest.fixture
+def crew(buffer: rftdata.Buffer, model: Model, tmp_path: Path) -> Crew:
+    return Crew(buffer, model, tmp_path)
+
+
+@pytest.fixture
+def attempt(crew: Crew) -> Iterator[Attempt]:
+    with crew.buffer.attempt(crew.run) as attempt:
+        yield attempt
+
+
+@pytest.fixture
+def join(crew: Crew) -> Iterator[Callable[..., Explorer]]:
+    explorers: list[Explorer] = []
+
+    def joined(**settings: Any) -> Explorer:
+        explorers.append(Explorer(crew, **settings))
+        return explorers[-1]
+
+    yield joined
+    for explorer in explorers:
+        explorer.stop()
+
+
+@pytest.fixture
+def trainer(crew: Crew, attempt: Attempt) -> Iterator[LiveWeights]:
+    trainer = crew.trainer(attempt)
+    yield trainer
+    trainer.close()
+
+
+def test_explorers_come_and_go_between_versions(
+    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+) -> None:
+    first, second = join(), join()
+    versions = [trainer.publish(0), trainer.publish(1)]
+    assert first.has(versions[1]) and second.has(versions[1])
+    crew.model.change()
+    assert not first.has(versions[1])
+    third = join()
+    version = trainer.publish(2)
+    assert first.has(version) and second.has(version) and third.has(version)
+    second.stop()
+    crew.model.change()
+    assert first.has(trainer.publish(3))
+    assert third.has(trainer.publish(4))
+    transfers = crew.rows(
+        "select group_id, num_ranks, backend, dtype, status::text as status, error, num_bytes from rft.weight_transfer order by transfer_id"
+    )
+    assert [(row["group_id"], row["num_ranks"]) for row in transfers] == [(1, 3), (1, 3), (3, 4), (4, 3), (4, 3)]
+    assert {(row["backend"], row["dtype"], row["status"], row["error"]) for row in transfers} == {("gloo", "bfloat16", "ended", None)}  # fmt: skip
+    num_weights = sum(tensor.numel() for tensor in crew.model.state.values())
+    assert {row["num_bytes"] for row in transfers} == {2 * num_weights}, "float32 would be twice that"
+    assert set(crew.outcomes()) == {(n, "applied") for n in range(1, 6)}
+    assert crew.files == []
+    why = "not all of trainer and engines have GPUs"
+    assert crew.choices == [f"into {n} live engines by gloo: {why}" for n in (2, 3, 2)]
+    checksums = crew.rows("select checksum, uri from rft.policy_version order by policy_version_id")
+    assert [row["uri"] for row in checksums] == [LIVE_URI] * 5
+    same = [row["checksum"] for row in checksums]
+    assert same[0] == same[1] != same[2] != same[3] == same[4]
+
+
+def test_auto_uses_files_without_gpus_and_names_the_reason(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:  # fmt: skip
+    join()
+    trainer = crew.trainer(attempt, SYNC.model_copy(update={"method": "auto"}))
+    trainer.publish(0)
+    trainer.publish(1)
+    trainer.close()
+    assert crew.choices == ["through files (memory): not all of trainer and engines have GPUs"]
+    assert crew.files == ["step-000000", "step-000001"] and crew.outcomes() == []
+
+
+def test_weights_go_into_a_file_while_no_engine_is_there(crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]) -> None:  # fmt: skip
+    version = trainer.publish(0)
+    assert crew.files == ["step-000000"]
+    late = join()
+    wait_until(lambda: late.has(version))
+    assert crew.rows("select method from rft.policy_version") == [{"method": "memory"}]
+
+
+def test_an_engine_that_does_not_acknowledge_is_left_out_and_catches_up_from_a_file(
+    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+) -> None:
+    awake, stale = join(), join(asleep=True)
+    started = time.monotonic()
+    version = trainer.publish(0)
+    assert SYNC.acknowledge_s <= time.monotonic() - started < SYNC.acknowledge_s + 5
+    assert awake.has(version) and not stale.has(version)
+    assert crew.outcomes() == [(1, "applied")]
+    assert crew.files == []
+    stale.wake()
+
+    def serve() -> bool:
+        trainer.serve_missed(version)  # as the trainer does while it waits for groups
+        return stale.has(version)
+
+    wait_until(serve)
+    assert crew.files == ["step-000000"]
+    crew.model.change()
+    version = trainer.publish(1)
+    assert awake.has(version) and stale.has(version)
+
+
+def test_an_engine_of_another_type_is_left_out_with_the_reason(
+    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+) -> None:
+    half, full = join(), join(dtype="float32")
+    version = trainer.publish(0)
+    assert half.has(version)
+    error = crew.rows("select error from rft.weight_receipt where status = 'failed'")[0]["error"]
+    assert error == f"its engine is float32, that of explorer {half.worker.worker_id} is bfloat16"
+
+    def serve() -> bool:
+        trainer.serve_missed(version)
+        return full.has(version)
+
+    wait_until(serve)
+
+
+def test_an_engine_does_not_acknowledge_weights_without_the_head_that_its_model_ties(
+    crew: Crew, attempt: Attempt, join: Callable[..., Explorer]
+) -> None:
+    """If it did, and then refused them, the whole group would wait for it."""
+    join()
+
+    def headless() -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, tensor) for name, tensor in crew.model.export() if name != "lm_head.weight")
+
+    trainer = LiveWeights(attempt, SYNC, headless, "cpu", crew.write_file)
+    trainer.publish(0)
+    trainer.close()
+    assert crew.outcomes() == []
+    assert crew.rows("select wanted_version from rft.weight_receiver") == [{"wanted_version": 1}]
+    assert crew.files == ["step-000000"]
+
+
+def test_an_evaluation_gets_a_file_of_weights_that_went_into_engines(
+    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+) -> None:
+    join()
+    version = trainer.publish(0)
+    file = trainer.as_file(version)
+    assert trainer.as_file(version) is file and crew.files == ["step-000000"]
+    newest = newest_policy(crew.run)
+    assert newest is not None and (newest.uri, newest.checksum) == (file.uri, file.checksum)
+
+
+_KILLED = """
+import os, sys
+from rftcore.sync.live_explorer import LiveReceiver
+from rftcore.sync.transfer import TransferReceiver
+from rftdata import open as open_buffer
+from rftdata.config import BufferConfig, SyncConfig
+from rftdata.training.policies import newest_policy
+from rftdata.workers import Worker
+
+def load(tensors):
+    next(tensors)
+    os.kill(os.getpid(), 9)
+
+buffer = open_buffer(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0))
+run = buffer.find_run("live")
+worker = Worker(run, "explorer")
+receiver = LiveReceiver(
+    run, worker.worker_id, SyncConfig(timeout_s=15), lambda plan, version: TransferReceiver().receive(plan, 0, load),
+    dtype="bfloat16", device="cpu", num_ranks=1,
+)
+receiver.set_ready(True)
+print("ready", flush=True)
+while True:
+    policy = newest_policy(run)
+    if policy is not None:
+        receiver.take(policy, lambda: False)
+    receiver.wait(0.1)
+"""
+
+
+def test_an_engine_killed_in_the_middle_of_a_transfer_is_left_behind(
+    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer], tmp_path: Path
+) -> None:
+    other = join()
+    config = crew.buffer.config
+    killed = subprocess.Popen(
+        [sys.executable, "-c", _KILLED, config.uri, str(config.segments)], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)},
+    )  # fmt: skip
+    assert killed.stdout is not None and killed.stdout.readline() == "ready\n"
+    crew.model.change()
+    started = time.monotonic()
+    version = trainer.publish(0)
+    assert time.monotonic() - started < 12, "the time limit of a transfer is 15 s here"
+    assert killed.wait(timeout=30) == -signal.SIGKILL
+    killed.stdout.close()
+    assert other.has(version)
+    assert not other.engine._has_mixed_weights
+    broken, repaired = crew.rows("select num_ranks, error from rft.weight_transfer order by transfer_id")
+    assert broken["num_ranks"] == 3 and "broke off" in broken["error"]
+    assert repaired == {"num_ranks": 2, "error": None}
+    crew.model.change()
+    assert other.has(trainer.publish(1))
+
+
+def test_a_trainer_that_dies_in_the_middle_leaves_an_engine_that_waits_for_the_next_one(
+    crew: Crew, join: Callable[..., Explorer]
+) -> None:
+    explorer = join()
+
+    def breaks_off() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in crew.model.state.items():
+            if name == "lm_head.weight" and calls:
+                raise MemoryError("the trainer is killed here")
+            yield name, tensor
+        calls.append(1)
+
+    calls: list[int] = []  # the first walk is for the list
+    with crew.buffer.attempt(crew.run) as attempt:
+        trainer = LiveWeights(attempt, SYNC, breaks_off, "cpu", crew.write_file)
+        with pytest.raises(MemoryError):
+            trainer.publish(0)
+        wait_until(lambda: crew.outcomes() == [(1, "failed")])
+        trainer.close()
+    assert explorer.engine._has_mixed_weights
+    with crew.buffer.attempt(crew.run) as attempt:
+        trainer = crew.trainer(attempt)
+        assert explorer.has(trainer.publish(0))
+        trainer.close()
+    assert not explorer.engine._has_mixed_weights
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,31 @@
+"""A run whose engines sample from other weights than the trainer's stops at the first batch that shows it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rftcore.trainer.parity import WeightParity
+from rftdata.errors import RftError
+
+
+@pytest.mark.parametrize("difference", [0.31, 2.0, math.nan])
+def test_engines_with_other_weights_stop_the_run(difference: float) -> None:
+    with pytest.raises(RftError, match=r"in step 3 the log-probabilities .*sync\.max_logprob_diff"):
+        WeightParity(0.3).check(3, [0, 0], {"logprob_diff": difference})
+
+
+def test_only_a_batch_from_the_newest_weights_is_compared() -> None:
+    parity = WeightParity(0.3)
+    parity.check(1, [0, 1], {"logprob_diff": 9.0})
+    parity.check(2, [0, None], {"logprob_diff": 9.0})
+    parity.check(3, [0, 0], {"loss": 1.0})
+    with pytest.raises(RftError):
+        parity.check(4, [0, 0], {"logprob_diff": 9.0})
+
+
+def test_an_attempt_is_compared_once() -> None:
+    parity = WeightParity(0.3)
+    parity.check(1, [0, 0], {"logprob_diff": 0.04})
+    parity.check(2, [0, 0], {"logprob_diff": 9.0})
