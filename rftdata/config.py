@@ -197,7 +197,7 @@ class TasksetConfig(Section):
 
 class SyncConfig(Section):
     method: Literal["auto", "memory", "checkpoint", "nccl"] = Field(
-        "auto",
+        "memory",
         description="How weights reach the engines: memory (file in shared memory, one host), checkpoint (file on disk), nccl (from the"
         " trainer straight into the live engines, by NCCL between GPUs and by gloo otherwise), or auto (nccl while trainer and engines have"
         " GPUs of their own, file_method otherwise).",

@@ -8,7 +8,7 @@ For a pair of responses y_w (chosen) over y_l (rejected) to a prompt x:
                                                          2023, "A note on DPO with noisy preferences", eq. 3)
     ipo      (Δ - 1 / 2β)²                               IPO (arXiv 2310.12036, eq. 17)
     hinge    max(0, 1 - βΔ)                              SLiC (arXiv 2305.10425)
-    robust   [-(1 - ε) log σ(βΔ) + ε log σ(-βΔ)] / (1 - 2ε)     robust DPO (arXiv 2403.00409, eq. 12)
+    robust   [-(1 - ε) log σ(βΔ) + ε log σ(-βΔ)] / (1 - 2ε)     robust DPO (arXiv 2403.00329, eq. 12)
 
 `length_normalised` divides r(y) by the number of the response's tokens (Tülu 3, arXiv 2411.15124, section 5). TRL always does so in
 ipo. β should then be larger by about as many times as responses have tokens.

@@ -101,7 +101,7 @@ class TestClipV:
         assert kept(ClipV, batch, signals, mu=0.5, max_share=0.5) == [False, True, True, False]
 
     def test_the_mean_over_the_vocabulary(self) -> None:
-        # Uniform: H + log p = 0. (0.8, 0.2): H = 0.5004024; 0.64 (0.5004024 - 0.2231436) + 0.04 (0.5004024 - 1.6094379) = 0.1330842.
+        # Uniform: H + log p = 0. (0.8, 0.2): H = 0.5003224; 0.64 (0.5003224 - 0.2231436) + 0.04 (0.5003224 - 1.6094379) = 0.1330842.
         probabilities = torch.tensor([[0.5, 0.5], [0.8, 0.2], [1.0, 0.0]])
         assert expected_discriminator(probabilities.log()).tolist() == pytest.approx([0.0, 0.1330842, 0.0], abs=1e-6)
 
