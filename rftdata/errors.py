@@ -7,6 +7,8 @@ class. Add a class only if callers need to distinguish it.
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import pickle
 from collections.abc import Sequence
 from typing import Self
@@ -113,6 +115,14 @@ class ConflictError(RftError):
 
 class DiskFullError(RftError):
     """Not enough space for a segment or for the database; nothing was written partially."""
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a file system, or a quota on it, has no room; libraries raise classes of their own with the system's text in the message."""
+    return getattr(error, "errno", None) in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
 
 
 class SegmentFileClosedError(ConflictError):

@@ -39,7 +39,7 @@ from rftcore.cli import (
     status,
     tasks,
 )
-from rftdata.errors import RftError, time_limit_behind
+from rftdata.errors import RftError, is_disk_full, time_limit_behind
 from rftdata.user_code.frames import has_users_frame
 
 EXIT_DEFECT = 70
@@ -147,7 +147,7 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, RftError):
         return str(error), error.exit_code
     text = " ".join(str(error).split())
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if is_disk_full(error):
         return (
             f"the disk is full ({text}); free some space and run the command again; acknowledged data is safe.",
             1,

@@ -12,7 +12,6 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import mmap
 import os
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from rftcore.sync.base import Publication
-from rftdata.errors import DiskFullError, ModelError
+from rftdata.errors import DiskFullError, ModelError, is_disk_full
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +81,7 @@ def write_atomically(path: Path, export: Callable[[Path], object]) -> Publicatio
         os.replace(draft, path)
     except Exception as error:
         draft.unlink(missing_ok=True)
-        if _is_disk_full(error):
+        if is_disk_full(error):
             raise DiskFullError(
                 f"no space for the weights file {path}", todo=f"free space on the file system of {path.parent}"
             ) from error
@@ -240,8 +239,3 @@ def _is_alive(pid: str) -> bool:
             return True
         return True
     return False
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    # safetensors raises its own class; its message contains the system's text.
-    return getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error)

@@ -15,14 +15,13 @@ A checkpoint is written while training goes on: `CheckpointWriter` runs in a thr
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -46,7 +45,7 @@ from torch.futures import Future
 from rftcore.trainer.call_thread import CallThread
 from rftcore.trainer.sharding import Grid
 from rftdata.durable_files import make_folder, sync_path
-from rftdata.errors import DiskFullError, ModelError, RftError
+from rftdata.errors import DiskFullError, ModelError, RftError, is_disk_full
 
 FORMAT_VERSION = 2
 _TRAINING = "training"
@@ -54,7 +53,6 @@ _STATE = "state.json"
 _DRAFT = ".draft"
 _FOLDER = re.compile(rf"attempt-(\d+)-step-\d+({re.escape(_DRAFT)})?")
 _LEAVE_S = 1.0
-_DISK_FULL_TEXT = os.strerror(errno.ENOSPC)
 
 
 def folder_name(attempt_id: int, step: int) -> str:
@@ -110,22 +108,21 @@ class CheckpointWriter:
 def _write_folder(folder: Path, fill: Callable[[Path, Grid], None], grid: Grid) -> None:
     """Let `fill` of all ranks write into a draft folder, then give it its name in one step. An existing folder is replaced."""
     draft = folder.with_name(folder.name + _DRAFT)
-    if grid.is_first:
-        make_folder(folder.parent)
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
-    grid.wait_for_all()
     if not grid.is_first:
+        grid.wait_for_all()
         fill(draft, grid)  # ends when all ranks have written
         return
     try:
+        make_folder(folder.parent)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        grid.wait_for_all()
         fill(draft, grid)
         for path in (*draft.rglob("*"), draft):
             sync_path(path)
     except Exception as error:
         shutil.rmtree(draft, ignore_errors=True)
-        # safetensors raises its own class on a full disk; the system's text is in the message.
-        if _DISK_FULL_TEXT in str(error):
+        if is_disk_full(error):
             raise DiskFullError(
                 f"no room for the checkpoint {folder}", todo=f"free space on the file system of {folder.parent}"
             ) from error
@@ -169,14 +166,16 @@ def write_training_state(folder: Path, tensors: dict[str, Tensor], state: str, g
     """
     training = folder / _TRAINING
     try:
-        with _of_one_process():
+        with _of_one_process() if grid.mesh is None else nullcontext():
             save(
                 tensors,
                 storage_writer=_Writer(str(training), save_distributed=True),
                 process_group=grid.group,
                 no_dist=grid.mesh is None,
             )
-    except CheckpointException as error:  # not an Exception
+    except CheckpointException as error:  # not an Exception; the same in all ranks
+        if not grid.is_first:
+            return
         rank, (cause, _) = min(error.failures.items())
         raise RftError(
             f"rank {rank} cannot write its part of the checkpoint: {type(cause).__name__}: {cause}"

@@ -16,7 +16,6 @@ since PostgreSQL refuses to run as root.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
@@ -37,7 +36,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import PGconn, Ping
 
 from rftdata.durable_files import make_folder, probe_folder, sync_path, write_whole
-from rftdata.errors import BufferUnavailableError, DiskFullError
+from rftdata.errors import BufferUnavailableError, DiskFullError, is_disk_full
 from rftdata.postgres.idle_stop import IdleStop
 from rftdata.postgres.programs import binary_dir, open_path_for, run_program, server_account
 
@@ -237,7 +236,7 @@ class EmbeddedServer:
                     write_whole(host_file, socket.gethostname())
                 self._settle_idle_stop(started=lock is not None, until_stopped=until_stopped)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_disk_full(error):
                 raise _full(self.folder, "the buffer") from error
             raise _unusable(self.folder, error) from error
         return self.uri

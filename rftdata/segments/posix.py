@@ -23,7 +23,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rftdata.durable_files import make_folder, punch_hole, sync_path
-from rftdata.errors import BufferUnavailableError, DiskFullError, RftError
+from rftdata.errors import BufferUnavailableError, DiskFullError, RftError, is_disk_full
 from rftdata.segments.base import (
     ADDRESS_MAX_AGE_S,
     ROLL_BYTES,
@@ -281,7 +281,7 @@ class _PosixAppender(SegmentAppender):
 
 
 def _full(folder: Path, error: OSError) -> RftError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_disk_full(error):
         return DiskFullError(
             f"the disk of the segments in {folder} is full", todo="free some space; nothing was written partially"
         )

@@ -74,6 +74,22 @@ def test_on_policy_nothing_is_drawn_until_the_policy_that_samples_it_is_publishe
         assert ids(attempt.draw_ahead(2, 2)) == [3, 4]
 
 
+def test_groups_that_will_be_too_old_are_replaced_only_when_their_step_begins(buffer: Buffer) -> None:
+    roles = Roles(buffer, offset=1, max_staleness=0, max_refill=2)
+    with roles.attempt() as attempt:
+        roles.work()
+        for _ in range(3):  # each would use up refill for groups of the same policy
+            assert attempt.draw(1, 2, timeout_s=5) is not None
+            assert attempt.draw_ahead(2, 2) is None
+            assert roles.work() == 0
+        assert rows(buffer, "SELECT count(*) AS n FROM rft.rollout_group WHERE NOT trainable") == [{"n": 0}]
+        roles.publish(attempt, 1)
+        assert attempt.draw(2, 2, timeout_s=0) is None  # those of before are replaced by groups of the new policy
+        roles.work()
+        batch = attempt.draw(2, 2, timeout_s=5)
+        assert batch is not None and len(ids(batch)) == 2 and set(batch.rows["staleness"].to_pylist()) == {0}
+
+
 def test_a_batch_that_will_stay_short_is_left_to_its_step(buffer: Buffer) -> None:
     roles = Roles(buffer, offset=1, max_refill=0)
     with roles.attempt() as attempt:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import resource
 from pathlib import Path
 
@@ -97,10 +99,11 @@ class TestCheckpoint:
         learner.save_checkpoint(tmp_path / "c")
         assert _digests(tmp_path / "c") == _digests(tmp_path / "before")
 
-    def test_a_failed_write_leaves_nothing(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+    def test_a_failed_write_leaves_nothing(self, tmp_path: Path, code: int) -> None:
         def fill(folder: Path, grid: Grid) -> None:
             (folder / "half").write_text("x")
-            raise OSError(28, "No space left on device")
+            raise OSError(code, os.strerror(code))
 
         writer = CheckpointWriter(Grid(torch.device("cpu")))
         writer.begin(tmp_path / "c", fill)

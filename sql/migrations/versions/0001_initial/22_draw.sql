@@ -360,7 +360,10 @@ BEGIN
     IF s.reuses THEN
         PERFORM rft.wake_items(of_run, step);
     END IF;
-    PERFORM rft.age_out(of_run, step, s.max_staleness);
+    -- Ahead of time a replacement would be sampled under the same old policy, and be too old again.
+    IF NOT ahead THEN
+        PERFORM rft.age_out(of_run, step, s.max_staleness);
+    END IF;
 
     IF s.is_limited THEN
         allowed := rft.num_allowed(of_run, of_attempt, wanted);
