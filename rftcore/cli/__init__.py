@@ -8,7 +8,6 @@ with `--debug` (anywhere on the line) or RFT_DEBUG=1. Verbs import their engines
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
