@@ -57,6 +57,7 @@ class Stopwatch:
         self._started, self._processor = time.monotonic(), time.process_time()
         self._spent: Counter[str] = Counter()
         self._waited: Counter[tuple[str, str]] = Counter()
+        self._phase_began = self._started
         self._names = {text: f"query {name}" for name, text in queries().items()}
         self._said = "a notification"
         _phase.set(_BETWEEN)
@@ -80,8 +81,12 @@ class Stopwatch:
 
     def read(self) -> dict[str, Any]:
         """`seconds` since the start, `processor_s` used of them, and as `parts` [phase, wait, seconds], the longest first."""
-        seconds = time.monotonic() - self._started
-        spent = self._spent + Counter({_BETWEEN: seconds - self._spent.total()})
+        now = time.monotonic()
+        seconds = now - self._started
+        spent = self._spent.copy()
+        if (phase := _phase.get(_BETWEEN)) != _BETWEEN:  # it reads within a phase, of which waits are counted already
+            spent[phase] += now - self._phase_began
+        spent[_BETWEEN] = seconds - spent.total()
         parts = Counter(self._waited)
         for phase, total in spent.items():
             parts[phase, _COMPUTES] = total - sum(s for (of, _), s in self._waited.items() if of == phase)
@@ -99,12 +104,12 @@ class Stopwatch:
         if _phase.get(None) != _BETWEEN:
             yield
             return
-        token, started = _phase.set(phase), time.monotonic()
+        token, self._phase_began = _phase.set(phase), time.monotonic()
         try:
             yield
         finally:
             _phase.reset(token)
-            self._spent[phase] += time.monotonic() - started
+            self._spent[phase] += time.monotonic() - self._phase_began
 
     @contextlib.contextmanager
     def _in_wait(self, label: Callable[..., str], *args: Any) -> Iterator[None]:
