@@ -99,7 +99,8 @@ def describe(file: Path) -> None:
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")
         name = torch.cuda.get_device_name()
-    file.write_text(json.dumps({"name": name, "threads": torch.get_num_threads()}))
+    found = {"name": name, "threads": torch.get_num_threads(), "num_gpus": torch.cuda.device_count()}
+    file.write_text(json.dumps(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,7 +144,7 @@ def measure(options: argparse.Namespace, systems: Sequence[str], processes: Proc
                     file.write(json.dumps(row) + "\n")
     trainer_table.compare_first_steps(rows, TOLERANCE)
     return {
-        "device": processes.device, "versions": {name: _version(name) for name in _VERSIONS},
+        "device": processes.device, "versions": {name: version(name) for name in _VERSIONS},
         "allocator": os.environ.get("PYTORCH_ALLOC_CONF"),
         "mfu": {"formula": "6 * num_parameters * num_tokens / seconds / (peak_flop_per_s * ranks)", "peak_flop_per_s": peak},
         "tolerance": TOLERANCE[dtype], "not_started": not_started, "rows": rows,
@@ -219,7 +220,7 @@ def row_of(case: Case, lines: Sequence[dict[str, Any]], peak_flop_per_s: float |
     }  # fmt: skip
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -230,9 +231,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rft bench trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", type=_names(*SHAPES), help="by default 0.5B,1.5B on a GPU, tiny on a CPU")
-    parser.add_argument("--cases", type=_names(*BATCHES, LADDER), default=[*BATCHES, LADDER])
-    parser.add_argument("--systems", type=_names(*get_args(System)), help="by default those that are installed")
+    parser.add_argument("--shapes", type=names(*SHAPES), help="by default 0.5B,1.5B on a GPU, tiny on a CPU")
+    parser.add_argument("--cases", type=names(*BATCHES, LADDER), default=[*BATCHES, LADDER])
+    parser.add_argument("--systems", type=names(*get_args(System)), help="by default those that are installed")
     parser.add_argument("--steps", type=int, default=3, help="timed steps")
     parser.add_argument("--warm-up", type=int, default=2, help="steps before them")
     parser.add_argument(
@@ -240,12 +241,12 @@ def _parser() -> argparse.ArgumentParser:
         help="mixed (float32 weights, bfloat16 products; on a GPU the default), bfloat16 or float32 for both",
     )  # fmt: skip
     parser.add_argument(
-        "--checkpointing", type=lambda text: [each == "on" for each in _names("on", "off")(text)],
+        "--checkpointing", type=lambda text: [each == "on" for each in names("on", "off")(text)],
         help="on, off or both; by default off, and both for the ladder",
     )  # fmt: skip
-    parser.add_argument("--tokens", type=_numbers, default=OUR_TOKENS, help="of our micro-batches")
-    parser.add_argument("--sequences", type=_numbers, help="of TRL's micro-batches; each must divide the batch")
-    parser.add_argument("--rungs", type=_numbers, default=RUNGS, help="lengths of the ladder, tokens")
+    parser.add_argument("--tokens", type=numbers, default=OUR_TOKENS, help="of our micro-batches")
+    parser.add_argument("--sequences", type=numbers, help="of TRL's micro-batches; each must divide the batch")
+    parser.add_argument("--rungs", type=numbers, default=RUNGS, help="lengths of the ladder, tokens")
     parser.add_argument("--scale", type=float, help="multiplies all lengths; by default 1, and 0.05 on a CPU")
     parser.add_argument("--ranks", type=int, default=1, help="GPUs of our learner; TRL has one")
     parser.add_argument(
@@ -259,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names(*allowed: str) -> Callable[[str], list[str]]:
+def names(*allowed: str) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = text.split(",")
         if unknown := set(names) - set(allowed):
@@ -269,7 +270,7 @@ def _names(*allowed: str) -> Callable[[str], list[str]]:
     return parse
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(each) for each in text.split(","))
 
 

@@ -1,4 +1,4 @@
-"""Models and batches of `rft bench trainer`: shapes with random weights, and tensors made from a seed.
+"""Models of `rft bench trainer` and `rft bench weights`, and batches of the first: shapes with random weights, and tensors made from a seed.
 
 A model is written once as a Hugging Face folder, in bfloat16, so that every case of every system starts from the same numbers; a case that
 trains float32 weights loads them into float32. Tokens are drawn uniformly. Behaviour log-probabilities are those that a model with
@@ -69,9 +69,10 @@ class Shape:
         return -(math.log(self.vocab_size) + variance / 2)
 
 
-# Qwen2.5-0.5B and -1.5B, and Llama-3.1-8B.
+# SmolLM2-135M, Qwen2.5-0.5B and -1.5B, and Llama-3.1-8B.
 SHAPES = {
     "tiny": Shape("qwen2", 64, 128, 2, 4, 2, vocab_size=512),
+    "135M": Shape("llama", 576, 1536, 30, 9, 3, vocab_size=49_152, rope_theta=1.0e5),
     "0.5B": Shape("qwen2", 896, 4864, 24, 14, 2),
     "1.5B": Shape("qwen2", 1536, 8960, 28, 12, 2),
     "8B": Shape("llama", 4096, 14336, 32, 32, 8, vocab_size=128_256, tied=False, rope_theta=5.0e5),

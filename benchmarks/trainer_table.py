@@ -83,14 +83,14 @@ def text(result: dict[str, Any]) -> str:
     """The whole result as tables."""
     figures = ["s", "tok/s", "MFU", "computed", "GiB", "loss", "grad norm", ""]
     heads = ["shape", "batch", "type", "recompute", "GPUs", "system", "micro", *figures]
-    tables = [_aligned([heads, *(_cells(row) for row in result["rows"])])]
+    tables = [aligned([heads, *(_cells(row) for row in result["rows"])])]
     if result["comparisons"]:
         cells = [("shape", "batch", "type", "recompute", "GPUs", "ours against", "speed", "memory")]
         for each in result["comparisons"]:
             cells.append(
                 (*_setting(each), each["peer"], f"{each['speed_ratio']:.2f} ×", f"{each['memory_ratio']:.2f} ×")
             )
-        tables.append(_aligned(cells))
+        tables.append(aligned(cells))
     device = f"{result['device']['name']}; " + ", ".join(
         f"{name} {version}" for name, version in result["versions"].items()
     )
@@ -118,7 +118,8 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _aligned(cells: Sequence[Sequence[str]]) -> str:
+def aligned(cells: Sequence[Sequence[str]]) -> str:
+    """Rows of cells in columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
     def lines() -> Iterator[str]:

@@ -85,7 +85,7 @@ def test_shapes_have_the_parameters_that_their_models_have(tmp_path: Path) -> No
     write_model(SHAPES["tiny"], tmp_path / "tiny")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny")
     assert SHAPES["tiny"].num_parameters == sum(parameter.numel() for parameter in model.parameters())
-    published = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "8B": 8_030_261_248}
+    published = {"135M": 134_515_008, "0.5B": 494_032_768, "1.5B": 1_543_714_304, "8B": 8_030_261_248}
     assert {name: SHAPES[name].num_parameters for name in published} == published
 
 

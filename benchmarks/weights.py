@@ -1,0 +1,200 @@
+"""How long weights take from trainer ranks into live engines, beside what the same machine copies and broadcasts at most.
+
+`rft bench weights [--shapes 135M,1.5B] [--ranks 1,2,3] [--engines 1,2] [--tensor-parallel 1,2] [--receivers plain,engines] [--json]` runs every
+combination, each in processes of its own. The trainer is the real learner, with random float32 weights, of which every rank holds its share; weights travel
+in bfloat16, by NCCL between GPUs and by gloo between CPUs. Receivers are `engines` (vLLM, sampling meanwhile) or `plain`: processes that receive and
+hash, and load nothing. A row is one case; times are medians over the transfers after the first, in seconds:
+
+    first_seconds        the first transfer, with the group that is formed for it
+    seconds              from the plan to the last receiver that has applied the weights
+    transfer_seconds     the same with plain receivers: gather, cast, pack, hash, broadcast, compare
+    gb_per_s             bytes of the tensors / transfer_seconds
+    of_broadcast         gb_per_s of that of the plain broadcast of one big buffer (`limits`) to as many processes
+    landing_seconds      seconds - transfer_seconds: what loading into the engine adds
+    pause_seconds        the longest time for which an engine took no step; the requests that are open then are computed again after it
+
+The limits are, between GPUs, a peer copy and NCCL's broadcast; on a CPU a copy in memory and gloo's broadcast. Cases for which the machine has too few
+GPUs or too little memory are listed in `not_run`, with the reason.
+
+The exit code is 1 where a case failed, the hashes of a transfer did not agree, or an engine does not answer as one that was started on the trainer's
+weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from benchmarks import weights_case, weights_table
+from benchmarks.trainer import Processes, names, numbers, version
+from benchmarks.trainer_shapes import SHAPES, spacious_folder
+from benchmarks.weights_case import Case, Folders
+from benchmarks.weights_limits import measure_limits
+from benchmarks.weights_receivers import Kind
+from rftcore.engines.vllm_engine import vllm_version
+
+_SHAPES_ON_GPU = ("135M", "1.5B", "8B")
+_LIMIT_BYTES = 1 << 30  # largest buffer of the limits
+_PROCESS_BYTES = {"plain": 1.0e9, "engines": 3.0e9}  # of a process on a CPU beside the weights
+_ENGINE_COPIES = 3  # an engine's own weights, a bucket and its packed copy while they load
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    room = sum(2 * SHAPES[shape].num_parameters for shape in options.shapes or _SHAPES_ON_GPU)
+    with tempfile.TemporaryDirectory(prefix="rft-bench-weights-", dir=spacious_folder(room)) as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        result = _Benchmark(options, Processes(folder, ["ours"])).measure()
+    print(json.dumps(result, indent=1) if options.json else weights_table.text(result))
+    return int(any(weights_table.is_wrong(row) for row in result["rows"]))
+
+
+class _Benchmark:
+    """Every case until the time is over."""
+
+    def __init__(self, options: argparse.Namespace, processes: Processes) -> None:
+        self._options, self._processes = options, processes
+        self._device = processes.device | {"memory_bytes": _available_memory()}
+        self._on_gpu = processes.device["num_gpus"] > 0
+        self._deadline = time.monotonic() + options.seconds
+        self._rows: list[dict[str, Any]] = []
+        self._limits: list[dict[str, Any]] = []
+        self._not_run: list[dict[str, Any]] = []
+
+    def measure(self) -> dict[str, Any]:
+        shapes = self._options.shapes or (_SHAPES_ON_GPU if self._on_gpu else ["tiny"])
+        for shape in shapes:
+            fitting = []
+            for case in self._cases(shape):
+                reason = reason_not_to_run(case, self._device)
+                fitting += [] if reason else [case]
+                if reason:
+                    self._leave_out(case, reason)
+            if fitting:
+                self._measure_shape(shape, fitting)
+        weights_table.complete(self._rows, self._limits)
+        packages = ("torch", "transformers")
+        return {
+            "device": self._device, "versions": {name: version(name) for name in packages} | {"vllm": vllm_version()},
+            "limits": self._limits, "rows": self._rows, "not_run": self._not_run,
+        }  # fmt: skip
+
+    def _cases(self, shape: str) -> Iterator[Case]:
+        options = self._options
+        kinds: Sequence[Kind] = options.receivers or (["plain", "engines"] if vllm_version() else ["plain"])
+        for ranks, engines, width in itertools.product(options.ranks, options.engines, options.tensor_parallel):
+            for kind in kinds:
+                yield Case(
+                    shape, ranks, engines, width, kind, following=options.following, bucket_mib=options.bucket_mib,
+                    threads=self._device["threads"], on_gpu=self._on_gpu,
+                )  # fmt: skip
+
+    def _measure_shape(self, shape: str, cases: Sequence[Case]) -> None:
+        parent = self._processes.folder
+        folders = Folders(parent / shape, parent / f"{shape}-blank", parent / f"{shape}-reference.json")
+        log = parent / "log.txt"
+        with_engines = any(case.receivers == "engines" for case in cases)
+        self._must(f"the model {shape}", weights_case.prepare, shape, folders, with_engines)
+        self._limit(shape, cases)
+        if with_engines:
+            case = next(case for case in cases if case.receivers == "engines")
+            self._must(f"the reference of {shape}", weights_case.write_reference_of, case, folders, log)
+        for case in cases:
+            if time.monotonic() > self._deadline:
+                self._leave_out(case, "no time left")
+                continue
+            self._run(case, folders, log)
+
+    def _limit(self, shape: str, cases: Sequence[Case]) -> None:
+        file = self._processes.folder / "limit.json"
+        num_bytes = min(2 * SHAPES[shape].num_parameters, _LIMIT_BYTES)
+        for num_ranks in sorted({1 + case.num_receivers for case in cases}):
+            work = (num_bytes, num_ranks, self._device["threads"], self._on_gpu, self._options.following, file)
+            self._must("the limits of this machine", measure_limits, *work)
+            self._limits.append({"shape": shape, **json.loads(file.read_text())})
+
+    def _run(self, case: Case, folders: Folders, log: Path) -> None:
+        output = self._processes.folder / "transfers.jsonl"
+        for file in (output, log):
+            file.unlink(missing_ok=True)
+        limit_s = min(self._options.case_seconds, max(1.0, self._deadline - time.monotonic()))
+        started = time.monotonic()
+        problem = self._processes.run(weights_case.run_case, case, folders, output, log, limit_s=limit_s)
+        lines = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+        end = lines.pop() if lines and "status" in lines[-1] else {"status": "failed", "error": problem}
+        if end["status"] != "ok":
+            sys.stderr.write(log.read_text(errors="replace")[-3000:] if log.exists() else "")
+        row = weights_table.row_of(case, lines) | end | {"case_seconds": round(time.monotonic() - started, 1)}
+        self._rows.append(row)
+        weights_table.complete(self._rows, self._limits)
+        print(" ".join(weights_table.cells(row)), file=sys.stderr, flush=True)
+        if self._options.output:
+            with self._options.output.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def _must(self, what: str, work: Any, *arguments: Any) -> None:
+        if problem := self._processes.run(work, *arguments, limit_s=self._options.case_seconds):
+            log = self._processes.folder / "log.txt"
+            sys.stderr.write(log.read_text(errors="replace")[-3000:] if log.exists() else "")
+            raise RuntimeError(f"{what} could not be made: {problem}")
+
+    def _leave_out(self, case: Case, reason: str) -> None:
+        setting = ("shape", "ranks", "engines", "tensor_parallel", "receivers")
+        self._not_run.append({name: getattr(case, name) for name in setting} | {"reason": reason})
+
+
+def reason_not_to_run(case: Case, device: dict[str, Any]) -> str | None:
+    """Why a case does not fit the machine; None if it does."""
+    if case.receivers == "engines" and case.tensor_parallel > 1:
+        return "the engine has no setting for tensor parallelism"
+    if case.receivers == "engines" and case.shape == "tiny":
+        return "vLLM's attention does not take heads of 16"
+    if case.receivers == "engines" and vllm_version() is None:
+        return "vLLM is not installed"
+    if case.on_gpu:
+        few = case.num_devices > device["num_gpus"]
+        return f"needs {case.num_devices} GPUs, the machine has {device['num_gpus']}" if few else None
+    num_parameters = SHAPES[case.shape].num_parameters
+    # Every rank opens the whole model in float32, and all keep it once.
+    trainer = 4 * num_parameters * (case.ranks + 1)
+    copies = _ENGINE_COPIES if case.receivers == "engines" else 0
+    needed = trainer + case.num_receivers * (_PROCESS_BYTES[case.receivers] + copies * 2 * num_parameters)
+    if needed > device["memory_bytes"]:
+        return f"needs {needed / 1e9:.0f} GB of memory, {device['memory_bytes'] / 1e9:.0f} GB are free"
+    return None
+
+
+def _available_memory() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rft bench weights", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", type=names(*SHAPES), help="by default 135M,1.5B,8B on GPUs, tiny on a CPU")
+    parser.add_argument("--ranks", type=numbers, default=(1, 2, 3), help="of the trainer")
+    parser.add_argument("--engines", type=numbers, default=(1, 2))
+    parser.add_argument("--tensor-parallel", type=numbers, default=(1, 2), help="processes of an engine")
+    parser.add_argument("--receivers", type=names(*get_args(Kind)), help="by default both if vLLM is installed")
+    parser.add_argument("--following", type=int, default=5, help="timed transfers after the first")
+    parser.add_argument("--bucket-mib", type=int, default=256, help="sync.bucket_mib")
+    parser.add_argument("--seconds", type=float, default=1e9, help="for all cases; the one that runs then is killed")
+    parser.add_argument("--case-seconds", type=float, default=300.0, help="after which a case is killed")
+    parser.add_argument("--folder", type=Path, help="keeps the models, and finds them there")
+    parser.add_argument("--output", type=Path, help="file to which rows are appended as cases end")
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The weights benchmark on a tiny model: what it reports follows from what it measured, and weights that differ are an error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import weights_table
+from benchmarks.trainer_shapes import SHAPES
+from benchmarks.weights import reason_not_to_run
+from benchmarks.weights_case import Case
+from benchmarks.weights_receivers import Probe, agrees
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CASE = Case("tiny", ranks=1, engines=1, tensor_parallel=1, receivers="plain", following=2)
+LIMIT = {"shape": "tiny", "num_ranks": 2, "broadcast_gb_per_s": 4.0}
+
+
+def test_two_plain_receivers_get_what_was_sent() -> None:
+    options = ["--shapes", "tiny", "--ranks", "1", "--engines", "2", "--tensor-parallel", "1", "--receivers", "plain"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.weights", *options, "--following", "2", "--json", "--case-seconds", "60"],
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    result = json.loads(ended.stdout)
+    (measured,), (limit,) = result["rows"], result["limits"]
+    assert measured["status"] == "ok" and measured["hashes_agree"] and len(measured["transfers"]) == 3
+    assert (measured["backend"], measured["dtype"], limit["num_ranks"]) == ("gloo", "bfloat16", 3)
+    assert measured["first_seconds"] > measured["first_join_seconds"] > 0, "the first transfer forms the group"
+    assert measured["gb_per_s"] == pytest.approx(measured["num_bytes"] / measured["transfer_seconds"] / 1e9)
+    assert measured["of_broadcast"] == pytest.approx(measured["gb_per_s"] / limit["broadcast_gb_per_s"])
+    # Tied embeddings travel under both of their names.
+    assert measured["num_bytes"] == 2 * (SHAPES["tiny"].num_parameters + 512 * 64)
+    assert "tiny" in weights_table.text(result)
+
+
+def lines(seconds: float, **end: Any) -> list[dict[str, Any]]:
+    line = {
+        "seconds": seconds, "join_seconds": 0.5, "send_seconds": seconds, "pause_seconds": seconds + 0.1, "num_bytes": 2_000_000_000, "num_tensors": 3,
+        "dtype": "bfloat16", "backend": "gloo", "backend_reason": "", "hashes_agree": True,
+    }  # fmt: skip
+    return [line | {"seconds": 9.0}, line, line | {"seconds": seconds + 0.2}, line | end]
+
+
+def row(case: Case, seconds: float, **end: Any) -> dict[str, Any]:
+    return weights_table.row_of(case, lines(seconds, **end)) | {"status": "ok", "error": None}
+
+
+def test_landing_is_what_an_engine_takes_beyond_a_plain_receiver() -> None:
+    engine = replace(CASE, receivers="engines")
+    rows = [row(engine, 3.0, probes_differ=True, weights_agree=True), row(CASE, 1.0)]
+    weights_table.complete(rows, [LIMIT])
+    for each in rows:
+        assert (each["first_seconds"], each["transfer_seconds"], each["gb_per_s"], each["of_broadcast"]) == (9, 1, 2, 0.5)  # fmt: skip
+    assert rows[0]["landing_seconds"] == 2.0 and rows[1]["landing_seconds"] is None
+    assert not any(map(weights_table.is_wrong, rows))
+
+
+def test_weights_that_differ_are_an_error() -> None:
+    engine = replace(CASE, receivers="engines")
+    good = {"probes_differ": True, "weights_agree": True}
+    assert weights_table.is_wrong(row(CASE, 1.0, hashes_agree=False))
+    assert weights_table.is_wrong(row(engine, 1.0, **good | {"weights_agree": False}))
+    assert weights_table.is_wrong(row(engine, 1.0, **good | {"probes_differ": False}))
+    assert weights_table.is_wrong(row(engine, 1.0)), "an engine that was not examined"
+    assert weights_table.is_wrong(row(CASE, 1.0) | {"status": "failed"})
+    assert weights_table.is_wrong(weights_table.row_of(CASE, []) | {"status": "ok"})
+
+
+def test_engines_agree_up_to_the_order_of_their_sums() -> None:
+    expected: Probe = [(10 + i, -8.0 - 0.1 * i) for i in range(8)]
+    nearly = [(token, logprob + 0.01) for token, logprob in expected]
+    assert agrees(nearly, expected) and agrees([(1, -8.0), *nearly[1:]], expected)
+    assert not agrees([(token, logprob + 0.05) for token, logprob in expected], expected)
+    assert not agrees([(token + 1, logprob) for token, logprob in expected], expected)
+
+
+def test_cases_that_do_not_fit_have_a_reason() -> None:
+    two_gpus = {"num_gpus": 2, "memory_bytes": 10**12}
+    on_gpu = replace(CASE, shape="8B", on_gpu=True)
+    assert reason_not_to_run(on_gpu, two_gpus) is None
+    assert reason_not_to_run(replace(on_gpu, ranks=2), two_gpus) == "needs 3 GPUs, the machine has 2"
+    assert "GB are free" in (
+        reason_not_to_run(replace(CASE, shape="8B"), {"num_gpus": 0, "memory_bytes": 10**10}) or ""
+    )
+    assert "tensor parallel" in (reason_not_to_run(replace(on_gpu, receivers="engines", tensor_parallel=2), two_gpus) or "")  # fmt: skip
