@@ -161,6 +161,9 @@ def same(found: Trained, expected: Trained) -> None:
     for ours_by_name, theirs_by_name in zip(found[1:], expected[1:], strict=True):
         assert ours_by_name.keys() == theirs_by_name.keys()
         for name, tensor in theirs_by_name.items():
+            # Attention hardly depends on a bias of the keys: its gradient may be rounding alone, of which AdamW makes whole steps.
+            if theirs_by_name is expected[1] and name.endswith("k_proj.bias"):
+                continue
             torch.testing.assert_close(
                 ours_by_name[name], tensor, rtol=1e-3, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
             )
