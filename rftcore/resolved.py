@@ -31,7 +31,7 @@ from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Workflow
 from rftdata.config import SelectorConfig
 from rftdata.config_errors import parse_section
-from rftdata.errors import RftError
+from rftdata.errors import ConfigError, RftError
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from rftdata.selectors import Selector, check_selector
 from rftdata.training.run_models import ModelUse
@@ -230,7 +230,18 @@ class ResolvedRun:
         Raises:
             ConfigError: a setting is unknown or wrong.
         """
-        settings = {"seed": self.config.run.seed * 1000 + worker_index, **self.config.explorer.engine_args}
+        explorer = self.config.explorer
+        elsewhere = {"tensor_parallel_size": ("explorer.tensor_parallel_size", explorer.tensor_parallel_size)}
+        for name, (setting, value) in elsewhere.items():
+            if name in explorer.engine_args:
+                raise ConfigError(
+                    f"explorer.engine_args.{name} has a place of its own", value=explorer.engine_args[name], allowed=f"{setting}, now {value}",
+                    todo=f"remove it there and set {setting}",
+                )  # fmt: skip
+        settings = {
+            "seed": self.config.run.seed * 1000 + worker_index, **{name: value for name, (_, value) in elsewhere.items()},
+            **explorer.engine_args,
+        }  # fmt: skip
         return parse_section(EngineConfig, settings, "the engine's settings", within="explorer.engine_args")
 
     @cached_property

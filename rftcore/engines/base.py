@@ -48,6 +48,11 @@ class EngineConfig(BaseModel):
     async_scheduling: bool = Field(
         default=False, description="on a GPU, schedule the next step while the last one runs (vLLM only)"
     )
+    tensor_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        description="set as explorer.tensor_parallel_size: processes that share the model's layers (vLLM only)",
+    )
     num_threads: int | None = Field(
         default=None, ge=1, description="CPU threads; None uses OMP_NUM_THREADS, else the cores this process may use"
     )

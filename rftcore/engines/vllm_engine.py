@@ -52,6 +52,8 @@ class VllmEngine(DrivenEngine):
         return {
             **super().process_environment(config),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # The processes of a tensor-parallel engine are started beside running threads, which a fork would not survive.
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             # vLLM's own binding would pin every engine of a machine to the same first core.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             # FlashInfer's sampler cannot return the log-probabilities of the processed distribution.
@@ -77,6 +79,7 @@ class VllmEngine(DrivenEngine):
         config = self.config
         on_gpu = torch.cuda.is_available()
         if on_gpu:
+            self._refuse_too_few_gpus(torch.cuda.device_count())
             memory: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
         else:
             # OMP_NUM_THREADS has no effect if torch was already imported; vLLM later forbids this call.
@@ -91,6 +94,7 @@ class VllmEngine(DrivenEngine):
                 seed=config.seed,
                 max_model_len=config.context_length,
                 max_num_seqs=config.max_num_seqs,
+                tensor_parallel_size=config.tensor_parallel_size,
                 enforce_eager=config.enforce_eager if config.enforce_eager is not None else not on_gpu,
                 async_scheduling=config.async_scheduling,
                 enable_prefix_caching=True,
@@ -108,6 +112,13 @@ class VllmEngine(DrivenEngine):
         self._reception = self._look_up_reception()
         self._detokenizer = self._llm.get_tokenizer()
         self._context_length = self._llm.model_config.max_model_len
+
+    def _refuse_too_few_gpus(self, num_gpus: int) -> None:
+        if num_gpus < self.config.tensor_parallel_size:
+            raise RftError(
+                "explorer.tensor_parallel_size is more than the GPUs that this explorer sees", value=self.config.tensor_parallel_size,
+                allowed=f"up to {num_gpus}", todo="lower it, or give the explorer more GPUs (CUDA_VISIBLE_DEVICES)",
+            )  # fmt: skip
 
     def _add(self, request: Request) -> None:
         from vllm import SamplingParams

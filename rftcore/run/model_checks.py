@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from rftcore.models import refuse_other_tokenizer
 from rftcore.resolved import ResolvedRun
@@ -16,7 +18,8 @@ def check_models_fit(resolved: ResolvedRun) -> None:
 
     Raises:
         ModelError: a model does not exist, or the policy's is a reward model.
-        ConfigError: a model has another tokenizer, or adapters of a reward model are to be trained.
+        ConfigError: a model has another tokenizer, adapters of a reward model are to be trained, or explorer.tensor_parallel_size does not
+            divide the policy.
     """
     if resolved.config.trainer.lora is not None:
         resolved.algorithm.refuse_adapters()
@@ -28,6 +31,31 @@ def check_models_fit(resolved: ResolvedRun) -> None:
         )  # fmt: skip
     for model in others:
         refuse_other_tokenizer(policy.folder, model.folder, model.key)
+    size = resolved.config.explorer.tensor_parallel_size
+    if resolved.config.has_explorer and size > 1:
+        refuse_indivisible_engine(policy.folder, size)
+
+
+def refuse_indivisible_engine(folder: Path, size: int) -> None:
+    """Refuse an explorer.tensor_parallel_size that vLLM cannot divide a model by.
+
+    It divides attention heads evenly, and key heads evenly or repeats them evenly.
+
+    Raises:
+        ConfigError: the size does not fit the model.
+    """
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    values = values.get("text_config") or values
+    heads = values.get("num_attention_heads")
+    if not isinstance(heads, int):  # of a family that only vLLM knows, which refuses what does not fit when it starts
+        return
+    kv_heads = values.get("num_key_value_heads") or heads
+    fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    if size not in fitting:
+        raise ConfigError(
+            f"explorer.tensor_parallel_size does not divide the model's {heads} attention heads and {kv_heads} key heads", value=size,
+            allowed=", ".join(map(str, fitting)), todo="set one of these; for more GPUs, raise explorer.num_explorers",
+        )  # fmt: skip
 
 
 def check_stages(stages: Sequence[ResolvedRun]) -> None:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from rftcore.engines.base import Decoding, EngineConfig, Generation
+from rftcore.engines.base import Decoding, EngineConfig, Generation, Reception
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.transfer_plan import TransferError, TransferPlan
 from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
@@ -83,8 +84,9 @@ class Live:
 
         state = list(complete_state(self.reference.named_parameters()).items())
         store, sender, numbers = open_store(LOOPBACK, 20), TransferSender(), next(_transfers)
+        num_ranks = 1 + self.engine.reception.num_ranks
         plan = TransferPlan(
-            transfer_id=numbers, group_id=numbers, backend="gloo", host=LOOPBACK, port=store.port, num_ranks=2, first_rank=0,
+            transfer_id=numbers, group_id=numbers, backend="gloo", host=LOOPBACK, port=store.port, num_ranks=num_ranks, first_rank=0,
             tensors=tuple((name, tuple(tensor.shape)) for name, tensor in state), dtype="float32", bucket_bytes=1 << 19, timeout_s=20,
         )  # fmt: skip
 
@@ -105,14 +107,16 @@ class Live:
 _transfers = itertools.count(1)
 
 
-@pytest.fixture(scope="module", params=["tied", "untied"])
+@pytest.fixture(scope="module", params=["tied", "untied, in two processes"])
 def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    os.environ.update(VllmEngine.process_environment(CONFIG))
+    is_tied = request.param == "tied"
+    config = CONFIG.model_copy(update={"tensor_parallel_size": 1 if is_tied else 2})
+    os.environ.update(VllmEngine.process_environment(config))
     from transformers import AutoModelForCausalLM
 
-    folder = tmp_path_factory.mktemp(request.param)
-    model = make_tiny_model(folder / "model", tied=request.param == "tied")
-    engine = VllmEngine(model, CONFIG)
+    folder = tmp_path_factory.mktemp("model")
+    model = make_tiny_model(folder / "model", tied=is_tied)
+    engine = VllmEngine(model, config)
     yield Live(engine, AutoModelForCausalLM.from_pretrained(model), folder)
     engine.close()
 
@@ -201,10 +205,19 @@ def test_a_transfer_that_breaks_off_stops_sampling_until_another_has_succeeded(l
         assert sampling.result(timeout=60) < EXACT
 
 
+def test_every_process_of_an_engine_is_a_rank_with_its_device(live: Live) -> None:
+    size = live.engine.config.tensor_parallel_size
+    assert live.engine.reception == Reception(dtype="float32", device=",".join(["cpu"] * size), num_ranks=size)
+
+
 def test_an_idle_engine_uses_no_processor_time(live: Live) -> None:
-    before = time.process_time()
+    def processor_time() -> float:
+        own = psutil.Process()
+        return sum(sum(process.cpu_times()[:2]) for process in [own, *own.children(recursive=True)])
+
+    before = processor_time()
     time.sleep(1.0)
-    assert time.process_time() - before < 0.2
+    assert processor_time() - before < 0.2
 
 
 def test_a_response_ends_at_the_limit_or_by_itself_and_states_which(live: Live) -> None:
