@@ -231,7 +231,10 @@ class ResolvedRun:
             ConfigError: a setting is unknown or wrong.
         """
         explorer = self.config.explorer
-        elsewhere = {"tensor_parallel_size": ("explorer.tensor_parallel_size", explorer.tensor_parallel_size)}
+        elsewhere: dict[str, tuple[str, object]] = {
+            "tensor_parallel_size": ("explorer.tensor_parallel_size", explorer.tensor_parallel_size),
+            "kv_cache": ("sync.kv_cache", self.config.sync.kv_cache),
+        }
         for name, (setting, value) in elsewhere.items():
             if name in explorer.engine_args:
                 raise ConfigError(

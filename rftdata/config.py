@@ -223,6 +223,12 @@ class SyncConfig(Section):
         description="With nccl and auto, the largest mean difference, in nats per token, between the log-probabilities of engines and trainer in the first"
         " batch of an attempt that was sampled from its newest weights; beyond it the run stops.",
     )
+    kv_cache: Literal["recompute", "keep"] = Field(
+        "recompute",
+        description="What running requests do when weights change: recompute keys and values of their tokens with the new weights, or keep"
+        " those of the old ones, which saves time; later tokens then come from neither policy alone, and their recorded log-probabilities are"
+        " those of that mixture. New requests never begin with keys and values of older weights (vllm only).",
+    )
     address: str | None = Field(
         None,
         description="With nccl and auto, the address at which explorers on other machines reach the trainer; by default that of its host name.",

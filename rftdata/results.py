@@ -113,6 +113,22 @@ class CheckpointFolder:
     uri: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Receipts:
+    """Weights that went straight into engines, counted once per transfer and engine.
+
+    Attributes:
+        kv_cache: what running requests did, recompute or keep.
+        mean_pause_s, max_pause_s: time for which an engine did not sample; None if none was applied.
+    """
+
+    kv_cache: str
+    num_applied: int
+    num_failed: int
+    mean_pause_s: float | None
+    max_pause_s: float | None
+
+
 class RunResults:
     """Reads the results of one run."""
 
@@ -146,6 +162,10 @@ class RunResults:
     def steps(self) -> StepTotals:
         """Return the totals of trainer steps."""
         return records(StepTotals, self._rows("report_steps"))[0]
+
+    def receipts(self) -> list[Receipts]:
+        """Return what became of weights that were sent into live engines; empty for a run that used files alone."""
+        return records(Receipts, self._rows("report_receipts"))
 
     def skipped_because(self) -> dict[str, int]:
         """Return the number of skipped steps by reason, most frequent first."""

@@ -53,6 +53,10 @@ class EngineConfig(BaseModel):
         ge=1,
         description="set as explorer.tensor_parallel_size: processes that share the model's layers (vLLM only)",
     )
+    kv_cache: Literal["recompute", "keep"] = Field(
+        default="recompute",
+        description="set as sync.kv_cache: what running requests do when weights change (vLLM only)",
+    )
     num_threads: int | None = Field(
         default=None, ge=1, description="CPU threads; None uses OMP_NUM_THREADS, else the cores this process may use"
     )
@@ -103,11 +107,13 @@ class Reception:
         dtype: type of its weights, which is that on the wire.
         device: `cpu`, or the id of its GPU; several with commas.
         num_ranks: number of its processes, each of which is a member of the group.
+        kv_cache: what running requests do when weights change; see `SyncConfig.kv_cache`.
     """
 
     dtype: str
     device: str
     num_ranks: int
+    kv_cache: Literal["recompute", "keep"] = "recompute"
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,8 @@ class Engine(ABC):
 
         Blocks the calling thread (in a coroutine use `asyncio.to_thread`). The file is checked first. If it is missing or
         incomplete, or does not match a given `checksum`, the old weights stay and ModelError is raised. Open requests continue
-        under the new weights; their `version_spans` record the switch.
+        under the new weights; their `version_spans` record the switch. `EngineConfig.kv_cache` decides whether their earlier tokens are
+        computed again.
         """
 
     @property

@@ -6,7 +6,9 @@ half the time per token, and `DrivenEngine`'s thread decides what happens betwee
 Weight updates. The worker extension (`rftcore.sync.vllm_worker`) loads the file, then every running request is preempted and
 the prefix cache is emptied (`reset_prefix_cache(reset_running_requests=True)`). vLLM recomputes prompt and response so far
 under the new weights, so tokens after the switch really come from the new policy, and no state computed with the old weights
-is used again. The spans are vLLM's own (`CompletionOutput.weight_versions`): the version that each step's output carried.
+is used again. With `kv_cache: keep` running requests go on with what they have computed. Cached blocks are salted with the number
+of weight changes before their request, so that later requests do not begin with them. The spans are vLLM's own
+(`CompletionOutput.weight_versions`): the version that each step's output carried.
 Asynchronous scheduling is off unless configured, since without it no step is in flight at the switch.
 
 Importing this module does not import vLLM. Creating an engine does, after setting its environment.
@@ -27,6 +29,7 @@ from rftdata.errors import RftError
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
+    from vllm.inputs import TokensPrompt
     from vllm.logprobs import FlatLogprobs
 
     from rftcore.sync.vllm_worker import ReceiveOutcome
@@ -109,6 +112,7 @@ class VllmEngine(DrivenEngine):
                 todo="check context_length, kv_cache_gib, gpu_memory_utilization and the model's config.json",
             ) from error
         self._llm.llm_engine.set_weight_version(str(self.policy_version_id))
+        self._num_changes = 0
         self._reception = self._look_up_reception()
         self._detokenizer = self._llm.get_tokenizer()
         self._context_length = self._llm.model_config.max_model_len
@@ -138,7 +142,8 @@ class VllmEngine(DrivenEngine):
                 detokenize=bool(decoding.stop),
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            self._llm.llm_engine.add_request(request.request_id, {"prompt_token_ids": request.prompt_token_ids}, params)
+            prompt: TokensPrompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._num_changes)}
+            self._llm.llm_engine.add_request(request.request_id, prompt, params)
         except ValueError as error:
             raise RftError(f"vLLM refuses the request: {error}", value=decoding) from error
 
@@ -170,7 +175,12 @@ class VllmEngine(DrivenEngine):
     def _replace_weights(self, path: Path) -> None:
         engine = self._llm.llm_engine
         engine.collective_rpc("load_weights_file", args=(str(path),))
-        engine.reset_prefix_cache(reset_running_requests=True)
+        self._weights_changed()
+
+    def _weights_changed(self) -> None:
+        self._num_changes += 1
+        if self.config.kv_cache == "recompute":
+            self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
 
     @property
     def reception(self) -> Reception:
@@ -180,7 +190,7 @@ class VllmEngine(DrivenEngine):
         engine = self._llm.llm_engine
         devices: list[str] = engine.collective_rpc("transfer_device")
         dtype = str(engine.vllm_config.model_config.dtype).removeprefix("torch.")
-        return Reception(dtype=dtype, device=",".join(devices), num_ranks=len(devices))
+        return Reception(dtype=dtype, device=",".join(devices), num_ranks=len(devices), kv_cache=self.config.kv_cache)
 
     def _receive_weights(self, plan: TransferPlan) -> str:
         engine = self._llm.llm_engine
@@ -191,7 +201,7 @@ class VllmEngine(DrivenEngine):
                 # Processes of one engine may fail at different tensors.
                 error.is_half_applied = any(other.is_loaded for other in outcomes)
                 raise error
-        engine.reset_prefix_cache(reset_running_requests=True)
+        self._weights_changed()
         return outcomes[0].checksum
 
     def _name_version(self, policy_version_id: int) -> None:

@@ -13,7 +13,16 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from rftdata.buffer import Buffer
-from rftdata.results import CheckpointFolder, Dropped, EvaluationResult, Measure, Point, RunResults, StepTotals
+from rftdata.results import (
+    CheckpointFolder,
+    Dropped,
+    EvaluationResult,
+    Measure,
+    Point,
+    Receipts,
+    RunResults,
+    StepTotals,
+)
 from rftdata.run import Run
 from rftdata.training.evaluations import best_step, validation_scores
 from rftdata.training.run_models import RunModel, models_of
@@ -101,6 +110,7 @@ class Report(_Fact):
     steps: Steps
     groups: Groups
     dropped: list[Dropped]
+    receipts: list[Receipts]
     best_step: int | None
     best_checkpoint: CheckpointFolder | None
     last_checkpoint: CheckpointFolder | None
@@ -136,6 +146,7 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         tokens_per_s=totals.sampled_tokens / totals.seconds if totals.seconds else None,
         num_experiences=totals.num_experiences, rollouts=results.rollouts(), failed_because=results.failed_because(),
         steps=_steps(run, results, steps), groups=_groups(results, steps.num_groups), dropped=results.dropped(),
+        receipts=results.receipts(),
         best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
         last_checkpoint=checkpoints[-1] if checkpoints else None,
         gains=[gain for gain in (_gain(results, curve, best) for curve in _by_curve(evaluations).values()) if gain],

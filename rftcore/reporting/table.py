@@ -9,8 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from rftcore.reporting.report import Gain, Report, evaluation_title
-from rftdata.results import CheckpointFolder
+from rftdata.results import CheckpointFolder, Receipts
 from rftdata.training.run_models import RunModel
+
+_KV_CACHE = {"recompute": "recomputed", "keep": "kept"}
 
 
 def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), console: Console | None = None) -> None:
@@ -98,10 +100,20 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         ("experiences", f"{one.num_experiences:,}; rollouts: {_counts(one.rollouts)}"),
         *([("failed rollouts", "; ".join(f"{num} × {error}" for error, num in one.failed_because.items()))] if one.failed_because else []),
         ("groups", f"{planned}, {groups.trained} trained on, {groups.closed} closed{closed}"),
+        *[(f"live weights, KV cache {_KV_CACHE[found.kv_cache]}", _receipts(found)) for found in one.receipts],
         ("best checkpoint", _checkpoint(one.best_checkpoint, one.best_step)),
         ("last checkpoint", _checkpoint(one.last_checkpoint, None)),
         ("buffer", one.buffer),
     ]  # fmt: skip
+
+
+def _receipts(found: Receipts) -> str:
+    if found.mean_pause_s is None or found.max_pause_s is None:
+        return f"{found.num_applied:,} applied, {found.num_failed:,} failed"
+    return (
+        f"{found.num_applied:,} applied, {found.num_failed:,} failed; engines paused for {1000 * found.mean_pause_s:,.0f} ms each "
+        f"(up to {1000 * found.max_pause_s:,.0f})"
+    )
 
 
 def _metric(one: Report, name: str) -> str:

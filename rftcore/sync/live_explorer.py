@@ -44,19 +44,20 @@ class LiveReceiver:
     Args:
         receive: `Engine.receive_weights`; None for an engine that loads files only.
         refuse: `Engine.refuse_unfit`.
-        dtype, device, num_ranks: see `Reception`.
+        dtype, device, num_ranks, kv_cache: see `Reception`.
     """
 
     def __init__(
         self, run: Run, worker_id: int, config: SyncConfig, receive: Callable[[TransferPlan, int], str] | None,
         refuse: Callable[[TensorShapes], None] = lambda tensors: None, *, dtype: str = "",
-        device: str = "", num_ranks: int = 1,
+        device: str = "", num_ranks: int = 1, kv_cache: str = "recompute",
     ) -> None:  # fmt: skip
         self._run = run
         self._answers = Answers(run, worker_id)
         self._config = config
         self._receive = receive
         self._dtype, self._device, self._num_ranks = dtype, device, num_ranks
+        self._kv_cache = kv_cache
         self._refuse = refuse
         self._tensors: tuple[int, TensorShapes] = (0, ())  # with the attempt whose they are
         self._group_id: int | None = None
@@ -98,7 +99,7 @@ class LiveReceiver:
             return Outcome()
         self._answers.acknowledge(
             transfer.transfer_id, host=socket.gethostname(), device=self._device, dtype=self._dtype, num_ranks=self._num_ranks,
-            group_id=self._group_id,
+            group_id=self._group_id, kv_cache=self._kv_cache,
         )  # fmt: skip
         plan = self._await_group(transfer.transfer_id, version, stop)
         return Outcome() if plan is None else self._apply(plan, version)

@@ -203,11 +203,20 @@ class Answers:
         return [(name, shape) for name, shape in row["tensors"]]
 
     def acknowledge(
-        self, transfer_id: int, *, host: str, device: str, dtype: str, num_ranks: int, group_id: int | None
+        self,
+        transfer_id: int,
+        *,
+        host: str,
+        device: str,
+        dtype: str,
+        num_ranks: int,
+        group_id: int | None,
+        kv_cache: str,
     ) -> None:
         """Ask to be a member, unless the offer is closed."""
         self._write(
-            "acknowledge_transfer", transfer_id=transfer_id, host=host, device=device, dtype=dtype, num_ranks=num_ranks, group_id=group_id
+            "acknowledge_transfer", transfer_id=transfer_id, host=host, device=device, dtype=dtype, num_ranks=num_ranks, group_id=group_id,
+            kv_cache=kv_cache,
         )  # fmt: skip
 
     def own(self, transfer_id: int) -> Receipt | None:

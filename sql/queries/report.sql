@@ -91,6 +91,15 @@ FROM (SELECT DISTINCT ON (v.experience_id) v.stage, v.reason, v.group_id, v.kept
       ORDER BY v.experience_id, v.verdict_id DESC) v
 WHERE NOT kept GROUP BY 1, 2 ORDER BY num_experiences DESC, stage, reason;
 
+-- name: report_receipts
+-- Weights that went straight into engines, by what running requests did with their KV cache. num: receipts, one per transfer and engine.
+SELECT p.kv_cache::text AS kv_cache, count(*) FILTER (WHERE p.status = 'applied') AS num_applied,
+       count(*) FILTER (WHERE p.status = 'failed') AS num_failed,
+       avg(p.pause_seconds) FILTER (WHERE p.status = 'applied') AS mean_pause_s,
+       max(p.pause_seconds) FILTER (WHERE p.status = 'applied') AS max_pause_s
+FROM rft.weight_receipt p JOIN rft.weight_transfer t USING (transfer_id)
+WHERE t.run_id = %(run_id)s GROUP BY p.kv_cache ORDER BY p.kv_cache;
+
 -- name: report_checkpoints
 -- Checkpoints of the current history whose files still exist.
 SELECT DISTINCT ON (c.trainer_step) c.trainer_step, c.uri FROM rft.run r

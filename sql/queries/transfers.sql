@@ -33,8 +33,8 @@ SELECT tensors FROM rft.weight_transfer WHERE attempt_id = %(attempt_id)s AND te
 
 -- name: acknowledge_transfer
 -- Record that an explorer awaits a transfer, unless the offer is closed.
-INSERT INTO rft.weight_receipt (transfer_id, worker_id, host, device, dtype, num_ranks, group_id)
-SELECT t.transfer_id, %(worker_id)s, %(host)s, %(device)s, %(dtype)s, %(num_ranks)s, %(group_id)s
+INSERT INTO rft.weight_receipt (transfer_id, worker_id, host, device, dtype, num_ranks, group_id, kv_cache)
+SELECT t.transfer_id, %(worker_id)s, %(host)s, %(device)s, %(dtype)s, %(num_ranks)s, %(group_id)s, %(kv_cache)s::rft.kv_cache
 FROM rft.weight_transfer t WHERE t.transfer_id = %(transfer_id)s AND t.status = 'offered' FOR SHARE
 ON CONFLICT DO NOTHING;
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch import Tensor
 import rftdata
 from rftcore.engines.base import EngineConfig
 from rftcore.engines.transformers_engine import TransformersEngine
+from rftcore.reporting.report import build_report
+from rftcore.reporting.table import print_report
 from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.live_explorer import LiveReceiver
 from rftcore.sync.live_trainer import LiveWeights
@@ -88,12 +91,14 @@ class Crew:
 class Explorer:
     """A thread with an engine that takes the run's newest weights, as an explorer's loop does, until it is stopped."""
 
-    def __init__(self, crew: Crew, dtype: Any = "bfloat16", *, asleep: bool = False) -> None:
+    def __init__(
+        self, crew: Crew, dtype: Any = "bfloat16", *, asleep: bool = False, kv_cache: Any = "recompute"
+    ) -> None:
         self.crew = crew
         self.worker = Worker(crew.run, "explorer")
         self.engine = TransformersEngine(crew.model.path, EngineConfig(dtype=dtype, num_threads=1))
         self.dtype = getattr(torch, dtype)
-        reception = self.engine.reception
+        reception = replace(self.engine.reception, kv_cache=kv_cache)
         self.receiver = LiveReceiver(
             crew.run,
             self.worker.worker_id,
@@ -199,6 +204,23 @@ def test_explorers_come_and_go_between_versions(
     assert [row["uri"] for row in checksums] == [LIVE_URI] * 5
     same = [row["checksum"] for row in checksums]
     assert same[0] == same[1] != same[2] != same[3] == same[4]
+
+
+def test_receipts_and_the_report_show_what_became_of_the_kv_cache(
+    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    join(), join(kv_cache="keep")
+    trainer.publish(0)
+    trainer.publish(1)
+    rows = crew.rows("select kv_cache::text as kv_cache from rft.weight_receipt order by transfer_id, worker_id")
+    assert [row["kv_cache"] for row in rows] == ["recompute", "keep"] * 2
+    report = build_report(crew.buffer)
+    assert [(r.kv_cache, r.num_applied, r.num_failed) for r in report.receipts] == [("recompute", 2, 0), ("keep", 2, 0)]
+    assert all(r.mean_pause_s and r.max_pause_s and 0 < r.mean_pause_s <= r.max_pause_s for r in report.receipts)
+    print_report([report])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "live weights, KV cache recomputed 2 applied, 0 failed; engines paused for" in printed
+    assert "live weights, KV cache kept 2 applied, 0 failed; engines paused for" in printed
 
 
 def test_auto_uses_files_without_gpus_and_names_the_reason(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:  # fmt: skip

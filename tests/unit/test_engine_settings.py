@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,18 @@ from rftdata.errors import ConfigError
 from tests.unit.test_config import config
 
 
-def test_the_tensor_parallel_size_reaches_the_engine() -> None:
-    assert ResolvedRun(config(explorer={"tensor_parallel_size": 2})).engine(0).tensor_parallel_size == 2
+def test_settings_of_other_sections_reach_the_engine() -> None:
+    engine = ResolvedRun(config(explorer={"tensor_parallel_size": 2}, sync={"kv_cache": "keep"})).engine(0)
+    assert (engine.tensor_parallel_size, engine.kv_cache) == (2, "keep")
 
 
-def test_a_setting_with_a_place_of_its_own_is_refused_among_the_engines() -> None:
-    resolved = ResolvedRun(config(explorer={"engine_args": {"tensor_parallel_size": 2}}))
-    with pytest.raises(ConfigError, match=r"set explorer\.tensor_parallel_size"):
+@pytest.mark.parametrize(
+    ("name", "value", "place"),
+    [("tensor_parallel_size", 2, "explorer.tensor_parallel_size"), ("kv_cache", "keep", "sync.kv_cache")],
+)
+def test_a_setting_with_a_place_of_its_own_is_refused_among_the_engines(name: str, value: object, place: str) -> None:
+    resolved = ResolvedRun(config(explorer={"engine_args": {name: value}}))
+    with pytest.raises(ConfigError, match=re.escape(f"set {place}")):
         resolved.engine(0)
 
 

@@ -65,6 +65,9 @@ COMMENT ON COLUMN rft.weight_transfer.ended_at IS 'When the trainer had the answ
 CREATE TYPE rft.receipt_status AS ENUM ('acknowledged', 'applied', 'failed');
 COMMENT ON TYPE rft.receipt_status IS 'acknowledged: the explorer awaits the transfer; applied: its engine samples from the new weights, and every hash agreed; failed: it does not.';
 
+CREATE TYPE rft.kv_cache AS ENUM ('recompute', 'keep');
+COMMENT ON TYPE rft.kv_cache IS 'What running requests do when weights change. recompute: their tokens so far are computed again with the new weights; keep: keys and values of the old weights stay, so that the tokens after the change come from neither policy alone.';
+
 CREATE TABLE rft.weight_receipt (
     transfer_id bigint NOT NULL,
     worker_id bigint NOT NULL,
@@ -75,6 +78,7 @@ CREATE TABLE rft.weight_receipt (
     num_ranks integer NOT NULL,
     group_id bigint,
     first_rank integer,
+    kv_cache rft.kv_cache NOT NULL,
     pause_seconds double precision,
     error text,
     acknowledged_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -91,6 +95,7 @@ COMMENT ON COLUMN rft.weight_receipt.dtype IS 'Type of the engine''s weights.';
 COMMENT ON COLUMN rft.weight_receipt.num_ranks IS 'Processes of the engine: its tensor-parallel size.';
 COMMENT ON COLUMN rft.weight_receipt.group_id IS 'The group that the engine is in, from an earlier transfer; NULL if it is in none.';
 COMMENT ON COLUMN rft.weight_receipt.first_rank IS 'Rank of its first process in the group; NULL if it is left out.';
+COMMENT ON COLUMN rft.weight_receipt.kv_cache IS 'What running requests did, where a policy span of an experience begins with this version after another.';
 COMMENT ON COLUMN rft.weight_receipt.pause_seconds IS 'Time for which the engine did not sample; NULL until it ended.';
 COMMENT ON COLUMN rft.weight_receipt.error IS 'Why it failed, or was left out.';
 COMMENT ON COLUMN rft.weight_receipt.acknowledged_at IS 'When the explorer acknowledged.';
