@@ -223,6 +223,12 @@ class SyncConfig(Section):
         description="With nccl and auto, the largest mean difference, in nats per token, between the log-probabilities of engines and trainer in the first"
         " batch of an attempt that was sampled from its newest weights; beyond it the run stops.",
     )
+    check_weights: bool = Field(
+        False,
+        description="After every change of weights, compare each tensor in each process of each engine with a model that is loaded anew from the file"
+        " of the same version (with nccl, file_method then writes one of every version), and stop the run if one differs. For finding faults: it"
+        " takes seconds, and memory for a second copy of the model.",
+    )
     kv_cache: Literal["recompute", "keep"] = Field(
         "recompute",
         description="What running requests do when weights change: recompute keys and values of their tokens with the new weights, or keep"

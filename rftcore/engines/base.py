@@ -209,6 +209,17 @@ class Engine(ABC):
         """
         raise RftError(f"{type(self).__name__} takes no weights from a trainer", todo="set sync.method: memory")
 
+    def differing_weights(self, uri: str, checksum: str | None = None) -> list[str]:
+        """Compare the weights in the engine with a model that is loaded anew from published ones; return the names of the tensors that differ.
+
+        Blocks the calling thread, and sampling. Takes memory for a second copy of the model. Names are those of the engine's own tensors,
+        with the process where there are several.
+
+        Raises:
+            ModelError: the file does not exist or is not the published one.
+        """
+        raise RftError(f"{type(self).__name__} cannot compare its weights", todo="set sync.check_weights: false")
+
     def set_policy_version(self, policy_version_id: int) -> None:
         """Set a new version for unchanged weights that were published again; new tokens carry it."""
         self.policy_version_id = policy_version_id

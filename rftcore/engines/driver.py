@@ -59,6 +59,12 @@ class _Receive:
     result: Future[str] = field(default_factory=Future)
 
 
+@dataclass(frozen=True, eq=False)
+class _Compare:
+    path: Path
+    result: Future[list[str]] = field(default_factory=Future)
+
+
 class _Wake:
     """Makes the thread check `_closing`."""
 
@@ -79,7 +85,7 @@ class DrivenEngine(Engine):
         self.tokenizer = AutoTokenizer.from_pretrained(self.model_path)
         self._expected_shapes = read_shapes_of_model(Path(self.model_path))
         self._request_numbers = itertools.count()
-        self._inbox: queue.SimpleQueue[Request | _Cancel | _Load | _Receive | _Wake] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Request | _Cancel | _Load | _Receive | _Compare | _Wake] = queue.SimpleQueue()
         self._open_requests: dict[str, Request] = {}
         self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
         self._closing = False
@@ -120,6 +126,10 @@ class DrivenEngine(Engine):
         """
         raise RftError(f"{type(self).__name__} takes no weights from a trainer", todo="set sync.method: memory")
 
+    def _differing_weights(self, path: Path) -> list[str]:
+        """Load a second model from a complete weights file; return the names of the tensors in which the engine differs from it."""
+        raise RftError(f"{type(self).__name__} cannot compare its weights", todo="set sync.check_weights: false")
+
     def _name_version(self, policy_version_id: int) -> None:
         """Assign this version to the tokens from the next one on."""
 
@@ -158,6 +168,12 @@ class DrivenEngine(Engine):
         self._put(command)
         return command.result.result()
 
+    def differing_weights(self, uri: str, checksum: str | None = None) -> list[str]:
+        with hold(open_weights(uri, checksum)) as held:
+            command = _Compare(held)
+            self._put(command)
+            return command.result.result()
+
     def set_policy_version(self, policy_version_id: int) -> None:
         self._load_and_wait(_Load(None, policy_version_id))
 
@@ -170,7 +186,7 @@ class DrivenEngine(Engine):
         self._put(load)
         load.result.result()
 
-    def _put(self, command: Request | _Load | _Receive) -> None:
+    def _put(self, command: Request | _Load | _Receive | _Compare) -> None:
         with self._gate:
             if self._stopped is not None:
                 raise self._stopped
@@ -222,6 +238,8 @@ class DrivenEngine(Engine):
                     self._load(command)
                 case _Receive():
                     self._receive(command)
+                case _Compare():
+                    self._compare(command)
 
     def _admit(self, request: Request) -> None:
         # From here on the future cannot be cancelled, so setting its result is safe.
@@ -273,6 +291,12 @@ class DrivenEngine(Engine):
         self.policy_version_id = command.policy_version_id
         command.result.set_result(checksum)
 
+    def _compare(self, command: _Compare) -> None:
+        try:
+            command.result.set_result(self._differing_weights(command.path))
+        except Exception as error:  # noqa: BLE001 - the engine's own weights are as they were; the caller gets the error
+            command.result.set_exception(error)
+
     def _finish(self, request_id: str, generation: Generation) -> None:
         request = self._open_requests.pop(request_id, None)
         if request is not None:
@@ -288,7 +312,7 @@ class DrivenEngine(Engine):
             command = self._inbox.get()
             if isinstance(command, Request) and command.result.set_running_or_notify_cancel():
                 self._open_requests[command.request_id] = command
-            elif isinstance(command, _Load | _Receive):
+            elif isinstance(command, _Load | _Receive | _Compare):
                 command.result.set_exception(reason)
         for request in self._open_requests.values():
             if failure is None:

@@ -151,6 +151,10 @@ class TransformersEngine(DrivenEngine):
 
         return self._receiver.receive(plan, 0, load)
 
+    def _differing_weights(self, path: Path) -> list[str]:
+        state = self._model.state_dict(keep_vars=False)
+        return [name for name, tensor in iterate_weights(path) if not state[name].equal(tensor.to(state[name]))]
+
     def _close_model(self) -> None:
         if self._receiver is not None:
             self._receiver.leave()

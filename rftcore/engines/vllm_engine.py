@@ -19,6 +19,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -203,6 +204,17 @@ class VllmEngine(DrivenEngine):
                 raise error
         self._weights_changed()
         return outcomes[0].checksum
+
+    def _differing_weights(self, path: Path) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            for file in Path(self.model_path).glob("*.json"):
+                if not file.name.endswith(".index.json"):
+                    (Path(folder) / file.name).symlink_to(file.resolve())
+            (Path(folder) / "model.safetensors").symlink_to(path)
+            found: list[list[str]] = self._llm.llm_engine.collective_rpc("differing_weights", args=(folder,))
+        if len(found) == 1:
+            return found[0]
+        return [f"{name} (process {rank})" for rank, names in enumerate(found) for name in names]
 
     def _name_version(self, policy_version_id: int) -> None:
         self._llm.llm_engine.set_weight_version(str(policy_version_id))

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from rftcore.engines.base import Engine
+from rftcore.explorer.weights_check import WeightsCheck
 from rftcore.run.join import JoinedRun
 from rftcore.sync.base import LIVE_URI
 from rftcore.sync.live_explorer import LiveReceiver
@@ -47,6 +48,7 @@ class EngineWeights:
         self.checksum: str | None = None
         sync = joined.resolved.config.sync
         self._kv_cache = sync.kv_cache
+        self._check = WeightsCheck(self._run, worker, engine, sync.timeout_s) if sync.check_weights else None
         self._live: LiveReceiver | None = None
         self._listens = False
         if sync.method in ("nccl", "auto"):
@@ -86,6 +88,8 @@ class EngineWeights:
                 elif policy.uri == LIVE_URI:
                     if not await self._take_live(policy):
                         return
+                    if self._check is not None:
+                        await self._check.compare_with_file_of(version)
                 else:
                     await self.load(policy)
         except ModelError as error:
@@ -108,6 +112,8 @@ class EngineWeights:
         seconds = await asyncio.to_thread(self._engine.load_weights, weights.uri, version, weights.checksum)
         self.checksum = weights.checksum
         self._worker.progress |= {"load_weights_s": round(seconds, 3), "kv_cache": self._kv_cache}
+        if self._check is not None:
+            await self._check.compare(weights)
 
     async def leave(self) -> None:
         """Report that the engine takes nothing any more."""

@@ -91,6 +91,8 @@ class LiveWeights:
                 break
         if self.publication.checksum:
             self._locate(version)
+        if self._config.check_weights:
+            self.as_file(version)
         self.serve_missed(version)
         return version
 

@@ -20,6 +20,7 @@ from typing import Any
 from rftcore.sync.devices import device_id
 from rftcore.sync.transfer import TransferReceiver
 from rftcore.sync.transfer_plan import TransferError, TransferPlan
+from rftcore.sync.vllm_check import differing_tensors
 from rftcore.sync.weights_file import iterate_weights
 
 
@@ -61,6 +62,10 @@ class WeightsExtension:
             _end_reload(self.model_runner.get_model(), self.model_runner.model_config)
             return ReceiveOutcome("", error, error.is_half_applied)
         return ReceiveOutcome(checksum, None, True)
+
+    def differing_weights(self: Any, folder: str) -> list[str]:
+        """Return the names of this worker's tensors that differ from those of a model that is loaded anew from `folder`."""
+        return differing_tensors(self.model_runner.get_model(), self.vllm_config, folder)
 
     def leave_weight_group(self: Any) -> None:
         """Leave the trainer's group, if this worker is in one."""

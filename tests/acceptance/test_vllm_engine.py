@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.torch import save_file
 
 from rftcore.engines.base import Decoding, EngineConfig, Generation, Reception
 from rftcore.engines.vllm_engine import VllmEngine
@@ -212,6 +213,26 @@ def test_weights_sent_into_the_engine_are_those_it_samples_from(live: Live) -> N
     assert live.worst_difference() < EXACT
     _, generations = live.sample(4, Decoding(max_tokens=8))
     assert {span for generation in generations for span in generation.version_spans} == {(0, live.version)}
+
+
+def test_weights_are_compared_with_a_model_loaded_anew(live: Live) -> None:
+    live.change_reference()
+    live.transfer()
+    path = live.folder / "compared.safetensors"
+    write_weights(live.reference.named_parameters(), path)
+    assert live.engine.differing_weights(str(path)) == []
+    state = complete_state(live.reference.named_parameters())
+    for name, part in (
+        ("model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.qkv_proj.weight"),
+        ("model.norm.weight", "model.norm.weight"),
+    ):
+        changed = state[name].clone()
+        changed.view(-1)[-1] *= 1.001
+        save_file({**state, name: changed}, path, metadata={"format": "pt"})
+        assert [found.partition(",")[0].partition(" (")[0] for found in live.engine.differing_weights(str(path))][
+            :1
+        ] == [part]
+    assert live.worst_difference() < EXACT, "the engine's own weights are as they were"
 
 
 def test_a_transfer_that_breaks_off_stops_sampling_until_another_has_succeeded(live: Live) -> None:

@@ -1,0 +1,82 @@
+"""Compare the weights in a running vLLM worker with a model that vLLM loads anew from a folder (`sync.check_weights`).
+
+The second model goes through vLLM's first loading, not through the reload that changes weights in place, so that a fault of the reload shows: a layer
+that keeps prepacked weights, a tied head that stays old, a tensor that is never loaded. Tensors are compared by 64-bit hashes of their bytes
+in the form in which kernels read them. On a CPU, prepacked weights cannot be read at all. Such a layer is compared by what it computes from
+fixed inputs, with the same kernel and therefore bit by bit.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rftcore.sync.transfer_group import hashes_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_WORD = 8
+_ROWS = 4  # of the inputs of prepacked layers
+
+
+def differing_tensors(model: nn.Module, config: VllmConfig, folder: str) -> list[str]:
+    """Return the names of the tensors of a loaded model that differ from those of one loaded from `folder`, this worker's part of them.
+
+    Args:
+        config: that of the worker.
+    """
+    found, expected = _contents(model), _contents(_load(config, folder))
+    return sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+
+
+def _load(config: VllmConfig, folder: str) -> nn.Module:
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader import get_model
+
+    # Layers enter themselves by name, in a table of which the running model needs its own.
+    own = copy.copy(config)
+    own.compilation_config = copy.copy(config.compilation_config)
+    own.compilation_config.static_forward_context = {}
+    own.compilation_config.static_all_moe_layers = []
+    own.model_config = copy.copy(config.model_config)
+    own.model_config.model = folder
+    own.model_config.model_weights = ""
+    own.model_config.revision = None
+    with set_current_vllm_config(own):
+        return get_model(vllm_config=own)
+
+
+@torch.no_grad()
+def _contents(model: nn.Module) -> dict[str, int]:
+    """Return a hash for every tensor of a model, by name."""
+    named = dict(_tensors(model))
+    hashes = hashes_of([_words(tensor) for tensor in named.values()]).tolist()
+    return dict(zip(named, hashes, strict=True))
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    for name, layer in model.named_modules():
+        if hasattr(layer, "cpu_linear"):
+            yield f"{name}.weight, prepacked", _computed(layer)
+
+
+def _computed(layer: Any) -> Tensor:
+    """Return what a prepacked layer computes from fixed inputs, [4, outputs]."""
+    width = layer.weight.shape[1] if layer.weight.ndim == 2 else layer.input_size_per_partition
+    inputs = torch.randn(_ROWS, width, generator=torch.Generator().manual_seed(0)).to(layer.weight.dtype)
+    computed: Tensor = layer.cpu_linear(inputs, layer.weight, None)
+    return computed
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """Return a tensor's bytes, filled up to whole words."""
+    found = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    rest = -len(found) % _WORD
+    return torch.cat([found, found.new_zeros(rest)]) if rest or found.data_ptr() % _WORD else found
