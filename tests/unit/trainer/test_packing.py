@@ -137,7 +137,7 @@ class TestSplitBatch:
         # 7 and 9, the first of each, are both predicted at the prompt's last position.
         assert micro.source_N.tolist() == [3, 4, 3, 5, 6]
         assert micro.target_N.tolist() == [7, 8, 9, 5, 6]
-        assert micro.sequence_N.tolist() == [0, 0, 1, 1, 1]
+        assert micro.sequences.sequence_N.tolist() == [0, 0, 1, 1, 1]
 
     def test_a_masked_row_stops_growing_when_its_continuations_are_as_long_as_its_prompt(self) -> None:
         batch = make_batch([([1, 2, 3, 4], [5, 6, 7])] * 5)
@@ -148,7 +148,7 @@ class TestSplitBatch:
 
     def test_experiences_without_a_token_that_counts_are_not_computed(self) -> None:
         (micro,) = cut(make_batch([([1, 2, 3], []), ([1], [2])]), 100)
-        assert micro.sequence_N.tolist() == [1]
+        assert micro.sequences.sequence_N.tolist() == [1]
 
     def test_a_sequence_longer_than_the_limit_passes_alone(self) -> None:
         micros = cut(make_batch([([1] * 20, [2]), ([1, 2], [3]), ([1, 3], [3])]), 10)
@@ -177,7 +177,7 @@ class TestPairs:
         micros = cut(batch, 8)
         # The pair with the long answer has 2 + 8 tokens; the others are 4 rows of 2.
         assert [micro.num_tokens for micro in micros] == [10, 8]
-        assert [sorted(set(micro.sequence_N.tolist())) for micro in micros] == [[2, 3], [0, 1, 4, 5]]
+        assert [sorted(set(micro.sequences.sequence_N.tolist())) for micro in micros] == [[2, 3], [0, 1, 4, 5]]
 
     def test_only_the_two_of_a_pair_share_their_prompt(self) -> None:
         prompt = [1, 2, 3, 4, 5, 6]
@@ -211,13 +211,15 @@ def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past
     found: list[tuple[int, tuple[int, ...], int]] = []
     for micro in micros:
         longest = (
-            max(len(experiences[b][0]) + len(experiences[b][1]) for b in set(micro.sequence_N.tolist()))
+            max(len(experiences[b][0]) + len(experiences[b][1]) for b in set(micro.sequences.sequence_N.tolist()))
             if micro.num_tokens
             else 0
         )
         assert micro.num_tokens <= max(max_tokens, longest)
         seen = visible(micro.packing)
-        for source, target, b in zip(micro.source_N.tolist(), micro.target_N.tolist(), micro.sequence_N.tolist()):
+        for source, target, b in zip(
+            micro.source_N.tolist(), micro.target_N.tolist(), micro.sequences.sequence_N.tolist()
+        ):
             past = seen[source].nonzero().flatten()
             past = past[micro.position_ids_L[past].argsort()]
             assert micro.position_ids_L[past].tolist() == list(range(len(past)))
@@ -231,7 +233,7 @@ def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past
     assert places == list(range(batch.num_loss_tokens))
     flat = batch.for_algorithm(1)
     for micro in micros:
-        assert torch.equal(flat.sequence_N[micro.index_N], micro.sequence_N)
+        assert torch.equal(flat.sequence_N[micro.index_N], micro.sequences.sequence_N)
 
 
 SIZES: dict[str, Any] = {
@@ -301,6 +303,6 @@ def test_rotary_frequencies_that_depend_on_the_longest_sequence_limit_the_length
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     config = family("llama", max_position_embeddings=10, rope_parameters=rope)
     assert length_limit(config) == 10
-    refuse_longer(torch.arange(10), 10, config)
+    refuse_longer(10, 10, config)
     with pytest.raises(ConfigError, match=r"got '11 tokens, llama'.*up to 10 tokens"):
-        refuse_longer(torch.arange(11), 10, config)
+        refuse_longer(11, 10, config)
