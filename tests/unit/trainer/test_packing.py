@@ -294,8 +294,41 @@ def test_the_trial_passes_families_that_can_be_packed(config: PretrainedConfig) 
     assert try_packing(config) is None
 
 
+MIXTRAL = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 32,
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8,
+    "topk_group": 4, "num_attention_heads": 128, "num_key_value_heads": 128, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128, "v_head_dim": 128, "head_dim": 64, "first_k_dense_replace": 0, "num_hidden_layers": 61,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        family("mixtral", **MIXTRAL), family("qwen3_moe", hidden_size=4096, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=1536),
+        family("deepseek_v3", **DEEPSEEK_V3), family("llama", hidden_size=16384, intermediate_size=65536, num_attention_heads=128, num_key_value_heads=8),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_a_model_with_large_layers_is_tried_with_fewer_experts_and_narrower_ones(config: PretrainedConfig) -> None:
+    assert try_packing(config) is None
+
+
+def test_a_narrow_model_of_a_family_that_cannot_be_packed_is_refused_too() -> None:
+    large = {"hidden_size": 16384, "intermediate_size": 65536, "num_attention_heads": 128, "num_key_value_heads": 8}
+    with pytest.raises(ConfigError, match="its attention has softcap"):
+        try_packing(family("gemma2", **LAYERS, **large))
+
+
 def test_what_is_too_large_for_the_trial_is_not_tried() -> None:
-    assert "parameters" in str(try_packing(family("llama", hidden_size=16384, intermediate_size=65536)))
+    assert "parameters" in str(try_packing(family("llama", hidden_size=32768, head_dim=None, num_key_value_heads=1)))
+
+
+def test_a_model_with_a_short_context_is_tried_within_it() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    assert try_packing(family("llama", max_position_embeddings=8, rope_parameters=rope)) is None
 
 
 def test_rotary_frequencies_that_depend_on_the_longest_sequence_limit_the_lengths() -> None:
