@@ -63,7 +63,7 @@ class Computation(nn.Module):
         self, micro_batch: MicroBatch, autocast: AbstractContextManager[Any], head: Callable[[Tensor], Any]
     ) -> Any:
         if self.longest is not None:
-            attention.refuse_longer(micro_batch.position_ids_L, self.longest, self.model.config)
+            attention.refuse_longer(micro_batch.longest, self.longest, self.model.config)
         with autocast:
             hidden_1LH = self.model.base_model(
                 input_ids=micro_batch.token_ids_L[None], position_ids=micro_batch.position_ids_L[None], packing=micro_batch.packing,

@@ -188,8 +188,14 @@ class OtherRanks:
     def run(self, part: Callable[[], T]) -> T:
         """Run a part of this rank's call, within `together`."""
         self._thread.start(part)
-        while not self._listen(self._thread):
-            pass
+        try:
+            while not self._listen(self._thread):
+                pass
+        except RftError as error:
+            # An error that this rank has, too, is the same in all; which rank is heard first is chance.
+            if not isinstance(error, RoleFailedError) and wait([self._thread.fileno()], _CAUSE_S):
+                self._thread.result()
+            raise
         try:
             found: T = self._thread.result()
         except Exception as error:

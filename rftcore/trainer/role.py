@@ -144,9 +144,9 @@ class TrainerRole:
             with self.next_batch:
                 while step < self.planned_steps and not self._should_stop() and self._step(step + 1):
                     step += 1
-            if step < self.planned_steps:
-                self._leave(step)
-            else:
+                if step < self.planned_steps:
+                    self._leave(step)  # before the end of the context, which may wait
+            if step >= self.planned_steps:
                 self._finish()
         except BufferUnavailableError:
             raise  # it has already been waited for
