@@ -89,8 +89,8 @@ def test_packed_attention_is_that_of_masked_rows(cuda: torch.device) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {}, {"share_prompts": False}, {"compile": False}, {"gradient_checkpointing": True}, {"max_tokens_per_microbatch": 500},
-        {"gradient_checkpointing": True, "compile": False},
+        {}, {"compile": True}, {"share_prompts": False}, {"max_tokens_per_microbatch": 500}, {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "compile": True},
     ],
 )  # fmt: skip
 def test_the_ways_to_compute_on_a_gpu_agree_with_the_cpu(
@@ -121,7 +121,7 @@ def test_an_offloaded_reference_changes_nothing(cuda: torch.device, tmp_path: Pa
         algorithm = build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.1}})
         learner = Learner(model, config(autocast="bfloat16", offload_reference=offload), algorithm, 0)
         found[offload] = [learner.update(many_lengths(), step)["loss"] for step in (1, 2)]
-    assert found[True] == pytest.approx(found[False], rel=1e-3)
+    assert found[True] == pytest.approx(found[False], rel=1e-3, abs=1e-4)
 
 
 def test_a_checkpoint_of_a_gpu_is_resumed_on_the_cpu(cuda: torch.device, tmp_path: Path) -> None:
