@@ -197,8 +197,9 @@ class LiveWeights:
             error = error or next((o.error for o in outcomes if o.error), "a member did not answer in time")
         num_bytes, seconds = (None, None) if sent is None else (sent.num_bytes, sent.seconds)
         self._offers.end(transfer_id, num_bytes=num_bytes, send_seconds=seconds, error=error)
+        # Engines may have all of it although another one broke the transfer off at its end.
+        self.has_sent |= len(missing) < len(outcomes)
         if sent is not None:
-            self.has_sent = True
             self.publication = Publication(LIVE_URI, sent.num_bytes, sent.checksum)
         return missing
 

@@ -25,6 +25,8 @@ from torch.distributed import ProcessGroupGloo
 from rftdata.errors import RftError
 
 LOOPBACK = "127.0.0.1"
+# The store listens before members are told of it. If it does not answer, its trainer has died, and another one may need the engine.
+_CONNECT_S = 5.0
 # A small transfer is over before a sleeping thread would look for it again.
 _SPIN_S = 0.005
 _POLL_S = 0.0005
@@ -69,7 +71,9 @@ class TransferGroup:
         self._group: Any = None
         try:
             if isinstance(store, tuple):
-                store = TCPStore(*store, timeout=timeout, wait_for_workers=False)
+                connect_s = min(_CONNECT_S, timeout_s)
+                store = TCPStore(*store, timeout=timedelta(seconds=connect_s), wait_for_workers=False)
+                store.set_timeout(timeout)
             self._group = _open(backend, PrefixStore(str(group_id), store), store.host, rank, num_ranks, timeout)
             members = torch.zeros(num_ranks, dtype=torch.int64, device=self.device)
             members[rank] = 1

@@ -224,7 +224,8 @@ def from_json(entries: Sequence[dict[str, Any]]) -> tuple[WireTensor, ...]:
     )  # fmt: skip
 
 
-def fingerprint(tensors: Sequence[WireTensor]) -> str:
+@lru_cache(maxsize=4)
+def fingerprint(tensors: tuple[WireTensor, ...]) -> str:
     """Return xxh3_64 of a tensor list, 16 hex digits."""
     return xxhash.xxh3_64_hexdigest(json.dumps(to_json(tensors)).encode())
 

@@ -9,6 +9,7 @@ Every rank computes the division for all of them; nothing is exchanged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import product
 
 import torch
@@ -92,8 +93,8 @@ def _held_by_rank(tensor: Tensor, grid: Grid, num_rows: int) -> dict[int, Rows]:
 
 
 def _gathered_to_rows(tensor: DTensor, dtype: torch.dtype) -> DTensor:
-    placements = _by_rows(tensor)
-    if placements == list(tensor.placements):
+    placements = _by_rows(tensor.placements)
+    if placements == tensor.placements:
         return tensor
     cast = tensor.to(dtype)
     assert isinstance(cast, DTensor)
@@ -101,14 +102,24 @@ def _gathered_to_rows(tensor: DTensor, dtype: torch.dtype) -> DTensor:
 
 
 def _rows(tensor: DTensor, coordinate: Sequence[int]) -> Rows:
-    sizes = list(tensor.device_mesh.mesh.shape)
-    shape, offset = _compute_local_shape_and_global_offset(tensor.shape, sizes, list(coordinate), _by_rows(tensor))
-    return (offset[0], shape[0]) if tensor.ndim else (0, 1)
+    return _rows_at(
+        tuple(tensor.shape), tuple(tensor.device_mesh.shape), tuple(coordinate), _by_rows(tensor.placements)
+    )
 
 
-def _by_rows(tensor: DTensor) -> list[Placement]:
-    """The tensor's placements, whole where another dimension than the first is split."""
-    return [each if getattr(each, "dim", None) == 0 else Replicate() for each in tensor.placements]
+# Many weights of a model are divided alike, and the computation takes longer than the copy of a small one.
+@lru_cache(maxsize=1024)
+def _rows_at(
+    shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
+) -> Rows:
+    own, offset = _compute_local_shape_and_global_offset(shape, mesh, list(coordinate), placements)
+    return (offset[0], own[0]) if shape else (0, 1)
+
+
+@lru_cache(maxsize=1024)
+def _by_rows(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    """Placements that are whole where another dimension than the first is split."""
+    return tuple(each if getattr(each, "dim", None) == 0 else Replicate() for each in placements)
 
 
 def _divided(first: int, count: int, ranks: list[int]) -> list[Part]:

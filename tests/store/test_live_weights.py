@@ -35,7 +35,7 @@ Tensors = dict[str, Tensor]
 
 
 class Model(OneRank):
-    """The trainer's weights: several buckets of the smallest size."""
+    """The trainer's weights: more buckets of the smallest size than are on their way at once."""
 
     def __init__(self, path: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -59,7 +59,7 @@ class Model(OneRank):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(make_tiny_model(tmp_path_factory.mktemp("model") / "model", hidden_size=256, num_layers=2))
+    return Model(make_tiny_model(tmp_path_factory.mktemp("model") / "model", hidden_size=256, num_layers=6))
 
 
 class Crew:

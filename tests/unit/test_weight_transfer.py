@@ -9,11 +9,13 @@ import os
 import pickle
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,18 @@ def test_a_member_that_does_not_come_ends_the_wait(pool: ThreadPoolExecutor) -> 
         engine.result(timeout=30)
     assert not caught.value.is_half_applied
     assert time.monotonic() - started < 20
+
+
+def test_an_engine_whose_trainer_died_before_it_connects_does_not_wait_for_long() -> None:
+    sending = Sending(timeout_s=60.0)
+    with socket.socket() as free:
+        free.bind((LOOPBACK, 0))
+        port = free.getsockname()[1]
+    started = time.monotonic()
+    with pytest.raises(TransferError) as caught:
+        received(replace(sending.plan(TENSORS, 1), port=port))
+    assert time.monotonic() - started < 15
+    assert not caught.value.is_half_applied
 
 
 def test_an_engine_killed_in_the_middle_does_not_hang_the_others(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
