@@ -71,9 +71,11 @@ def _broadcast(
     torch.set_num_threads(threads)
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     store = TCPStore("127.0.0.1", port, num_ranks, is_master=rank == 0)
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=num_ranks)
     if on_gpu:
         torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=num_ranks, device_id=device if on_gpu else None
+    )
     buffer = torch.full((num_bytes,), rank, dtype=torch.uint8, device=device)
     taken = []
     for _ in range(1 + repeats):

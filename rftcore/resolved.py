@@ -23,6 +23,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
 from rftcore.engines.base import Engine, EngineConfig
+from rftcore.engines.vllm_arguments import refuse_unknown_arguments
 from rftcore.models import resolve_model
 from rftcore.monitor import MONITORS, Monitor
 from rftcore.rewards import Reward, load_rewards
@@ -245,7 +246,16 @@ class ResolvedRun:
             "seed": self.config.run.seed * 1000 + worker_index, **{name: value for name, (_, value) in elsewhere.items()},
             **explorer.engine_args,
         }  # fmt: skip
-        return parse_section(EngineConfig, settings, "the engine's settings", within="explorer.engine_args")
+        engine = parse_section(EngineConfig, settings, "the engine's settings", within="explorer.engine_args")
+        if explorer.engine == "vllm":
+            refuse_unknown_arguments(engine.vllm)
+        elif explorer.engine in ENGINES.builtins and (engine.vllm or engine.quantization):
+            name = "vllm" if engine.vllm else "quantization"
+            raise ConfigError(
+                f"explorer.engine_args.{name} has no effect in the engine {explorer.engine!r}", value=getattr(engine, name),
+                todo="remove it, or set explorer.engine: vllm",
+            )  # fmt: skip
+        return engine
 
     @cached_property
     def context_length(self) -> int | None:

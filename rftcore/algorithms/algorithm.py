@@ -33,6 +33,7 @@ from rftcore.algorithms.base import (
 )
 from rftcore.algorithms.config import AlgorithmConfig
 from rftcore.algorithms.kl import adapted, estimate
+from rftcore.algorithms.sequences import Sequences
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Plan:
     def view(
         self,
         index_N: Tensor,
+        sequences: Sequences,
         logprobs_N: Tensor,
         *,
         entropy_N: Tensor | None = None,
@@ -92,6 +94,7 @@ class Plan:
 
         Args:
             index_N: int64; places of its tokens in the batch, whole sequences, on the plan's device.
+            sequences: those of its tokens, on the device of `logprobs_N`.
             logprobs_N, entropy_N, values_N, read_N: of those tokens; they carry the gradient. Log-probabilities are 0 for a loss of
                 a scorer, which has none.
         """
@@ -100,14 +103,12 @@ class Plan:
             return None if whole is None else whole[index_N].to(logprobs_N.device)
 
         signals = self.signals
-        anchor_N, advantages_N, sequence_N = (
-            part(x) for x in (self.anchor_N, self.advantages_N, self.batch.sequence_N)
-        )
-        assert anchor_N is not None and advantages_N is not None and sequence_N is not None
+        anchor_N, advantages_N = part(self.anchor_N), part(self.advantages_N)
+        assert anchor_N is not None and advantages_N is not None
         rewards_N = self.batch.rewards_B[self.batch.sequence_N[index_N]].to(logprobs_N.device)
         mismatched_kl = None if signals.mismatched_kl is None else signals.mismatched_kl.to(logprobs_N.device)
         return TokenView(
-            logprobs_N=logprobs_N, anchor_N=anchor_N, advantages_N=advantages_N, sequence_N=sequence_N,
+            logprobs_N=logprobs_N, anchor_N=anchor_N, advantages_N=advantages_N, sequences=sequences,
             reference_N=part(signals.reference_N), teacher_N=part(signals.teacher_N), entropy_N=entropy_N,
             values_N=values_N, old_values_N=part(signals.values_N), returns_N=part(self.returns_N),
             rewards_N=rewards_N, read_N=read_N, mismatched_kl=mismatched_kl,
@@ -380,10 +381,9 @@ class Algorithm:
         metrics = {name: value.detach().sum() * share for name, value in found.metrics_U.items()}
         if term.unit == "token":
             return (found.loss_U * weights_N[index_N].to(found.loss_U.device)).sum(), metrics
-        sequence_S = plan.batch.sequence_N[index_N].unique()
-        if term.unit == "pair":
-            sequence_S = 2 * (sequence_S // 2).unique()
-        weights_U = plan.unit_weights_B[sequence_S].to(found.loss_U.device)
+        sequences = view.sequences
+        sequence_U = 2 * sequences.pair_P if term.unit == "pair" else sequences.sequence_S
+        weights_U = plan.unit_weights_B[sequence_U].to(found.loss_U.device)
         return (found.loss_U * weights_U).sum(), metrics
 
 

@@ -26,6 +26,8 @@ from rftdata.errors import RftError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rftcore.algorithms.sequences import Sequences
+
 # Most processes read what an algorithm needs and compute nothing: they do not import torch, but a missing torch is reported here.
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
@@ -181,7 +183,7 @@ class TokenView:
         anchor_N: log-probability that ratios compare with: the policy before the step where an algorithm has it recomputed, else
             the behaviour policy's as recorded. 0 where there is none.
         advantages_N: float32; 0 in an algorithm without advantages.
-        sequence_N: int64; which sequence of the batch. The tokens of a sequence stand together.
+        sequences: which sequences of the batch they belong to. The tokens of a sequence stand together.
         reference_N, teacher_N: None unless declared in `needs`.
         entropy_N: nats; carries the gradient. None unless the algorithm has an entropy bonus.
         values_N, old_values_N, returns_N: of the critic; the first carries the gradient. None without one. For a loss of a scorer
@@ -194,7 +196,7 @@ class TokenView:
     logprobs_N: Tensor
     anchor_N: Tensor
     advantages_N: Tensor
-    sequence_N: Tensor
+    sequences: Sequences
     reference_N: Tensor | None = None
     teacher_N: Tensor | None = None
     entropy_N: Tensor | None = None
@@ -210,14 +212,18 @@ class TokenView:
         """log(π / π_anchor), clamped to ±`MAX_LOG_RATIO`; carries the gradient."""
         return (self.logprobs_N - self.anchor_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
+    @property
+    def sequence_N(self) -> Tensor:
+        """int64; the sequence of the batch that each token belongs to."""
+        return self.sequences.sequence_N
+
     def pool(self, values_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sum of each sequence's values and its number of tokens, [S], and the place of each token's sequence among them, [N].
 
         S are the sequences with a token, in the batch's order.
         """
-        _, place_N = self.sequence_N.unique(return_inverse=True)
-        num_tokens_S = place_N.bincount()
-        return values_N.new_zeros(len(num_tokens_S)).index_add(0, place_N, values_N), num_tokens_S, place_N
+        sequences = self.sequences
+        return sequences.sum_per_sequence(values_N), sequences.num_tokens_S, sequences.place_N
 
     def sequence_mean(self, values_N: Tensor) -> Tensor:
         """The mean over its sequence at each token, [N]; carries the gradient."""

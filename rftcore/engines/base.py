@@ -15,7 +15,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -59,6 +59,13 @@ class EngineConfig(BaseModel):
     )
     num_threads: int | None = Field(
         default=None, ge=1, description="CPU threads; None uses OMP_NUM_THREADS, else the cores this process may use"
+    )
+    quantization: str | None = Field(
+        default=None,
+        description="quantise the weights while they are loaded, as with fp8: a method of vLLM's (vLLM only)",
+    )
+    vllm: dict[str, Any] = Field(
+        default_factory=dict, description="further arguments of vLLM's, by its own names (vLLM only)"
     )
     seed: int = Field(default=0, ge=0, description="seed of sampling; different for every explorer")
 

@@ -99,6 +99,7 @@ class VllmEngine(DrivenEngine):
                 max_model_len=config.context_length,
                 max_num_seqs=config.max_num_seqs,
                 tensor_parallel_size=config.tensor_parallel_size,
+                quantization=config.quantization,  # type: ignore[arg-type]  # vLLM refuses other names, and lists its own
                 enforce_eager=config.enforce_eager if config.enforce_eager is not None else not on_gpu,
                 async_scheduling=config.async_scheduling,
                 enable_prefix_caching=True,
@@ -106,6 +107,7 @@ class VllmEngine(DrivenEngine):
                 worker_extension_cls=_WORKER_EXTENSION,
                 use_tqdm_on_load=False,
                 **memory,
+                **config.vllm,
             )
         except ValueError as error:
             raise RftError(

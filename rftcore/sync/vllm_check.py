@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rftcore.sync.transfer_group import hashes_of
+from rftcore.sync.hashes import hashes_of
+from rftcore.sync.transfer_plan import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-_WORD = 8
 _ROWS = 4  # of the inputs of prepacked layers
 
 
@@ -54,9 +54,8 @@ def _load(config: VllmConfig, folder: str) -> nn.Module:
 @torch.no_grad()
 def _contents(model: nn.Module) -> dict[str, int]:
     """Return a hash for every tensor of a model, by name."""
-    named = dict(_tensors(model))
-    hashes = hashes_of([_words(tensor) for tensor in named.values()]).tolist()
-    return dict(zip(named, hashes, strict=True))
+    hashes = {name: _hash(tensor) for name, tensor in _tensors(model)}
+    return {name: int(hash_) for name, hash_ in hashes.items()}
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -75,8 +74,9 @@ def _computed(layer: Any) -> Tensor:
     return computed
 
 
-def _words(tensor: Tensor) -> Tensor:
-    """Return a tensor's bytes, filled up to whole words."""
+def _hash(tensor: Tensor) -> Tensor:
+    """Return a 64-bit hash of a tensor's bytes, on its device."""
     found = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    rest = -len(found) % _WORD
-    return torch.cat([found, found.new_zeros(rest)]) if rest or found.data_ptr() % _WORD else found
+    packed = found.new_zeros(-(-len(found) // BLOCK_BYTES) * BLOCK_BYTES)
+    packed[: len(found)] = found
+    return hashes_of(packed, [(0, len(found))])[0]

@@ -148,13 +148,12 @@ def length_limit(config: PretrainedConfig) -> int | None:
     return min(limits, default=None)
 
 
-def refuse_longer(position_ids_L: Tensor, longest: int, config: PretrainedConfig) -> None:
+def refuse_longer(length: int, longest: int, config: PretrainedConfig) -> None:
     """For a model with a `length_limit`.
 
     Raises:
         ConfigError: a sequence is longer, so that the sequences packed beside it would be computed with other frequencies than alone.
     """
-    length = int(position_ids_L.max()) + 1
     if length > longest:
         raise ConfigError(
             "this model's rotary frequencies depend on the length of a text beyond its original context, so longer sequences cannot be packed",

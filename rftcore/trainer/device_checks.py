@@ -12,10 +12,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from rftcore.models import stored_model
 from rftcore.resolved import ResolvedRun
 from rftcore.trainer.config import TrainerConfig
-from rftcore.trainer.memory import GIB, Trained, engine_memory, refuse_too_little_memory, training_memory
+from rftcore.trainer.memory import (
+    GIB,
+    Trained,
+    engine_memory,
+    host_memory,
+    refuse_too_little_host_memory,
+    refuse_too_little_memory,
+    training_memory,
+)
 from rftcore.trainer.model_shape import read_model_shape, refuse_indivisible
 from rftdata.errors import ConfigError, ModelError
 
@@ -84,6 +94,7 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
     if has_gpu and not os.environ.get("RAY_ADDRESS"):
         sizes = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
         refuse_too_little_memory(trainer, models, available_bytes(resolved, sizes))
+        refuse_too_little_host_memory(trainer, models, psutil.virtual_memory().total)
 
 
 def available_bytes(resolved: ResolvedRun, sizes: list[int]) -> float:
@@ -126,6 +137,7 @@ def _models(resolved: ResolvedRun, find: Callable[[str], Path]) -> Trained:
         critic=None if critic is None else critic_shape,
         has_reference="reference" in algorithm.signals,
         teacher=read_model_shape(find(teacher.path)) if teacher is not None and reads_teacher else None,
+        compares_logits="teacher_logits" in algorithm.signals,
     )
 
 
@@ -144,6 +156,8 @@ def _describe(resolved: ResolvedRun, models: Trained) -> Iterator[str]:
     gpus = config.trainer.num_gpus or 1
     yield f"estimated memory of the trainer on {'each of ' if gpus > 1 else ''}{gpus} GPU{'s' if gpus > 1 else ''}:"
     yield from (f"  {line}" for line in training_memory(config.trainer, models).lines())
+    yield "estimated memory of its host, if all of its GPUs are there, while a checkpoint is written:"
+    yield from (f"  {line}" for line in host_memory(config.trainer, models).lines())
     if not config.has_explorer or config.explorer.engine == "none":
         return
     settings = resolved.engine(worker_index=0)

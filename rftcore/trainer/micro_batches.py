@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rftcore.algorithms.sequences import Sequences
 from rftcore.trainer.attention import Packing, PaddedRows, Rows, Segments, to_device
 from rftcore.trainer.batches import TrainBatch
 
@@ -48,8 +49,9 @@ class MicroBatch:
         packing: where sequences begin and end.
         source_N: int64; the place in the row whose output predicts the token.
         target_N: int64; the token.
-        sequence_N: int64; the experience it belongs to, 0..B-1.
+        sequences: the experiences that the tokens belong to.
         index_N: int64; its place among the tokens of the batch that count, experience after experience.
+        longest: places of the longest sequence, with a prompt that it shares.
         num_tokens: tokens computed.
     """
 
@@ -58,26 +60,20 @@ class MicroBatch:
     packing: Packing
     source_N: Tensor
     target_N: Tensor
-    sequence_N: Tensor
+    sequences: Sequences
     index_N: Tensor
+    longest: int
     num_tokens: int
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same with its tensors on `device`."""
-        token_ids_L, position_ids_L, source_N, target_N, sequence_N, index_N = (
+        token_ids_L, position_ids_L, source_N, target_N, index_N = (
             tensor.to(device, non_blocking=True)
-            for tensor in (
-                self.token_ids_L,
-                self.position_ids_L,
-                self.source_N,
-                self.target_N,
-                self.sequence_N,
-                self.index_N,
-            )
+            for tensor in (self.token_ids_L, self.position_ids_L, self.source_N, self.target_N, self.index_N)
         )
         return replace(
             self, token_ids_L=token_ids_L, position_ids_L=position_ids_L, packing=to_device(self.packing, device), source_N=source_N,
-            target_N=target_N, sequence_N=sequence_N, index_N=index_N,
+            target_N=target_N, sequences=self.sequences.to(device), index_N=index_N,
         )  # fmt: skip
 
 
@@ -245,7 +241,8 @@ def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row], kernel: 
         position_ids_L=torch.from_numpy(np.concatenate([np.arange(start, stop) for _, start, stop in pieces])),
         packing=_segments(starts, single, shared) if kernel == "segments" else _padded_rows(starts, single, shared),
         source_N=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *source])), target_N=batch.token_ids_BT[b_N, t_N],
-        sequence_N=b_N, index_N=place_BT[b_N, t_N], num_tokens=int(starts[-1]) if rows else 0,
+        sequences=Sequences.of(b_N), index_N=place_BT[b_N, t_N], longest=max(stop for *_, stop in pieces),
+        num_tokens=int(starts[-1]) if rows else 0,
     )  # fmt: skip
 
 

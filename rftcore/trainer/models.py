@@ -136,7 +136,8 @@ class Models:
         sums: dict[str, Tensor] = {}
         if self.critic is not None:
             values_N = self.critic.values(micro_batch)
-            loss, sums = self.algorithm.critic_objective(plan, index_N, plan.view(index_N, values_N, values_N=values_N))
+            view = plan.view(index_N, micro_batch.sequences, values_N, values_N=values_N)
+            loss, sums = self.algorithm.critic_objective(plan, index_N, view)
             loss.backward()
         with torch.set_grad_enabled(learns):
             view, measured = self._view(micro_batch, plan)
@@ -166,8 +167,8 @@ class Models:
             measured["logprob_diff"] = (logprobs_N.detach() - behavior_N).abs().sum() * share
             # Samples come from the behaviour policy, so it is the `p` of the estimator.
             measured["kl_behavior"] = estimate("k3", behavior_N, logprobs_N.detach()).sum() * share
-        view = plan.view(index_N, logprobs_N, entropy_N=entropy_N if has_bonus else None, read_N=read_N)
-        return view, measured
+        bonus_N = entropy_N if has_bonus else None
+        return plan.view(index_N, micro_batch.sequences, logprobs_N, entropy_N=bonus_N, read_N=read_N), measured
 
     def _compared(self, micro_batch: MicroBatch, hidden_NH: Tensor, output: Output) -> Tensor | None:
         """What a loss reads of the whole distributions of policy and teacher; None for other losses."""
@@ -187,7 +188,8 @@ class Models:
 
     def _scores(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
         scores_N = self.policy.values(micro_batch)
-        return plan.view(micro_batch.index_N, torch.zeros_like(scores_N), values_N=scores_N), {}
+        zeros_N = torch.zeros_like(scores_N)
+        return plan.view(micro_batch.index_N, micro_batch.sequences, zeros_N, values_N=scores_N), {}
 
 
 def refuse_other_vocabulary(policy: Network, teacher: Network | None) -> None:

@@ -27,7 +27,6 @@ from rftdata.training.batch import Batch
 
 _POLL_S = 0.25
 _CHECK_S = 0.25
-_LEAVE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,9 @@ def draws_ahead(config: RunConfig, run: Run, step: int) -> bool:
 
 class NextBatch:
     """Draws the batches of one attempt; a context, which releases what is not trained on.
+
+    Its end waits for a draw that is under way, since nothing else would release the rows before the next attempt. Only an unavailable
+    database is not waited for again.
 
     Args:
         num_groups: of a batch, or rows of a stored selection.
@@ -105,10 +107,14 @@ class NextBatch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         ahead, self._ahead = self._ahead, None
-        if ahead is None or not ahead.leave(_LEAVE_S) or not ahead.may_have_drawn:
+        if ahead is None:
             return
+        if isinstance(error, BufferUnavailableError):  # it has already been waited for
+            ahead.leave(0.0)
+            return
+        ahead.leave()
         try:
-            if not isinstance(error, BufferUnavailableError):  # it has already been waited for
+            if ahead.may_have_drawn:
                 self.attempt.release_step(ahead.step)
         except RftError:
             if error is None:  # otherwise it would hide the first error
@@ -154,8 +160,12 @@ class _AheadDraw:
     def may_have_drawn(self) -> bool:
         return self.found is not None or self.error is not None
 
-    def leave(self, timeout_s: float) -> bool:
-        """Begin no further try, and wait for the one that runs; return whether it has ended."""
+    def leave(self, timeout_s: float | None = None) -> bool:
+        """Begin no further try, and wait for the one that runs; return whether it has ended.
+
+        Args:
+            timeout_s: None waits until it has ended: at the latest once `ride_out` has given up the database.
+        """
         self._left.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

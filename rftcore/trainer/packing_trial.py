@@ -1,12 +1,14 @@
 """Whether a family of models gives packed sequences what it gives them alone: tried with a few layers of random weights.
 
 `attention.refuse_unpackable` knows families by name and by what they declare; this trial finds those that nobody has named. The model has the
-sizes of the real one, one layer of each type and a small vocabulary, because a whole one takes minutes on a CPU.
+sizes of the real one, one layer of each type and a small vocabulary, because a whole one takes minutes on a CPU. Where that is too large
+still, it has fewer experts and narrower layers, too: heads keep their size, and every mechanism stays.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from contextlib import nullcontext
 
 import numpy as np
@@ -27,6 +29,19 @@ _WINDOW = 4  # of sliding attention; shorter than the sequences, so that it matt
 _LENGTHS = (11, 7)
 _MOST_PARAMETERS = 500_000_000  # 2 GB
 _TOLERANCE = 1e-3  # nats; two correct kernels differ by 1e-6
+# What families call their numbers of experts, the inner widths of their layers, and what the width of the model is divided into.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+_INNER_WIDTHS = (
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "intermediate_size_mlp",
+    "ffn_dim",
+    "n_inner",
+)
+_FEWEST_EXPERTS = 8
+_INNER_WIDTH = 256
 
 
 def try_packing(config: PretrainedConfig) -> str | None:
@@ -40,12 +55,14 @@ def try_packing(config: PretrainedConfig) -> str | None:
     """
     try:
         small = _small(config.get_text_config())
-        with torch.device("meta"):
-            num = sum(p.numel() for p in AutoModelForCausalLM.from_config(small).parameters())
+        if _num_parameters(small) > _MOST_PARAMETERS:
+            small = _narrow(small)
+        num = _num_parameters(small)
         if num > _MOST_PARAMETERS:
-            return f"one layer of each type has {num:,} parameters"
+            return f"one narrow layer of each type has {num:,} parameters"
         model = _random_model(small)
-        alone_N = _alone(model)
+        lengths = _lengths(small)
+        alone_N = _alone(model, lengths)
     except Exception as error:  # noqa: BLE001 - code of any family, on a configuration cut down; it says nothing of packing
         return (
             f"a small model of its type cannot be built: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -53,7 +70,7 @@ def try_packing(config: PretrainedConfig) -> str | None:
     model.set_attn_implementation(attention.NAME)
     refuse_other_head(model)
     try:
-        difference = (_packed(model) - alone_N).abs().max().item()
+        difference = (_packed(model, lengths) - alone_N).abs().max().item()
     except ConfigError:
         raise
     except (ValueError, RuntimeError, TypeError) as error:
@@ -83,6 +100,30 @@ def _small(config: PretrainedConfig) -> PretrainedConfig:
     return type(config).from_dict(values)
 
 
+def _narrow(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration with fewer experts, narrower feed-forward layers, and fewer heads in a model that is narrower by as much."""
+    values = copy.deepcopy(config).to_dict()
+    groups = values.get("n_group") or 1  # of experts: some groups are chosen, then experts within them
+    chosen = max(values.get(name) or 0 for name in _CHOSEN)
+    for name in _EXPERTS:
+        if values.get(name):
+            values[name] = min(values[name], groups * -(-max(_FEWEST_EXPERTS, 2 * chosen) // groups))
+    for name in _INNER_WIDTHS:
+        if isinstance(values.get(name), int):
+            values[name] = min(values[name], _INNER_WIDTH)
+    heads = {name: values[name] for name in ("num_attention_heads", "num_key_value_heads") if values.get(name)}
+    if heads and isinstance(values.get("hidden_size"), int):
+        common, fewest = math.gcd(values["hidden_size"], *heads.values()), min(heads.values())
+        factor = max(n for n in range(1, common + 1) if common % n == 0 and (n == 1 or fewest // n > 1))
+        values |= {name: number // factor for name, number in {**heads, "hidden_size": values["hidden_size"]}.items()}
+    return type(config).from_dict(values)
+
+
+def _num_parameters(config: PretrainedConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+
+
 def _random_model(config: PretrainedConfig) -> PreTrainedModel:
     """Weights that give every part of the model an effect, which those of a new model may not have."""
     generator = torch.Generator().manual_seed(0)
@@ -96,15 +137,21 @@ def _random_model(config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def _sequences() -> list[Tensor]:
+def _lengths(config: PretrainedConfig) -> list[int]:
+    """Those of the sequences: within what the model can be trained on."""
+    longest = attention.length_limit(config) or max(_LENGTHS)
+    return [min(length, longest) for length in _LENGTHS]
+
+
+def _sequences(lengths: list[int]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return [torch.randint(_FIRST_TOKEN, _VOCABULARY, (length,), generator=generator) for length in _LENGTHS]
+    return [torch.randint(_FIRST_TOKEN, _VOCABULARY, (length,), generator=generator) for length in lengths]
 
 
 @torch.no_grad()
-def _alone(model: PreTrainedModel) -> Tensor:
+def _alone(model: PreTrainedModel, lengths: list[int]) -> Tensor:
     found = []
-    for token_ids_T in _sequences():
+    for token_ids_T in _sequences(lengths):
         token_ids_T = token_ids_T % model.config.vocab_size
         logprobs_TV = model(input_ids=token_ids_T[None], use_cache=False).logits[0, :-1].float().log_softmax(dim=-1)
         found.append(logprobs_TV.gather(1, token_ids_T[1:, None])[:, 0])
@@ -112,14 +159,14 @@ def _alone(model: PreTrainedModel) -> Tensor:
 
 
 @torch.no_grad()
-def _packed(model: PreTrainedModel) -> Tensor:
-    token_ids = torch.cat(_sequences()).numpy() % model.config.vocab_size
-    offsets = np.concatenate([[0], np.cumsum(_LENGTHS)])
+def _packed(model: PreTrainedModel, lengths: list[int]) -> Tensor:
+    token_ids = torch.cat(_sequences(lengths)).numpy() % model.config.vocab_size
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
     batch = TrainBatch.from_packed(
         token_ids=(token_ids, offsets), loss_mask=(np.ones(len(token_ids), bool), offsets), behavior_logprobs=None,
-        rewards=[0.0] * len(_LENGTHS), group_ids=[0] * len(_LENGTHS), rollout_index=range(len(_LENGTHS)),
+        rewards=[0.0] * len(lengths), group_ids=[0] * len(lengths), rollout_index=range(len(lengths)),
     )  # fmt: skip
-    ((micro_batch,),) = split_batch(batch, Cutting(max_tokens=sum(_LENGTHS), sharing="never", kernel="rows"))
+    ((micro_batch,),) = split_batch(batch, Cutting(max_tokens=sum(lengths), sharing="never", kernel="rows"))
 
     def head(hidden_NH: Tensor) -> Tensor:
         return logprobs_and_entropy(hidden_NH, output_layer(model, 1.0), micro_batch.target_N)[0]

@@ -1,8 +1,10 @@
 """Do the engines sample from the trainer's weights? Compared once in every attempt, on the first batch that can tell.
 
 Hashes show that the right bytes arrived, not that the engine computes with them: a layer may have kept prepacked weights, or another model may have the same
-tensors. If every experience of a batch was sampled from the weights that the trainer holds, both must give its tokens the same
-log-probabilities, except for rounding. Later batches are not compared, because one wrong engine is as wrong at first.
+tensors. If every experience of a batch was sampled from weights that went straight into an engine, and the trainer has not changed them since, both must
+give its tokens the same log-probabilities, except for rounding. Where explorers run ahead (sync.offset), no batch is sampled from the trainer's
+newest weights; there the first batch is compared whose weights are up to so many steps older. These few updates add little beside the
+difference to another model. Later batches are not compared, because one wrong engine is as wrong at first.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ logger = logging.getLogger(__name__)
 def weight_parity(config: RunConfig) -> WeightParity | None:
     """Return the comparison for a run; None if its engines record log-probabilities of another distribution than the model's, after top-p or top-k."""
     is_whole = config.explorer.top_p == 1 and config.explorer.top_k == 0
-    return WeightParity(config.sync.max_logprob_diff) if is_whole else None
+    return WeightParity(config.sync.max_logprob_diff, config.sync.offset) if is_whole else None
 
 
 class WeightParity:
@@ -27,32 +29,39 @@ class WeightParity:
 
     Args:
         limit: largest mean difference, nats.
+        lag: by how many trainer steps a batch's weights may be older than the newest.
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, lag: int = 0) -> None:
         self._limit = limit
+        self._lag = lag
         self._is_checked = False
 
-    def check(self, step: int, staleness: Sequence[int | None], metrics: Mapping[str, float]) -> None:
+    def check(
+        self, step: int, staleness: Sequence[int | None], metrics: Mapping[str, float], first_sent_step: int
+    ) -> None:
         """Compare, if this batch can tell and none could before.
 
         Args:
             step: of the batch.
             staleness: of its experiences; None for those that no policy sampled.
             metrics: of its update.
+            first_sent_step: the step after which weights went straight into an engine for the first time; older ones came from files.
 
         Raises:
             RftError: the difference is beyond the limit; the run must not go on with these engines.
         """
         difference = metrics.get("logprob_diff")
-        is_current = all(steps == 0 for steps in staleness)
-        if self._is_checked or difference is None or not is_current:
+        lags = [steps for steps in staleness if steps is not None]
+        if self._is_checked or difference is None or not lags or len(lags) < len(staleness):
+            return
+        if max(lags) > self._lag or step - 1 - max(lags) < first_sent_step:
             return
         self._is_checked = True
         if not difference <= self._limit:
             raise RftError(
                 f"the engines do not sample from the trainer's weights: in step {step} the log-probabilities that they recorded differ from the "
-                f"trainer's by {difference:.3f} nats per token, although all were sampled from its newest weights",
+                f"trainer's by {difference:.3f} nats per token, although all were sampled from its weights of at most {max(lags)} steps before",
                 allowed=f"up to {self._limit:g} (sync.max_logprob_diff)",
                 todo="compare with sync.method: checkpoint; if that differs as much, check explorer.engine_args (dtype, quantisation) against"
                 " trainer.autocast, and raise the limit only if they explain it",

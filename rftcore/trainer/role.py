@@ -144,9 +144,9 @@ class TrainerRole:
             with self.next_batch:
                 while step < self.planned_steps and not self._should_stop() and self._step(step + 1):
                     step += 1
-            if step < self.planned_steps:
-                self._leave(step)
-            else:
+                if step < self.planned_steps:
+                    self._leave(step)  # before the end of the context, which may wait
+            if step >= self.planned_steps:
                 self._finish()
         except BufferUnavailableError:
             raise  # it has already been waited for
@@ -180,8 +180,8 @@ class TrainerRole:
             started = time.monotonic()
             metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
-            if self.parity is not None and self.live is not None and self.live.has_sent:
-                self.parity.check(step, batch.rows["staleness"].to_pylist(), metrics)
+            if self.parity is not None and self.live is not None and self.live.first_sent_step is not None:
+                self.parity.check(step, batch.rows["staleness"].to_pylist(), metrics, self.live.first_sent_step)
             timing.train = time.monotonic() - started
         started = time.monotonic()
         self.worker.set_state(f"publishes the weights of step {step}")

@@ -98,9 +98,16 @@ def make_grid(device: torch.device, tensor_parallel: int = 1) -> Grid:
             "trainer.tensor_parallel does not divide the number of ranks", value=f"{tensor_parallel} of {num_ranks} ranks",
             allowed=", ".join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0), todo="set trainer.tensor_parallel to one of these",
         )  # fmt: skip
+    sizes = {_DATA: num_ranks // tensor_parallel, _TENSOR: tensor_parallel}
+    # A named backend makes groups of parts of the ranks anew. By default they are split from the group of all, and gloo's split crashes
+    # a process that has had another gloo group before (pytorch #192106).
+    backends: dict[int | str, Any] = {
+        name: dist.get_backend_config() for name, size in sizes.items() if size < num_ranks
+    }
     mesh = init_device_mesh(
-        device.type, (num_ranks // tensor_parallel, tensor_parallel), mesh_dim_names=(_DATA, _TENSOR)
-    )
+        device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes),
+        backend_override=backends if device.type == "cuda" else None,
+    )  # fmt: skip
     return Grid(device, mesh)
 
 

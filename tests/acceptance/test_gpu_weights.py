@@ -23,6 +23,7 @@ from rftcore.sync.transfer_group import LOOPBACK, open_store
 from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.sync.weights_file import OUTPUT_HEAD
 from tests.acceptance.test_gpu_weights import add_noise
+from tests.support.sending import held, wire
 
 folder, engine_device = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -36,12 +37,11 @@ print(f"{backend}: {reason}", file=sys.stderr)
 for number in (1, 2, 3):
     plan = TransferPlan(
         transfer_id=number, group_id=1, backend=backend, host=LOOPBACK, port=store.port, num_ranks=2, first_rank=1,
-        tensors=tuple((name, tuple(tensor.shape)) for name, tensor in state.items()), dtype="bfloat16", bucket_bytes=256 << 20, timeout_s=120,
+        tensors=wire(list(state.items())), dtype="bfloat16", bucket_bytes=256 << 20, timeout_s=120,
     )
     sys.stdout.buffer.write(pickle.dumps(plan))
     sys.stdout.buffer.flush()
-    sender.join(plan, store)
-    print(sender.send(plan, state.items()), file=sys.stderr)
+    print(sender.send(plan, held(state.items()), store), file=sys.stderr)
     sys.stdin.readline()
 sender.leave()
 """

@@ -282,6 +282,21 @@ def test_what_is_not_trained_on_is_released(buffer: Buffer) -> None:
         assert ids(attempt.draw(2, 2, timeout_s=5)) == [3, 4]
 
 
+def test_a_draw_that_is_under_way_at_the_end_is_waited_for_and_released(buffer: Buffer) -> None:
+    roles = Roles(buffer, offset=1)
+    with roles.attempt() as attempt, buffer.database.dedicated() as holder:
+        roles.work()
+        holder.execute("BEGIN; LOCK TABLE rft.draw IN SHARE MODE")  # no row can be inserted
+        with drawing(attempt) as batches:
+            batches.draw_ahead(1)
+            while not rows(buffer, "SELECT 1 FROM pg_locks WHERE relation = 'rft.draw'::regclass AND NOT granted"):
+                pass
+            ended = threading.Timer(1.0, holder.execute, ["COMMIT"])
+            ended.start()
+        assert not ended.is_alive() and num_drawn(buffer) == []
+        assert ids(attempt.draw(1, 2, timeout_s=5)) == [1, 2]
+
+
 def test_a_step_that_begins_before_its_groups_are_there_waits_for_them_itself(buffer: Buffer) -> None:
     roles = Roles(buffer)
     with roles.attempt() as attempt, drawing(attempt) as batches:

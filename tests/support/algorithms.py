@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rftcore.algorithms.algorithm import Algorithm
+from rftcore.algorithms.algorithm import Algorithm, Plan
 from rftcore.algorithms.base import Signals, StepBatch, TokenView
+from rftcore.algorithms.sequences import Sequences
 
 
 def step_batch(
@@ -38,13 +39,17 @@ def token_view(logprobs: list[float], **fields: list[float] | list[int]) -> Toke
     """A view of tokens with these log-probabilities, which carry the gradient; each token is a sequence by default."""
     num = len(logprobs)
     fields = {"anchor_N": [0.0] * num, "advantages_N": [0.0] * num, "sequence_N": list(range(num))} | fields
+    sequence_N = torch.tensor(fields.pop("sequence_N"), dtype=torch.int64)
     return TokenView(
         logprobs_N=torch.tensor(logprobs, dtype=torch.float32).requires_grad_(),
-        **{
-            name: torch.tensor(values, dtype=torch.int64 if name == "sequence_N" else torch.float32)
-            for name, values in fields.items()
-        },
+        sequences=Sequences.of(sequence_N),
+        **{name: torch.tensor(values, dtype=torch.float32) for name, values in fields.items()},
     )
+
+
+def view_of(plan: Plan, index_N: Tensor, logprobs_N: Tensor, **computed: Tensor) -> TokenView:
+    """The view of a micro-batch of these tokens, with what models computed of them."""
+    return plan.view(index_N, Sequences.of(plan.batch.sequence_N[index_N]), logprobs_N, **computed)
 
 
 def ratio_view(values: list[float], advantage: list[float]) -> TokenView:
@@ -70,7 +75,7 @@ def loss_and_gradient(
     plan = algorithm.plan(batch, signals or Signals())
     logprobs_N = torch.tensor(logprobs, dtype=torch.float32, requires_grad=True)
     index_N = torch.arange(len(logprobs))
-    loss, metrics = algorithm.objective(plan, index_N, plan.view(index_N, logprobs_N, **with_gradient))
+    loss, metrics = algorithm.objective(plan, index_N, view_of(plan, index_N, logprobs_N, **with_gradient))
     (gradient,) = torch.autograd.grad(loss, logprobs_N)
     return loss.item(), gradient.tolist(), plan.metrics | {name: value.item() for name, value in metrics.items()}
 
@@ -94,5 +99,5 @@ def loss_in_parts(
     for sequences in micro_batches or [list(range(batch.num_sequences))]:
         index_N = torch.isin(batch.sequence_N, torch.tensor(sequences, dtype=torch.int64)).nonzero()[:, 0]
         cut = {name: values_N[index_N] for name, values_N in with_gradient.items()}
-        loss = loss + algorithm.objective(plan, index_N, plan.view(index_N, logprobs_N[index_N], **cut))[0]
+        loss = loss + algorithm.objective(plan, index_N, view_of(plan, index_N, logprobs_N[index_N], **cut))[0]
     return loss

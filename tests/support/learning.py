@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,9 @@ def save_model(folder: Path, *, tied: bool) -> Path:
 
 
 def config(**settings: Any) -> TrainerConfig:
-    return TrainerConfig(**({"autocast": "none", "learning_rate": 1e-3, "max_tokens_per_microbatch": 4096} | settings))
+    """Layers are not compiled unless asked for, which takes 20 s for each learner on a GPU."""
+    defaults = {"autocast": "none", "compile": False, "learning_rate": 1e-3, "max_tokens_per_microbatch": 4096}
+    return TrainerConfig(**(defaults | settings))
 
 
 def make_batch(seed: int, *, groups: int = 3, size: int = 4, rewards: list[float] | None = None) -> TrainBatch:
@@ -63,6 +66,15 @@ def make_batch(seed: int, *, groups: int = 3, size: int = 4, rewards: list[float
         group_ids=np.repeat(np.arange(groups), size),
         rollout_index=np.tile(np.arange(size), groups),
     )
+
+
+def batch_with_everything(seed: int = 1, *, paired: bool = False) -> TrainBatch:
+    """Rewards of both signs, and every array that an algorithm may read."""
+    batch = make_batch(seed, rewards=[float(index % 3) - 1.0 for index in range(12)])
+    return replace(
+        batch, teacher_logprobs_BT=batch.behavior_logprobs_BT / 2, step_rewards_B=torch.arange(12) / 12.0,
+        state_B=torch.arange(12) % 4, baseline_rewards_B=torch.full((12,), 0.25), paired=paired,
+    )  # fmt: skip
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:

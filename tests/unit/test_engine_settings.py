@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rftcore.engines.base import EngineConfig
+from rftcore.engines.vllm_arguments import vllm_arguments
 from rftcore.resolved import ResolvedRun
 from rftcore.run.model_checks import refuse_indivisible_engine
 from rftdata.errors import ConfigError
@@ -48,3 +50,44 @@ def test_a_size_that_does_not_divide_the_heads_is_refused_with_those_that_do(
         with pytest.raises(ConfigError, match="does not divide") as caught:
             refuse_indivisible_engine(tmp_path, size)
         assert caught.value.allowed == ", ".join(map(str, sorted(fitting)))
+
+
+def engine_args(**values: object) -> EngineConfig:
+    return ResolvedRun(config(explorer={"engine_args": values})).engine(0)
+
+
+def test_arguments_of_vllm_and_quantisation_are_passed_on() -> None:
+    found = engine_args(quantization="fp8", vllm={"block_size": 32})
+    assert (found.quantization, found.vllm) == ("fp8", {"block_size": 32})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blok_size", "vLLM has no argument 'blok_size' .*; did you mean 'block_size'"),
+        ("max_model_len", "set explorer.engine_args.context_length"),
+        ("data_parallel_size", "set explorer.num_explorers"),
+        ("logprobs_mode", "cannot be changed .*processed_logprobs"),
+    ],
+)
+def test_arguments_that_vllm_lacks_or_the_run_sets_are_refused_by_name(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine_args(vllm={name: 1})
+
+
+def test_a_misspelt_setting_of_the_engine_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'quantization'"):
+        engine_args(quantisation="fp8")
+
+
+@pytest.mark.parametrize("values", [{"quantization": "fp8"}, {"vllm": {"block_size": 32}}])
+def test_settings_of_vllm_are_refused_for_transformers(values: dict[str, object]) -> None:
+    resolved = ResolvedRun(config(explorer={"engine": "transformers", "engine_args": values}))
+    with pytest.raises(ConfigError, match="has no effect in the engine 'transformers'"):
+        resolved.engine(0)
+
+
+def test_the_names_of_arguments_are_those_of_the_installed_vllm() -> None:
+    found = vllm_arguments()
+    assert {"model", "block_size", "quantization", "tensor_parallel_size"} <= found
+    assert len(found) > 100

@@ -15,10 +15,9 @@ def pooled_pairs(view: TokenView, values_N: Tensor) -> tuple[Tensor, Tensor]:
 
     A response without tokens has 0 of both. The pairs are in the batch's order.
     """
-    pairs_P, place_N = (view.sequence_N // 2).unique(return_inverse=True)
-    place_N = 2 * place_N + view.sequence_N % 2
-    sums = values_N.new_zeros(2 * len(pairs_P)).index_add(0, place_N, values_N)
-    return sums.view(-1, 2), place_N.bincount(minlength=2 * len(pairs_P)).view(-1, 2)
+    sequences = view.sequences
+    sums_S = sequences.sum_per_sequence(values_N)
+    return sequences.in_pairs(sums_S), sequences.in_pairs(sequences.num_tokens_S)
 
 
 def pair_metrics(rewards_P2: Tensor) -> dict[str, Tensor]:

@@ -27,7 +27,6 @@ class SAPO(TokenTerm):
 
     def __call__(self, view: TokenView) -> Loss:
         advantages_N, ratio_N = view.advantages_N, view.log_ratio_N.exp()
-        tau_N = ratio_N.new_full((len(ratio_N),), self.config.tau_negative)
-        tau_N[advantages_N > 0] = self.config.tau_positive
+        tau_N = ratio_N.new_full((), self.config.tau_positive).where(advantages_N > 0, self.config.tau_negative)
         gate_N = (tau_N * (ratio_N - 1.0)).sigmoid() * 4.0 / tau_N
         return Loss(-gate_N * advantages_N, {"ratio_mean": ratio_N.detach()})

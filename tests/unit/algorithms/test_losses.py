@@ -22,7 +22,7 @@ from rftcore.algorithms.losses.topr import TOPR
 from rftcore.algorithms.losses.value import Value
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
-from tests.support.algorithms import ratio_view, step_batch, token_gradient, token_view
+from tests.support.algorithms import ratio_view, step_batch, token_gradient, token_view, view_of
 
 
 def part(term: type[Term], **keys: Any) -> Term:
@@ -210,7 +210,7 @@ class TestValue:
         batch, zeros = step_batch([1.0, 0.0]), torch.zeros(2)
         plan = algorithm.plan(batch, Signals(values_N=zeros))
         values_N = zeros.clone().requires_grad_()
-        view = plan.view(torch.arange(2), torch.zeros(2), values_N=values_N)
+        view = view_of(plan, torch.arange(2), torch.zeros(2), values_N=values_N)
         loss, metrics = algorithm.critic_objective(plan, torch.arange(2), view)
         assert loss.item() == pytest.approx(0.25) and metrics["value_loss"].item() == pytest.approx(0.25)
         assert torch.autograd.grad(loss, values_N)[0].tolist() == [-0.5, 0.0]

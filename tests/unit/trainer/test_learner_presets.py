@@ -11,23 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.presets import presets
-from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import ConfigError, ModelError, RftError
-from tests.support.learning import VOCABULARY, config, make_batch, weights
-
-
-def batch_with_everything(seed: int = 1, *, paired: bool = False) -> TrainBatch:
-    """Rewards of both signs, and every array that an algorithm may read."""
-    batch = make_batch(seed, rewards=[float(index % 3) - 1.0 for index in range(12)])
-    return replace(
-        batch,
-        teacher_logprobs_BT=batch.behavior_logprobs_BT / 2,
-        step_rewards_B=torch.arange(12) / 12.0,
-        state_B=torch.arange(12) % 4,
-        baseline_rewards_B=torch.full((12,), 0.25),
-        paired=paired,
-    )
+from tests.support.learning import VOCABULARY, batch_with_everything, config, weights
 
 
 @pytest.mark.parametrize("name", sorted(presets()))

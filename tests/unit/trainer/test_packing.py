@@ -137,7 +137,7 @@ class TestSplitBatch:
         # 7 and 9, the first of each, are both predicted at the prompt's last position.
         assert micro.source_N.tolist() == [3, 4, 3, 5, 6]
         assert micro.target_N.tolist() == [7, 8, 9, 5, 6]
-        assert micro.sequence_N.tolist() == [0, 0, 1, 1, 1]
+        assert micro.sequences.sequence_N.tolist() == [0, 0, 1, 1, 1]
 
     def test_a_masked_row_stops_growing_when_its_continuations_are_as_long_as_its_prompt(self) -> None:
         batch = make_batch([([1, 2, 3, 4], [5, 6, 7])] * 5)
@@ -148,7 +148,7 @@ class TestSplitBatch:
 
     def test_experiences_without_a_token_that_counts_are_not_computed(self) -> None:
         (micro,) = cut(make_batch([([1, 2, 3], []), ([1], [2])]), 100)
-        assert micro.sequence_N.tolist() == [1]
+        assert micro.sequences.sequence_N.tolist() == [1]
 
     def test_a_sequence_longer_than_the_limit_passes_alone(self) -> None:
         micros = cut(make_batch([([1] * 20, [2]), ([1, 2], [3]), ([1, 3], [3])]), 10)
@@ -177,7 +177,7 @@ class TestPairs:
         micros = cut(batch, 8)
         # The pair with the long answer has 2 + 8 tokens; the others are 4 rows of 2.
         assert [micro.num_tokens for micro in micros] == [10, 8]
-        assert [sorted(set(micro.sequence_N.tolist())) for micro in micros] == [[2, 3], [0, 1, 4, 5]]
+        assert [sorted(set(micro.sequences.sequence_N.tolist())) for micro in micros] == [[2, 3], [0, 1, 4, 5]]
 
     def test_only_the_two_of_a_pair_share_their_prompt(self) -> None:
         prompt = [1, 2, 3, 4, 5, 6]
@@ -211,13 +211,15 @@ def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past
     found: list[tuple[int, tuple[int, ...], int]] = []
     for micro in micros:
         longest = (
-            max(len(experiences[b][0]) + len(experiences[b][1]) for b in set(micro.sequence_N.tolist()))
+            max(len(experiences[b][0]) + len(experiences[b][1]) for b in set(micro.sequences.sequence_N.tolist()))
             if micro.num_tokens
             else 0
         )
         assert micro.num_tokens <= max(max_tokens, longest)
         seen = visible(micro.packing)
-        for source, target, b in zip(micro.source_N.tolist(), micro.target_N.tolist(), micro.sequence_N.tolist()):
+        for source, target, b in zip(
+            micro.source_N.tolist(), micro.target_N.tolist(), micro.sequences.sequence_N.tolist()
+        ):
             past = seen[source].nonzero().flatten()
             past = past[micro.position_ids_L[past].argsort()]
             assert micro.position_ids_L[past].tolist() == list(range(len(past)))
@@ -231,7 +233,7 @@ def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past
     assert places == list(range(batch.num_loss_tokens))
     flat = batch.for_algorithm(1)
     for micro in micros:
-        assert torch.equal(flat.sequence_N[micro.index_N], micro.sequence_N)
+        assert torch.equal(flat.sequence_N[micro.index_N], micro.sequences.sequence_N)
 
 
 SIZES: dict[str, Any] = {
@@ -292,8 +294,41 @@ def test_the_trial_passes_families_that_can_be_packed(config: PretrainedConfig) 
     assert try_packing(config) is None
 
 
+MIXTRAL = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 32,
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8,
+    "topk_group": 4, "num_attention_heads": 128, "num_key_value_heads": 128, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128, "v_head_dim": 128, "head_dim": 64, "first_k_dense_replace": 0, "num_hidden_layers": 61,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        family("mixtral", **MIXTRAL), family("qwen3_moe", hidden_size=4096, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=1536),
+        family("deepseek_v3", **DEEPSEEK_V3), family("llama", hidden_size=16384, intermediate_size=65536, num_attention_heads=128, num_key_value_heads=8),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_a_model_with_large_layers_is_tried_with_fewer_experts_and_narrower_ones(config: PretrainedConfig) -> None:
+    assert try_packing(config) is None
+
+
+def test_a_narrow_model_of_a_family_that_cannot_be_packed_is_refused_too() -> None:
+    large = {"hidden_size": 16384, "intermediate_size": 65536, "num_attention_heads": 128, "num_key_value_heads": 8}
+    with pytest.raises(ConfigError, match="its attention has softcap"):
+        try_packing(family("gemma2", **LAYERS, **large))
+
+
 def test_what_is_too_large_for_the_trial_is_not_tried() -> None:
-    assert "parameters" in str(try_packing(family("llama", hidden_size=16384, intermediate_size=65536)))
+    assert "parameters" in str(try_packing(family("llama", hidden_size=32768, head_dim=None, num_key_value_heads=1)))
+
+
+def test_a_model_with_a_short_context_is_tried_within_it() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    assert try_packing(family("llama", max_position_embeddings=8, rope_parameters=rope)) is None
 
 
 def test_rotary_frequencies_that_depend_on_the_longest_sequence_limit_the_lengths() -> None:
@@ -301,6 +336,6 @@ def test_rotary_frequencies_that_depend_on_the_longest_sequence_limit_the_length
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     config = family("llama", max_position_embeddings=10, rope_parameters=rope)
     assert length_limit(config) == 10
-    refuse_longer(torch.arange(10), 10, config)
+    refuse_longer(10, 10, config)
     with pytest.raises(ConfigError, match=r"got '11 tokens, llama'.*up to 10 tokens"):
-        refuse_longer(torch.arange(11), 10, config)
+        refuse_longer(11, 10, config)

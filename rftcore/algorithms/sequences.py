@@ -1,0 +1,71 @@
+"""Which sequences, and which preference pairs, the tokens of a micro-batch belong to.
+
+It is worked out on the CPU when micro-batches are cut. How many sequences there are decides the sizes of tensors, so a GPU that is asked for
+it makes the host wait for everything that was launched before.
+
+Letters: N tokens, S sequences that have a token among them, P pairs that have one, B sequences of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """The sequences and pairs of a micro-batch, each in the batch's order.
+
+    Attributes:
+        sequence_S: int64; the sequence in the batch, 0..B-1.
+        num_tokens_S: int64; its tokens, at least 1.
+        place_N: int64; the place of each token's sequence in `sequence_S`.
+        pair_P: int64; the pair in the batch: that of the sequences 2p (chosen) and 2p + 1 (rejected).
+        slot_S: int64; the place of each sequence in a flattened [P, 2] of pairs.
+    """
+
+    sequence_S: Tensor
+    num_tokens_S: Tensor
+    place_N: Tensor
+    pair_P: Tensor
+    slot_S: Tensor
+
+    @classmethod
+    def of(cls, sequence_N: Tensor) -> Sequences:
+        """The sequences of tokens.
+
+        Args:
+            sequence_N: int64, on the CPU; the sequence of each token.
+        """
+        import numpy as np
+        import torch
+
+        sequence_S, place_N, num_tokens_S = np.unique(sequence_N.numpy(), return_inverse=True, return_counts=True)
+        pair_P, place_S = np.unique(sequence_S // 2, return_inverse=True)
+        found = (sequence_S, num_tokens_S, place_N, pair_P, 2 * place_S + sequence_S % 2)
+        return cls(**{
+            entry.name: torch.from_numpy(each.astype(np.int64)) for entry, each in zip(fields(cls), found, strict=True)
+        })  # fmt: skip
+
+    def to(self, device: torch.device) -> Sequences:
+        """The same with its tensors on `device`."""
+        return replace(
+            self, **{entry.name: getattr(self, entry.name).to(device, non_blocking=True) for entry in fields(self)}
+        )
+
+    @property
+    def sequence_N(self) -> Tensor:
+        """int64; the sequence of each token."""
+        return self.sequence_S[self.place_N]
+
+    def sum_per_sequence(self, values_N: Tensor) -> Tensor:
+        """Σ over each sequence's tokens, [S]; carries the gradient."""
+        return values_N.new_zeros(len(self.sequence_S)).index_add(0, self.place_N, values_N)
+
+    def in_pairs(self, values_S: Tensor) -> Tensor:
+        """The values of the chosen and the rejected sequence of each pair, [P, 2]; 0 for one without tokens. Carries the gradient."""
+        return values_S.new_zeros(2 * len(self.pair_P)).index_add(0, self.slot_S, values_S).view(-1, 2)

@@ -1,0 +1,79 @@
+"""The host waits for the device a fixed number of times in a step, however many micro-batches the step has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.presets import presets
+from rftcore.trainer.learner import Learner
+from tests.support.learning import batch_with_everything, config
+
+WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class HostWaits(TorchDispatchMode):
+    """Counts the operations that a GPU would have to finish before the host goes on: those whose result is a Python number, or decides a size.
+
+    Indexing with numbers has the second tag, too, and waits for nothing. `tolist` and `numpy` of tensors on a CPU are not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_):
+            waits = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        elif func.overloadpacket == torch.ops.aten.repeat_interleave:
+            waits = func == torch.ops.aten.repeat_interleave.Tensor and kwargs.get("output_size") is None
+        else:
+            waits = bool(WAITING & set(func.tags))
+        if waits:
+            self.count[str(func)] += 1
+        return func(*args, **kwargs)
+
+
+def waits_of(function: Callable[[], object]) -> Counter[str]:
+    with HostWaits() as found:
+        function()
+    return found.count
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum().item(), lambda x: x.unique(), lambda x: x.nonzero(), lambda x: x[x > 1], lambda x: x.bincount(),
+        lambda x: x.repeat_interleave(x), lambda x: x.masked_select(x > 1), lambda x: bool((x > 1).any()),
+        lambda x: x.index_put_((x > 1,), x.sum()), lambda x: torch.equal(x, x),
+    ],
+)  # fmt: skip
+def test_operations_that_a_gpu_would_be_waited_for_are_seen(function: Callable[[Tensor], object]) -> None:
+    assert waits_of(lambda: function(torch.tensor([1, 2, 2])))
+
+
+@pytest.mark.parametrize("function", [lambda x: x[x], lambda x: x.index_add(0, x, x), lambda x: x.repeat_interleave(2)])
+def test_others_are_not(function: Callable[[Tensor], object]) -> None:
+    assert not waits_of(lambda: function(torch.tensor([0, 1, 2])))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_of_no_preset_grow_with_the_number_of_micro_batches(name: str, checkpointing: bool, model_path: str) -> None:
+    needs_model = "teacher_logits" in build_algorithm(name, {"teacher": model_path}).signals
+    found = {}
+    for max_tokens in (30, 4096):
+        algorithm = build_algorithm(name, {"teacher": model_path} if needs_model else {})
+        settings = config(max_tokens_per_microbatch=max_tokens, gradient_checkpointing=checkpointing)
+        learner = Learner(model_path, settings, algorithm, 0)
+        batch = batch_with_everything(paired=algorithm.pairwise)
+        found[max_tokens] = waits_of(lambda: learner.update(batch, 1))  # noqa: B023 - called at once
+    assert found[30] == found[4096]
