@@ -13,7 +13,7 @@ import yaml
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from rftcore.explorer.config import ExplorerConfig
-from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.config import LoraConfig, TrainerConfig
 from rftdata.config import (
     BufferConfig,
     EvalConfig,
@@ -123,6 +123,11 @@ class RunConfig(Section):
         return self._base_dir
 
     @property
+    def lone_adapters(self) -> LoraConfig | None:
+        """The adapters that engines get alone; None if they get whole weights."""
+        return self.trainer.lora if self.sync.adapters == "alone" else None
+
+    @property
     def has_explorer(self) -> bool:
         """Whether the run samples. A run on a stored selection samples only for its evaluations."""
         asked = self.sampling.source is None or bool(self.eval.tasks or self.eval.test)
@@ -149,6 +154,14 @@ class RunConfig(Section):
                     f"{key} and sampling.source exclude each other: the run trains on the rows that the query selects; choose and drop in "
                     "its WHERE"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_trained(self) -> RunConfig:
+        if self.sync.adapters == "alone" and self.trainer.lora is None:
+            raise ValueError(
+                "sync.adapters is alone, and no adapters are trained; set trainer.lora, or sync.adapters: merged"
+            )
         return self
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
 from rftcore.engines.base import Engine, EngineConfig
-from rftcore.engines.vllm_arguments import refuse_unknown_arguments
+from rftcore.engines.vllm_arguments import refuse_unknown_arguments, slot_rank
 from rftcore.models import resolve_model
 from rftcore.monitor import MONITORS, Monitor
 from rftcore.rewards import Reward, load_rewards
@@ -231,10 +231,11 @@ class ResolvedRun:
         Raises:
             ConfigError: a setting is unknown or wrong.
         """
-        explorer = self.config.explorer
+        explorer, adapters = self.config.explorer, self.config.lone_adapters
         elsewhere: dict[str, tuple[str, object]] = {
             "tensor_parallel_size": ("explorer.tensor_parallel_size", explorer.tensor_parallel_size),
             "kv_cache": ("sync.kv_cache", self.config.sync.kv_cache),
+            "adapter_rank": ("sync.adapters", None if adapters is None else adapters.rank),
         }
         for name, (setting, value) in elsewhere.items():
             if name in explorer.engine_args:
@@ -249,6 +250,7 @@ class ResolvedRun:
         engine = parse_section(EngineConfig, settings, "the engine's settings", within="explorer.engine_args")
         if explorer.engine == "vllm":
             refuse_unknown_arguments(engine.vllm)
+            slot_rank(engine.adapter_rank)
         elif explorer.engine in ENGINES.builtins and (engine.vllm or engine.quantization):
             name = "vllm" if engine.vllm else "quantization"
             raise ConfigError(

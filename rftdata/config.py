@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 
 from rftdata.uri import redacted
 from rftdata.user_code.time_limits import DEFAULT_S
@@ -229,6 +229,11 @@ class SyncConfig(Section):
         " of the same version (with nccl, file_method then writes one of every version), and stop the run if one differs. For finding faults: it"
         " takes seconds, and memory for a second copy of the model.",
     )
+    adapters: Literal["merged", "alone"] = Field(
+        "merged",
+        description="What engines get when trainer.lora trains adapters: the whole model with the adapters merged into it, or the adapters"
+        " alone, which a vLLM engine keeps beside the model (with memory and checkpoint).",
+    )
     kv_cache: Literal["recompute", "keep"] = Field(
         "recompute",
         description="What running requests do when weights change: recompute keys and values of their tokens with the new weights, or keep"
@@ -241,6 +246,16 @@ class SyncConfig(Section):
     )
     interval: int = Field(1, ge=1, description="Explorer steps that share one policy.")
     offset: int = Field(0, ge=0, description="Explorer steps that may run ahead of the trainer.")
+
+    @model_validator(mode="after")
+    def _adapters_alone_are_files(self) -> SyncConfig:
+        if self.adapters == "alone" and self.method not in ("memory", "checkpoint"):
+            raise ValueError(
+                f"adapters: alone needs method: memory or checkpoint, and method is {self.method}; with it, adapters are sent merged"
+            )
+        if self.adapters == "alone" and self.check_weights:
+            raise ValueError("check_weights compares whole models; set adapters: merged")
+        return self
 
 
 class EvalConfig(Section):

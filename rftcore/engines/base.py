@@ -64,6 +64,11 @@ class EngineConfig(BaseModel):
         default=None,
         description="quantise the weights while they are loaded, as with fp8: a method of vLLM's (vLLM only)",
     )
+    adapter_rank: int | None = Field(
+        default=None,
+        ge=1,
+        description="rank of the adapters that are kept beside the model; follows from sync.adapters and trainer.lora (vLLM only)",
+    )
     vllm: dict[str, Any] = Field(
         default_factory=dict, description="further arguments of vLLM's, by its own names (vLLM only)"
     )

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
+from rftcore.sync.adapters_file import adapters_config, refuse_unfit_adapters
 from rftcore.sync.transfer_plan import TensorShapes, TransferError, TransferPlan
 from rftcore.sync.weights_file import check_complete, hold, open_weights, read_shapes_of_model, refuse_incomplete
 from rftdata.errors import EngineStoppedError, RftError
@@ -116,7 +117,7 @@ class DrivenEngine(Engine):
 
     @abstractmethod
     def _replace_weights(self, path: Path) -> None:
-        """Load a complete weights file; nothing computed with the old weights may be used afterwards."""
+        """Load a complete weights file, or one of adapters; nothing computed with the old weights may be used afterwards."""
 
     def _receive_weights(self, plan: TransferPlan) -> str:
         """Take part in a transfer, as `_replace_weights`; return the checksum of what arrived.
@@ -152,9 +153,20 @@ class DrivenEngine(Engine):
         started = time.perf_counter()
         path = open_weights(uri, checksum)
         with hold(path) as held:
-            check_complete(held, self._expected_shapes)
+            self._refuse_file(held)
             self._load_and_wait(_Load(held, policy_version_id))
         return time.perf_counter() - started
+
+    def _refuse_file(self, path: Path) -> None:
+        """Refuse a file that would leave part of the model unchanged, or that this engine does not take.
+
+        Raises:
+            ModelError: it is such a file.
+        """
+        if adapters_config(path) is None:
+            check_complete(path, self._expected_shapes)
+        else:
+            refuse_unfit_adapters(path, self._expected_shapes)
 
     def refuse_unfit(self, tensors: TensorShapes) -> None:
         refuse_incomplete(dict(tensors), self._expected_shapes, "what the trainer sends")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.base import Decoding, Generation, Reception
 from rftcore.engines.driver import DrivenEngine, Request
+from rftcore.sync.adapters_file import whole_weights
 from rftcore.sync.devices import device_id
 from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.sync.weights_file import iterate_weights
@@ -129,7 +130,7 @@ class TransformersEngine(DrivenEngine):
     def _replace_weights(self, path: Path) -> None:
         # In place; a tied head is the embedding's own tensor and is written twice with the same values.
         state = self._model.state_dict(keep_vars=False)
-        for name, tensor in iterate_weights(path):
+        for name, tensor in whole_weights(path, Path(self.model_path)):
             state[name].copy_(tensor)
 
     @property

@@ -7,7 +7,8 @@ Weight updates. The worker extension (`rftcore.sync.vllm_worker`) loads the file
 the prefix cache is emptied (`reset_prefix_cache(reset_running_requests=True)`). vLLM recomputes prompt and response so far
 under the new weights, so tokens after the switch really come from the new policy, and no state computed with the old weights
 is used again. With `kv_cache: keep` running requests go on with what they have computed. Cached blocks are salted with the number
-of weight changes before their request, so that later requests do not begin with them. The spans are vLLM's own
+of weight changes before their request, so that later requests do not begin with them. With `adapter_rank` set, the file has
+adapters, which vLLM keeps beside the model and computes with in every layer. The spans are vLLM's own
 (`CompletionOutput.weight_versions`): the version that each step's output carried.
 Asynchronous scheduling is off unless configured, since without it no step is in flight at the switch.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -25,16 +27,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.base import EngineConfig, Generation, Reception
 from rftcore.engines.driver import DrivenEngine, Request
+from rftcore.engines.vllm_arguments import slot_rank
+from rftcore.sync.adapters_file import adapters_config
 from rftcore.sync.transfer_plan import TransferPlan
-from rftdata.errors import RftError
+from rftcore.sync.weights_file import read_shapes
+from rftdata.errors import ModelError, RftError
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
     from vllm.inputs import TokensPrompt
     from vllm.logprobs import FlatLogprobs
+    from vllm.lora.request import LoRARequest
 
     from rftcore.sync.vllm_worker import ReceiveOutcome
 
+_ADAPTERS = "policy"
 _WORKER_EXTENSION = "rftcore.sync.vllm_worker.WeightsExtension"
 
 
@@ -81,6 +88,9 @@ class VllmEngine(DrivenEngine):
         import torch
 
         config = self.config
+        adapters: dict[str, Any] = {}
+        if config.adapter_rank is not None:
+            adapters = {"enable_lora": True, "max_loras": 1, "max_lora_rank": slot_rank(config.adapter_rank)}
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             self._refuse_too_few_gpus(torch.cuda.device_count())
@@ -107,6 +117,7 @@ class VllmEngine(DrivenEngine):
                 worker_extension_cls=_WORKER_EXTENSION,
                 use_tqdm_on_load=False,
                 **memory,
+                **adapters,
                 **config.vllm,
             )
         except ValueError as error:
@@ -116,6 +127,7 @@ class VllmEngine(DrivenEngine):
             ) from error
         self._llm.llm_engine.set_weight_version(str(self.policy_version_id))
         self._num_changes = 0
+        self._adapters: LoRARequest | None = None
         self._reception = self._look_up_reception()
         self._detokenizer = self._llm.get_tokenizer()
         self._context_length = self._llm.model_config.max_model_len
@@ -146,7 +158,7 @@ class VllmEngine(DrivenEngine):
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             prompt: TokensPrompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._num_changes)}
-            self._llm.llm_engine.add_request(request.request_id, prompt, params)
+            self._llm.llm_engine.add_request(request.request_id, prompt, params, lora_request=self._adapters)
         except ValueError as error:
             raise RftError(f"vLLM refuses the request: {error}", value=decoding) from error
 
@@ -175,10 +187,40 @@ class VllmEngine(DrivenEngine):
             version_spans=[(span.start, int(span.version)) for span in completion.weight_versions or []],
         )
 
+    def _refuse_file(self, path: Path) -> None:
+        has_adapters = adapters_config(path) is not None
+        if has_adapters != (self.config.adapter_rank is not None):
+            found, taken = ("adapters", "whole weights") if has_adapters else ("whole weights", "adapters")
+            raise ModelError(
+                f"the file {path} has {found}, and this engine was started for {taken} only",
+                todo="start trainer and explorers with the same sync.adapters",
+            )
+        super()._refuse_file(path)
+
     def _replace_weights(self, path: Path) -> None:
-        engine = self._llm.llm_engine
-        engine.collective_rpc("load_weights_file", args=(str(path),))
+        if self.config.adapter_rank is None:
+            self._llm.llm_engine.collective_rpc("load_weights_file", args=(str(path),))
+        else:
+            self._replace_adapters(path)
         self._weights_changed()
+
+    def _replace_adapters(self, path: Path) -> None:
+        """Take adapters in place of the previous ones; the model's own weights never change."""
+        from vllm.lora.request import LoRARequest
+
+        is_empty = not read_shapes(path)
+        if self._open_requests and is_empty != (self._adapters is None):
+            # A request of vLLM's uses adapters from its beginning to its end, or none.
+            raise RftError("adapters cannot be added to running requests, or removed from them")
+        if is_empty:
+            self._adapters = None
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "adapter_config.json").write_text(json.dumps(adapters_config(path)), encoding="utf-8")
+            (Path(folder) / "adapter_model.safetensors").symlink_to(path)
+            self._llm.llm_engine.add_lora(LoRARequest(_ADAPTERS, 1, folder, load_inplace=True))
+        # vLLM knows the adapters by their number from now on, and does not read the path of this request.
+        self._adapters = LoRARequest(_ADAPTERS, 1, self.model_path)
 
     def _weights_changed(self) -> None:
         self._num_changes += 1

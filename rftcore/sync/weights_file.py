@@ -19,7 +19,7 @@ import shutil
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -154,14 +154,29 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         ModelError: it is not a safetensors file.
     """
+    return {name: tuple(entry["shape"]) for name, entry in _header(path).items() if name != "__metadata__"}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return what the header of a safetensors file says beside its tensors.
+
+    Raises:
+        ModelError: it is not a safetensors file.
+    """
+    return dict(_header(path).get("__metadata__", {}))
+
+
+def _header(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _HEADER_LIMIT:
                 raise ValueError("header too long")
             header = json.loads(file.read(length))
-        return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, KeyError, struct.error) as error:
+        if not all("shape" in entry for name, entry in header.items() if name != "__metadata__"):
+            raise ValueError("a tensor without a shape")
+        return dict(header)
+    except (OSError, ValueError, TypeError, struct.error) as error:
         raise ModelError(f"{path} is not a readable safetensors file: {error}") from error
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from rftcore.sync.adapters_file import PREFIX
 from rftcore.trainer.config import LoraConfig
 from rftcore.trainer.weight_parts import first_row
 from rftdata.errors import ConfigError, ModelError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig as PeftConfig
 
 _FILE = "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # of names in peft's files
 _NAME = "default"  # of the adapter in peft's modules
 
 
@@ -131,7 +131,7 @@ def without_dropout(model: PreTrainedModel) -> Iterator[None]:
 def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """The adapters by peft's names, in the host's memory; a copy."""
     return {
-        _PREFIX + name.replace(f".{_NAME}.", "."): parameter.detach().to("cpu", copy=True).contiguous()
+        PREFIX + name.replace(f".{_NAME}.", "."): parameter.detach().to("cpu", copy=True).contiguous()
         for name, parameter in model.named_parameters() if ".lora_" in name
     }  # fmt: skip
 
@@ -143,13 +143,24 @@ def save_adapters(tensors: dict[str, Tensor], config: LoraConfig, folder: Path) 
     _peft_config(config).save_pretrained(str(folder))
 
 
+def stored_adapters(folder: Path) -> dict[str, Tensor]:
+    """Return what `save_adapters` wrote; nothing for a folder without adapters."""
+    return load_file(folder / _FILE) if folder.is_dir() else {}
+
+
+def adapters_json(config: LoraConfig) -> dict[str, Any]:
+    """Return the contents of peft's adapter_config.json."""
+    found = _peft_config(config).to_dict()  # type: ignore[no-untyped-call]
+    return {key: sorted(value) if isinstance(value, set) else value for key, value in found.items()}
+
+
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Read what `save_adapters` wrote.
 
     Raises:
         ModelError: there are none, or those of another model or rank.
     """
-    own = {_PREFIX + name.replace(f".{_NAME}.", "."): p for name, p in model.named_parameters() if ".lora_" in name}
+    own = {PREFIX + name.replace(f".{_NAME}.", "."): p for name, p in model.named_parameters() if ".lora_" in name}
     try:
         tensors = load_file(folder / _FILE)
     except OSError as error:

@@ -288,6 +288,10 @@ class Network:
         """
         load_adapters(self.model, folder / ADAPTERS)
 
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        """The adapters by peft's names, in the host's memory; every rank has them whole."""
+        return adapter_tensors(self.model)
+
     def stage(self) -> Callable[[Path], None]:
         """Copy the weights to the memory of the first rank's host; all ranks call it.
 

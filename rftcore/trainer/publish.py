@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rftcore.sync.adapters_file import write_adapters
 from rftcore.sync.base import Publication
 from rftcore.sync.live_trainer import LiveWeights
 from rftcore.sync.weights_file import iterate_weights, write_weights
+from rftcore.trainer.lora import adapters_json, stored_adapters
+from rftcore.trainer.network import ADAPTERS
 from rftdata.config import SyncConfig
 from rftdata.training.attempt import Attempt
 from rftdata.workers import Worker
@@ -16,25 +19,42 @@ from rftdata.workers import Worker
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rftcore.trainer.config import LoraConfig
     from rftcore.trainer.ranks import LearnerGroup
 
 Export = Callable[[Path], object]
 _LIVE = ("auto", "nccl")
 
 
-def export_learner(learner: LearnerGroup) -> Export:
-    """Writes the learner's weights as they are now."""
-    return lambda path: write_weights(learner.export_tensors(), path)
+class Exports:
+    """What a publisher writes for engines: whole weights, or adapters alone.
 
+    Args:
+        adapters: `RunConfig.lone_adapters`.
+    """
 
-def export_folder(folder: Path) -> Export:
-    """Writes the weights of a model's or checkpoint's folder."""
+    def __init__(self, learner: LearnerGroup, adapters: LoraConfig | None) -> None:
+        self._learner = learner
+        self._adapters = adapters
 
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        for file in sorted(folder.glob("*.safetensors")):
-            yield from iterate_weights(file)
+    def of_learner(self) -> Export:
+        """Writes the learner's weights as they are now."""
+        learner, adapters = self._learner, self._adapters
+        if adapters is None:
+            return lambda path: write_weights(learner.export_tensors(), path)
+        return lambda path: write_adapters(learner.own.policy.adapter_tensors(), adapters_json(adapters), path)
 
-    return lambda path: write_weights(tensors(), path)
+    def of_folder(self, folder: Path) -> Export:
+        """Writes the weights of a model's or checkpoint's folder; the model that the run began with has no adapters."""
+        adapters = self._adapters
+        if adapters is not None:
+            return lambda path: write_adapters(stored_adapters(folder / ADAPTERS), adapters_json(adapters), path)
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            for file in sorted(folder.glob("*.safetensors")):
+                yield from iterate_weights(file)
+
+        return lambda path: write_weights(tensors(), path)
 
 
 def file_method(config: SyncConfig) -> str:

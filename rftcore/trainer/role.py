@@ -29,7 +29,7 @@ from rftcore.trainer.checkpoints import folder_name, remove_abandoned
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.next_batch import NextBatch, draws_ahead
 from rftcore.trainer.parity import weight_parity
-from rftcore.trainer.publish import Export, export_folder, export_learner, file_method, folder_bytes, live_weights
+from rftcore.trainer.publish import Export, Exports, file_method, folder_bytes, live_weights
 from rftcore.trainer.ranks import LearnerGroup
 from rftdata.errors import BufferUnavailableError
 from rftdata.failpoints import failpoint
@@ -125,8 +125,9 @@ class TrainerRole:
         self.publisher = METHODS.load(file_method(config.sync))(
             self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model)
         )
+        self.exports = Exports(self.learner, config.lone_adapters)
         self.live = live_weights(
-            config.sync, attempt, worker, self.learner, lambda name: self._hand_over(name, export_learner(self.learner))
+            config.sync, attempt, worker, self.learner, lambda name: self._hand_over(name, self.exports.of_learner())
         )
         self.parity = weight_parity(config)
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
@@ -248,7 +249,7 @@ class TrainerRole:
             self.policy_version_id = self.live.publish(step)
             self.published = self.live.publication
             return
-        self.published = self._hand_over(f"step-{step:06d}", export_learner(self.learner))
+        self.published = self._hand_over(f"step-{step:06d}", self.exports.of_learner())
         self._announce(step, self.config.sync.method, self.published)
 
     def _hand_over(self, name: str, export: Export) -> Publication:
@@ -334,7 +335,7 @@ class TrainerRole:
         for step, folder, version in sources:
             due = step < self.attempt.start_step and step % self.config.eval.every == 0
             if due and wanted - answered.get(step, set()) and version is not None and folder.is_dir():
-                publication = self._hand_over(f"again-step-{step:06d}", export_folder(folder))
+                publication = self._hand_over(f"again-step-{step:06d}", self.exports.of_folder(folder))
                 self._plan_validation(step, version, publication)
 
     def _ask_for_validation(self, step: int) -> None:
@@ -382,7 +383,7 @@ class TrainerRole:
             ("test-initial", self.model, first.policy_version_id, 0),
             ("test-best", Path(best.uri), best.policy_version_id, best.trainer_step),
         ):
-            publication = self._hand_over(name, export_folder(folder))
+            publication = self._hand_over(name, self.exports.of_folder(folder))
             plan_evaluations(
                 self.attempt, policy_version_id=version, trainer_step=step, purpose="test",
                 tasksets=[taskset.name for taskset in self.config.eval.test], decodings=["greedy", "sampled"],

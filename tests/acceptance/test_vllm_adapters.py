@@ -1,61 +1,175 @@
-"""vLLM opens the adapters of a checkpoint beside the model that a run began with, and computes what the merged model does."""
+"""Adapters alone (`sync.adapters: alone`): an engine that gets them computes what the merged model does, in vLLM beside the model's weights."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rftcore.algorithms import build_algorithm
-from rftcore.engines.base import EngineConfig
+from rftcore.engines.base import Decoding, EngineConfig, Generation
+from rftcore.engines.transformers_engine import TransformersEngine
+from rftcore.engines.vllm_arguments import SLOT_RANKS
 from rftcore.engines.vllm_engine import VllmEngine
-from rftcore.trainer.learner import Learner
+from rftcore.sync.base import Publication
+from rftcore.sync.weights_file import write_atomically
+from rftcore.trainer.learner_arguments import LearnerArguments
+from rftcore.trainer.publish import Export, Exports
+from rftcore.trainer.ranks import LearnerGroup
+from rftdata.errors import EngineStoppedError, ModelError
+from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.command_line import rows
 from tests.support.learning import config, make_batch
 from tests.support.models import make_tiny_model
+from tests.support.small_runs import settings, start
+from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TOKENS = list(range(5, 35))
+ENGINE = EngineConfig(dtype="float32", context_length=128, max_num_seqs=4, kv_cache_gib=0.0625)
+PROMPT = list(range(5, 35))
 
 
-def test_vllm_opens_the_adapters_of_a_checkpoint(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model")
-    settings = config(lora={"rank": 4, "alpha": 16}, learning_rate=0.05)
-    learner = Learner(str(model), settings, build_algorithm("sft"), 0)
-    for step in (1, 2, 3):
-        learner.update(make_batch(step), step)
-    learner.save_checkpoint(tmp_path / "checkpoint")
+class Trained:
+    """A learner with adapters, and files of them."""
 
-    os.environ.update(VllmEngine.process_environment(EngineConfig()))
-    from vllm import LLM, SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    engine = LLM(
-        model=str(model), dtype="float32", max_model_len=128, max_num_seqs=4, enforce_eager=True, enable_lora=True, max_lora_rank=8,
-        kv_cache_memory_bytes=2**26, use_tqdm_on_load=False,
-    )  # fmt: skip
-
-    def logprobs(adapters: LoRARequest | None) -> torch.Tensor:
-        params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-        [output] = engine.generate([{"prompt_token_ids": TOKENS}], params, lora_request=adapters, use_tqdm=False)
-        return torch.tensor(
-            [found[token].logprob for found, token in zip(output.prompt_logprobs[1:], TOKENS[1:], strict=True)]
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = make_tiny_model(folder / "model")
+        settings = config(lora={"rank": 4, "alpha": 16}, learning_rate=0.05)
+        arguments = LearnerArguments(
+            model_path=str(self.model), config=settings, algorithm="sft", algorithm_settings={}, base_dir=folder, seed=0
         )
+        self.learner = LearnerGroup(arguments, arguments.build_algorithm())
+        self.alone, self.merged = Exports(self.learner, settings.lora), Exports(self.learner, None)
 
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
+    def train(self, step: int) -> None:
+        self.learner.update(make_batch(step), step)
+
+    def publish(self, name: str, export: Export) -> Publication:
+        return write_atomically(self.folder / f"{name}.safetensors", export)
+
+    def checkpoint(self, name: str) -> Path:
+        self.learner.save_pretrained(self.folder / name)
+        return self.folder / name
+
+
+def differences(generation: Generation, model: Path) -> list[float]:
+    """Differences of log-probabilities between sampled tokens and the model in a folder."""
+    reference = AutoModelForCausalLM.from_pretrained(model)
     with torch.no_grad():
-        expected = (
-            merged(torch.tensor([TOKENS]))
-            .logits[0, :-1]
-            .log_softmax(-1)
-            .gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0]
-        )
-    found = logprobs(LoRARequest("trained", 1, str(tmp_path / "checkpoint" / "adapters")))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
-    assert (logprobs(None) - expected).abs().max() > 0.5, (
-        "the check must be able to fail: the adapters make a difference"
-    )
-    engine.llm_engine.engine_core.shutdown()
+        logprobs = reference(torch.tensor([PROMPT + generation.token_ids])).logits[0].log_softmax(-1)
+    expected = [logprobs[len(PROMPT) - 1 + k, token].item() for k, token in enumerate(generation.token_ids)]
+    return [abs(a - b) for a, b in zip(generation.logprobs, expected, strict=True)]
+
+
+def worst_difference(engine: VllmEngine | TransformersEngine, model: Path) -> float:
+    return max(differences(asyncio.run(engine.generate(PROMPT, Decoding(max_tokens=12))), model))
+
+
+async def sample_and_load(engine: VllmEngine, publication: Publication, version: int) -> list[Generation]:
+    """Load a file while four requests run."""
+    tasks = [asyncio.create_task(engine.generate(PROMPT, Decoding(max_tokens=95))) for _ in range(4)]
+    await asyncio.sleep(0.1)
+    await asyncio.to_thread(engine.load_weights, publication.uri, version, publication.checksum)
+    return await asyncio.gather(*tasks)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("adapters"))
+
+
+def test_vllm_samples_with_the_newest_adapters(trained: Trained) -> None:
+    os.environ.update(VllmEngine.process_environment(ENGINE))
+    engine = VllmEngine(trained.model, ENGINE.model_copy(update={"adapter_rank": 4}))
+    from vllm.config.lora import MaxLoRARanks
+
+    assert get_args(MaxLoRARanks) == SLOT_RANKS
+    try:
+        assert worst_difference(engine, trained.model) < 1e-3
+        before = trained.publish("0", trained.alone.of_learner())
+        engine.load_weights(before.uri, 1, before.checksum)
+        assert worst_difference(engine, trained.model) < 1e-3, "adapters begin as nothing"
+        for version in (2, 3):
+            trained.train(version)
+            found = trained.publish(str(version), trained.alone.of_learner())
+            merged = trained.checkpoint(f"merged-{version}")
+            assert worst_difference(engine, merged) > 0.05, "the check must be able to fail"
+            engine.load_weights(found.uri, version, found.checksum)
+            assert worst_difference(engine, merged) < 1e-3
+            assert engine.policy_version_id == version
+        trained.train(4)
+        newest = trained.publish("4", trained.alone.of_learner())
+        merged, previous = trained.checkpoint("merged-4"), trained.folder / "merged-3"
+        switched = 0
+        for generation in asyncio.run(sample_and_load(engine, newest, 4)):
+            starts = {version: start for start, version in generation.version_spans}
+            switch = starts.get(4, len(generation.token_ids))
+            assert max(differences(generation, previous)[:switch], default=0) < 1e-3
+            assert max(differences(generation, merged)[switch:], default=0) < 1e-3
+            switched += starts.keys() == {3, 4}
+        assert switched, "no request was running when the adapters changed"
+        # A checkpoint's folder, as for the test sets, and the model without adapters.
+        again = trained.publish("again", trained.alone.of_folder(trained.folder / "merged-2"))
+        engine.load_weights(again.uri, 5, again.checksum)
+        assert worst_difference(engine, trained.folder / "merged-2") < 1e-3
+        first = trained.publish("first", trained.alone.of_folder(trained.model))
+        engine.load_weights(first.uri, 6, first.checksum)
+        assert worst_difference(engine, trained.model) < 1e-3
+        whole = trained.publish("whole", trained.merged.of_learner())
+        with pytest.raises(ModelError, match="was started for adapters only"):
+            engine.load_weights(whole.uri, 7, whole.checksum)
+        assert found.num_bytes < whole.num_bytes / 5
+        with pytest.raises(EngineStoppedError, match="adapters cannot be added to running requests"):
+            asyncio.run(sample_and_load(engine, found, 7))
+    finally:
+        engine.close()
+
+
+def test_the_engine_transformers_merges_adapters_into_its_weights(trained: Trained) -> None:
+    trained.train(5)
+    found = trained.publish("merging", trained.alone.of_learner())
+    engine = TransformersEngine(trained.model, ENGINE)
+    try:
+        engine.load_weights(found.uri, 1, found.checksum)
+        assert worst_difference(engine, trained.checkpoint("merged-5")) < 1e-4
+        assert worst_difference(engine, trained.model) > 0.05
+        first = trained.publish("first", trained.alone.of_folder(trained.model))
+        engine.load_weights(first.uri, 2, first.checksum)
+        assert worst_difference(engine, trained.model) < 1e-4
+    finally:
+        engine.close()
+
+
+def test_adapters_of_another_model_are_refused(trained: Trained, tmp_path: Path) -> None:
+    found = trained.publish("other", trained.alone.of_learner())
+    other = TransformersEngine(make_tiny_model(tmp_path / "other", hidden_size=64), ENGINE)
+    try:
+        with pytest.raises(ModelError, match="do not fit the model in the engine"):
+            other.load_weights(found.uri, 1, found.checksum)
+    finally:
+        other.close()
+
+
+def test_a_run_sends_adapters_alone(server_folders: Path, warm: Warm) -> None:
+    buffer = server_folders / "adapters" / "buffer"
+    options = settings(
+        warm, "explorer.engine=vllm", "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625}",
+        "trainer.lora={rank: 4}", "trainer.learning_rate=0.01", "sync={method: memory, adapters: alone}",
+    )  # fmt: skip
+    process = start("run", "--plain", "--buffer", buffer, *options)
+    try:
+        output, _ = process.communicate(timeout=280)
+        assert process.returncode == 0, output
+        sizes = [row["num_bytes"] for row in rows(buffer, "select num_bytes from rft.policy_version order by 1 desc")]
+        assert sizes[0] < (warm.model / "model.safetensors").stat().st_size / 5
+        steps = rows(buffer, "select metrics->>'logprob_diff' as difference from rft.train_step order by trainer_step")
+        found = [float(row["difference"]) for row in steps if row["difference"] is not None]
+        assert found and max(found) < 1e-3, output
+    finally:
+        EmbeddedServer(buffer).stop()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rftcore.engines.base import EngineConfig
-from rftcore.engines.vllm_arguments import vllm_arguments
+from rftcore.engines.vllm_arguments import slot_rank, vllm_arguments
 from rftcore.resolved import ResolvedRun
 from rftcore.run.model_checks import refuse_indivisible_engine
 from rftdata.errors import ConfigError
@@ -23,7 +23,11 @@ def test_settings_of_other_sections_reach_the_engine() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "place"),
-    [("tensor_parallel_size", 2, "explorer.tensor_parallel_size"), ("kv_cache", "keep", "sync.kv_cache")],
+    [
+        ("tensor_parallel_size", 2, "explorer.tensor_parallel_size"),
+        ("kv_cache", "keep", "sync.kv_cache"),
+        ("adapter_rank", 8, "sync.adapters"),
+    ],
 )
 def test_a_setting_with_a_place_of_its_own_is_refused_among_the_engines(name: str, value: object, place: str) -> None:
     resolved = ResolvedRun(config(explorer={"engine_args": {name: value}}))
@@ -67,6 +71,7 @@ def test_arguments_of_vllm_and_quantisation_are_passed_on() -> None:
         ("blok_size", "vLLM has no argument 'blok_size' .*; did you mean 'block_size'"),
         ("max_model_len", "set explorer.engine_args.context_length"),
         ("data_parallel_size", "set explorer.num_explorers"),
+        ("enable_lora", "set sync.adapters"),
         ("logprobs_mode", "cannot be changed .*processed_logprobs"),
     ],
 )
@@ -91,3 +96,33 @@ def test_the_names_of_arguments_are_those_of_the_installed_vllm() -> None:
     found = vllm_arguments()
     assert {"model", "block_size", "quantization", "tensor_parallel_size"} <= found
     assert len(found) > 100
+
+
+def with_adapters(method: str = "memory", **changes: dict[str, object]) -> ResolvedRun:
+    sections = {"trainer": {"lora": {"rank": 12}}, "sync": {"adapters": "alone", "method": method}}
+    return ResolvedRun(
+        config(**{name: {**sections.get(name, {}), **changes.get(name, {})} for name in {*sections, *changes}})
+    )
+
+
+def test_engines_have_room_for_adapters_where_they_get_them_alone() -> None:
+    assert with_adapters().engine(0).adapter_rank == 12
+    assert with_adapters(sync={"adapters": "merged"}).engine(0).adapter_rank is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer": {"lora": None}}, "no adapters are trained; set trainer.lora"),
+        ({"sync": {"method": "nccl"}}, "needs method: memory or checkpoint, and method is nccl"),
+        ({"sync": {"check_weights": True}}, "check_weights compares whole models"),
+        ({"trainer": {"lora": {"rank": 600}}}, r"\(got 600\); allowed: up to 512"),
+    ],
+)
+def test_adapters_that_cannot_be_sent_alone_are_refused(changes: dict[str, dict[str, object]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        with_adapters(**changes).engine(0)
+
+
+def test_adapters_get_the_next_rank_for_which_vllm_has_kernels() -> None:
+    assert [slot_rank(rank) for rank in (None, 1, 2, 8, 12, 512)] == [None, 1, 8, 8, 16, 512]

@@ -1,0 +1,96 @@
+"""The names of vLLM's own arguments, read from its source: importing vLLM takes 15 seconds, and a configuration is checked without it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rftdata.config_errors import did_you_mean
+from rftdata.errors import ConfigError
+
+_ELSEWHERE = {
+    "model": "model.path",
+    "tokenizer": "model.path",
+    "dtype": "explorer.engine_args.dtype",
+    "seed": "run.seed",
+    "max_model_len": "explorer.engine_args.context_length",
+    "max_num_seqs": "explorer.engine_args.max_num_seqs",
+    "quantization": "explorer.engine_args.quantization",
+    "enforce_eager": "explorer.engine_args.enforce_eager",
+    "async_scheduling": "explorer.engine_args.async_scheduling",
+    "gpu_memory_utilization": "explorer.engine_args.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "explorer.engine_args.kv_cache_gib",
+    "tensor_parallel_size": "explorer.tensor_parallel_size",
+    "data_parallel_size": "explorer.num_explorers",
+    "enable_lora": "sync.adapters",
+    "max_loras": "sync.adapters",
+    "max_lora_rank": "trainer.lora.rank",
+}
+"""Arguments that follow from settings of the run."""
+_FIXED = {
+    "enable_prefix_caching": True,
+    "logprobs_mode": "processed_logprobs",
+    "worker_extension_cls": "rftcore.sync.vllm_worker.WeightsExtension",
+}
+"""Arguments on which log-probabilities and weights depend."""
+SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters for which vLLM has kernels; others use the next."""
+
+
+@lru_cache(maxsize=1)
+def vllm_arguments() -> frozenset[str]:
+    """Return the arguments that the installed vLLM takes; empty without one."""
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.origin is None:
+        return frozenset()
+    source = Path(found.origin).with_name("engine") / "arg_utils.py"
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
+            fields = (line.target for line in node.body if isinstance(line, ast.AnnAssign))
+            return frozenset(target.id for target in fields if isinstance(target, ast.Name))
+    return frozenset()
+
+
+def refuse_unknown_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments for vLLM that it does not have, or that the run sets.
+
+    Args:
+        arguments: `explorer.engine_args.vllm`.
+
+    Raises:
+        ConfigError: which one, and what was probably meant.
+    """
+    known = vllm_arguments()
+    for name, value in arguments.items():
+        key = f"explorer.engine_args.vllm.{name}"
+        if name in _ELSEWHERE:
+            raise ConfigError(
+                f"{key} has a place of its own", value=value, todo=f"remove it there and set {_ELSEWHERE[name]}"
+            )
+        if name in _FIXED:
+            raise ConfigError(f"{key} cannot be changed", value=value, allowed=repr(_FIXED[name]), todo="remove it")
+        if known and name not in known:
+            raise ConfigError(
+                f"vLLM has no argument {name!r} ({key})", todo=did_you_mean(name, known, "remove it or correct it")
+            )
+
+
+def slot_rank(rank: int | None) -> int | None:
+    """Return the smallest of `SLOT_RANKS` that is enough for adapters of this rank; None for None.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if rank is None:
+        return None
+    enough = [size for size in SLOT_RANKS if size >= rank]
+    if not enough:
+        raise ConfigError(
+            "vLLM takes no adapters of this rank beside the model (trainer.lora.rank)", value=rank, allowed=f"up to {SLOT_RANKS[-1]}",
+            todo="set sync.adapters: merged, or a smaller rank",
+        )  # fmt: skip
+    return enough[0]
