@@ -77,6 +77,7 @@ class LiveWeights:
     Attributes:
         publication: of the last version.
         first_sent_step: the step after which weights went straight into an engine for the first time; None before.
+        live_since: the step from which on no version has been written as a file, so that engines have what was sent; None if the last has a file.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class LiveWeights:
         self._choice = ""
         self._step = 0
         self.first_sent_step: int | None = None
+        self.live_since: int | None = None
         self.publication = Publication("", 0, "")
 
     def publish(self, step: int) -> int:
@@ -111,7 +113,7 @@ class LiveWeights:
         receivers = self._offers.ready_receivers()
         waiting = set(receivers)
         if not receivers or not self._may_send(receivers):
-            self.publication = self._write_file(self._name)
+            self.publication, self.live_since = self._write_file(self._name), None
             return self._announce(step, self._config.file_method)
         self.publication = Publication(LIVE_URI, 0, "")
         version = self._announce(step, "nccl")
@@ -122,6 +124,7 @@ class LiveWeights:
                 break
         if self.publication.checksum:
             self._locate(version)
+            self.live_since = step if self.live_since is None else self.live_since
         if self._config.check_weights:
             self.as_file(version)
         self.serve_missed(version)
@@ -136,7 +139,7 @@ class LiveWeights:
     def as_file(self, policy_version_id: int) -> Publication:
         """Return the last version as a file, which is written unless it exists."""
         if self.publication.uri == LIVE_URI:
-            self.publication = self._write_file(self._name)
+            self.publication, self.live_since = self._write_file(self._name), None
             self._locate(policy_version_id)
         return self.publication
 

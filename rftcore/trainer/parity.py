@@ -1,10 +1,11 @@
-"""Do the engines sample from the trainer's weights? Compared once in every attempt, on the first batch that can tell.
+"""Do the engines sample from the trainer's weights? Compared in every attempt, up to the first batch that can tell.
 
 Hashes show that the right bytes arrived, not that the engine computes with them: a layer may have kept prepacked weights, or another model may have the same
 tensors. If every experience of a batch was sampled from weights that went straight into an engine, and the trainer has not changed them since, both must
 give its tokens the same log-probabilities, except for rounding. Where explorers run ahead (sync.offset), no batch is sampled from the trainer's
-newest weights; there the first batch is compared whose weights are up to so many steps older. These few updates add little beside the
-difference to another model. Later batches are not compared, because one wrong engine is as wrong at first.
+newest weights; there batches are compared whose weights are up to so many steps older. These few updates add little beside the
+difference to another model. A version that was also written as a file, as for an evaluation, may have been loaded from there since. Its batches are
+compared, but do not settle the question. After one that does, none is compared, because one wrong engine is as wrong at first.
 """
 
 from __future__ import annotations
@@ -35,29 +36,41 @@ class WeightParity:
     def __init__(self, limit: float, lag: int = 0) -> None:
         self._limit = limit
         self._lag = lag
-        self._is_checked = False
+        self._is_settled = False
+        self._was_live = False
+        self._num_skipped, self._num_trained = 0, 0  # steps since an engine first had weights that were sent
 
     def check(
-        self, step: int, staleness: Sequence[int | None], metrics: Mapping[str, float], first_sent_step: int
+        self,
+        step: int,
+        staleness: Sequence[int | None],
+        metrics: Mapping[str, float],
+        first_sent_step: int | None,
+        live_since: int | None,
     ) -> None:
         """Compare, if this batch can tell and none could before.
 
         Args:
             step: of the batch.
-            staleness: of its experiences; None for those that no policy sampled.
+            staleness: of its experiences; None for those that no policy sampled. Empty if the step was skipped.
             metrics: of its update.
-            first_sent_step: the step after which weights went straight into an engine for the first time; older ones came from files.
+            first_sent_step, live_since: those of `LiveWeights`.
 
         Raises:
             RftError: the difference is beyond the limit; the run must not go on with these engines.
         """
+        self._was_live |= live_since is not None
+        if not staleness:
+            self._num_skipped += self._was_live
+            return
+        self._num_trained += self._was_live
         difference = metrics.get("logprob_diff")
         lags = [steps for steps in staleness if steps is not None]
-        if self._is_checked or difference is None or not lags or len(lags) < len(staleness):
+        if self._is_settled or difference is None or first_sent_step is None or not lags or len(lags) < len(staleness):
             return
-        if max(lags) > self._lag or step - 1 - max(lags) < first_sent_step:
+        oldest = step - 1 - max(lags)
+        if max(lags) > self._lag or oldest < first_sent_step:
             return
-        self._is_checked = True
         if not difference <= self._limit:
             raise RftError(
                 f"the engines do not sample from the trainer's weights: in step {step} the log-probabilities that they recorded differ from the "
@@ -66,4 +79,22 @@ class WeightParity:
                 todo="compare with sync.method: checkpoint; if that differs as much, check explorer.engine_args (dtype, quantisation) against"
                 " trainer.autocast, and raise the limit only if they explain it",
             )
-        logger.info("engines and trainer agree: %.4f nats per token in step %d", difference, step)
+        if live_since is not None and oldest >= live_since:
+            self._is_settled = True
+            logger.info("engines and trainer agree: %.4f nats per token in step %d", difference, step)
+
+    def refuse_unchecked(self) -> None:
+        """Refuse to finish a run if every step since an engine first had weights that were sent was skipped, so that it was never compared.
+
+        Engines with wrong weights give answers without reward, and groups whose rewards do not differ are dropped. So such an engine may leave no
+        batch to compare.
+
+        Raises:
+            RftError: every step was skipped.
+        """
+        if self._num_skipped and not self._num_trained:
+            raise RftError(
+                f"whether the engines sample from the trainer's weights is unknown: all {self._num_skipped} steps since weights were sent into them"
+                " were skipped, because no experience was left. Engines with wrong weights are a possible reason",
+                todo="look at the answers (`rft query`), and start the run again with sync.check_weights: true or with sync.method: checkpoint",
+            )  # fmt: skip

@@ -181,9 +181,10 @@ class TrainerRole:
             started = time.monotonic()
             metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
-            if self.parity is not None and self.live is not None and self.live.first_sent_step is not None:
-                self.parity.check(step, batch.rows["staleness"].to_pylist(), metrics, self.live.first_sent_step)
             timing.train = time.monotonic() - started
+        if self.parity is not None and self.live is not None:
+            staleness = batch.rows["staleness"].to_pylist()
+            self.parity.check(step, staleness, metrics, self.live.first_sent_step, self.live.live_since)
         started = time.monotonic()
         self.worker.set_state(f"publishes the weights of step {step}")
         if len(batch):
@@ -361,6 +362,8 @@ class TrainerRole:
 
     def _finish(self) -> None:
         self._commit_checkpoint()
+        if self.parity is not None:
+            self.parity.refuse_unchecked()
         if not self._wait_for_evaluations("the last validation"):
             return
         self._forget_old_checkpoints()  # none waits for its score any more

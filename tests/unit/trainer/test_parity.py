@@ -13,34 +13,57 @@ from rftdata.errors import RftError
 @pytest.mark.parametrize("difference", [0.31, 2.0, math.nan])
 def test_engines_with_other_weights_stop_the_run(difference: float) -> None:
     with pytest.raises(RftError, match=r"in step 3 the log-probabilities .*sync\.max_logprob_diff"):
-        WeightParity(0.3).check(3, [0, 0], {"logprob_diff": difference}, 0)
+        WeightParity(0.3).check(3, [0, 0], {"logprob_diff": difference}, 0, 0)
 
 
 def test_only_a_batch_from_the_newest_weights_is_compared() -> None:
     parity = WeightParity(0.3)
-    parity.check(1, [0, 1], {"logprob_diff": 9.0}, 0)
-    parity.check(2, [0, None], {"logprob_diff": 9.0}, 0)
-    parity.check(3, [0, 0], {"loss": 1.0}, 0)
+    parity.check(1, [0, 1], {"logprob_diff": 9.0}, 0, 0)
+    parity.check(2, [0, None], {"logprob_diff": 9.0}, 0, 0)
+    parity.check(3, [0, 0], {"loss": 1.0}, 0, 0)
     with pytest.raises(RftError):
-        parity.check(4, [0, 0], {"logprob_diff": 9.0}, 0)
+        parity.check(4, [0, 0], {"logprob_diff": 9.0}, 0, 0)
 
 
 def test_a_batch_from_weights_that_came_as_a_file_is_not_taken_for_one_that_was_sent() -> None:
     parity = WeightParity(0.3)
-    parity.check(1, [0, 0], {"logprob_diff": 0.0}, 1)
+    parity.check(1, [0, 0], {"logprob_diff": 0.0}, 1, 1)
     with pytest.raises(RftError):
-        parity.check(2, [0, 0], {"logprob_diff": 9.0}, 1)
+        parity.check(2, [0, 0], {"logprob_diff": 9.0}, 1, 1)
 
 
 def test_where_explorers_run_ahead_the_first_batch_from_weights_that_were_sent_is_compared() -> None:
     parity = WeightParity(0.3, lag=1)
-    parity.check(2, [1, 1], {"logprob_diff": 0.0}, 1)
-    parity.check(3, [2, 1], {"logprob_diff": 0.0}, 1)
+    parity.check(2, [1, 1], {"logprob_diff": 0.0}, 1, 1)
+    parity.check(3, [2, 1], {"logprob_diff": 0.0}, 1, 1)
     with pytest.raises(RftError, match="at most 1 steps before"):
-        parity.check(3, [1, 0], {"logprob_diff": 9.0}, 1)
+        parity.check(3, [1, 0], {"logprob_diff": 9.0}, 1, 1)
 
 
 def test_an_attempt_is_compared_once() -> None:
     parity = WeightParity(0.3)
-    parity.check(1, [0, 0], {"logprob_diff": 0.04}, 0)
-    parity.check(2, [0, 0], {"logprob_diff": 9.0}, 0)
+    parity.check(1, [0, 0], {"logprob_diff": 0.04}, 0, 0)
+    parity.check(2, [0, 0], {"logprob_diff": 9.0}, 0, 0)
+
+
+def test_a_run_whose_steps_were_all_skipped_since_weights_were_sent_is_not_finished() -> None:
+    parity = WeightParity(0.3)
+    parity.check(1, [], {}, None, None)
+    parity.refuse_unchecked()
+    parity.check(2, [], {}, 1, 1)
+    parity.check(3, [], {}, 1, 1)
+    with pytest.raises(RftError, match="all 2 steps since weights were sent into them were skipped"):
+        parity.refuse_unchecked()
+    parity.check(4, [0, 0], {"logprob_diff": 0.04}, 1, 1)
+    parity.refuse_unchecked()
+
+
+def test_a_batch_from_weights_that_are_also_a_file_does_not_settle_it() -> None:
+    """An evaluation loads the file into the engine, and corrects what the transfer left wrong."""
+    parity = WeightParity(0.3)
+    parity.check(1, [0, 0], {"logprob_diff": 0.0}, 0, None)
+    parity.check(2, [], {}, 0, 1)
+    with pytest.raises(RftError, match="all 1 steps"):
+        parity.refuse_unchecked()
+    with pytest.raises(RftError, match="in step 3"):
+        parity.check(3, [0, 0], {"logprob_diff": 9.0}, 0, 1)
