@@ -38,7 +38,7 @@ class RoleProcess:
         role: explorer, pipeline or trainer.
         start: starts the same role in another process.
         actor: its Ray actor.
-        identity: the call that returns its host and process id.
+        identity: the call that returns its host, process id and log file.
         done: the call that ends when the role does.
         watch: observes the end of the process; None until `identity` is answered.
     """
@@ -56,9 +56,10 @@ class Role:
     """The process of one role; it only runs the role's `main`."""
 
     @ray.method
-    def identity(self) -> tuple[str, int]:
-        """Return the host and id of this process."""
-        return socket.gethostname(), os.getpid()
+    def identity(self) -> tuple[str, int, str]:
+        """Return the host and id of this process, and the file that it writes its errors to; empty if there is none."""
+        log = os.readlink("/proc/self/fd/2") if os.path.isdir("/proc/self/fd") else ""
+        return socket.gethostname(), os.getpid(), log if os.path.isfile(log) else ""
 
     @ray.method
     def run(self, role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:

@@ -1,8 +1,9 @@
 """`rft run`: prepares the run, starts its roles, shows its progress, and reports how it ended.
 
-It does none of the run's work: it reads the buffer for its display, and watches the processes. If one ends before its work
-is done, the others are asked to stop, and the exit code reports it. The buffer keeps everything, and `--resume` continues. A role that a
-user's function blocked is restarted (`restarts`). A signal stops the run in good order (`interrupts`). Roles that do not
+It does none of the run's work: it reads the buffer for its display, and watches the processes. An explorer or pipeline worker that is killed
+or crashes is started again, as is every role that a user's function blocked (`restarts`). If the trainer ends before its work is done, or
+another role fails for good, the others are asked to stop, and the exit code reports it. The buffer keeps everything, and `--resume`
+continues. A signal stops the run in good order (`interrupts`). Roles that do not
 stop in time are killed, which does not count as their failure. Once the run has finished, its results are complete: a role that fails
 after that causes a warning, and the exit code stays 0.
 
