@@ -22,6 +22,7 @@ from rftcore.config import RunConfig
 from rftcore.launch import cluster
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
+from rftcore.launch.plan import placed
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.reviews import People
 from rftcore.launch.roles import Roles, failure
@@ -31,7 +32,8 @@ from rftcore.launch.views import View
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.earlier import earlier_run
-from rftcore.run.prepare import GoBack, check_run, find_resumable, has_finished, prepare_run, take_back
+from rftcore.run.placement import place_run
+from rftcore.run.prepare import GoBack, check_gpus, check_run, find_resumable, has_finished, prepare_run, take_back
 from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig
@@ -91,6 +93,7 @@ def _run(
     interrupts: Interrupts,
 ) -> int:  # fmt: skip
     resolved = ResolvedRun(config := _reachable(config))
+    check_gpus(resolved)
     check_run(resolved)  # before a buffer is created, so that a mistake leaves none behind
     with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
         stored = None
@@ -201,7 +204,10 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
     """
     with Worker(run, "supervisor") as worker:
         worker.set_state("watches")
-        started = cluster.start_roles(resolved, run.name, divide_threads())
+        placement = place_run(resolved, cluster.machines())
+        if (sentence := placed(placement)) is not None:
+            view.message(sentence)
+        started = cluster.start_roles(resolved, run.name, divide_threads(), placement)
         roles = Roles(started, Restarts(run), view, interrupts)
         progress, people = Progress(run), People(view, buffer_option(buffer.location))
         asked_at: float | None = None
