@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypedDict
 
 import ray
@@ -56,14 +57,19 @@ class RoleProcess:
     watch: ProcessWatch | None = None
 
 
+def identity() -> tuple[str, int, str]:
+    """Return the host and id of this process, and the file that it writes its errors to; empty if there is none."""
+    log = os.readlink("/proc/self/fd/2") if os.path.isdir("/proc/self/fd") else ""
+    return socket.gethostname(), os.getpid(), log if os.path.isfile(log) else ""
+
+
 class Role:
     """The process of one role; it only runs the role's `main`."""
 
     @ray.method
     def identity(self) -> tuple[str, int, str]:
-        """Return the host and id of this process, and the file that it writes its errors to; empty if there is none."""
-        log = os.readlink("/proc/self/fd/2") if os.path.isdir("/proc/self/fd") else ""
-        return socket.gethostname(), os.getpid(), log if os.path.isfile(log) else ""
+        """See `identity`."""
+        return identity()
 
     @ray.method
     def run(self, role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:
@@ -219,6 +225,22 @@ class Seats:
         return {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": node}
 
 
+def python_path() -> dict[str, str]:
+    """Return the variable with which plug-ins next to the configuration, and a checkout that is not installed, can be imported elsewhere."""
+    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def reachable(config: RunConfig) -> RunConfig:
+    """Return the configuration with absolute paths of the buffer, for processes with another working directory."""
+    places = {"uri": config.buffer.uri, "segments": config.buffer.segments}
+    absolute = {
+        key: place if place is None or "://" in place else str(Path(place).resolve()) for key, place in places.items()
+    }
+    copy = config.model_copy(update={"buffer": config.buffer.model_copy(update=absolute)})
+    copy._base_dir = config.base_dir
+    return copy
+
+
 def ended_roles(
     processes: list[RoleProcess], *, timeout_s: float
 ) -> tuple[list[RoleProcess], list[tuple[RoleProcess, BaseException | None]]]:
@@ -276,8 +298,7 @@ def _start(
     options: dict[str, Any],
     seats: Seats,
 ) -> RoleProcess:
-    # Plug-ins next to the configuration, and a checkout that is not installed, must be importable in the process too.
-    environment = {**environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {**environment, **python_path()}
 
     def start() -> RoleProcess:
         actor = RoleActor.options(runtime_env={"env_vars": environment}, **seats.options(name)).remote()

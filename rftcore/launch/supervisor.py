@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 
 import rftdata
 from rftcore.config import RunConfig
@@ -92,7 +91,7 @@ def _run(
     config: RunConfig, resume: bool, name: str | None, go_back: GoBack | None, parent: Run | None, view: View,
     interrupts: Interrupts,
 ) -> int:  # fmt: skip
-    resolved = ResolvedRun(config := _reachable(config))
+    resolved = ResolvedRun(config := cluster.reachable(config))
     check_gpus(resolved)
     check_run(resolved)  # before a buffer is created, so that a mistake leaves none behind
     with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
@@ -331,14 +330,3 @@ def _conclude(buffer: Buffer, run: Run, view: View, interrupts: Interrupts, seco
 def _resume(buffer: Buffer, run: Run) -> str:
     """Return the command that continues a run, for use in the current folder."""
     return f"rft run --resume {run.name}{buffer_option(buffer.location)}"
-
-
-def _reachable(config: RunConfig) -> RunConfig:
-    """Return the configuration with absolute paths of the buffer, for processes with another working directory."""
-    places = {"uri": config.buffer.uri, "segments": config.buffer.segments}
-    absolute = {
-        key: place if place is None or "://" in place else str(Path(place).resolve()) for key, place in places.items()
-    }
-    copy = config.model_copy(update={"buffer": config.buffer.model_copy(update=absolute)})
-    copy._base_dir = config.base_dir
-    return copy
