@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.run import SetOption, stage_configurations
 from rftcore.cli.session import ConfigBufferOption, JsonOption
+
+if TYPE_CHECKING:
+    from rftcore.resolved import ResolvedRun
 
 
 def check(
@@ -29,7 +34,11 @@ def check(
     buffer: ConfigBufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Validate a configuration and every plug-in it names; print it with all defaults filled in, and the estimated memory of GPUs."""
+    """Validate a configuration and every plug-in it names; print it with all defaults filled in, and which role has which GPUs.
+
+    The plan is for this machine. If the configuration asks for GPUs and there are none here, it is for a machine with as many as it asks for; with
+    RAY_ADDRESS and --deep, for that cluster.
+    """
     import yaml
 
     from rftcore.cli.output import print_json, warn
@@ -51,6 +60,8 @@ def check(
         for resolved in runs:
             for sentence in open_inputs(resolved, read_s) if deep else describe_stored(resolved):
                 warn(sentence)
+            for sentence in _plan(resolved, deep=deep):
+                warn(sentence)
     plain = [stage.model_dump(mode="json") for stage in stages]
     shown = plain[0] if len(plain) == 1 else {"stages": plain}
     if as_json:
@@ -65,3 +76,27 @@ def check(
             else "; --deep also opens model, tasks, database and inputs of stages, and tries rollouts and stages"
         )
     )
+
+
+def _plan(resolved: ResolvedRun, *, deep: bool) -> Iterator[str]:
+    """Yield which role of the run has which GPUs.
+
+    Raises:
+        ConfigError: there are too few, or the cluster cannot be joined.
+    """
+    from rftcore.launch.plan import plan
+    from rftcore.run.gpus import local_gpus, this_machine
+    from rftcore.run.placement import Machine, asked_gpus, place_run
+
+    on_cluster = bool(os.environ.get("RAY_ADDRESS"))
+    sizes = [] if on_cluster else local_gpus()
+    machines = [this_machine(len(sizes))]
+    if on_cluster and deep:
+        from rftcore.launch import cluster
+
+        cluster.start_cluster()
+        machines = cluster.machines()
+        cluster.stop_cluster()
+    elif not sizes and (wanted := asked_gpus(resolved.config)):
+        machines = [Machine("a machine with as many GPUs as asked for", wanted)]
+    yield from plan(resolved, place_run(resolved, machines), min(sizes, default=None))
