@@ -11,6 +11,7 @@ import typer
 from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.run import SetOption, stage_configurations
 from rftcore.cli.session import ConfigBufferOption, JsonOption
+from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
     from rftcore.resolved import ResolvedRun
@@ -36,8 +37,8 @@ def check(
 ) -> None:
     """Validate a configuration and every plug-in it names; print it with all defaults filled in, and which role has which GPUs.
 
-    The plan is for this machine. If the configuration asks for GPUs and there are none here, it is for a machine with as many as it asks for; with
-    RAY_ADDRESS and --deep, for that cluster.
+    The plan is for this machine. If the configuration asks for more GPUs than there are here, it is for a machine with as many as it asks for, and
+    --deep refuses the configuration. With RAY_ADDRESS and --deep, it is for that cluster.
     """
     import yaml
 
@@ -82,21 +83,29 @@ def _plan(resolved: ResolvedRun, *, deep: bool) -> Iterator[str]:
     """Yield which role of the run has which GPUs.
 
     Raises:
-        ConfigError: there are too few, or the cluster cannot be joined.
+        ConfigError: with `deep`, there are too few here or in the cluster, or the cluster cannot be joined.
     """
     from rftcore.launch.plan import plan
     from rftcore.run.gpus import local_gpus, this_machine
     from rftcore.run.placement import Machine, asked_gpus, place_run
 
-    on_cluster = bool(os.environ.get("RAY_ADDRESS"))
-    sizes = [] if on_cluster else local_gpus()
-    machines = [this_machine(len(sizes))]
-    if on_cluster and deep:
+    if deep and os.environ.get("RAY_ADDRESS"):
         from rftcore.launch import cluster
 
         cluster.start_cluster()
         machines = cluster.machines()
         cluster.stop_cluster()
-    elif not sizes and (wanted := asked_gpus(resolved.config)):
-        machines = [Machine("a machine with as many GPUs as asked for", wanted)]
-    yield from plan(resolved, place_run(resolved, machines), min(sizes, default=None))
+        yield from plan(resolved, place_run(resolved, machines), None)
+        return
+    sizes, asked = local_gpus(), asked_gpus(resolved.config)
+    try:
+        if sizes or not asked:
+            yield from plan(resolved, place_run(resolved, [this_machine(len(sizes))]), min(sizes, default=None))
+            return
+    except ConfigError as error:
+        if deep:
+            raise
+        yield f"this machine cannot run it: {error}"
+    if asked:
+        elsewhere = Machine("a machine with as many GPUs as asked for", asked)
+        yield from plan(resolved, place_run(resolved, [elsewhere]), None)

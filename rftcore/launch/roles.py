@@ -18,7 +18,7 @@ from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.views import View
-from rftdata.errors import EngineStoppedError, RftError
+from rftdata.errors import BufferUnavailableError, EngineStoppedError, RftError
 
 # Wait for a signal that ended a role and may also be on its way to this process.
 _SIGNAL_S = 0.3
@@ -102,8 +102,8 @@ class Roles:
         """
         if process.role == "trainer" or self.failed or self._restarts.has_run_ended():
             return False
-        if isinstance(error, RoleDiedError | EngineStoppedError):
-            return True
+        if isinstance(error, RoleDiedError | EngineStoppedError | BufferUnavailableError):
+            return True  # that a machine cannot reach the database may be the network of this one machine
         return not isinstance(error, RftError) and self._restarts.has_worked(process)
 
     def _pause(self, process: RoleProcess, error: BaseException) -> None:

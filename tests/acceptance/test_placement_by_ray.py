@@ -1,16 +1,24 @@
-"""Roles get the GPUs that were planned for them from Ray, which accepts GPUs that are only declared."""
+"""Roles get the GPUs that were planned for them from Ray, which accepts GPUs that are only declared, and are watched there."""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 import ray
 
 from rftcore.config import RunConfig
-from rftcore.launch.cluster import Seats, machines, reserve, stop_cluster
+from rftcore.launch.cluster import RoleProcess, Seats, identity, machines, reserve, stop_cluster
+from rftcore.launch.interrupts import Interrupts
+from rftcore.launch.restarts import Restarts
+from rftcore.launch.roles import Roles
+from rftcore.launch.views import LineView
 from rftcore.run.placement import place
+from rftdata import Buffer
 from rftdata.errors import ConfigError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -74,10 +82,66 @@ def test_each_role_sees_its_own_gpus_and_again_after_a_restart_and_others_are_re
 
 
 def test_roles_that_share_a_gpu_see_the_same(four_gpus: None) -> None:
-    placement = place(config(6, 1, 2), machines(), engine_share=0.3)
+    placement = place(config(4, 1, 2), machines(), engine_share=0.3)
     seats = Seats(placement, reserve(placement))
-    names = [f"explorer {index}" for index in range(6)]
+    names = [f"explorer {index}" for index in range(4)]
     actors = [ray.remote(Probe).options(**seats.options(name)).remote() for name in (*names, "trainer")]
     *sampling, training = ray.get([actor.devices.remote() for actor in actors])
-    assert sampling[0::2] == [sampling[0]] * 3 and sampling[1::2] == [sampling[1]] * 3
+    assert sampling[0::2] == [sampling[0]] * 2 and sampling[1::2] == [sampling[1]] * 2
     assert sorted(sampling[0] + sampling[1] + training) == [0, 1, 2, 3]
+
+
+class Role:
+    """In place of a role: its process works, or dies at once."""
+
+    def identity(self) -> tuple[str, int, str]:
+        return identity()
+
+    def run(self, seconds: float) -> int:
+        time.sleep(seconds)
+        if seconds < 60:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+
+def started(name: str, seconds: float) -> RoleProcess:
+    actor = ray.remote(Role).options(num_cpus=0).remote()
+    return RoleProcess(
+        name=name, role=name.split()[0], start=lambda: started(name, seconds), actor=actor, identity=actor.identity.remote(),
+        done=actor.run.remote(seconds),
+    )  # fmt: skip
+
+
+class Lines(LineView):
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_an_explorer_that_dies_again_and_again_is_given_up_while_another_works(four_gpus: None, buffer: Buffer) -> None:
+    run = buffer.create_run(name="r", config={}, seed=1, steps=9, pipeline_version="none")
+    view = Lines()
+    roles = Roles(
+        [started("explorer 0", 1.5), started("explorer 1", 600), started("trainer", 600)],
+        Restarts(run),
+        view,
+        Interrupts(),
+    )
+    deadline = time.monotonic() + 60
+    while not any("not started again" in text for text in view.said):
+        roles.watch(0.2)
+        assert time.monotonic() < deadline and not roles.failed, (view.said, roles.failed)
+    *again, given_up = view.said
+    assert [re.sub(r"process \d+", "process", text) for text in again] == [
+        f"the explorer 0 was killed by signal 9, possibly for lack of memory (process); it is started again in {pause} s ({number})"
+        for number, pause in ((1, 1), (2, 2), (3, 4))
+    ]
+    assert given_up.startswith("warning: the explorer 0 was killed by signal 9")
+    assert given_up.endswith(
+        "; 4 processes in a row ended before they had finished anything; it is not started again, and the run continues with explorer 1"
+    )
+    assert sorted(process.name for process in roles.running) == ["explorer 1", "trainer"]
+    roles.kill("end")

@@ -208,6 +208,20 @@ def test_explorer_and_trainer_have_the_gpu_of_a_node_each(finished: Finished) ->
     assert len({finished.parents[pid] for pid in pids}) == 2, "each has the raylet of a node as its parent"
 
 
+def test_a_deep_check_prints_the_plan_for_the_cluster(cluster: RayCluster, warm: Warm, tmp_path: Path) -> None:
+    token = {"RAY_ADDRESS": cluster.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
+    sync, buffer = ("--set", "sync.method=checkpoint"), ("--buffer", tmp_path / "buffer")
+    process = subprocess.run(
+        rft_command("check", EXAMPLE / "grpo.yaml", "--deep", *buffer, *settings(warm, "pipelines.workers=2"), *sync),
+        env={**rft_environment(), **token}, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    plan = process.stderr.partition("plan for ")[2].splitlines()
+    assert plan[0].endswith(", 2 GPUs:")
+    assert [line.split()[1:5] for line in plan[1:3]] == [["explorer", "1", "GPU", "of"], ["trainer", "1", "GPU", "of"]]
+    assert [line.split()[1:4] for line in plan[3:5]] == [["pipeline", "0", "CPU"], ["pipeline", "1", "CPU"]]
+
+
 def test_pipeline_workers_are_spread_over_the_nodes_and_both_decide(finished: Finished) -> None:
     with psycopg.connect(finished.url) as connection:
         pids = [pid for (pid,) in connection.execute("SELECT pid FROM rft.worker WHERE role = 'pipeline'")]

@@ -94,8 +94,13 @@ def test_the_plan_shows_what_roles_that_share_a_gpu_take_together(
     assert [line.split()[1] for line in shared] == ["explorer", "trainer"]
     assert "40.0 GiB (gpu_memory_utilization 0.5: weights 0.0 GiB, and the cache of" in shared[0]
     assert f"together     {40 + float(shared[1].split()[5]):.1f} GiB of 80.0 GiB" in said
-    assert check(file, "explorer.num_explorers=2") == 2
-    assert "2 explorers share a GPU" in capsys.readouterr().err
+    for deep in (False, True):  # the configuration may be for another machine
+        assert check(file, "trainer.num_gpus=2", "explorer.engine_args={context_length: 64}", deep=deep) == (
+            2 if deep else 0
+        )
+        said = capsys.readouterr().err
+        assert "trainer.num_gpus is more than there are GPUs (got 2); allowed: 1 to 1 of what this machine has" in said
+        assert ("plan for a machine with as many GPUs as asked for, 3 GPUs:" in said) == (not deep)
 
 
 def test_models_beside_the_policy_are_counted(file: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
