@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rftcore.sync.hashes import hashes_of
 from tests.support.command_line import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -36,3 +37,9 @@ def test_engines_compute_with_the_weights_of_the_trainer(
     assert row["probes_differ"], "an engine with other weights must answer otherwise"
     assert row["weights_agree"]
     assert ended.returncode == 0
+
+
+def test_hashes_are_the_same_on_gpu_and_cpu() -> None:
+    packed = torch.randint(0, 256, (40_000 * 1024,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    spans = [(0, 1024 * 7), (5 * 1024, 1024 * 39_000), (1024, 1024 * 993)]
+    assert hashes_of(packed.cuda(), spans).tolist() == hashes_of(packed, spans).tolist()
