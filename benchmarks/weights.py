@@ -2,14 +2,16 @@
 
 `rft bench weights [--shapes 135M,1.5B] [--ranks 1,2,3] [--engines 1,2] [--tensor-parallel 1,2] [--receivers plain,engines] [--json]` runs every
 combination, each in processes of its own. The trainer is the real learner, with random float32 weights, of which every rank holds its share; weights travel
-in bfloat16, by NCCL between GPUs and by gloo between CPUs. Receivers are `engines` (vLLM, sampling meanwhile) or `plain`: processes that receive and
-hash, and load nothing. A row is one case; times are medians over the transfers after the first, in seconds:
+in bfloat16, by NCCL between GPUs and by gloo between CPUs. Every rank sends the rows that it holds; tied weights travel once. Receivers are
+`engines` (vLLM, sampling meanwhile) or `plain`: processes that receive and hash, and load nothing. A row is one case; times are medians over the transfers
+after the first, in seconds:
 
     first_seconds        the first transfer, with the group that is formed for it
     seconds              from the plan to the last receiver that has applied the weights
-    transfer_seconds     the same with plain receivers: gather, cast, pack, hash, broadcast, compare
+    transfer_seconds     the same with plain receivers: cast, pack, hash, broadcast, put together, compare
+    trainer_seconds      until the trainer's ranks could go on; send_seconds of that from the first bucket to the last
     gb_per_s             bytes of the tensors / transfer_seconds
-    of_broadcast         gb_per_s of that of the plain broadcast of one big buffer (`limits`) to as many processes
+    of_broadcast         gb_per_s of that of the plain broadcast of one big buffer (`limits`) to as many receivers
     landing_seconds      seconds - transfer_seconds: what loading into the engine adds
     pause_seconds        the longest time for which an engine took no step; the requests that are open then are computed again after it
 

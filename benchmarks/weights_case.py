@@ -32,7 +32,7 @@ from benchmarks.weights_receivers import (
     sampling,
     write_reference,
 )
-from rftcore.sync.transfer_plan import TensorShapes, TransferPlan
+from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 
 if TYPE_CHECKING:
     from rftcore.trainer.ranks import LearnerGroup
@@ -151,16 +151,13 @@ class _Transfers:
     def __init__(
         self, case: Case, learner: LearnerGroup, receivers: list[ReceiverProcess], receptions: list[Any]
     ) -> None:
-        from rftcore.sync.devices import choose_backend, device_id
-        from rftcore.sync.transfer import TransferSender
+        from rftcore.sync.devices import choose_backend
         from rftcore.sync.transfer_group import LOOPBACK, open_store
 
         self._case, self._learner, self._receivers = case, learner, receivers
-        self._backend, self._reason = choose_backend(
-            device_id(str(learner.own.device)), [each.device for each in receptions]
-        )
-        self._store, self._sender = open_store(LOOPBACK, TIMEOUT_S), TransferSender()
-        self._tensors: TensorShapes = tuple((name, tuple(tensor.shape)) for name, tensor in learner.export_tensors())
+        self._backend, self._reason = choose_backend(learner.weight_devices(), [each.device for each in receptions])
+        self._store = open_store(LOOPBACK, TIMEOUT_S)
+        self._tensors: tuple[WireTensor, ...] = learner.weight_tensors()
         self._num_sent = 0
 
     def run(self) -> Line:
@@ -170,20 +167,20 @@ class _Transfers:
         for number, receiver in enumerate(self._receivers):
             receiver.ask("receive", self._plan(number), self._num_sent)
         own = self._plan(0)
-        self._sender.join(own, self._store)
-        join_seconds = time.perf_counter() - started
-        sent = self._sender.send(own, self._learner.export_tensors())
+        sent = self._learner.send_weights(own, self._store)
+        trainer_seconds = time.perf_counter() - started
         received: list[Received] = [receiver.answer() for receiver in self._receivers]
         pauses = [each.pause_seconds for each in received if each.pause_seconds is not None]
         return {
-            "seconds": max(each.seconds for each in received), "join_seconds": join_seconds, "send_seconds": sent.seconds,
+            "seconds": max(each.seconds for each in received), "join_seconds": sent.join_seconds, "send_seconds": sent.seconds,
+            "trainer_seconds": trainer_seconds,
             "pause_seconds": max(pauses, default=None), "num_bytes": sent.num_bytes, "num_tensors": len(self._tensors),
             "dtype": own.dtype, "backend": self._backend, "backend_reason": self._reason,
             "hashes_agree": all(each.checksum == sent.checksum for each in received),
         }  # fmt: skip
 
     def close(self) -> None:
-        self._sender.leave()
+        self._learner.leave_weight_group()
 
     def _plan(self, number: int) -> TransferPlan:
         from rftcore.sync.transfer_group import LOOPBACK
@@ -192,7 +189,7 @@ class _Transfers:
         engine = number if self._case.receivers == "engines" else number // tensor_parallel
         return TransferPlan(
             transfer_id=self._num_sent, group_id=1, backend=self._backend, host=LOOPBACK, port=self._store.port,
-            num_ranks=1 + self._case.num_receivers, first_rank=1 + engine * tensor_parallel,
+            num_ranks=self._case.num_devices, first_rank=self._case.ranks + engine * tensor_parallel,
             tensors=self._tensors, dtype=WIRE_DTYPE, bucket_bytes=self._case.bucket_mib * _MIB, timeout_s=TIMEOUT_S,
         )  # fmt: skip
 

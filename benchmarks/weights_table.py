@@ -15,7 +15,7 @@ Line = dict[str, Any]
 
 def medians(lines: Sequence[Line]) -> Line:
     """The median of every time over the transfers after the first."""
-    names = ("seconds", "send_seconds", "pause_seconds")
+    names = ("seconds", "send_seconds", "trainer_seconds", "pause_seconds")
     found = {name: [line[name] for line in lines[1:] if line[name] is not None] for name in names}
     return {name: statistics.median(values) if values else None for name, values in found.items()}
 
@@ -28,7 +28,8 @@ def row_of(case: Case, lines: Sequence[Line]) -> Line:
     known = ("num_bytes", "num_tensors", "dtype", "backend", "backend_reason")
     return setting | {name: first.get(name) for name in known} | {
         "first_seconds": first.get("seconds"), "first_join_seconds": first.get("join_seconds"), "first_pause_seconds": first.get("pause_seconds"),
-        "seconds": middle["seconds"], "send_seconds": middle["send_seconds"], "pause_seconds": middle["pause_seconds"],
+        "seconds": middle["seconds"], "send_seconds": middle["send_seconds"], "trainer_seconds": middle["trainer_seconds"],
+        "pause_seconds": middle["pause_seconds"],
         "transfer_seconds": None, "gb_per_s": None, "of_broadcast": None, "landing_seconds": None,
         "hashes_agree": all(line["hashes_agree"] for line in lines) if lines else None,
         "probes_differ": lines[-1].get("probes_differ") if lines else None,

@@ -153,7 +153,7 @@ class DrivenEngine(Engine):
         reception = self.reception
         assert reception is not None
         plan.refuse_other_type(reception.dtype)
-        self.refuse_unfit(plan.tensors)
+        self.refuse_unfit(plan.shapes)
         command = _Receive(plan, policy_version_id)
         self._put(command)
         return command.result.result()

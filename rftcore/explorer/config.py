@@ -25,6 +25,9 @@ class ExplorerConfig(Section):
         description="Model whose log-probabilities of the sampled tokens are stored with the rollouts, as the array teacher_logprobs.",
     )
     num_explorers: int = Field(1, ge=1, description="Number of explorer processes.")
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="GPUs over which the engine of each explorer divides its model (vllm only)."
+    )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of training rollouts.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus of training rollouts.")
     top_k: int = Field(0, ge=0, description="Number of most likely tokens to sample from; 0 for all.")
@@ -84,6 +87,15 @@ class ExplorerConfig(Section):
         if doubled:
             raise ValueError(f"{', '.join(doubled)} is named more than once; to weight a reward, do so in its function")
         return names
+
+    @model_validator(mode="after")
+    def _engine_can_be_divided(self) -> ExplorerConfig:
+        if self.tensor_parallel_size > 1 and self.engine in ("transformers", "none"):
+            raise ValueError(
+                f"explorer.tensor_parallel_size is {self.tensor_parallel_size}, and the engine {self.engine!r} divides no model; set it to 1, or "
+                "explorer.engine to vllm"
+            )
+        return self
 
     @model_validator(mode="after")
     def _server_has_the_sampled_distribution(self) -> ExplorerConfig:

@@ -18,12 +18,12 @@ def device_id(device: str) -> str:
 
 
 def choose_backend(trainer: str, engines: Sequence[str]) -> tuple[str, str]:
-    """Return nccl or gloo for a trainer's device and those of the engines, and the reason.
+    """Return nccl or gloo for the devices of a trainer and of engines, and the reason.
 
     Args:
-        engines: a device of each engine process, or several with commas.
+        trainer, engines: a device of each process, with commas.
     """
-    devices = [trainer, *(device for engine in engines for device in engine.split(","))]
+    devices = [device for member in (trainer, *engines) for device in member.split(",")]
     if "cpu" in devices:
         return "gloo", "not all of trainer and engines have GPUs"
     if len(set(devices)) < len(devices):

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rftcore.sync.transfer_plan import TensorShapes, TransferPlan
+from rftcore.sync.transfer_plan import TensorShapes, TransferPlan, WireTensor, from_json, shapes_of
 from rftdata.config import SyncConfig
 from rftdata.errors import EngineStoppedError, ModelError, RftError
+from rftdata.failpoints import failpoint
 from rftdata.run import Run
 from rftdata.training.policies import PolicyVersion, newest_policy
 from rftdata.training.transfers import Answers, Receipt, Transfer
@@ -58,7 +59,7 @@ class LiveReceiver:
         self._receive = receive
         self._dtype, self._device, self._num_ranks = dtype, device, num_ranks
         self._refuse = refuse
-        self._tensors: tuple[int, TensorShapes] = (0, ())  # with the attempt whose they are
+        self._tensors: tuple[int, tuple[WireTensor, ...]] = (0, ())  # with the attempt whose they are
         self._group_id: int | None = None
         self._state: tuple[bool, int | None] | None = None
 
@@ -90,7 +91,7 @@ class LiveReceiver:
             return Outcome()
         tensors = self._tensors_of(transfer.attempt_id)
         try:
-            self._refuse(tensors)
+            self._refuse(shapes_of(tensors))
         except ModelError as error:
             # No member of the group would take its part; the file leads to the same error, which ends this explorer.
             logger.warning("policy version %d: %s", version, str(error))
@@ -100,6 +101,7 @@ class LiveReceiver:
             transfer.transfer_id, host=socket.gethostname(), device=self._device, dtype=self._dtype, num_ranks=self._num_ranks,
             group_id=self._group_id,
         )  # fmt: skip
+        failpoint("explorer.weights_acknowledged")
         plan = self._await_group(transfer.transfer_id, version, stop)
         return Outcome() if plan is None else self._apply(plan, version)
 
@@ -125,10 +127,9 @@ class LiveReceiver:
         self._set_state(True, version)
         return None
 
-    def _tensors_of(self, attempt_id: int) -> TensorShapes:
+    def _tensors_of(self, attempt_id: int) -> tuple[WireTensor, ...]:
         if self._tensors[0] != attempt_id:
-            found = self._answers.tensors(attempt_id)
-            self._tensors = (attempt_id, tuple((name, tuple(shape)) for name, shape in found))
+            self._tensors = (attempt_id, from_json(self._answers.tensors(attempt_id)))
         return self._tensors[1]
 
     def _is_newest(self, version: int) -> bool:
@@ -160,6 +161,7 @@ class LiveReceiver:
             pause_seconds = time.monotonic() - started
             self._answers.end(plan.transfer_id, "failed", pause_seconds=pause_seconds, error=str(error))
             return Outcome(None, True, pause_seconds)
+        failpoint("explorer.weights_loaded")
         self._group_id = plan.group_id
         pause_seconds = time.monotonic() - started
         self._answers.end(plan.transfer_id, "applied", pause_seconds=pause_seconds)

@@ -11,20 +11,23 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 from rftcore.sync.base import LIVE_URI, Publication
-from rftcore.sync.devices import choose_backend, device_id
-from rftcore.sync.transfer import Sent, TransferSender
+from rftcore.sync.devices import choose_backend
+from rftcore.sync.transfer import Sent
 from rftcore.sync.transfer_group import LOOPBACK, GroupError, open_store
-from rftcore.sync.transfer_plan import TensorShapes, TransferPlan, fingerprint
+from rftcore.sync.transfer_plan import TransferPlan, WireTensor, fingerprint, to_json
 from rftdata.config import SyncConfig
+from rftdata.errors import RoleFailedError
+from rftdata.failpoints import failpoint
 from rftdata.training.attempt import Attempt
 from rftdata.training.transfers import Offers, Receipt
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch._C._distributed_c10d import TCPStore
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +35,42 @@ _TRIES = 3
 _MIB = 1 << 20
 
 
+class WeightSource(Protocol):
+    """The ranks of a trainer, which send together.
+
+    Attributes:
+        num_ranks: of the trainer.
+        weight_group_id: the group in which all of them are; None if they are in none.
+    """
+
+    num_ranks: int
+
+    @property
+    def weight_group_id(self) -> int | None: ...
+
+    def weight_devices(self) -> str:
+        """Ids of the ranks' devices, with commas."""
+
+    def weight_tensors(self) -> tuple[WireTensor, ...]:
+        """What they send; the same as long as they live."""
+
+    def send_weights(self, plan: TransferPlan, store: TCPStore) -> Sent:
+        """Send the weights as they are now, each rank what it holds; after an error no rank is in the group any more.
+
+        Raises:
+            GroupError: a member of the group failed or did not come.
+        """
+
+    def leave_weight_group(self) -> None:
+        """Leave the group, if there is one."""
+
+
 class LiveWeights:
     """Publishes one version after the other.
 
     Args:
         attempt: holds the run.
-        export: yields the names and whole tensors of the weights as they are now; see `Learner.export_tensors`.
-        device: of the trainer's first rank.
+        source: of the weights.
         write_file: writes the weights as they are now as a file.
         report: told how weights travel and why, whenever that changes.
 
@@ -48,20 +80,18 @@ class LiveWeights:
     """
 
     def __init__(
-        self, attempt: Attempt, config: SyncConfig, export: Callable[[], Iterator[tuple[str, Tensor]]], device: str,
-        write_file: Callable[[str], Publication], report: Callable[[str], None] = lambda choice: None,
+        self, attempt: Attempt, config: SyncConfig, source: WeightSource, write_file: Callable[[str], Publication],
+        report: Callable[[str], None] = lambda choice: None,
     ) -> None:  # fmt: skip
         self._attempt = attempt
         self._config = config
-        self._export = export
-        self._device = device_id(device)
+        self._source = source
         self._write_file = write_file
         self._report = report
         self._offers = Offers(attempt)
-        self._sender = TransferSender()
         self._members: list[int] = []
         self._address = ("", 0)
-        self._tensors: TensorShapes = ()
+        self._tensors: tuple[WireTensor, ...] = ()
         self._name = ""
         self._choice = ""
         self.has_sent = False
@@ -109,14 +139,15 @@ class LiveWeights:
 
     def close(self) -> None:
         """Leave the group."""
-        self._sender.leave()
+        with suppress(RoleFailedError):  # a rank that has died is in no group
+            self._source.leave_weight_group()
         self._offers.leave()
 
     def _may_send(self, receivers: dict[int, str]) -> bool:
         """Whether weights go into the engines, and not into a file; a choice for files is logged when it changes."""
         if self._config.method == "nccl":
             return True
-        backend, reason = choose_backend(self._device, [*receivers.values()])
+        backend, reason = choose_backend(self._source.weight_devices(), [*receivers.values()])
         if backend != "nccl":
             self._choose(f"through files ({self._config.file_method}): {reason}")
         return backend == "nccl"
@@ -140,33 +171,35 @@ class LiveWeights:
     def _transfer(self, version: int, waiting: set[int]) -> set[int]:
         """Offer and send once; return the members that have not applied the version."""
         if not self._tensors:
-            self._tensors = tuple((name, tuple(tensor.shape)) for name, tensor in self._export())
-        tensors = [(name, list(shape)) for name, shape in self._tensors]
-        transfer_id = self._offers.offer(version, tensors, fingerprint(self._tensors))
+            self._tensors = self._source.weight_tensors()
+        transfer_id = self._offers.offer(version, to_json(self._tensors), fingerprint(self._tensors))
+        failpoint("trainer.weights_offered")
         self._await_acknowledgements(transfer_id, waiting)
         members, left_out = _members(self._offers.close(transfer_id))
         if not members:
-            self._sender.leave()
+            self._source.leave_weight_group()
             self._offers.end(transfer_id, error="no explorer acknowledged in time")
             return set()
         sent: Sent | None = None
         error: str | None = None
         try:
             plan = self._form(transfer_id, members, left_out)
-            self._sender.join(plan, self._store)
-            sent = self._sender.send(plan, self._export())
+            failpoint("trainer.weights_members_fixed")
+            sent = self._source.send_weights(plan, self._store)
         except GroupError as failure:
             logger.warning("transfer %d failed: %s", transfer_id, str(failure))
             error = str(failure)
         outcomes = self._await_outcomes(transfer_id, {member.worker_id for member in members})
         missing = {outcome.worker_id for outcome in outcomes if outcome.status != "applied"}
+        failpoint("trainer.weights_sent")
         if missing:
-            self._sender.leave()
+            self._source.leave_weight_group()
             error = error or next((o.error for o in outcomes if o.error), "a member did not answer in time")
         num_bytes, seconds = (None, None) if sent is None else (sent.num_bytes, sent.seconds)
         self._offers.end(transfer_id, num_bytes=num_bytes, send_seconds=seconds, error=error)
+        # Engines may have all of it although another one broke the transfer off at its end.
+        self.has_sent |= len(missing) < len(outcomes)
         if sent is not None:
-            self.has_sent = True
             self.publication = Publication(LIVE_URI, sent.num_bytes, sent.checksum)
         return missing
 
@@ -192,18 +225,16 @@ class LiveWeights:
     def _form(self, transfer_id: int, members: list[Receipt], left_out: dict[int, str]) -> TransferPlan:
         """Fix group and ranks: the group that is there if the members are in it, a new one otherwise."""
         ids = [member.worker_id for member in members]
-        group = self._sender.group
-        if group is None or ids != self._members or any(member.group_id != group.group_id for member in members):
-            self._sender.leave()
+        group_id = self._source.weight_group_id
+        if group_id is None or ids != self._members or any(member.group_id != group_id for member in members):
+            self._source.leave_weight_group()
             is_local = all(member.host == socket.gethostname() for member in members)
             host = LOOPBACK if is_local else self._config.address or socket.gethostbyname(socket.gethostname())
             self._store = open_store(host, self._config.timeout_s)
             self._members, self._address, group_id = ids, (host, self._store.port), transfer_id
-            self._backend, reason = choose_backend(self._device, [member.device for member in members])
+            self._backend, reason = choose_backend(self._source.weight_devices(), [member.device for member in members])
             self._choose(f"into {len(members)} live engines by {self._backend}: {reason}")
-        else:
-            group_id = group.group_id
-        ranks, num_ranks = {}, 1
+        ranks, num_ranks = {}, self._source.num_ranks
         for member in members:
             ranks[member.worker_id] = num_ranks
             num_ranks += member.num_ranks

@@ -1,4 +1,4 @@
-"""The communication group of a transfer: the trainer as rank 0 and every process of every engine, by NCCL between GPUs or gloo between CPUs.
+"""The communication group of a transfer: all ranks of the trainer, then every process of every engine, by NCCL between GPUs or gloo between CPUs.
 
 It is no part of torch's default group, which trainer and engines may have for themselves. Members meet at a store that the trainer keeps. The first
 thing that they do together is to count each other, since a communicator that is silently disabled would leave the old weights in place and
@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,8 +25,10 @@ from torch.distributed import ProcessGroupGloo
 from rftdata.errors import RftError
 
 LOOPBACK = "127.0.0.1"
-_HASH_BLOCK = 1 << 16
-_BLOCKS_AT_ONCE = 32
+# The store listens before members are told of it. If it does not answer, its trainer has died, and another one may need the engine.
+_CONNECT_S = 5.0
+# A small transfer is over before a sleeping thread would look for it again.
+_SPIN_S = 0.005
 _POLL_S = 0.0005
 # With torch's defaults a call that hangs for too long ends the process, and a thread of NCCL's waits for reports of all ranks.
 _NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
@@ -70,8 +71,12 @@ class TransferGroup:
         self._group: Any = None
         try:
             if isinstance(store, tuple):
-                store = TCPStore(*store, timeout=timeout, wait_for_workers=False)
-            self._group = _open(backend, PrefixStore(str(group_id), store), store.host, rank, num_ranks, timeout)
+                connect_s = min(_CONNECT_S, timeout_s)
+                store = TCPStore(*store, timeout=timedelta(seconds=connect_s), wait_for_workers=False)
+                store.set_timeout(timeout)
+            place = PrefixStore(str(group_id), store)
+            _meet(place, rank, num_ranks, timeout)
+            self._group = _open(backend, place, store.host, rank, num_ranks, timeout)
             members = torch.zeros(num_ranks, dtype=torch.int64, device=self.device)
             members[rank] = 1
             self._begin(self._group.allreduce([members])).wait()
@@ -83,14 +88,16 @@ class TransferGroup:
             self.abort()
             raise self.error("does not come together", error) from error
 
-    def broadcast(self, tensor: Tensor) -> Call:
-        """Begin to send rank 0's tensor to all, into tensors of the same size and type.
+    def broadcast(self, tensor: Tensor, sender: int) -> Call:
+        """Begin to send one rank's tensor to all, into tensors of the same size and type. All members begin the same calls in the same order.
+
+        Between GPUs it begins after the work that has been queued on the current stream.
 
         Raises:
             GroupError: another member has gone.
         """
         options = BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
+        options.rootRank, options.rootTensor = sender, 0
         try:
             return self._begin(self._group.broadcast([tensor], options))
         except RuntimeError as error:
@@ -109,7 +116,7 @@ class TransferGroup:
 
     def _begin(self, work: Any) -> Call:
         self._calls = [call for call in self._calls if call.work is not None]
-        self._calls.append(Call(self, work, time.monotonic() + self._timeout_s))
+        self._calls.append(Call(self, work, self._timeout_s))
         return self._calls[-1]
 
     def error(self, what: str, error: RuntimeError) -> GroupError:
@@ -147,81 +154,37 @@ class Call:
         work: torch's handle; None once the call has ended or its member has left.
     """
 
-    def __init__(self, group: TransferGroup, work: Any, deadline: float) -> None:
+    def __init__(self, group: TransferGroup, work: Any, timeout_s: float) -> None:
         self._group = group
-        self._deadline = deadline
+        self._timeout_s = timeout_s
         self.work = work
 
     def wait(self) -> None:
-        """Return when its tensor may be used.
+        """Return when its tensor may be used, on the current stream where it is on a GPU.
 
         Raises:
             GroupError: another member has gone, or the time is over.
         """
         try:
             if self._group.device.type == "cpu":
-                self.work.wait(timedelta(seconds=max(0.001, self._deadline - time.monotonic())))
+                self.work.wait(timedelta(seconds=self._timeout_s))
             else:
+                started = time.monotonic()
                 while not self.work.is_completed():
-                    if time.monotonic() > self._deadline:
+                    waited = time.monotonic() - started
+                    if waited > self._timeout_s:
                         raise RuntimeError("no answer in time")
-                    time.sleep(_POLL_S)
+                    time.sleep(0.0 if waited < _SPIN_S else _POLL_S)
                 self.work.wait()  # raises an error of the call; the current stream waits for its result
         except RuntimeError as error:
             raise self._group.error("broke off", error) from error
         self.work = None
 
 
-def hashes_of(tensors: list[Tensor]) -> Tensor:
-    """Return a 64-bit hash of each tensor's bytes, int64 [len(tensors)], on their device.
-
-    n + Σ a_i y_i modulo 2^64 over the n 64-bit words x_i, with y_i = x_i ^ (x_i >> 32) and odd pseudo-random a_i. A change of one word always shows. The
-    shift brings the high bits of a word down, since in the product they have few bits of a_i above them: without it two changed signs would
-    cancel. It runs where the tensors are; a hash on the CPU would cost more than the transfer between GPUs.
-
-    Args:
-        tensors: uint8, contiguous, of a multiple of 8 bytes each, aligned to 8.
-    """
-    words = [tensor.view(torch.int64) for tensor in tensors]
-    longest = max((len(word) for word in words), default=0)
-    device = words[0].device if words else torch.device("cpu")
-    inner = _odd_numbers(_HASH_BLOCK, 0, device)
-    outer = _odd_numbers(longest // _HASH_BLOCK + 1, 1, device)
-    return torch.stack([_hash(word, inner, outer) for word in words]) if words else torch.zeros(0, dtype=torch.int64)
-
-
-def _hash(words: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
-    whole = len(words) // _HASH_BLOCK
-    rest = words[whole * _HASH_BLOCK :]
-    total = (_folded(rest) * inner[: len(rest)]).sum() * outer[whole] + len(words)
-    if whole:
-        # Some blocks at a time, so that what is computed stays in the cache.
-        blocks = words[: whole * _HASH_BLOCK].view(whole, _HASH_BLOCK).split(_BLOCKS_AT_ONCE)
-        for block, factor in zip(blocks, outer[:whole].split(_BLOCKS_AT_ONCE), strict=True):
-            total = total + (_folded(block).mul_(inner).sum(1) * factor).sum()
-    return total
-
-
-def _folded(words: Tensor) -> Tensor:
-    return _shifted(words, 32).bitwise_xor_(words)
-
-
-@lru_cache(maxsize=64)
-def _odd_numbers(count: int, stream: int, device: torch.device) -> Tensor:
-    """Return splitmix64 of 1, 2, …, made odd."""
-    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(0x9E3779B97F4A7C15) + stream
-    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
-    return (z ^ _shifted(z, 31)) | 1
-
-
-def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Shift right without the sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64)
+def _meet(store: PrefixStore, rank: int, num_ranks: int, timeout: timedelta) -> None:
+    """Return when all members are here: NCCL waits without end for one that does not come."""
+    store.set(f"member {rank}", "here")
+    store.wait([f"member {number}" for number in range(num_ranks)], timeout)
 
 
 def _open(backend: str, store: PrefixStore, store_host: str, rank: int, num_ranks: int, timeout: timedelta) -> Any:

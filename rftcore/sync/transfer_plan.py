@@ -1,7 +1,11 @@
-"""What both sides of a transfer know before its first byte: the group, and which bytes of which bucket are which tensor.
+"""What all members of a transfer know before its first byte: the group, which rank sends which rows of which tensor, and where they lie.
 
-Buckets follow from the tensor list, the type on the wire and the bucket size alone, so that they need not be sent. A bucket begins with one 64-bit
-hash per tensor in it; the tensors follow, each at a multiple of 16 bytes, zeros between them. A tensor larger than the bucket size has its own bucket.
+Tensors travel in buckets, and a bucket as one message of every rank of the trainer that holds rows of it. Buckets and messages follow from the
+tensor list, the type on the wire and the bucket size alone, so they need not be sent.
+
+A message begins with one 64-bit hash per piece (consecutive rows of one tensor), zeros up to a whole block of 1024 bytes, then the pieces.
+A piece lies in its blocks as it lies in those of its tensor: one that begins at byte 1500 of the tensor begins at byte 476 of a block. So the hashes of all
+pieces of a tensor add up to that of the tensor (`hashes.py`), and a message that holds whole tensors is a bucket as the engine needs it.
 
 Importing this module does not import torch.
 """
@@ -12,17 +16,19 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import xxhash
 
 from rftdata.errors import RftError
 
-_ALIGNMENT = 16
-_HASH_BYTES = 8
+BLOCK_BYTES = 1024
+HASH_BYTES = 8
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 TensorShapes = tuple[tuple[str, tuple[int, ...]], ...]
-"""Name and shape of every tensor, in the order in which they are sent."""
+"""Name and shape of every tensor that an engine gets."""
 
 
 class TransferError(RftError):
@@ -36,28 +42,91 @@ class TransferError(RftError):
 
 
 @dataclass(frozen=True)
-class Slot:
-    """The place of one tensor in a bucket.
+class Part:
+    """Consecutive rows (of the first dimension) of a tensor, and the rank of the trainer that sends them."""
+
+    sender: int
+    first_row: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class WireTensor:
+    """One tensor of a transfer.
 
     Attributes:
-        start, num_bytes: in bytes, from the start of the bucket; without padding.
+        parts: in the order of their rows; they are all rows, each once. Empty for a tied tensor.
+        same_as: name of an earlier tensor with the same values, which travels in its place; None for a tensor that travels itself.
     """
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    same_as: str | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The place of a part in a message.
+
+    Attributes:
+        slot: index of its tensor in the bucket.
+        first_row, num_rows: see `Part`.
+        offset: byte of the tensor at which it begins.
+        start: byte of the message at which it begins.
+        num_bytes: without padding.
+    """
+
+    slot: int
+    first_row: int
+    num_rows: int
+    offset: int
+    start: int
+    num_bytes: int
+
+    @property
+    def num_blocks(self) -> int:
+        return num_blocks(self.offset, self.num_bytes)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one rank of the trainer sends of a bucket; the first `data_start` bytes hold the hashes."""
+
+    sender: int
+    pieces: tuple[Piece, ...]
+    num_bytes: int
+
+    @property
+    def data_start(self) -> int:
+        return _whole_blocks(HASH_BYTES * len(self.pieces))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a whole tensor in a bucket; `start` and `num_bytes` without padding."""
 
     name: str
     shape: tuple[int, ...]
     start: int
     num_bytes: int
 
-    @property
-    def padded_bytes(self) -> int:
-        return _padded(self.num_bytes)
-
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that are sent together; `num_bytes` includes their hashes."""
+    """Tensors that travel together.
+
+    Attributes:
+        messages: by ascending rank of their senders, which is the order in which they are sent.
+        num_bytes: of the tensors, each padded to whole blocks.
+    """
 
     slots: tuple[Slot, ...]
+    messages: tuple[Message, ...]
     num_bytes: int
 
 
@@ -70,12 +139,12 @@ class TransferPlan:
         group_id: the group; a member that is in another one leaves that and joins this.
         backend: gloo or nccl.
         host, port: of the store at which the group meets.
-        num_ranks: size of the group; the trainer is rank 0.
-        first_rank: rank of the engine's first process.
+        num_ranks: size of the group; the first ranks are those of the trainer.
+        first_rank: rank of the engine's first process; 0 in the trainer.
         tensors: what is sent.
         dtype: type of all tensors on the wire.
-        bucket_bytes: size up to which tensors are packed together.
-        timeout_s: longest wait for any one bucket, or for a member to join.
+        bucket_bytes: size up to which tensors are packed together. A larger tensor has its own bucket.
+        timeout_s: longest wait for any one message, or for a member to join.
     """
 
     transfer_id: int
@@ -85,29 +154,33 @@ class TransferPlan:
     port: int
     num_ranks: int
     first_rank: int
-    tensors: TensorShapes
+    tensors: tuple[WireTensor, ...]
     dtype: str
     bucket_bytes: int
     timeout_s: float
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors, without hashes and padding."""
+        """Bytes of the tensors on the wire, without hashes and padding."""
         return sum(slot.num_bytes for bucket in self.buckets() for slot in bucket.slots)
 
-    def buckets(self) -> Iterator[Bucket]:
-        """Yield the buckets in the order in which they are sent."""
-        found: list[tuple[str, tuple[int, ...], int]] = []
-        total = 0
-        for name, shape in self.tensors:
-            num_bytes = math.prod(shape) * _ITEM_BYTES[self.dtype]
-            if found and total + _padded(num_bytes) > self.bucket_bytes:
-                yield _bucket(found)
-                found, total = [], 0
-            found.append((name, tuple(shape), num_bytes))
-            total += _padded(num_bytes)
-        if found:
-            yield _bucket(found)
+    @property
+    def shapes(self) -> TensorShapes:
+        """What an engine gets, tied tensors under each of their names."""
+        return shapes_of(self.tensors)
+
+    @property
+    def tied_names(self) -> dict[str, list[str]]:
+        """The other names of each tensor that travels for tied ones."""
+        found: dict[str, list[str]] = {}
+        for tensor in self.tensors:
+            if tensor.same_as is not None:
+                found.setdefault(tensor.same_as, []).append(tensor.name)
+        return found
+
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Return the buckets in the order in which they are sent."""
+        return _buckets(self.tensors, _ITEM_BYTES[self.dtype], self.bucket_bytes)
 
     def refuse_other_type(self, dtype: str) -> None:
         """Refuse a transfer in another type than that of the engine; nothing has been received then.
@@ -122,23 +195,94 @@ class TransferPlan:
             )  # fmt: skip
 
 
-def fingerprint(tensors: TensorShapes) -> str:
+def num_blocks(offset: int, num_bytes: int) -> int:
+    """Return how many blocks of a tensor its bytes from `offset` touch."""
+    return -(-(offset % BLOCK_BYTES + num_bytes) // BLOCK_BYTES)
+
+
+def shapes_of(tensors: Sequence[WireTensor]) -> TensorShapes:
+    """Return names and shapes."""
+    return tuple((tensor.name, tensor.shape) for tensor in tensors)
+
+
+def to_json(tensors: Sequence[WireTensor]) -> list[dict[str, Any]]:
+    """Return the elements of `rft.weight_transfer.tensors`."""
+    return [
+        {"name": tensor.name, "shape": list(tensor.shape)}
+        | ({"same_as": tensor.same_as} if tensor.same_as else {"parts": [[p.sender, p.first_row, p.num_rows] for p in tensor.parts]})
+        for tensor in tensors
+    ]  # fmt: skip
+
+
+def from_json(entries: Sequence[dict[str, Any]]) -> tuple[WireTensor, ...]:
+    """The reverse of `to_json`."""
+    return tuple(
+        WireTensor(
+            entry["name"], tuple(entry["shape"]), tuple(Part(*part) for part in entry.get("parts", ())), entry.get("same_as")
+        )
+        for entry in entries
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def fingerprint(tensors: tuple[WireTensor, ...]) -> str:
     """Return xxh3_64 of a tensor list, 16 hex digits."""
-    return xxhash.xxh3_64_hexdigest(json.dumps([[name, list(shape)] for name, shape in tensors]).encode())
+    return xxhash.xxh3_64_hexdigest(json.dumps(to_json(tensors)).encode())
 
 
 def checksum_of_hashes(hashes: Sequence[int]) -> str:
     """Return one checksum for all tensors, 16 hex digits."""
-    return xxhash.xxh3_64_hexdigest(b"".join(value.to_bytes(_HASH_BYTES, "little", signed=True) for value in hashes))
+    return xxhash.xxh3_64_hexdigest(b"".join(value.to_bytes(HASH_BYTES, "little", signed=True) for value in hashes))
 
 
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+@lru_cache(maxsize=4)
+def _buckets(tensors: tuple[WireTensor, ...], item_bytes: int, bucket_bytes: int) -> tuple[Bucket, ...]:
+    return tuple(_bucket(members, item_bytes) for members in _divided(tensors, item_bytes, bucket_bytes))
 
 
-def _bucket(tensors: list[tuple[str, tuple[int, ...], int]]) -> Bucket:
-    start, slots = _padded(_HASH_BYTES * len(tensors)), []
-    for name, shape, num_bytes in tensors:
-        slots.append(Slot(name, shape, start, num_bytes))
-        start += _padded(num_bytes)
-    return Bucket(tuple(slots), start)
+def _divided(tensors: Sequence[WireTensor], item_bytes: int, bucket_bytes: int) -> Iterator[list[WireTensor]]:
+    """Yield the tensors that travel, those of one bucket at a time."""
+    found: list[WireTensor] = []
+    total = 0
+    for tensor in tensors:
+        if tensor.same_as is not None:
+            continue
+        padded = _whole_blocks(math.prod(tensor.shape) * item_bytes)
+        if found and total + padded > bucket_bytes:
+            yield found
+            found, total = [], 0
+        found.append(tensor)
+        total += padded
+    if found:
+        yield found
+
+
+def _bucket(tensors: Sequence[WireTensor], item_bytes: int) -> Bucket:
+    slots: list[Slot] = []
+    parts: dict[int, list[tuple[int, Part]]] = {}
+    end = 0
+    for index, tensor in enumerate(tensors):
+        num_bytes = math.prod(tensor.shape) * item_bytes
+        slots.append(Slot(tensor.name, tensor.shape, end, num_bytes))
+        end += _whole_blocks(num_bytes)
+        for part in tensor.parts:
+            parts.setdefault(part.sender, []).append((index, part))
+    messages = tuple(_message(sender, slots, parts[sender]) for sender in sorted(parts))
+    return Bucket(tuple(slots), messages, end)
+
+
+def _message(sender: int, slots: Sequence[Slot], parts: Sequence[tuple[int, Part]]) -> Message:
+    end = _whole_blocks(HASH_BYTES * len(parts))
+    pieces: list[Piece] = []
+    for index, part in parts:
+        slot = slots[index]
+        row_bytes = slot.num_bytes // max(1, slot.shape[0] if slot.shape else 1)
+        offset, num_bytes = part.first_row * row_bytes, part.num_rows * row_bytes
+        start = end + offset % BLOCK_BYTES
+        pieces.append(Piece(index, part.first_row, part.num_rows, offset, start, num_bytes))
+        end += BLOCK_BYTES * num_blocks(offset, num_bytes)
+    return Message(sender, tuple(pieces), end)
+
+
+def _whole_blocks(num_bytes: int) -> int:
+    return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES

@@ -12,10 +12,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from rftcore.models import stored_model
 from rftcore.resolved import ResolvedRun
+from rftcore.run.gpus import this_machine
+from rftcore.run.placement import place_run
 from rftcore.trainer.config import TrainerConfig
-from rftcore.trainer.memory import GIB, Trained, engine_memory, refuse_too_little_memory, training_memory
+from rftcore.trainer.memory import (
+    GIB,
+    Trained,
+    engine_memory,
+    host_memory,
+    refuse_too_little_host_memory,
+    refuse_too_little_memory,
+    training_memory,
+)
 from rftcore.trainer.model_shape import read_model_shape, refuse_indivisible
 from rftdata.errors import ConfigError, ModelError
 
@@ -31,6 +43,21 @@ def describe_stored(resolved: ResolvedRun) -> Iterator[str]:
     """
     if resolved.config.trainer.num_gpus is None and not shutil.which("nvidia-smi"):
         return
+    try:
+        models = estimated_models(resolved)
+    except ModelError as error:
+        yield f"memory on a GPU was not estimated: {error.what}"
+        return
+    _refuse_uneven_division(resolved.config.trainer, models)
+    yield from _describe(resolved, models)
+
+
+def estimated_models(resolved: ResolvedRun) -> Trained:
+    """Return the sizes of the trainer's models from what is on this machine.
+
+    Raises:
+        ModelError: a model is not on this machine, or is of a family whose sizes are unknown.
+    """
     base = resolved.config.base_dir
 
     def find(path: str) -> Path:
@@ -39,13 +66,7 @@ def describe_stored(resolved: ResolvedRun) -> Iterator[str]:
             raise ModelError(f"{path} is not on this machine, and --deep fetches it")
         return folder
 
-    try:
-        models = _models(resolved, find)
-    except ModelError as error:
-        yield f"memory on a GPU was not estimated: {error.what}"
-        return
-    _refuse_uneven_division(resolved.config.trainer, models)
-    yield from _describe(resolved, models)
+    return _models(resolved, find)
 
 
 def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
@@ -84,27 +105,23 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
     if has_gpu and not os.environ.get("RAY_ADDRESS"):
         sizes = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
         refuse_too_little_memory(trainer, models, available_bytes(resolved, sizes))
+        refuse_too_little_host_memory(trainer, models, psutil.virtual_memory().total)
 
 
 def available_bytes(resolved: ResolvedRun, sizes: list[int]) -> float:
-    """Return what the trainer may use of each GPU: a whole one, or what vLLM leaves where explorers and a trainer of one GPU share.
+    """Return what the trainer may use of each GPU: a whole one, or what vLLM leaves where explorers have the same.
 
     Args:
         sizes: bytes of each GPU of this machine.
 
     Raises:
-        ConfigError: trainer.num_gpus leaves no GPU to the explorers, or is more than there are.
+        ConfigError: this machine has too few; see `place`.
     """
-    config, gpus = resolved.config, resolved.config.trainer.num_gpus or 1
-    most = len(sizes) - 1 if config.has_explorer and gpus > 1 else len(sizes)
-    if gpus > most:
-        raise ConfigError(
-            "trainer.num_gpus leaves no GPU to the explorers" if gpus == len(sizes) else "trainer.num_gpus is more than this machine has",
-            value=gpus, allowed=f"1 to {max(most, 1)}", todo="lower it, or start the run on a machine or cluster with more",
-        )  # fmt: skip
-    explorers = config.explorer.num_explorers if config.has_explorer and config.explorer.engine == "vllm" else 0
-    is_shared = gpus == 1 and explorers > 0 and 1 + explorers > len(sizes)
-    return min(sizes) * (1 - resolved.engine(worker_index=0).gpu_memory_utilization if is_shared else 1)
+    placement = place_run(resolved, [this_machine(len(sizes))])
+    engines = sum(len(bundle.roles) - 1 for bundle in placement.bundles if "trainer" in bundle.roles)
+    takes_share = resolved.config.explorer.engine == "vllm"
+    share = resolved.engine(worker_index=0).gpu_memory_utilization if takes_share else 0.0
+    return min(sizes) * (1 - engines * share)
 
 
 def _models(resolved: ResolvedRun, find: Callable[[str], Path]) -> Trained:
@@ -126,6 +143,7 @@ def _models(resolved: ResolvedRun, find: Callable[[str], Path]) -> Trained:
         critic=None if critic is None else critic_shape,
         has_reference="reference" in algorithm.signals,
         teacher=read_model_shape(find(teacher.path)) if teacher is not None and reads_teacher else None,
+        compares_logits="teacher_logits" in algorithm.signals,
     )
 
 
@@ -144,6 +162,8 @@ def _describe(resolved: ResolvedRun, models: Trained) -> Iterator[str]:
     gpus = config.trainer.num_gpus or 1
     yield f"estimated memory of the trainer on {'each of ' if gpus > 1 else ''}{gpus} GPU{'s' if gpus > 1 else ''}:"
     yield from (f"  {line}" for line in training_memory(config.trainer, models).lines())
+    yield "estimated memory of its host, if all of its GPUs are there, while a checkpoint is written:"
+    yield from (f"  {line}" for line in host_memory(config.trainer, models).lines())
     if not config.has_explorer or config.explorer.engine == "none":
         return
     settings = resolved.engine(worker_index=0)

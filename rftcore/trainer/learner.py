@@ -28,6 +28,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm, Plan
+from rftcore.sync.transfer import HeldRows
+from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 from rftcore.trainer.backends import BACKENDS
 from rftcore.trainer.batches import TrainBatch, refuse_missing_behavior
 from rftcore.trainer.checkpoints import (
@@ -211,6 +213,14 @@ class Learner:
             exported = tensor.clone() if tensor.data_ptr() in seen else tensor
             seen.add(exported.data_ptr())
             yield name, exported
+
+    def wire_tensors(self) -> tuple[WireTensor, ...]:
+        """What the ranks send to engines together; see `Network`."""
+        return self.policy.wire_tensors()
+
+    def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
+        """What this rank holds of every weight that travels. All ranks walk it."""
+        return self.policy.held_rows(plan.tensors, getattr(torch, plan.dtype))
 
     def save_pretrained(self, folder: Path) -> None:
         """Write model and tokenizer as a Hugging Face folder."""

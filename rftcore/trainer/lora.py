@@ -7,7 +7,7 @@ peft's format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rftcore.trainer.config import LoraConfig
-from rftcore.trainer.sharding import full
+from rftcore.trainer.weight_parts import first_row
 from rftdata.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def _refuse_outside_layers(model: PreTrainedModel, config: LoraConfig) -> None:
             )  # fmt: skip
 
 
-def merged(model: PreTrainedModel, state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The model's weights with the adapters in them, under the names that the model had without; all ranks walk it.
+def merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The model's weights with the adapters in them, under the names that the model had without; sharded as the model is.
 
     Args:
         state: of the model, with adapters.
@@ -83,14 +84,20 @@ def merged(model: PreTrainedModel, state: dict[str, Tensor]) -> Iterator[tuple[s
         if ".lora_" in name:
             continue
         layer = name.removesuffix(".base_layer.weight")
-        whole = full(tensor.detach())
-        if layer in layers:
-            a_RI, b_OR = (
-                layers[layer].get_submodule(part).get_parameter(f"{_NAME}.weight") for part in ("lora_A", "lora_B")
-            )
-            delta = layers[layer].scaling[_NAME] * (b_OR.detach() @ a_RI.detach())
-            whole = (whole.float() + delta).to(whole.dtype)
-        yield name.replace(".base_layer.", "."), whole
+        weight = _with_adapter(tensor.detach(), layers[layer]) if layer in layers else tensor.detach()
+        yield name.replace(".base_layer.", "."), weight
+
+
+def _with_adapter(weight: Tensor, layer: Any) -> Tensor:
+    a_RI, b_OR = (layer.get_submodule(part).get_parameter(f"{_NAME}.weight").detach() for part in ("lora_A", "lora_B"))
+    own, first = (weight.to_local(), first_row(weight)) if isinstance(weight, DTensor) else (weight, 0)
+    delta = layer.scaling[_NAME] * (b_OR[first : first + len(own)] @ a_RI)
+    summed: Tensor = (own.float() + delta).to(own.dtype)
+    if not isinstance(weight, DTensor):
+        return summed
+    return DTensor.from_local(
+        summed, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""An estimate of a GPU's memory: what training a model takes, and what a rollout engine needs, by arithmetic alone.
+"""An estimate of a GPU's memory: what training a model takes, and what a rollout engine needs, by arithmetic alone; and of the host's.
 
 Sizes come from config.json and the configuration, so it answers without torch, without weights and without a GPU. It describes the
 engine of the trainer: weights of the optimizer's type divided over all GPUs, a bfloat16 copy of the layers that are computed just now,
@@ -25,6 +25,9 @@ _FP32 = 4
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Layers that are gathered at one time: the one that is computed and the next.
 _LAYERS_GATHERED = 2
+# Rows of the size of the logits that exist at one time where a loss compares whole distributions: with the generalised Jensen-Shannon
+# divergence, whose three distributions and their products are kept, in its backward pass.
+_ROWS_COMPARED = 11
 _SMALLEST_MICRO_BATCH = 1024
 _MOST_GPUS = 64
 
@@ -76,12 +79,14 @@ class Trained:
         critic: a value model that is trained in full beside it.
         has_reference: whether a reference model is computed.
         teacher: a model whose log-probabilities the trainer computes.
+        compares_logits: whether the loss compares whole distributions of policy and teacher.
     """
 
     policy: ModelShape
     critic: ModelShape | None = None
     has_reference: bool = False
     teacher: ModelShape | None = None
+    compares_logits: bool = False
 
 
 def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
@@ -107,15 +112,49 @@ def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
     )  # fmt: skip
     checkpointed = ", with gradient_checkpointing" if config.gradient_checkpointing else ""
     parts.append(Part("activations", activations, f"{tokens:,} tokens a micro-batch{checkpointed}"))
-    row = _FP32 * models.policy.vocabulary
-    rows = max(1, min(tokens, LOGITS_BYTES // row))
-    parts.append(Part("logits", 2 * rows * row, f"of {rows:,} tokens, and their gradient"))
+    parts += _logits(models, tokens, item)
     # Under LoRA the reference is the policy without its adapters.
     has_reference = models.has_reference and not config.offload_reference and config.lora is None
     for name, shape in (("reference", models.policy if has_reference else None), ("teacher", models.teacher)):
         if shape is not None:
             parts.append(Part(name, _sharded(config, shape, item), f"{item} bytes a weight, {_place(config)}"))
     return Estimate((*parts, Part("runtime", RUNTIME_BYTES, "CUDA, matrix products, NCCL")))
+
+
+def _logits(models: Trained, tokens: int, item: int) -> list[Part]:
+    """What the output layer computes of some tokens at a time."""
+    row = _FP32 * models.policy.vocabulary
+    rows = max(1, min(tokens, LOGITS_BYTES // row))
+    if not models.compares_logits or models.teacher is None:
+        return [Part("logits", 2 * rows * row, f"of {rows:,} tokens, and their gradient")]
+    parts = [
+        Part("logits", _ROWS_COMPARED * rows * row, f"of {rows:,} tokens, of policy and teacher, and what the loss makes of them"),
+        Part("gathered teacher", item * models.teacher.root_parameters, f"embedding and output layer, {item} bytes a weight"),
+    ]  # fmt: skip
+    if tokens > rows:  # so that gradients of the pieces are added up in float32
+        parts.append(Part("output layer", _FP32 * models.policy.embedding_parameters, f"{_FP32} bytes a weight"))
+    return parts
+
+
+def host_memory(config: TrainerConfig, models: Trained) -> Estimate:
+    """Return what a host holds while a checkpoint is written beside training, if all GPUs are on it.
+
+    Raises:
+        ConfigError: trainer.lora names no layer of the policy.
+    """
+    parts = []
+    for name, shape, lora in (("", models.policy, config.lora), ("critic's ", models.critic, None)):
+        if shape is not None:
+            weight = _BYTES[config.dtype] if lora is None else _compute_bytes(config)
+            parts.append(
+                Part(f"copy of the {name}weights", weight * shape.parameters, f"{weight} bytes a weight, whole")
+            )
+            number, moments = _moments(config, shape, lora)
+            parts.append(Part(f"copy of the {name}optimizer", round(moments * number), f"{moments:.3g} bytes a weight"))
+    if models.has_reference and config.offload_reference and config.lora is None:
+        item = _compute_bytes(config)
+        parts.append(Part("reference", item * models.policy.parameters, f"{item} bytes a weight, offloaded"))
+    return Estimate(tuple(parts))
 
 
 def _num_gpus(config: TrainerConfig) -> int:
@@ -147,24 +186,31 @@ def _states(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -
     """What each GPU holds of a trained model all the time: its shares of weights, gradients and moments."""
     item, place, compute = _BYTES[config.dtype], _place(config), _compute_bytes(config)
     name = config.optimizer.name
+    number, moments = _moments(config, shape, lora)
     if lora is None:
-        number, matrices = shape.parameters, shape.layers * shape.layer_matrix_parameters
-        # Muon has one moment for each weight of a matrix, and AdamW two for the others.
-        moments: dict[str, float] = {"adamw": 2 * item, "muon": item * (2 - matrices / number)}
         return [
             Part("weights", _sharded(config, shape, item), f"{number:,} of {item} bytes, {place}"),
             Part("gradients", _sharded(config, shape, item), f"{item} bytes a weight"),
-            Part("optimizer", _sharded(config, shape, moments[name]), f"{name}: {moments[name]:.3g} bytes a weight"),
+            Part("optimizer", _sharded(config, shape, moments), f"{name}: {moments:.3g} bytes a weight"),
         ]
     # Weights that are never updated have the type of the products. Adapters are float32 and whole on every GPU.
-    number = shape.adapter_parameters(lora.rank, lora.target_modules)
-    moment_bytes = {"adamw": 2 * _FP32, "muon": _FP32}[name]
     return [
         Part("weights", _sharded(config, shape, compute), f"{shape.parameters:,} of {compute} bytes, frozen, {place}"),
         Part("adapters", number * _FP32, f"{number:,} of {_FP32} bytes, on every GPU"),
         Part("gradients", number * _FP32, f"{_FP32} bytes a weight of adapters"),
-        Part("optimizer", number * moment_bytes, f"{name}: {moment_bytes} bytes a weight of adapters"),
+        Part("optimizer", round(number * moments), f"{name}: {moments:.3g} bytes a weight of adapters"),
     ]
+
+
+def _moments(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -> tuple[int, float]:
+    """Number of weights that the optimizer updates, and bytes of its moments for each."""
+    # Muon has one moment for each weight of a matrix, and AdamW two for the others.
+    if lora is not None:
+        number = shape.adapter_parameters(lora.rank, lora.target_modules)
+        return number, {"adamw": 2 * _FP32, "muon": _FP32}[config.optimizer.name]
+    item, matrices = _BYTES[config.dtype], shape.layers * shape.layer_matrix_parameters
+    moments = {"adamw": 2.0 * item, "muon": item * (2 - matrices / shape.parameters)}
+    return shape.parameters, moments[config.optimizer.name]
 
 
 def _gathered(config: TrainerConfig, shape: ModelShape) -> list[Part]:
@@ -252,6 +298,18 @@ def refuse_too_little_memory(config: TrainerConfig, models: Trained, available_b
         f"training needs about {found.size_bytes / GIB:.1f} GiB on each GPU, and may use {available_bytes / GIB:.1f} GiB of it ({found})",
         todo=_advice(config, models, available_bytes),
     )
+
+
+def refuse_too_little_host_memory(config: TrainerConfig, models: Trained, available_bytes: float) -> None:
+    """Raise a ConfigError if a checkpoint's copy, and a reference that is offloaded, do not fit the host that has all GPUs."""
+    found = host_memory(config, models)
+    if found.size_bytes > available_bytes:
+        offloaded = "trainer.offload_reference: false, or " if found.part("reference") else ""
+        raise ConfigError(
+            f"a checkpoint is copied to the memory of the host, which needs about {found.size_bytes / GIB:.1f} GiB and has {available_bytes / GIB:.1f} "
+            f"({found})",
+            todo=f"set {offloaded}trainer.lora: {{}}, or take a host with more memory",
+        )
 
 
 def _advice(config: TrainerConfig, models: Trained, available_bytes: float) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -22,6 +22,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
+from rftcore.sync.transfer import HeldRows
+from rftcore.sync.transfer_plan import WireTensor
 from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.head import Output, logprobs_and_entropy
@@ -39,6 +41,7 @@ from rftcore.trainer.sharding import (
     layers_of,
     shard,
 )
+from rftcore.trainer.weight_parts import held_rows, wire_tensors
 from rftdata.errors import ModelError
 
 # Their attention sees the whole prompt, so continuations can share it.
@@ -134,9 +137,9 @@ class Network:
     def cutting(self) -> Cutting:
         """How batches are cut for it."""
         shares = self.config.share_prompts and _can_share_prompts(self.model.config)
-        # FlashAttention takes half precision only, and values of the size of keys, which those of latent attention are not.
+        # FlashAttention takes half precision only.
         is_half = "bfloat16" in (self.config.autocast, self.config.dtype)
-        flash = self.device.type == "cuda" and is_half and attention.has_equal_heads(self.model.config)
+        flash = self.device.type == "cuda" and is_half and attention.suits_flash(self.model.config)
         return Cutting(
             max_tokens=self.config.max_tokens_per_microbatch,
             sharing="never" if not shares else "always" if flash else "rows",
@@ -250,10 +253,32 @@ class Network:
 
     def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole tensor of every weight, tied ones under each of their names. All ranks walk it together."""
+        yield from ((name, full(tensor)) for name, tensor in self._weights())
+
+    def wire_tensors(self) -> tuple[WireTensor, ...]:
+        """What the ranks send to engines together: every weight, a tied one as the first of its names. The same at any time."""
+        names: dict[int, str] = {}
+        tied: dict[str, str] = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            first = names.setdefault(id(tensor), name)
+            if first != name:
+                tied[name] = first
+        return wire_tensors(self._weights(), tied, self.grid)
+
+    def held_rows(self, tensors: Sequence[WireTensor], dtype: torch.dtype) -> Iterator[HeldRows]:
+        """The rows that this rank holds of each weight that travels. All ranks walk it together.
+
+        Args:
+            tensors: see `wire_tensors`.
+            dtype: type on the wire.
+        """
+        travelling = {tensor.name for tensor in tensors if tensor.same_as is None}
+        yield from held_rows(((name, weight) for name, weight in self._weights() if name in travelling), dtype)
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and tensor of every weight as it is sharded, with the adapters in it."""
         state = self.model.state_dict()
-        yield from (
-            merged(self.model, state) if self._adapters else ((name, full(state[name].detach())) for name in state)
-        )
+        yield from (merged(self.model, state) if self._adapters else ((name, state[name].detach()) for name in state))
 
     def load_adapters(self, folder: Path) -> None:
         """Read the adapters of a checkpoint.
@@ -275,8 +300,9 @@ class Network:
         }
         for name, tensor in self.export_tensors():
             if self.grid.is_first:
-                # Tied weights stay one tensor, so that they are written once.
-                tensors[name] = tensors.get(owner.get(name, name), tensor.to("cpu", copy=True))
+                # Tied weights stay one tensor, so that they are copied and written once.
+                shared = tensors.get(owner.get(name, name))
+                tensors[name] = tensor.to("cpu", copy=True) if shared is None else shared
         adapters = adapter_tensors(self.model) if self._adapters else {}
 
         def write(folder: Path) -> None:

@@ -52,10 +52,7 @@ def live_weights(
     """Return what sends the learner's weights straight into engines; None with a method that uses files alone."""
     if config.method not in _LIVE:
         return None
-    return LiveWeights(
-        attempt, config, learner.export_tensors, str(learner.own.device), write_file,
-        lambda choice: worker.progress.update(weights=choice),
-    )  # fmt: skip
+    return LiveWeights(attempt, config, learner, write_file, lambda choice: worker.progress.update(weights=choice))
 
 
 def folder_bytes(folder: Path) -> int:

@@ -55,8 +55,11 @@ class _Rank:
     learner: Learner
 
     def __init__(self, rank: int, memory: SharedBatchMemory) -> None:
+        from rftcore.sync.transfer import TransferSender
+
         self.rank = rank
         self.memory = memory
+        self.sender = TransferSender(rank)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> None:
         from rftcore.trainer.process_group import join_process_group, leave_process_group
@@ -70,6 +73,10 @@ class _Rank:
             case "export_tensors", ():
                 for _ in self.learner.export_tensors():
                     pass  # rank 0 takes them
+            case "send_weights", (plan,):
+                self.sender.send(plan, self.learner.held_rows(plan))
+            case "leave_weight_group", ():
+                self.sender.leave()
             case "leave", ():
                 leave_process_group()
             case "end_checkpoint", ():

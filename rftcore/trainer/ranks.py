@@ -18,11 +18,16 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from rftcore.algorithms.algorithm import Algorithm
+from rftcore.sync.devices import device_id
+from rftcore.sync.transfer import Sent, TransferSender
+from rftcore.sync.transfer_group import GroupError
+from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.call_thread import CallThread
 from rftcore.trainer.learner import Learner
@@ -38,6 +43,8 @@ T = TypeVar("T")
 _CAUSE_S = 1.0
 _LEAVE_S = 10.0
 _STUCK_S = 1.0
+# After the time limit of what a rank waits for.
+_ANSWER_S = 2.0
 
 
 class LearnerGroup:
@@ -58,6 +65,7 @@ class LearnerGroup:
     def __init__(self, arguments: LearnerArguments, algorithm: Algorithm) -> None:
         self.num_ranks = arguments.config.num_gpus or 1
         make = partial(arguments.learner, algorithm)
+        self._sender = TransferSender()
         self._others: OtherRanks | None = None
         if self.num_ranks == 1:
             self.own = make()
@@ -95,6 +103,49 @@ class LearnerGroup:
             tensors = self.own.export_tensors()
             while (named := self._others.run(partial(next, tensors, None))) is not None:
                 yield named
+
+    @property
+    def weight_group_id(self) -> int | None:
+        """The group in which all ranks can send weights; None if they are in none."""
+        return None if self._sender.group is None else self._sender.group.group_id
+
+    def weight_devices(self) -> str:
+        """Ids of the ranks' devices, with commas."""
+        if self.own.device.type == "cpu" or self.num_ranks == 1:
+            return ",".join([device_id(str(self.own.device))] * self.num_ranks)
+        return ",".join(device_id(f"cuda:{rank}") for rank in range(self.num_ranks))
+
+    def weight_tensors(self) -> tuple[WireTensor, ...]:
+        """See `Learner.wire_tensors`."""
+        return self.own.wire_tensors()
+
+    def send_weights(self, plan: TransferPlan, store: TCPStore) -> Sent:
+        """Send the weights as they are now into engines, each rank what it holds. After an error no rank is in the plan's group any more.
+
+        Args:
+            store: where the plan's group meets.
+
+        Raises:
+            GroupError: a member of the group failed or did not come; the ranks are whole.
+            RoleFailedError: a rank did not end within `plan.timeout_s` after this one had.
+        """
+
+        def own() -> Sent:
+            return self._sender.send(plan, self.own.held_rows(plan), store)
+
+        if self._others is None:
+            return own()
+        try:
+            return self._others.attempt(own, GroupError, plan.timeout_s + _ANSWER_S, "send_weights", plan)
+        except GroupError:
+            self.leave_weight_group()
+            raise
+
+    def leave_weight_group(self) -> None:
+        """Leave the engines' group, if the ranks are in one."""
+        self._sender.leave()
+        if self._others is not None and not self._others.ended:
+            self._others.call(lambda: None, "leave_weight_group")
 
     def begin_checkpoint(self, folder: Path) -> None:
         self._call("begin_checkpoint", folder)
@@ -147,10 +198,15 @@ class OtherRanks:
     Args:
         num_ranks: this one included.
         memory_fd: the memory of the batches.
+
+    Attributes:
+        ended: whether the ranks have been ended, in good order or after an error.
     """
 
     def __init__(self, num_ranks: int, memory_fd: int) -> None:
-        self._ended = False
+        self.ended = False
+        self._tolerated: tuple[type[RftError], ...] = ()
+        self._failures: list[RftError] = []
         self._processes = [RankProcess(rank, memory_fd) for rank in range(1, num_ranks)]
         self._thread = CallThread("rank 0")
 
@@ -171,16 +227,47 @@ class OtherRanks:
         with self.together(method, *arguments):
             return self.run(own)
 
+    def attempt(
+        self, own: Callable[[], T], failure: type[RftError], limit_s: float, method: str, *arguments: object
+    ) -> T:
+        """Like `call`, for a method that may fail in a way that leaves every rank whole.
+
+        Args:
+            failure: what it raises then.
+            limit_s: longest wait for the other ranks after this one has ended.
+
+        Raises:
+            RoleFailedError: also if the others did not end in that time.
+            RftError: the failure, once all ranks have ended the call.
+        """
+        found: T | None = None
+        self._tolerated, self._failures = (failure,), []
+        try:
+            with self.together(method, *arguments, limit_s=limit_s):
+                try:
+                    found = self.run(own)
+                except failure as error:
+                    self._failures.insert(0, error)
+        finally:
+            self._tolerated = ()
+        if self._failures:
+            raise self._failures[0]
+        return cast(T, found)
+
     @contextmanager
-    def together(self, method: str, *arguments: object) -> Iterator[None]:
+    def together(self, method: str, *arguments: object, limit_s: float | None = None) -> Iterator[None]:
         """Call a method in the other ranks while the block makes the same call in parts with `run`."""
         try:
             self.check()
             for process in self._processes:
                 process.ask(method, arguments)
             yield
+            started = time.monotonic()
             while any(process.busy for process in self._processes):
-                self._listen()
+                left = None if limit_s is None else limit_s - (time.monotonic() - started)
+                if left is not None and left <= 0:
+                    raise self._silence(limit_s)
+                self._listen(timeout_s=left)
         except BaseException:
             self._end()
             raise
@@ -206,14 +293,14 @@ class OtherRanks:
 
     def check(self) -> None:
         """Raise a RoleFailedError if a rank has died, or has been ended after an error."""
-        if self._ended:
+        if self.ended:
             raise RoleFailedError("the ranks of the trainer were ended after an error")
         self._listen(timeout_s=0)
 
     def close(self) -> None:
         """End the ranks in good order if that is still possible."""
         try:
-            if not self._ended:
+            if not self.ended:
                 self._leave_together()
         finally:
             self._end()
@@ -237,9 +324,15 @@ class OtherRanks:
         ready = wait([*connections, *([] if own is None else [own.fileno()])], timeout_s)
         answers = [process.answer() for process in self._processes if process.connection in ready]
         for error in answers:
-            if error is not None:
+            if isinstance(error, self._tolerated):
+                self._failures.append(error)
+            elif error is not None:
                 raise self._death() or error
         return own is not None and own.fileno() in ready
+
+    def _silence(self, limit_s: float | None) -> RoleFailedError:
+        silent = [f"{process.rank} (pid {process.pid})" for process in self._processes if process.busy]
+        return RoleFailedError(f"rank {', '.join(silent)} of the trainer did not answer within {limit_s:g} s")
 
     def _death(self) -> RftError | None:
         """Return why a rank died, if one has or does so soon; an error of another rank is then only a consequence."""
@@ -259,9 +352,9 @@ class OtherRanks:
                     process.answer()
 
     def _end(self) -> None:
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         for process in self._processes:
             process.kill()
         for process in self._processes:

@@ -20,8 +20,8 @@ from rftdata.training.attempt import Attempt
 from rftdata.workers import mark_dead_workers
 
 T = TypeVar("T")
-TensorList = list[tuple[str, list[int]]]
-"""Name and shape of every tensor, in the order in which they are sent."""
+TensorList = list[dict[str, Any]]
+"""The elements of `rft.weight_transfer.tensors`, in the order in which they are sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +199,8 @@ class Answers:
 
     def tensors(self, attempt_id: int) -> TensorList:
         """Return what the transfers of an attempt send."""
-        row = self._run.database.fetch("transfer_tensors", attempt_id=attempt_id)[0]
-        return [(name, shape) for name, shape in row["tensors"]]
+        found: TensorList = self._run.database.fetch("transfer_tensors", attempt_id=attempt_id)[0]["tensors"]
+        return found
 
     def acknowledge(
         self, transfer_id: int, *, host: str, device: str, dtype: str, num_ranks: int, group_id: int | None

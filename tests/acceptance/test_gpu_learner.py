@@ -17,7 +17,7 @@ from rftcore.trainer.attention import packed_attention
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.micro_batches import Cutting, split_batch
-from tests.support.learning import VOCABULARY, batch_with_everything, config, save_model
+from tests.support.learning import VOCABULARY, batch_with_everything, config, make_batch, save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -89,8 +89,8 @@ def test_packed_attention_is_that_of_masked_rows(cuda: torch.device) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {}, {"share_prompts": False}, {"compile": False}, {"gradient_checkpointing": True}, {"max_tokens_per_microbatch": 500},
-        {"gradient_checkpointing": True, "compile": False},
+        {}, {"compile": True}, {"share_prompts": False}, {"max_tokens_per_microbatch": 500}, {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "compile": True},
     ],
 )  # fmt: skip
 def test_the_ways_to_compute_on_a_gpu_agree_with_the_cpu(
@@ -102,6 +102,19 @@ def test_the_ways_to_compute_on_a_gpu_agree_with_the_cpu(
     found = Learner(model, config(**{"autocast": "bfloat16"} | changes), algorithm, 0).update(many_lengths(), 1)
     for name in ("loss", "grad_norm", "entropy", "logprob_diff"):
         assert found[name] == pytest.approx(exact[name], rel=0.03, abs=2e-3), name
+
+
+def test_a_micro_batch_is_moved_while_the_gpu_is_busy(cuda: torch.device) -> None:
+    cutting = Cutting(max_tokens=1_000_000, sharing="never")
+    ((micro,),) = split_batch(make_batch(1, groups=300, size=16), cutting)
+    assert micro.token_ids_L.nbytes > 2**17  # small copies never wait
+    micro.to(cuda)  # allocates
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2**30)  # cycles
+    busy = torch.cuda.Event()
+    busy.record()
+    micro.to(cuda)
+    assert not busy.query()
 
 
 def test_adapters_train_on_a_gpu(cuda: torch.device, tmp_path: Path) -> None:
@@ -121,7 +134,7 @@ def test_an_offloaded_reference_changes_nothing(cuda: torch.device, tmp_path: Pa
         algorithm = build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.1}})
         learner = Learner(model, config(autocast="bfloat16", offload_reference=offload), algorithm, 0)
         found[offload] = [learner.update(many_lengths(), step)["loss"] for step in (1, 2)]
-    assert found[True] == pytest.approx(found[False], rel=1e-3)
+    assert found[True] == pytest.approx(found[False], rel=1e-3, abs=1e-4)
 
 
 def test_a_checkpoint_of_a_gpu_is_resumed_on_the_cpu(cuda: torch.device, tmp_path: Path) -> None:

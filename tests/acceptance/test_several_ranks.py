@@ -16,6 +16,7 @@ import pytest
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.workers import process_lives
 from tests.support.command_line import Rft, report, rows
+from tests.support.ranks import ranks_of
 from tests.support.small_runs import RUN, settings, start
 from tests.support.warm_up import Warm
 
@@ -29,19 +30,6 @@ def buffer(server_folders: Path) -> Iterator[Path]:
     buffer = server_folders / "ranks" / "buffer"
     yield buffer
     EmbeddedServer(buffer).stop()
-
-
-def ranks_of(pid: int) -> list[int]:
-    """The processes that a trainer started as its ranks."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_text().split("\0")
-        except OSError:  # it has ended
-            continue
-        if "rftcore.trainer.rank" in words and words[words.index("rftcore.trainer.rank") + 1] == str(pid):
-            found.append(int(process.name))
-    return found
 
 
 def wait_until_ended(trainers: list[int]) -> None:

@@ -19,8 +19,10 @@ from safetensors.numpy import load_file
 
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
+from rftdata.workers import process_lives
 from tests.support.command_line import rft_command, rft_environment
 from tests.support.models import make_tiny_model
+from tests.support.ranks import ranks_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -131,6 +133,35 @@ class Trainers:
                 connection.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
             connection.execute("DROP FUNCTION block CASCADE")
 
+    def start_and_hold(self, name: str) -> tuple[subprocess.Popen[str], int, Path]:
+        """Start on two ranks, and suspend the second one while both write a checkpoint.
+
+        Returns:
+            The first rank, the second one's pid, and the draft of the checkpoint.
+        """
+        before = len(self.checkpoints())
+        process = self.start(name)
+        deadline = time.monotonic() + 120
+        while len(found := self.checkpoints()) == before:
+            assert process.poll() is None and time.monotonic() < deadline, process.stdout and process.stdout.read()
+            time.sleep(0.05)
+        [rank], folder = ranks_of(process.pid), found[0][1].parent
+        while process.poll() is None and time.monotonic() < deadline:
+            for draft in folder.glob("*.draft"):
+                os.kill(rank, signal.SIGSTOP)
+                time.sleep(0.3)  # a write that needs nothing more of it ends
+                if draft.exists():
+                    return process, rank, draft
+                os.kill(rank, signal.SIGCONT)
+        raise AssertionError("no checkpoint was caught while it was written")
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """Step and folder of each committed checkpoint whose files are kept, oldest first."""
+        found = self.buffer.sql(
+            "SELECT trainer_step, uri FROM rft.checkpoint WHERE deleted_at IS NULL ORDER BY checkpoint_id"
+        )
+        return [(row["trainer_step"], Path(row["uri"])) for row in found.to_pylist()]
+
     def batches(self, name: str) -> list[tuple[Any, ...]]:
         """Every draw of the run's present history."""
         rows = self.buffer.sql(
@@ -199,3 +230,40 @@ def test_a_killed_run_goes_on_with_its_critic_as_if_nothing_had_happened(trainer
     trainers.finish("killed")
     assert trainers.batches("killed") == trainers.batches("straight")
     assert trainers.digest("killed") == trainers.digest("straight")
+
+
+@pytest.mark.parametrize("trainers", ["sft"], indirect=True)
+def test_what_two_ranks_had_half_written_is_never_resumed_from(trainers: Trainers) -> None:
+    steps = 60
+    trainers.raw |= {"steps": steps}
+    trainers.raw["sampling"]["epochs"] = 40
+    trainers.raw["trainer"] |= {"num_gpus": 2, "checkpoint_every": 1, "keep_checkpoints": 3}
+    process, rank, draft = trainers.start_and_hold("held")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    killed_after, folder = trainers.checkpoints()[-1]
+    assert draft.exists() and not draft.with_suffix("").exists() and folder.is_dir()
+    assert not process_lives(rank)
+
+    process, rank, second_draft = trainers.start_and_hold("held")
+    assert not draft.exists() and second_draft.name.startswith("attempt-2-")
+    trainers.buffer.find_run("held").request_stop()  # as Ctrl-C and SIGTERM of `rft run` do
+    os.kill(rank, signal.SIGCONT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    stopped_after, folder = trainers.checkpoints()[-1]
+    assert (folder / "training" / "state.json").exists() and not list(folder.parent.glob("*.draft"))
+    assert killed_after < stopped_after < steps
+
+    trainers.raw["trainer"]["num_gpus"] = 1
+    trainers.raw["trainer"]["checkpoint_every"] = steps
+    trainers.finish("held")
+    begun = trainers.buffer.sql(
+        "SELECT trainer_step FROM rft.run_attempt a LEFT JOIN rft.checkpoint c ON c.checkpoint_id = a.from_checkpoint_id ORDER BY a.attempt_id"
+    )
+    assert begun["trainer_step"].to_pylist() == [None, killed_after, stopped_after]
+    assert trainers.checkpoints()[-1][0] == steps and not list(folder.parent.glob("*.draft"))
+    done = trainers.buffer.sql("SELECT trainer_step FROM rft.v_train_step WHERE run = 'held' ORDER BY 1")[
+        "trainer_step"
+    ]
+    assert done.to_pylist() == list(range(1, steps + 1))

@@ -58,7 +58,7 @@ def main() -> int:
         crew.close()
     print(findings)
     print(f"{len(FAILPOINTS)} failpoints, {findings.attempts} attempts, {findings.steps} steps")
-    return 0 if findings.nothing and findings.steps and findings.experiences else 1
+    return 0 if findings.nothing and findings.steps and findings.experiences and findings.transfers else 1
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ class Findings:
     steps: int = 0
     attempts: int = 0
     labels: int = 0
+    transfers: int = 0
     lives: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -55,11 +56,21 @@ def examine(folder: Path) -> Findings:
         _draws_are_as_seen(buffer, noted["drawn"], digests, findings)
         _nothing_waits_for_ever(buffer, findings)
         _checkpoints_hold_what_was_drawn(buffer, noted["checkpoint"], findings)
+        _weights_are_as_sent(noted["sent"], noted["applied"], findings)
         findings.attempts = _one(buffer, "SELECT count(*) FROM rft.run_attempt")
         findings.steps = _one(buffer, "SELECT coalesce(max(trainer_step), 0) FROM rft.v_train_step")
     findings.lives = sorted(noted["first claim"], key=lambda life: -life["seconds"])
     findings.labels = len(noted["labelled"])
     return findings
+
+
+def _weights_are_as_sent(sent: list[dict[str, Any]], applied: list[dict[str, Any]], findings: Findings) -> None:
+    """A trainer that was killed at the end of a transfer could not note what it had sent."""
+    checksums = {note["transfer"]: note["checksum"] for note in sent}
+    for note in applied:
+        if checksums.get(note["transfer"], note["checksum"]) != note["checksum"]:
+            findings.mislabelled.append(f"{note['by']} has other weights than transfer {note['transfer']} sent")
+    findings.transfers = len(applied)
 
 
 def _one(buffer: Buffer, query: str) -> int:

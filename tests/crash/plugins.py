@@ -7,14 +7,18 @@ reward belong together.
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
+from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation, Reception
+from rftcore.sync.transfer import TransferReceiver
+from rftcore.sync.transfer_plan import TensorShapes, TransferError, TransferPlan
 from rftcore.sync.weights_file import open_weights
 from rftcore.workflows.task import Task, Turn
 
@@ -42,7 +46,8 @@ def score(turn: Turn, task: Task) -> float:
 
 
 class Scribe(Engine):
-    """Writes random text; checks the weights it is given as every engine does, and loads nothing."""
+    """Writes random text; takes and checks the weights it is given as every engine does, and keeps none of them. It writes nothing while it has had
+    some tensors of a version, and not the others."""
 
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
         from transformers import AutoTokenizer
@@ -50,8 +55,12 @@ class Scribe(Engine):
         self.tokenizer = AutoTokenizer.from_pretrained(str(model_path))
         self.policy_version_id = policy_version_id
         self.num_generated_tokens = 0
+        self._receiver = TransferReceiver()
+        self._has_mixed_weights = False
 
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        while self._has_mixed_weights:
+            await asyncio.sleep(0.01)
         text = os.urandom(_RESPONSE_BYTES).hex()
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         self.num_generated_tokens += len(token_ids)
@@ -60,8 +69,26 @@ class Scribe(Engine):
 
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
         open_weights(uri, checksum)
+        self._has_mixed_weights = False
         self.policy_version_id = policy_version_id
         return 0.0
 
+    @property
+    def reception(self) -> Reception:
+        return Reception(dtype="float32", device="cpu", num_ranks=1)
+
+    def refuse_unfit(self, tensors: TensorShapes) -> None:
+        """Everything fits."""
+
+    def receive_weights(self, plan: TransferPlan, policy_version_id: int) -> str:
+        try:
+            checksum = self._receiver.receive(plan, 0, lambda tensors: deque(tensors, maxlen=0))
+        except TransferError as error:
+            self._has_mixed_weights |= error.is_half_applied
+            raise
+        self._has_mixed_weights = False
+        self.policy_version_id = policy_version_id
+        return checksum
+
     def close(self) -> None:
-        """There is nothing to close."""
+        self._receiver.leave()

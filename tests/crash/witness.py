@@ -15,8 +15,12 @@ import xxhash
 
 from rftcore.explorer import role as explorer
 from rftcore.pipeline import role as pipeline
+from rftcore.sync.live_explorer import LiveReceiver, Outcome
+from rftcore.sync.transfer import Sent
+from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.next_batch import NextBatch, PreparedBatch
+from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.sharding import Grid
 from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import SealedBatch
@@ -67,6 +71,26 @@ def observe(witness: Witness) -> None:
     _observe_explorer(witness)
     _observe_pipeline(witness)
     _observe_trainer(witness)
+    _observe_weights(witness)
+
+
+def _observe_weights(witness: Witness) -> None:
+    """The checksums of what the trainer sent, and of what an engine has of it."""
+    send, apply = LearnerGroup.send_weights, LiveReceiver._apply
+
+    def send_and_note(self: LearnerGroup, plan: TransferPlan, store: Any) -> Sent:
+        sent = send(self, plan, store)
+        witness.note("sent", transfer=plan.transfer_id, checksum=sent.checksum)
+        return sent
+
+    def apply_and_note(self: LiveReceiver, plan: TransferPlan, version: int) -> Outcome:
+        outcome = apply(self, plan, version)
+        if outcome.checksum is not None:
+            witness.note("applied", transfer=plan.transfer_id, checksum=outcome.checksum)
+        return outcome
+
+    LearnerGroup.send_weights = send_and_note  # type: ignore[method-assign]
+    LiveReceiver._apply = apply_and_note  # type: ignore[method-assign]
 
 
 def _observe_explorer(witness: Witness) -> None:

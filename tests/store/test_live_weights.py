@@ -28,17 +28,19 @@ from rftdata.training.attempt import Attempt
 from rftdata.training.policies import newest_policy
 from rftdata.workers import Worker
 from tests.support.models import make_tiny_model
+from tests.support.sending import OneRank
 
 SYNC = SyncConfig(method="nccl", acknowledge_s=1.5, timeout_s=15, bucket_mib=1)
 Tensors = dict[str, Tensor]
 
 
-class Model:
-    """The trainer's weights: several buckets of the smallest size."""
+class Model(OneRank):
+    """The trainer's weights: more buckets of the smallest size than are on their way at once."""
 
     def __init__(self, path: Path) -> None:
         from transformers import AutoModelForCausalLM
 
+        super().__init__()
         self.path = path
         self._model = AutoModelForCausalLM.from_pretrained(path)
 
@@ -51,13 +53,13 @@ class Model:
     def state(self) -> Tensors:
         return complete_state(self._model.named_parameters())
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.state.items()
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(make_tiny_model(tmp_path_factory.mktemp("model") / "model", hidden_size=256, num_layers=2))
+    return Model(make_tiny_model(tmp_path_factory.mktemp("model") / "model", hidden_size=256, num_layers=6))
 
 
 class Crew:
@@ -70,11 +72,11 @@ class Crew:
         self.choices: list[str] = []
 
     def trainer(self, attempt: Attempt, sync: SyncConfig = SYNC) -> LiveWeights:
-        return LiveWeights(attempt, sync, self.model.export, "cpu", self.write_file, self.choices.append)
+        return LiveWeights(attempt, sync, self.model, self.write_file, self.choices.append)
 
     def write_file(self, name: str) -> Publication:
         self.files.append(name)
-        return write_atomically(self.folder / name, lambda draft: write_weights(self.model.export(), draft))
+        return write_atomically(self.folder / name, lambda draft: write_weights(self.model.tensors(), draft))
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         return self.buffer.sql(query).to_pylist()
@@ -264,10 +266,11 @@ def test_an_engine_does_not_acknowledge_weights_without_the_head_that_its_model_
     """If it did, and then refused them, the whole group would wait for it."""
     join()
 
-    def headless() -> Iterator[tuple[str, Tensor]]:
-        yield from ((name, tensor) for name, tensor in crew.model.export() if name != "lm_head.weight")
+    class Headless(OneRank):
+        def tensors(self) -> Iterator[tuple[str, Tensor]]:
+            yield from ((name, tensor) for name, tensor in crew.model.tensors() if name != "lm_head.weight")
 
-    trainer = LiveWeights(attempt, SYNC, headless, "cpu", crew.write_file)
+    trainer = LiveWeights(attempt, SYNC, Headless(), crew.write_file)
     trainer.publish(0)
     trainer.close()
     assert crew.outcomes() == []
@@ -346,16 +349,18 @@ def test_a_trainer_that_dies_in_the_middle_leaves_an_engine_that_waits_for_the_n
 ) -> None:
     explorer = join()
 
-    def breaks_off() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in crew.model.state.items():
-            if name == "lm_head.weight" and calls:
-                raise MemoryError("the trainer is killed here")
-            yield name, tensor
-        calls.append(1)
+    class BreaksOff(OneRank):
+        is_sending = False
 
-    calls: list[int] = []  # the first walk is for the list
+        def tensors(self) -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in crew.model.state.items():
+                if name == "lm_head.weight" and self.is_sending:
+                    raise MemoryError("the trainer is killed here")
+                yield name, tensor
+            self.is_sending = True  # the first walk is for the list
+
     with crew.buffer.attempt(crew.run) as attempt:
-        trainer = LiveWeights(attempt, SYNC, breaks_off, "cpu", crew.write_file)
+        trainer = LiveWeights(attempt, SYNC, BreaksOff(), crew.write_file)
         with pytest.raises(MemoryError):
             trainer.publish(0)
         wait_until(lambda: crew.outcomes() == [(1, "failed")])

@@ -42,7 +42,9 @@ def save_model(folder: Path, *, tied: bool) -> Path:
 
 
 def config(**settings: Any) -> TrainerConfig:
-    return TrainerConfig(**({"autocast": "none", "learning_rate": 1e-3, "max_tokens_per_microbatch": 4096} | settings))
+    """Layers are not compiled unless asked for, which takes 20 s for each learner on a GPU."""
+    defaults = {"autocast": "none", "compile": False, "learning_rate": 1e-3, "max_tokens_per_microbatch": 4096}
+    return TrainerConfig(**(defaults | settings))
 
 
 def make_batch(seed: int, *, groups: int = 3, size: int = 4, rewards: list[float] | None = None) -> TrainBatch:

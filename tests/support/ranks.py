@@ -32,6 +32,19 @@ class Meeting(SFT):
 '''
 
 
+def ranks_of(pid: int) -> list[int]:
+    """The processes that a trainer started as its ranks."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_text().split("\0")
+        except OSError:  # it has ended
+            continue
+        if "rftcore.trainer.rank" in words and words[words.index("rftcore.trainer.rank") + 1] == str(pid):
+            found.append(int(process.name))
+    return found
+
+
 def write_folder(folder: Path) -> None:
     """The model and the loss, as a user's own."""
     save_model(folder / "model", tied=True)

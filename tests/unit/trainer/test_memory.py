@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import json
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from transformers import AutoModel, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.losses.jsd import JSD
+from rftcore.trainer import memory
 from rftcore.trainer.config import LoraConfig, TrainerConfig
+from rftcore.trainer.head import Output, read_logits
+from rftcore.trainer.learner import Learner
 from rftcore.trainer.memory import (
     GIB,
     Estimate,
     Trained,
     activation_bytes,
     engine_memory,
+    host_memory,
+    refuse_too_little_host_memory,
     refuse_too_little_memory,
     training_memory,
 )
 from rftcore.trainer.model_shape import ModelShape, model_shape, read_model_shape
 from rftcore.trainer.optimizers import build_optimizers
 from rftdata.errors import ConfigError, ModelError
+from tests.support.learning import make_batch
 from tests.support.models import make_tiny_model
 from tests.support.published_models import LLAMA_8B, QWEN_1_5B
 
@@ -145,6 +158,77 @@ def test_models_beside_the_policy() -> None:
     assert found.part("critic") == 8 * QWEN.parameters  # 16 bytes a weight, on two GPUs
     assert estimate(models, num_gpus=2, offload_reference=True).part("reference") == 0
     assert "reference  " in "\n".join(found.lines())
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)])
+def test_a_checkpoint_is_copied_to_the_host_with_the_sizes_that_its_files_have(
+    lora: LoraConfig | None, tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    config = TrainerConfig(lora=lora, autocast="none", max_tokens_per_microbatch=4096)
+    learner = Learner(str(model), config, build_algorithm("sft"), 0)
+    learner.update(make_batch(1), 1)
+    learner.save_checkpoint(tmp_path / "checkpoint")
+    found = host_memory(config, Trained(policy=read_model_shape(model)))
+    for name, files in (
+        ("copy of the weights", "model.safetensors"),
+        ("copy of the optimizer", "training/*.safetensors"),
+    ):
+        [path] = (tmp_path / "checkpoint").glob(files)
+        assert found.part(name) == sum(
+            tensor.nbytes
+            for key, tensor in load_file(path).items()
+            if not key.endswith("/step") and "random/" not in key
+        )
+
+
+def test_the_host_holds_a_copy_of_all_that_is_trained_and_an_offloaded_reference() -> None:
+    models = Trained(policy=QWEN, critic=QWEN, has_reference=True)
+    config = TrainerConfig(num_gpus=4, offload_reference=True)
+    assert host_memory(config, models).size_bytes == (12 + 12 + 2) * QWEN.parameters
+    refuse_too_little_host_memory(config, models, 38 * GIB)
+    with pytest.raises(ConfigError, match=r"37\.. GiB and has 32\.0 .*reference 2\.9\).*offload_reference: false"):
+        refuse_too_little_host_memory(config, models, 32 * GIB)
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes that results of operations took at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for storage in (x.untyped_storage() for x in tree_iter(found) if isinstance(x, torch.Tensor)):
+            if storage._cdata not in self._sizes:
+                self._sizes[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self._sizes.pop, storage._cdata)
+        self.most = max(self.most, sum(self._sizes.values()))
+        return found
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+def test_a_comparison_with_a_teacher_takes_what_torch_takes(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, shape = 256, replace(QWEN, vocabulary=4096, hidden=64, is_tied=True)
+    monkeypatch.setattr(memory, "LOGITS_BYTES", 4 * rows * shape.vocabulary)
+    hidden_NH, teacher_NH = (torch.randn(tokens, shape.hidden).bfloat16() for _ in range(2))
+    weight_VH = torch.randn(shape.vocabulary, shape.hidden).requires_grad_()
+    teacher = Output(torch.randn(shape.vocabulary, shape.hidden).bfloat16())
+    loss = JSD()
+
+    def compare(logits_CV: torch.Tensor, teacher_CH: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            teacher_CV = teacher.logits(teacher_CH)
+        return loss.read(logits_CV, teacher_CV)
+
+    with LiveBytes() as live:
+        read_logits(hidden_NH.requires_grad_(), Output(weight_VH, chunk=rows), compare, teacher_NH).sum().backward()
+    found = estimate(Trained(policy=shape, teacher=shape, compares_logits=True), max_tokens_per_microbatch=tokens)
+    gradient = 4 * shape.embedding_parameters  # which gathered gradients has
+    assert live.most == pytest.approx(found.part("logits") + found.part("output layer") + gradient, rel=0.03)
+    assert found.part("gathered teacher") == 2 * shape.root_parameters
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -17,6 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rftcore.sync.transfer import TransferReceiver
+from rftcore.sync.transfer_group import LOOPBACK, GroupError, open_store
+from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.shared_batch import SharedBatchMemory
 from rftdata.errors import ModelError, RoleFailedError
@@ -77,6 +82,43 @@ def group(folder: Path, alone: Trained) -> Iterator[LearnerGroup]:
     group = make_group(folder, 2)
     yield group
     group.close()
+
+
+class Sending:
+    """A group of the ranks and one engine process, which is this one."""
+
+    def __init__(self, group: LearnerGroup, timeout_s: float = 20.0) -> None:
+        self.store = open_store(LOOPBACK, timeout_s)
+        self.group_id = next(_group_ids)
+        self.receiver = TransferReceiver()
+        self.plan = TransferPlan(
+            transfer_id=1, group_id=self.group_id, backend="gloo", host=LOOPBACK, port=self.store.port, num_ranks=group.num_ranks + 1,
+            first_rank=0, tensors=group.weight_tensors(), dtype="float32", bucket_bytes=1 << 15, timeout_s=timeout_s,
+        )  # fmt: skip
+
+    def send(self, group: LearnerGroup, takes: int | None = None) -> dict[str, Tensor]:
+        """Send once; what arrived.
+
+        Args:
+            takes: the number of tensors after which the engine fails.
+        """
+        tensors: dict[str, Tensor] = {}
+
+        def load(arriving: Iterator[tuple[str, Tensor]]) -> None:
+            for name, tensor in arriving:
+                tensors[name] = tensor.clone()
+                if len(tensors) == takes:
+                    raise MemoryError("the engine fails")
+
+        with ThreadPoolExecutor() as pool:
+            plan = replace(self.plan, first_rank=group.num_ranks)
+            taken = pool.submit(self.receiver.receive, plan, 0, load)
+            sent = group.send_weights(self.plan, self.store)
+            assert taken.result() == sent.checksum
+        return tensors
+
+
+_group_ids = itertools.count(1)
 
 
 def wait_until_ended(pids: list[int], limit_s: float) -> None:
@@ -149,6 +191,29 @@ class TestTwoRanks:
         group.save_pretrained(tmp_path / "model")
         assert (tmp_path / "model" / "tokenizer.json").exists()
 
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="by gloo, between CPUs")
+    def test_send_their_weights_together(self, group: LearnerGroup) -> None:
+        sending = Sending(group)
+        taken = [sending.send(group) for _ in range(2)]
+        expected = {name: tensor.clone() for name, tensor in group.export_tensors()}
+        for tensors in taken:
+            assert tensors.keys() == expected.keys()
+            assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
+        assert group.weight_group_id == sending.group_id
+        group.update(make_batch(8), 8)
+        assert not torch.equal(sending.send(group)["lm_head.weight"], expected["lm_head.weight"])
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="by gloo, between CPUs")
+    def test_go_on_after_an_engine_that_left_a_transfer(self, group: LearnerGroup) -> None:
+        sending = Sending(group)
+        with pytest.raises(GroupError, match="broke off"):
+            sending.send(group, takes=2)
+        assert group.weight_group_id is None
+        group.update(make_batch(9), 9)
+        again = Sending(group)
+        assert again.send(group).keys() == {tensor.name for tensor in group.weight_tensors()}
+        group.leave_weight_group()
+
     @pytest.mark.skipif(torch.cuda.is_available(), reason="the limit concerns the CPU's memory")
     def test_an_error_of_one_rank_ends_the_call_that_waits_for_it(self, group: LearnerGroup) -> None:
         pid = group.pids[0]
@@ -174,7 +239,23 @@ def test_an_error_of_all_ranks_is_raised_once(folder: Path) -> None:
         replace(given, config=given.config.model_copy(update={"num_gpus": None})).learner()
     with pytest.raises(ModelError) as together:
         LearnerGroup(given, given.build_algorithm())
-    assert str(together.value) == str(alone.value)
+    assert str(together.value).removeprefix("rank 1: ") == str(alone.value), "of the rank that fails first"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="by gloo, between CPUs")
+def test_a_rank_that_hangs_in_a_transfer_ends_the_trainer(folder: Path) -> None:
+    group = make_group(folder, 2)
+    try:
+        sending = Sending(group, timeout_s=1.0)
+        (pid,) = group.pids
+        os.kill(pid, signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(RoleFailedError, match=rf"rank 1 \(pid {pid}\) of the trainer did not answer within 3 s"):
+            sending.send(group)
+        assert time.monotonic() - started < 8
+        assert not process_lives(pid)
+    finally:
+        group.close()
 
 
 class TestEnds:

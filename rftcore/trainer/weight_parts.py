@@ -1,0 +1,128 @@
+"""Which rows of each weight a rank sends to engines: those of its own shard, so that no weight is gathered.
+
+FSDP2 shards the first dimension, and column-wise tensor parallelism does so before it: each rank holds consecutive rows. Row-wise tensor parallelism
+splits the second dimension; such a weight is gathered over the tensor-parallel ranks, and over these alone. Ranks that hold the same rows divide them.
+
+Every rank computes the division for all of them; nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Placement
+
+from rftcore.sync.transfer import HeldRows
+from rftcore.sync.transfer_plan import Part, WireTensor
+from rftcore.trainer.sharding import Grid
+
+Rows = tuple[int, int]
+"""First row, number of rows."""
+
+
+def wire_tensors(weights: Iterable[tuple[str, Tensor]], tied: dict[str, str], grid: Grid) -> tuple[WireTensor, ...]:
+    """Return what the ranks of a grid send of these weights together.
+
+    Args:
+        weights: of this rank; only their shapes and placements matter.
+        tied: from the name of a weight to that of an earlier one with the same values.
+    """
+    return tuple(
+        WireTensor(name, tuple(tensor.shape), () if name in tied else _parts(name, tensor, grid), tied.get(name))
+        for name, tensor in weights
+    )
+
+
+def held_rows(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[HeldRows]:
+    """Yield the rows of each weight that this rank holds; all ranks walk it together.
+
+    Args:
+        dtype: type on the wire, in which what must be gathered is gathered.
+    """
+    for name, tensor in weights:
+        if not isinstance(tensor, DTensor):
+            yield HeldRows(name, 0, tensor)
+            continue
+        rows = _gathered_to_rows(tensor, dtype)
+        yield HeldRows(name, first_row(rows), rows.to_local())
+
+
+def first_row(tensor: DTensor) -> int:
+    """Return the row of the whole tensor with which this rank's part begins."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return _rows(tensor, coordinate)[0]
+
+
+def _parts(name: str, tensor: Tensor, grid: Grid) -> tuple[Part, ...]:
+    num_rows = tensor.shape[0] if tensor.ndim else 1
+    holders: dict[Rows, list[int]] = {}
+    for rank, rows in _held_by_rank(tensor, grid, num_rows).items():
+        if rows[1]:
+            holders.setdefault(rows, []).append(rank)
+    parts, end = list[Part](), 0
+    for (first, count), ranks in sorted(holders.items()):
+        if first != end:
+            break
+        parts += _divided(first, count, ranks)
+        end += count
+    assert end == num_rows, f"the ranks of the trainer hold other rows of {name} than each once: {holders}"
+    return tuple(parts)
+
+
+def _held_by_rank(tensor: Tensor, grid: Grid, num_rows: int) -> dict[int, Rows]:
+    if grid.mesh is None:
+        return {0: (0, num_rows)}
+    names = grid.mesh.mesh_dim_names
+    assert names is not None
+    found = {}
+    for place in product(*(range(size) for size in grid.mesh.mesh.shape)):
+        rank = int(grid.mesh.mesh[place])
+        found[rank] = (0, num_rows)
+        if isinstance(tensor, DTensor):
+            # Of a mesh with fewer dimensions each of the others holds a copy.
+            own = tensor.device_mesh.mesh_dim_names or ()
+            found[rank] = _rows(tensor, [place[names.index(name)] for name in own])
+    return found
+
+
+def _gathered_to_rows(tensor: DTensor, dtype: torch.dtype) -> DTensor:
+    placements = _by_rows(tensor.placements)
+    if placements == tensor.placements:
+        return tensor
+    cast = tensor.to(dtype)
+    assert isinstance(cast, DTensor)
+    return cast.redistribute(placements=placements)
+
+
+def _rows(tensor: DTensor, coordinate: Sequence[int]) -> Rows:
+    return _rows_at(
+        tuple(tensor.shape), tuple(tensor.device_mesh.shape), tuple(coordinate), _by_rows(tensor.placements)
+    )
+
+
+# Many weights of a model are divided alike, and the computation takes longer than the copy of a small one.
+@lru_cache(maxsize=1024)
+def _rows_at(
+    shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Placement, ...]
+) -> Rows:
+    own, offset = _compute_local_shape_and_global_offset(shape, mesh, list(coordinate), placements)
+    return (offset[0], own[0]) if shape else (0, 1)
+
+
+@lru_cache(maxsize=1024)
+def _by_rows(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    """Placements that are whole where another dimension than the first is split."""
+    return tuple(each if getattr(each, "dim", None) == 0 else Replicate() for each in placements)
+
+
+def _divided(first: int, count: int, ranks: list[int]) -> list[Part]:
+    share = -(-count // len(ranks))
+    starts = range(0, count, share)
+    return [Part(rank, first + start, min(share, count - start)) for rank, start in zip(ranks, starts, strict=False)]

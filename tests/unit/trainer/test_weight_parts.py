@@ -1,0 +1,139 @@
+"""What the ranks of a trainer send to engines is the whole model, each row once and from a rank that holds it, however the model is sharded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+
+from rftcore.algorithms import build_algorithm
+from rftcore.sync.transfer import HeldRows
+from rftcore.sync.transfer_plan import WireTensor
+from rftcore.trainer.learner import Learner
+from rftcore.trainer.sharding import Grid
+from rftcore.trainer.weight_parts import held_rows, wire_tensors
+from tests.support.learning import config, save_model
+
+NUM_RANKS = 4
+# The vocabulary of 50 is no multiple of the ranks.
+CASES: dict[str, dict[str, Any]] = {
+    "rows": {"num_gpus": 4}, "rows and heads": {"num_gpus": 4, "tensor_parallel": 2},
+    "adapters": {"num_gpus": 4, "lora": {"rank": 2, "alpha": 8}},
+}  # fmt: skip
+TIED = [True, False]
+# Name, shape and placements over 2 × 2 ranks.
+OTHERS: list[tuple[str, tuple[int, ...], tuple[Placement, Placement]]] = [
+    ("copies of halves", (7, 3), (Replicate(), Shard(0))), ("copies", (5,), (Replicate(), Replicate())),
+    ("columns", (3, 8), (Shard(1), Replicate())), ("blocks", (6, 6), (Shard(0), Shard(1))), ("fewer rows than ranks", (1, 2), (Shard(0), Shard(0))),
+]  # fmt: skip
+
+Found = tuple[tuple[WireTensor, ...], list[HeldRows], dict[str, Tensor]]
+
+
+def own_heads(learner: Learner) -> None:
+    """Give adapters a value: B is 0 at first."""
+    with torch.no_grad():
+        for name, parameter in learner.model.named_parameters():
+            if ".lora_B" in name:
+                parameter.copy_(torch.arange(parameter.numel()).view_as(parameter) / 50)
+
+
+def run_rank(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=NUM_RANKS)
+    found: dict[str, Found] = {}
+    for tied in TIED:
+        for case, settings in CASES.items():
+            learner = Learner(str(folder / f"tied-{tied}"), config(**settings), build_algorithm("sft", {}), 0)
+            own_heads(learner)
+            tensors = learner.wire_tensors()
+            held = [replace(rows, rows=rows.rows.clone()) for rows in learner.policy.held_rows(tensors, torch.float32)]
+            found[f"{case}, {tied}"] = tensors, held, {n: t.clone() for n, t in learner.export_tensors()}
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    grid = Grid(torch.device("cpu"), mesh)
+    whole = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape, _ in OTHERS}
+    sharded = [(name, distribute_tensor(whole[name], mesh, placements)) for name, _, placements in OTHERS]
+    found["others"] = (wire_tensors(sharded, {}, grid), list(held_rows(sharded, torch.float32)), whole)
+    torch.save(found, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def by_four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    """What each of four ranks found, by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for tied in TIED:
+        save_model(folder / f"tied-{tied}", tied=tied)
+    torch.multiprocessing.spawn(run_rank, (folder,), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]  # torch has no types here
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(NUM_RANKS)]
+
+
+def put_together(ranks: list[Found]) -> dict[str, Tensor]:
+    """The tensors, from what the ranks send of them."""
+    tensors, _, whole = ranks[0]
+    assert all(found[0] == tensors for found in ranks), "every rank knows the same division"
+    held = [{rows.name: rows for rows in found[1]} for found in ranks]
+    result: dict[str, Tensor] = {}
+    for tensor in tensors:
+        if tensor.same_as is not None:
+            assert not any(tensor.name in own for own in held)
+            result[tensor.name] = result[tensor.same_as]
+            continue
+        result[tensor.name] = torch.full(tensor.shape, torch.nan)
+        for part in tensor.parts:
+            rows = held[part.sender][tensor.name]
+            first = part.first_row - rows.first_row
+            assert first >= 0
+            target = result[tensor.name][part.first_row : part.first_row + part.num_rows]
+            assert bool(target.isnan().all()), "a row is sent once"
+            target.copy_(rows.rows[first : first + part.num_rows])
+    assert result.keys() == whole.keys()
+    return result
+
+
+@pytest.mark.parametrize("tied", TIED)
+@pytest.mark.parametrize("case", CASES)
+def test_the_parts_of_all_ranks_are_the_model(by_four: list[dict[str, Found]], case: str, tied: bool) -> None:
+    ranks = [found[f"{case}, {tied}"] for found in by_four]
+    result, whole = put_together(ranks), ranks[0][2]
+    assert all(torch.equal(result[name], tensor) for name, tensor in whole.items())
+    travelling = [tensor for tensor in ranks[0][0] if tensor.same_as is None]
+    assert ("lm_head.weight" in {tensor.name for tensor in travelling}) is not tied
+    num_sent = [0] * NUM_RANKS
+    for tensor in travelling:
+        for part in tensor.parts:
+            num_sent[part.sender] += part.num_rows * whole[tensor.name].numel() // len(whole[tensor.name])
+    assert max(num_sent) < 1.1 * sum(num_sent) / NUM_RANKS, "all send alike"
+
+
+@pytest.mark.parametrize("case", ["rows", "adapters"])
+def test_a_rank_holds_its_rows_alone(by_four: list[dict[str, Found]], case: str) -> None:
+    for found in by_four:
+        _, held, whole = found[f"{case}, True"]
+        assert all(len(rows.rows) <= -(-len(whole[rows.name]) // NUM_RANKS) for rows in held)
+
+
+def test_adapters_are_merged_into_the_rows(by_four: list[dict[str, Found]], tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", tied=True)
+    learner = Learner(str(model), config(lora=CASES["adapters"]["lora"]), build_algorithm("sft", {}), 0)
+    own_heads(learner)
+    result = put_together([found["adapters, True"] for found in by_four])
+    for name, tensor in learner.export_tensors():
+        torch.testing.assert_close(result[name], tensor, msg=name)
+
+
+def test_placements_that_are_not_rows_are_gathered_and_copies_divided(by_four: list[dict[str, Found]]) -> None:
+    ranks = [found["others"] for found in by_four]
+    result = put_together(ranks)
+    assert all(torch.equal(result[name], tensor) for name, tensor in ranks[0][2].items())
+    senders = {tensor.name: [part.sender for part in tensor.parts] for tensor in ranks[0][0]}
+    assert senders == {
+        "copies of halves": [0, 2, 1, 3], "copies": [0, 1, 2], "columns": [0, 1, 2], "blocks": [0, 1, 2, 3], "fewer rows than ranks": [0],
+    }  # fmt: skip
