@@ -23,7 +23,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rftcore.config import RunConfig
-from rftcore.garbage import collect_rarely
+from rftcore.garbage import collect_rarely, large_imports
 from rftcore.launch.deaths import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
 from rftcore.resolved import ResolvedRun
@@ -76,14 +76,17 @@ class Role:
         """Run a role to its end."""
         collect_rarely()
         if role == "explorer":
-            from rftcore.explorer.role import main as explore
+            with large_imports():
+                from rftcore.explorer.role import main as explore
 
             return explore(config, run, **options)
         if role == "pipeline":
-            from rftcore.pipeline.role import main as process
+            with large_imports():
+                from rftcore.pipeline.role import main as process
 
             return process(config, run, **options)
-        from rftcore.trainer.role import main as train
+        with large_imports():
+            from rftcore.trainer.role import main as train
 
         return train(config, run, **options)
 
