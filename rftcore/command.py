@@ -9,7 +9,7 @@ import os
 import signal
 from types import FrameType
 
-from rftcore.garbage import collect_rarely
+from rftcore.garbage import collect_rarely, large_imports
 
 
 def main() -> None:
@@ -18,7 +18,8 @@ def main() -> None:
     if handler is signal.default_int_handler:  # otherwise, as in a shell's background job, the signal stays ignored
         signal.signal(signal.SIGINT, _end)
     collect_rarely()
-    from rftcore import cli
+    with large_imports():
+        from rftcore import cli
 
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, handler)

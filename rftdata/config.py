@@ -197,10 +197,10 @@ class TasksetConfig(Section):
 
 class SyncConfig(Section):
     method: Literal["auto", "memory", "checkpoint", "nccl"] = Field(
-        "memory",
-        description="How weights reach the engines: memory (file in shared memory, one host), checkpoint (file on disk), nccl (from the"
-        " trainer straight into the live engines, by NCCL between GPUs and by gloo otherwise), or auto (nccl while trainer and engines have"
-        " GPUs of their own, file_method otherwise).",
+        "auto",
+        description="How weights reach the engines: auto (nccl while trainer and engines have GPUs of their own, file_method otherwise),"
+        " memory (file in shared memory, one host), checkpoint (file on disk), or nccl (from the trainer straight into the live engines, by"
+        " NCCL between GPUs and by gloo otherwise).",
     )
     file_method: Literal["memory", "checkpoint"] = Field(
         "memory",

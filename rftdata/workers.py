@@ -214,6 +214,12 @@ def num_finished(run: Run, role: str) -> int:
     return int(run.database.fetch("finished_work", run_id=run.run_id)[0][role])
 
 
+def num_finished_by(run: Run, host: str, pid: int) -> int:
+    """Count the groups and evaluations that a process of a run has finished; 0 for a process that never joined it."""
+    found = run.database.fetch("work_of_process", run_id=run.run_id, host=host, pid=pid)
+    return int(found[0]["num"]) if found else 0
+
+
 def num_succeeded(run: Run) -> int:
     """Count the rollouts and evaluations of a run that succeeded."""
     return int(run.database.fetch("succeeded_rollouts", run_id=run.run_id)[0]["num"])

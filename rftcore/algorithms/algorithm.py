@@ -32,6 +32,7 @@ from rftcore.algorithms.base import (
     refuse_missing_rewards,
 )
 from rftcore.algorithms.config import AlgorithmConfig
+from rftcore.algorithms.devices import moved
 from rftcore.algorithms.kl import adapted, estimate
 from rftcore.algorithms.sequences import Sequences
 from rftdata.errors import ConfigError
@@ -391,4 +392,4 @@ def _on(value: Any, device: torch.device) -> Any:
     """A tensor, or the tensors of a batch or of signals, on `device`; anything else as it is."""
     if isinstance(value, (StepBatch, Signals)):
         return replace(value, **{entry.name: _on(getattr(value, entry.name), device) for entry in fields(value)})
-    return value.to(device, non_blocking=True) if hasattr(value, "to") else value
+    return moved(value, device) if hasattr(value, "to") else value

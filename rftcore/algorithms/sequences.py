@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
+from rftcore.algorithms.devices import moved
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -53,9 +55,7 @@ class Sequences:
 
     def to(self, device: torch.device) -> Sequences:
         """The same with its tensors on `device`."""
-        return replace(
-            self, **{entry.name: getattr(self, entry.name).to(device, non_blocking=True) for entry in fields(self)}
-        )
+        return replace(self, **{entry.name: moved(getattr(self, entry.name), device) for entry in fields(self)})
 
     @property
     def sequence_N(self) -> Tensor:

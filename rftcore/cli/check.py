@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.run import SetOption, stage_configurations
 from rftcore.cli.session import ConfigBufferOption, JsonOption
+from rftdata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rftcore.resolved import ResolvedRun
 
 
 def check(
@@ -29,7 +35,11 @@ def check(
     buffer: ConfigBufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Validate a configuration and every plug-in it names; print it with all defaults filled in, and the estimated memory of GPUs."""
+    """Validate a configuration and every plug-in it names; print it with all defaults filled in, and which role has which GPUs.
+
+    The plan is for this machine. If the configuration asks for more GPUs than there are here, it is for a machine with as many as it asks for, and
+    --deep refuses the configuration. With RAY_ADDRESS and --deep, it is for that cluster.
+    """
     import yaml
 
     from rftcore.cli.output import print_json, warn
@@ -51,6 +61,8 @@ def check(
         for resolved in runs:
             for sentence in open_inputs(resolved, read_s) if deep else describe_stored(resolved):
                 warn(sentence)
+            for sentence in _plan(resolved, deep=deep):
+                warn(sentence)
     plain = [stage.model_dump(mode="json") for stage in stages]
     shown = plain[0] if len(plain) == 1 else {"stages": plain}
     if as_json:
@@ -65,3 +77,35 @@ def check(
             else "; --deep also opens model, tasks, database and inputs of stages, and tries rollouts and stages"
         )
     )
+
+
+def _plan(resolved: ResolvedRun, *, deep: bool) -> Iterator[str]:
+    """Yield which role of the run has which GPUs.
+
+    Raises:
+        ConfigError: with `deep`, there are too few here or in the cluster, or the cluster cannot be joined.
+    """
+    from rftcore.launch.plan import plan
+    from rftcore.run.gpus import local_gpus, this_machine
+    from rftcore.run.placement import Machine, asked_gpus, place_run
+
+    if deep and os.environ.get("RAY_ADDRESS"):
+        from rftcore.launch import cluster
+
+        cluster.start_cluster()
+        machines = cluster.machines()
+        cluster.stop_cluster()
+        yield from plan(resolved, place_run(resolved, machines), None)
+        return
+    sizes, asked = local_gpus(), asked_gpus(resolved.config)
+    try:
+        if sizes or not asked:
+            yield from plan(resolved, place_run(resolved, [this_machine(len(sizes))]), min(sizes, default=None))
+            return
+    except ConfigError as error:
+        if deep:
+            raise
+        yield f"this machine cannot run it: {error}"
+    if asked:
+        elsewhere = Machine("a machine with as many GPUs as asked for", asked)
+        yield from plan(resolved, place_run(resolved, [elsewhere]), None)

@@ -58,6 +58,15 @@ def replay(
             help="Name of the new version; by default `replay-` and a digest of the stages.",
         ),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            min=1,
+            help="Processes; several run on the Ray cluster of RAY_ADDRESS, else on this machine.",
+        ),
+    ] = 1,
     overrides: SetOption = None,
     run: RunOption = None,
     buffer: ConfigBufferOption = None,
@@ -65,9 +74,9 @@ def replay(
 ) -> None:
     """Decide on all sealed groups of a run again with the stages of CONFIG, under a separate version.
 
-    The verdicts are stored beside the existing ones and change nothing that the run trains on.
+    The verdicts are stored beside the existing ones and change nothing that the run trains on. They do not depend on the number of processes.
     """
-    _replay(configuration(config, overrides, buffer), run, version, as_json)
+    _replay(configuration(config, overrides, buffer), run, version, workers, as_json)
 
 
 @app.command("diff")
@@ -113,7 +122,7 @@ def versions(run: NewestRunOption = None, buffer: BufferOption = None, as_json: 
     print_rows(rows, names, as_json=as_json)
 
 
-def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bool) -> None:
+def _replay(config: RunConfig, run: str | None, version: str | None, workers: int, as_json: bool) -> None:
     import rftdata
     from rftcore.cli.output import print_json, warn
     from rftcore.pipeline.replay import replay as decide_again
@@ -127,7 +136,12 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
         held_lock.printed(),
     ):
         of_run = run_of(config, found, run)
-        done = decide_again(resolved, found, of_run, version, _tell)
+        if workers == 1:
+            done = decide_again(resolved, found, of_run, version, _tell)
+        else:
+            from rftcore.launch.replays import replay_on_cluster
+
+            done = replay_on_cluster(resolved, of_run, version, workers, _tell)
     if as_json:
         print_json(asdict(done))
         return
@@ -144,6 +158,11 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
         f"version {done.version}: {done.num_experiences} experiences of {done.num_groups} groups decided, {done.num_kept} kept, "
         f"dropped by {_counts(done.dropped_by) or 'none'}{short}{failed}"
     )
+    for number, share in enumerate(done.workers):
+        print(
+            f"worker {number} ({share.host}, process {share.pid}): {share.num_experiences} experiences of {share.num_groups} groups "
+            f"in {share.seconds:.1f} s, {share.experiences_per_s:,.0f} experiences/s"
+        )
     if done.failed_by:
         warn("rft.operator_run and the reasons in rft.verdict show the error of the stage")
     for stage, number in sorted(done.failed_scores.items()):

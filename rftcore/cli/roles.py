@@ -12,6 +12,7 @@ import typer
 
 from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import ConfigBufferOption
+from rftcore.garbage import large_imports
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's configuration file.")]
 RunOption = Annotated[
@@ -32,7 +33,8 @@ def explore(
     for what, and which roles are not running.
     """
     resolved = configuration(config, overrides, buffer)
-    from rftcore.explorer import role
+    with large_imports():
+        from rftcore.explorer import role
 
     raise typer.Exit(role.main(resolved, run, by_hand=True))
 
@@ -47,7 +49,8 @@ def process(
     `rft pipeline` tries stages and compares their versions.
     """
     resolved = configuration(config, overrides, buffer)
-    from rftcore.pipeline import role
+    with large_imports():
+        from rftcore.pipeline import role
 
     raise typer.Exit(role.main(resolved, run, by_hand=True))
 
@@ -62,6 +65,7 @@ def train(
     While it waits, it reports for what, and which roles are not running.
     """
     resolved = configuration(config, overrides, buffer)
-    from rftcore.trainer import role
+    with large_imports():
+        from rftcore.trainer import role
 
     raise typer.Exit(role.main(resolved, run, by_hand=True))

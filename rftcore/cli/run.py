@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rftcore.cli.session import ConfigBufferOption, opened
+from rftcore.garbage import large_imports
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,10 +75,11 @@ def run(
     else:
         stages = stage_configurations(file, overrides, buffer)
     # Imported after the configuration is checked, so that a mistake is reported at once.
-    from rftcore.launch import stages as chain
-    from rftcore.launch import supervisor
-    from rftcore.launch.views import open_view
-    from rftcore.run.prepare import GoBack
+    with large_imports():
+        from rftcore.launch import stages as chain
+        from rftcore.launch import supervisor
+        from rftcore.launch.views import open_view
+        from rftcore.run.prepare import GoBack
 
     go_back = GoBack(at_step, keep_rollouts, fork) if at_step is not None or fork is not None else None
     if len(stages) > 1:

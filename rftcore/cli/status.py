@@ -32,6 +32,7 @@ def status(
     if watch and (as_json or show_left or stacks):
         raise typer.BadParameter("--watch cannot be combined with --json, --all or --stacks; omit one of them")
     from rftcore.cli.output import print_json
+    from rftcore.launch.waits import what_waits
     from rftcore.run.stacks import read_stacks
     from rftdata.progress import Progress
 
@@ -46,16 +47,17 @@ def status(
         here = [w for w in snapshot.workers if w.host == socket.gethostname() and w.liveness != "stopped"]
         asked = here if stacks else []
         texts = read_stacks(shown.folder, [worker.pid for worker in asked])
+        waits = what_waits(snapshot, shown.config)
         location = found.location
     if as_json:
-        plain = asdict(snapshot)
+        plain = {**asdict(snapshot), "waits": waits}
         for worker in plain["workers"] if stacks else []:
             if worker["worker_id"] in {one.worker_id for one in asked} and worker["pid"] in texts:
                 worker["stacks"] = texts[worker["pid"]]
         print_json(plain)
         return
     others = [other.name for other in at_work if run is None and other.run_id != shown.run_id]
-    _show(snapshot, shown, others, location, show_left=show_left)
+    _show(snapshot, shown, others, location, waits, show_left=show_left)
     for worker in asked:
         print(f"\n{worker.role} {worker.pid}\n{texts.get(worker.pid, 'does not answer')}")
 
@@ -73,8 +75,15 @@ def _watch(progress: Progress) -> None:
             time.sleep(1.0)  # refresh interval of the display
 
 
-def _show(snapshot: Snapshot, run: Run, others: list[str], location: str, *, show_left: bool) -> None:
-    """Print the state of the run; `others` are further runs at work."""
+def _show(
+    snapshot: Snapshot, run: Run, others: list[str], location: str, waits: str | None, *, show_left: bool
+) -> None:
+    """Print the state of the run.
+
+    Args:
+        others: further runs at work.
+        waits: what waits for what.
+    """
     from rich.console import Console
 
     from rftcore.launch.reviews import waits_for_people
@@ -88,6 +97,8 @@ def _show(snapshot: Snapshot, run: Run, others: list[str], location: str, *, sho
     outcome = f": {snapshot.outcome}" if snapshot.outcome else ""
     console.print(f"{name}: {snapshot.status}{outcome}", markup=False)
     console.print(block(replace(snapshot, workers=[]) if show_left else snapshot, console.width))
+    if waits is not None:
+        console.print(waits, markup=False)
     works = any(worker.liveness == "alive" and worker.role != "replay" for worker in snapshot.workers)
     if snapshot.status == "running" and not works:
         console.print(

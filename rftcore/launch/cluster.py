@@ -1,32 +1,37 @@
 """Roles as Ray actors: one process each, on a local cluster of this machine or on a configured one.
 
-Ray places and watches processes; it transports no experiences and no weights. `RAY_ADDRESS` names a cluster. Without it a local one is
-started, which ends with this process, as do its actors, however this process ends.
+Ray reserves GPUs (`rftcore.run.placement`), starts processes and watches them; it transports no experiences and no weights. `RAY_ADDRESS`
+names a cluster. Without it a local one is started, which ends with this process, as do its actors, however this process ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypedDict
 
 import ray
 from ray._private.node import Node
 from ray.exceptions import AuthenticationError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rftcore.config import RunConfig
-from rftcore.garbage import collect_rarely
+from rftcore.garbage import collect_rarely, large_imports
 from rftcore.launch.deaths import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
 from rftcore.resolved import ResolvedRun
+from rftcore.run.placement import Machine, Placement, role_names
 from rftdata.errors import ConfigError
+
+# Other jobs of a cluster may end meanwhile.
+_RESERVE_S = 60.0
 
 
 @dataclass(kw_only=True)
@@ -38,7 +43,7 @@ class RoleProcess:
         role: explorer, pipeline or trainer.
         start: starts the same role in another process.
         actor: its Ray actor.
-        identity: the call that returns its host and process id.
+        identity: the call that returns its host, process id and log file.
         done: the call that ends when the role does.
         watch: observes the end of the process; None until `identity` is answered.
     """
@@ -52,27 +57,36 @@ class RoleProcess:
     watch: ProcessWatch | None = None
 
 
+def identity() -> tuple[str, int, str]:
+    """Return the host and id of this process, and the file that it writes its errors to; empty if there is none."""
+    log = os.readlink("/proc/self/fd/2") if os.path.isdir("/proc/self/fd") else ""
+    return socket.gethostname(), os.getpid(), log if os.path.isfile(log) else ""
+
+
 class Role:
     """The process of one role; it only runs the role's `main`."""
 
     @ray.method
-    def identity(self) -> tuple[str, int]:
-        """Return the host and id of this process."""
-        return socket.gethostname(), os.getpid()
+    def identity(self) -> tuple[str, int, str]:
+        """See `identity`."""
+        return identity()
 
     @ray.method
     def run(self, role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:
         """Run a role to its end."""
         collect_rarely()
         if role == "explorer":
-            from rftcore.explorer.role import main as explore
+            with large_imports():
+                from rftcore.explorer.role import main as explore
 
             return explore(config, run, **options)
         if role == "pipeline":
-            from rftcore.pipeline.role import main as process
+            with large_imports():
+                from rftcore.pipeline.role import main as process
 
             return process(config, run, **options)
-        from rftcore.trainer.role import main as train
+        with large_imports():
+            from rftcore.trainer.role import main as train
 
         return train(config, run, **options)
 
@@ -137,27 +151,97 @@ def _probe(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def start_roles(resolved: ResolvedRun, run: str, threads: Threads) -> list[RoleProcess]:
-    """Start every role of the run's mode."""
-    config = resolved.config
-    gpus = _gpu_shares(config)
+def machines() -> list[Machine]:
+    """Return the machines of the cluster; the first is this one, if it belongs to the cluster."""
+    here = ray.get_runtime_context().get_node_id()
+    return [Machine(_name(node), int(node["Resources"].get("GPU", 0))) for node in _nodes(here)]
+
+
+def reserve(placement: Placement, *, timeout_s: float = _RESERVE_S) -> PlacementGroup | None:
+    """Reserve the GPUs of a run; None without any. They are free again when this process disconnects.
+
+    Raises:
+        ConfigError: the cluster has not so many GPUs free.
+    """
+    if not placement.bundles:
+        return None
+    sizes = [bundle.num_gpus for bundle in placement.bundles]
+    reserved: PlacementGroup = placement_group(
+        [{"GPU": float(size)} for size in sizes], strategy="STRICT_PACK" if placement.is_together else "PACK"
+    )
+    if not reserved.wait(timeout_s):
+        remove_placement_group(reserved)
+        raise ConfigError(
+            f"the GPUs of the cluster are in use: {timeout_s:.0f} s were not enough to get bundles of {', '.join(map(str, sizes))} GPUs"
+            + (" on one machine" if placement.is_together else ""),
+            value=f"{int(ray.available_resources().get('GPU', 0))} free",
+            allowed=f"{sum(sizes)} or more",
+            todo="wait until other jobs of the cluster have ended (`ray status`), or use fewer GPUs",
+        )
+    return reserved
+
+
+def start_roles(resolved: ResolvedRun, run: str, threads: Threads, placement: Placement) -> list[RoleProcess]:
+    """Start every role of the run's mode where it was placed.
+
+    Raises:
+        ConfigError: see `reserve`.
+    """
+    config, names = resolved.config, role_names(resolved.config)
+    seats = Seats(placement, reserve(placement))
     processes = []
     if config.has_explorer:
         environment = resolved.engine_class.process_environment(resolved.engine(0)) | thread_environment(
             threads.explorer
         )
-        for index in range(config.explorer.num_explorers):
-            name = "explorer" if config.explorer.num_explorers == 1 else f"explorer {index}"
-            processes.append(_start(name, "explorer", config, run, environment, gpus[0], {"index": index}))
-    if config.sampling.source is None:
-        # One machine after the other. Ray's own spreading counts what actors reserve, and these reserve nothing.
-        nodes, num_workers = _nodes(), config.pipelines.workers
-        for index in range(num_workers):
-            name = "pipeline" if num_workers == 1 else f"pipeline {index}"
-            node = nodes[index % len(nodes)] if num_workers > 1 else None
-            processes.append(_start(name, "pipeline", config, run, thread_environment(1), 0, {}, node))
-    processes.append(_start("trainer", "trainer", config, run, thread_environment(threads.trainer), gpus[1], {}))
+        for index, name in enumerate(names["explorer"]):
+            processes.append(_start(name, "explorer", config, run, environment, {"index": index}, seats))
+    for name in names["pipeline"]:
+        processes.append(_start(name, "pipeline", config, run, thread_environment(1), {}, seats))
+    for name in names["trainer"]:
+        processes.append(_start(name, "trainer", config, run, thread_environment(threads.trainer), {}, seats))
     return processes
+
+
+class Seats:
+    """Ray's options for the process of each role.
+
+    Args:
+        placement: where the roles are.
+        reserved: the GPUs of its bundles; None without any.
+    """
+
+    def __init__(self, placement: Placement, reserved: PlacementGroup | None) -> None:
+        self._placement, self._reserved = placement, reserved
+        self._nodes = [node["NodeID"] for node in _nodes(ray.get_runtime_context().get_node_id())]
+
+    def options(self, role: str) -> dict[str, Any]:
+        """Return the options of a role's actor. CPUs are not reserved, because on a small machine roles take turns."""
+        number = self._placement.bundle_of(role)
+        if number is not None and self._reserved is not None:
+            bundle = PlacementGroupSchedulingStrategy(self._reserved, placement_group_bundle_index=number)
+            share = self._placement.bundles[number].gpus_of_role
+            return {"num_cpus": 0, "num_gpus": share, "scheduling_strategy": bundle}
+        machine = self._placement.without_gpu.get(role)
+        # Soft: if the machine has left the cluster, another one takes its place.
+        node = "DEFAULT" if machine is None else NodeAffinitySchedulingStrategy(self._nodes[machine], soft=True)
+        return {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": node}
+
+
+def python_path() -> dict[str, str]:
+    """Return the variable with which plug-ins next to the configuration, and a checkout that is not installed, can be imported elsewhere."""
+    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def reachable(config: RunConfig) -> RunConfig:
+    """Return the configuration with absolute paths of the buffer, for processes with another working directory."""
+    places = {"uri": config.buffer.uri, "segments": config.buffer.segments}
+    absolute = {
+        key: place if place is None or "://" in place else str(Path(place).resolve()) for key, place in places.items()
+    }
+    copy = config.model_copy(update={"buffer": config.buffer.model_copy(update=absolute)})
+    copy._base_dir = config.base_dir
+    return copy
 
 
 def ended_roles(
@@ -209,18 +293,18 @@ def stop_cluster() -> None:
 
 
 def _start(
-    name: str, role: str, config: RunConfig, run: str, environment: dict[str, str], gpus: float, options: dict[str, Any],
-    node: str | None = None,
-) -> RoleProcess:  # fmt: skip
-    # Plug-ins next to the configuration, and a checkout that is not installed, must be importable in the process too.
-    environment = {**environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    placed = "DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
+    name: str,
+    role: str,
+    config: RunConfig,
+    run: str,
+    environment: dict[str, str],
+    options: dict[str, Any],
+    seats: Seats,
+) -> RoleProcess:
+    environment = {**environment, **python_path()}
 
     def start() -> RoleProcess:
-        # CPUs are not reserved, because on a small machine roles take turns.
-        actor = RoleActor.options(
-            num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}, scheduling_strategy=placed
-        ).remote()
+        actor = RoleActor.options(runtime_env={"env_vars": environment}, **seats.options(name)).remote()
         return RoleProcess(
             name=name,
             role=role,
@@ -269,36 +353,11 @@ def _without_unused_processes() -> Iterator[None]:
         yield
 
 
-def _nodes() -> list[str]:
-    """Return the ids of the cluster's machines."""
-    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+def _nodes(first: str) -> list[dict[str, Any]]:
+    """Return the machines of the cluster, the one with a given id first, the others by their addresses."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return sorted(alive, key=lambda node: (node["NodeID"] != first, node["NodeManagerAddress"], node["NodeID"]))
 
 
-def _gpu_shares(config: RunConfig) -> tuple[float, float]:
-    """Return the GPUs of each explorer and of the trainer.
-
-    A trainer of several GPUs has them to itself. Otherwise each role has one, or an equal share if there are fewer than roles.
-
-    Raises:
-        ConfigError: the trainer's GPUs leave none to the explorers.
-    """
-    gpus, num_explorers = int(ray.cluster_resources().get("GPU", 0)), config.explorer.num_explorers
-    trainer = config.trainer.num_gpus or 1
-    if trainer == 1 or gpus == 0:  # without GPUs, ranks are processes on the CPU
-        share = _share(gpus, num_explorers + 1)
-        return share, share
-    left = gpus - trainer
-    if left < (1 if config.has_explorer else 0):
-        raise ConfigError(
-            "trainer.num_gpus leaves no GPU to the explorers"
-            if left == 0
-            else "trainer.num_gpus is more than there are GPUs",
-            value=trainer,
-            allowed=f"up to {gpus - 1 if config.has_explorer else gpus} of {gpus}",
-        )
-    return _share(left, num_explorers), trainer
-
-
-def _share(gpus: int, num_roles: int) -> float:
-    """Return one GPU, or the share of one so that as many roles as necessary fit on each."""
-    return 1.0 / math.ceil(num_roles / gpus) if gpus else 0.0
+def _name(node: dict[str, Any]) -> str:
+    return str(node.get("NodeManagerHostname") or node["NodeManagerAddress"])

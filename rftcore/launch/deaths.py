@@ -24,7 +24,10 @@ _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _COLLECTED_S = 1.0
 _LOW_MEMORY = "running low on memory"
-
+_LOG_LINES = 15
+_LOG_BYTES = 16384
+# Lines by which Ray marks whose output follows.
+_MARKS = (":actor_name:", ":job_id:", ":task_name:")
 
 # Signals by which a process ends itself; others are sent to it.
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
@@ -47,10 +50,11 @@ class ProcessWatch:
 
     Args:
         host, pid: of the process; nothing is known about the end of a process on another host.
+        log: the file that it writes its errors to; empty if there is none.
     """
 
-    def __init__(self, host: str, pid: int) -> None:
-        self.host, self.pid = host, pid
+    def __init__(self, host: str, pid: int, log: str = "") -> None:
+        self.host, self.pid, self.log = host, pid, log
         self._status: int | None = None
         self._oom_kills = _count_oom_kills()
         self._ended: threading.Thread | None = None
@@ -91,6 +95,21 @@ class ProcessWatch:
             why = f"was killed by the kernel for lack of memory (signal 9, process {self.pid})"
             return RoleDiedError(why, crashed=True)
         return RoleDiedError(f"was killed by signal 9, possibly for lack of memory (process {self.pid})")
+
+    def last_words(self) -> str:
+        """Return the last lines of the process's log, or where it is; empty if nothing is known."""
+        if not self.log:
+            return ""
+        if self.host != socket.gethostname():
+            return f"its log is {self.log} on {self.host}"
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_MARKS)]
+        return "\n".join([f"its log ({self.log}) ends with:", *lines[-_LOG_LINES:]]) if lines else ""
 
     def _await_end(self) -> None:
         """Wait for the end and read the status at once, before Ray reaps the process."""

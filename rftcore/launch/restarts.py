@@ -1,11 +1,15 @@
-"""Restarts of roles whose process died: the death is recorded, and a role blocked by a user's function is started again.
+"""Restarts of roles whose process ended early: the end is recorded, and explorers and pipeline workers are started again.
 
-Such a process leaves a report (`rftdata.user_code.blocked`). Its first sentence is shown, the whole report becomes the error of its worker, and
-its claims are released at once. A role is restarted up to `MAX_RESTARTS` times per start of the run, and up to `MAX_FUTILE` times within
-`FUTILE_S` seconds while the role finishes nothing. After that the run ends with the sentence. Groups and evaluations on which
-several processes crashed are set aside by the buffer (`release_lost_claims`), so one bad task does not use up the restarts. These count
-as finished. An explorer is therefore restarted at most `MAX_FRUITLESS` times while no rollout succeeds, which is enough to
-set bad tasks aside once, but not to try every task.
+Which work they do is in the buffer, so another process continues it. If a process was killed, crashed or lost its machine, the role is started
+again after a pause, which doubles with every end before the role has finished anything. After `MAX_IN_A_ROW` such ends, or `MAX_PER_HOUR` ends within
+an hour, it is not started any more. A trainer is not restarted: the run ends, and continues from a checkpoint.
+
+A process that a user's function blocked leaves a report (`rftdata.user_code.blocked`). Its first sentence is shown, the whole report becomes
+the error of its worker, and its claims are released at once. A role is restarted up to `MAX_RESTARTS` times per start of the run, and up to
+`MAX_FUTILE` times within `FUTILE_S` seconds while the role finishes nothing. After that the run ends with the sentence. Groups and
+evaluations on which several processes crashed are set aside by the buffer (`release_lost_claims`), so one bad task does not use up the
+restarts. These count as finished. An explorer is therefore restarted at most `MAX_FRUITLESS` times while no rollout succeeds, which is
+enough to set bad tasks aside once, but not to try every task.
 """
 
 from __future__ import annotations
@@ -20,23 +24,35 @@ from rftcore.launch.deaths import RoleDiedError
 from rftdata.errors import BufferUnavailableError
 from rftdata.run import Run
 from rftdata.user_code import blocked
-from rftdata.workers import end_worker, mark_dead_workers, num_finished, num_succeeded
+from rftdata.workers import end_worker, mark_dead_workers, num_finished, num_finished_by, num_succeeded
 
 MAX_RESTARTS = 10
 MAX_FUTILE = 3
 FUTILE_S = 60.0
 MAX_FRUITLESS = 5
+MAX_IN_A_ROW = 4
+MAX_PER_HOUR = 30
+_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+_HOUR_S = 3600.0
 
 
 @dataclass
 class _History:
-    """Restarts of one role: their number, the times of those after which it finished nothing, and the number since a rollout succeeded."""
+    """Restarts of one role: their number, the times of those after which it finished nothing, and the number since a rollout succeeded.
+
+    Attributes:
+        ends: times at which its process ended without being blocked, of the last hour.
+        num_in_a_row: how many of its last processes ended before they had finished anything.
+    """
 
     num_restarts: int = 0
     futile: list[float] = field(default_factory=list)
     finished: int = -1
     num_fruitless: int = 0
     succeeded: int = -1
+    ends: list[float] = field(default_factory=list)
+    num_in_a_row: int = 0
 
 
 class Restarts:
@@ -91,6 +107,37 @@ class Restarts:
         history.num_restarts += 1
         history.futile.append(now)
         return True
+
+    def pause_s(self, process: RoleProcess) -> float | None:
+        """Return the seconds after which a role whose process ended is started again, and count the restart; None if it ended too often."""
+        history = self._histories.setdefault(process.name, _History())
+        now = time.monotonic()
+        history.ends = [*(at for at in history.ends if now - at < _HOUR_S), now]
+        history.num_in_a_row = 0 if self.has_worked(process) else history.num_in_a_row + 1
+        if history.num_in_a_row >= MAX_IN_A_ROW or len(history.ends) > MAX_PER_HOUR:
+            return None
+        history.num_restarts += 1
+        pause: float = _PAUSE_S * 2 ** max(0, history.num_in_a_row - 1)
+        return min(pause, _LONGEST_PAUSE_S)
+
+    def too_often(self, process: RoleProcess) -> str:
+        """Describe how often the process of a role ended that is not started again."""
+        history = self._histories[process.name]
+        if history.num_in_a_row >= MAX_IN_A_ROW:
+            return f"{history.num_in_a_row} processes in a row ended before they had finished anything"
+        return f"{len(history.ends)} processes ended within an hour"
+
+    def has_worked(self, process: RoleProcess) -> bool:
+        """Return whether a process had finished a group or an evaluation before it ended."""
+        watch = process.watch
+        return watch is not None and _known(lambda: num_finished_by(self._run, watch.host, watch.pid)) > 0
+
+    def has_run_ended(self) -> bool:
+        """Return whether the run has ended; False if the database does not answer."""
+        try:
+            return self._run.refreshed().has_ended
+        except BufferUnavailableError:
+            return False
 
     def count(self, process: RoleProcess) -> int:
         """Return how often a role was restarted."""

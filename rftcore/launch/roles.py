@@ -1,5 +1,7 @@
 """The running roles of a run: which have ended, which are restarted, and which failed.
 
+An explorer or pipeline worker that was killed or crashed is started again (`restarts`), and the other roles continue meanwhile.
+
 A role that fails after a signal has asked the run to stop does not make the run fail: signals to all processes of a machine
 or a job end roles and Ray too. The run is interrupted and can be resumed, and the role's error is shown as a warning.
 """
@@ -16,7 +18,7 @@ from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.views import View
-from rftdata.errors import RftError
+from rftdata.errors import BufferUnavailableError, EngineStoppedError, RftError
 
 # Wait for a signal that ended a role and may also be on its way to this process.
 _SIGNAL_S = 0.3
@@ -35,9 +37,11 @@ class Roles:
         self.failed: dict[str, BaseException] = {}
         self._restarts, self._view, self._interrupts = restarts, view, interrupts
         self._killed = False
+        self._pausing: list[tuple[float, RoleProcess]] = []  # ended processes, and when their roles are started again
 
     def watch(self, timeout_s: float) -> None:
-        """Wait for a short time for roles that end, and handle their end."""
+        """Wait for a short time for roles that end, handle their end, and start again those whose pause is over."""
+        self._start_again()
         try:
             self.running, ended = cluster.ended_roles(self.running, timeout_s=timeout_s)
         except RayError as error:
@@ -57,6 +61,15 @@ class Roles:
         self._view.message(f"{', '.join(sorted(process.name for process in self.running))} {why}: killed")
         cluster.kill(self.running)
 
+    def _start_again(self) -> None:
+        """Start roles whose pause is over, as long as the run continues."""
+        if self.failed or self._interrupts.stop or not any(process.role == "trainer" for process in self.running):
+            self._pausing.clear()
+        due = [entry for entry in self._pausing if entry[0] <= time.monotonic()]
+        for entry in due:
+            self._pausing.remove(entry)
+            self.running.append(entry[1].start())
+
     def _handle_end(self, process: RoleProcess, error: BaseException) -> None:
         sentence = None
         if isinstance(error, RoleDiedError):
@@ -65,9 +78,15 @@ class Roles:
                 time.sleep(_SIGNAL_S)
         if self._interrupts.stop:
             self._view.message(f"warning: the {process.name} {failure(error)}")
-        elif sentence is None:
+        elif sentence is not None:
+            self._handle_blocked(process, sentence)
+        elif self._may_continue(process, error):
+            self._pause(process, error)
+        else:
             self.failed[process.name] = error
-        elif self.failed:  # the run is ending
+
+    def _handle_blocked(self, process: RoleProcess, sentence: str) -> None:
+        if self.failed:  # the run is ending
             self._view.message(f"{sentence}; the {process.name} is not started again: the run ends")
         elif self._restarts.allows(process):
             self._view.message(f"{sentence}; the {process.name} is started again ({self._restarts.count(process)})")
@@ -75,6 +94,40 @@ class Roles:
         else:
             times = self._restarts.count(process)
             self.failed[process.name] = RoleDiedError(f"was blocked again after {times} restarts: {sentence}")
+
+    def _may_continue(self, process: RoleProcess, error: BaseException) -> bool:
+        """Return whether another process can continue the work of one that ended.
+
+        Errors of the configuration and the like would come again, as would an error at the start of the work.
+        """
+        if process.role == "trainer" or self.failed or self._restarts.has_run_ended():
+            return False
+        if isinstance(error, RoleDiedError | EngineStoppedError | BufferUnavailableError):
+            return True  # that a machine cannot reach the database may be the network of this one machine
+        return not isinstance(error, RftError) and self._restarts.has_worked(process)
+
+    def _pause(self, process: RoleProcess, error: BaseException) -> None:
+        """Let a role be started again after a pause. If its processes end too often, the others continue without it, or the run ends."""
+        why = failure(error)
+        pause_s = self._restarts.pause_s(process)
+        if pause_s is not None:
+            times = self._restarts.count(process)
+            self._view.message(f"the {process.name} {why}; it is started again in {pause_s:.0f} s ({times})")
+            self._pausing.append((time.monotonic() + pause_s, process))
+            return
+        why = f"{why}; {self._restarts.too_often(process)}"
+        if process.watch is not None and (words := process.watch.last_words()):
+            self._view.message(f"the {process.name}: {words}")
+        left = [
+            other for other in (*self.running, *(entry[1] for entry in self._pausing)) if other.role == process.role
+        ]
+        if left:
+            names = ", ".join(sorted(other.name for other in left))
+            self._view.message(
+                f"warning: the {process.name} {why}; it is not started again, and the run continues with {names}"
+            )
+        else:
+            self.failed[process.name] = RoleDiedError(why)
 
 
 def failure(error: BaseException) -> str:

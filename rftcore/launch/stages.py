@@ -17,7 +17,7 @@ from rftcore.launch.views import View
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.model_checks import check_stages
-from rftcore.run.prepare import check_run, has_finished
+from rftcore.run.prepare import check_gpus, check_run, has_finished
 from rftdata.buffer import Buffer
 from rftdata.errors import ModelError
 from rftdata.run import Run
@@ -38,6 +38,7 @@ def run_stages(stages: Sequence[RunConfig], *, resume: bool = False, view: View)
     """
     resolved = [ResolvedRun(config) for config in stages]
     for each in resolved:
+        check_gpus(each)
         check_run(each)
     check_stages(resolved)
     parent: Run | None = None

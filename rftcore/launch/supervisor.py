@@ -1,8 +1,9 @@
 """`rft run`: prepares the run, starts its roles, shows its progress, and reports how it ended.
 
-It does none of the run's work: it reads the buffer for its display, and watches the processes. If one ends before its work
-is done, the others are asked to stop, and the exit code reports it. The buffer keeps everything, and `--resume` continues. A role that a
-user's function blocked is restarted (`restarts`). A signal stops the run in good order (`interrupts`). Roles that do not
+It does none of the run's work: it reads the buffer for its display, and watches the processes. An explorer or pipeline worker that is killed
+or crashes is started again, as is every role that a user's function blocked (`restarts`). If the trainer ends before its work is done, or
+another role fails for good, the others are asked to stop, and the exit code reports it. The buffer keeps everything, and `--resume`
+continues. A signal stops the run in good order (`interrupts`). Roles that do not
 stop in time are killed, which does not count as their failure. Once the run has finished, its results are complete: a role that fails
 after that causes a warning, and the exit code stays 0.
 
@@ -14,13 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 
 import rftdata
 from rftcore.config import RunConfig
 from rftcore.launch import cluster
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
+from rftcore.launch.plan import placed
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.reviews import People
 from rftcore.launch.roles import Roles, failure
@@ -30,7 +31,8 @@ from rftcore.launch.views import View
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.earlier import earlier_run
-from rftcore.run.prepare import GoBack, check_run, find_resumable, has_finished, prepare_run, take_back
+from rftcore.run.placement import place_run
+from rftcore.run.prepare import GoBack, check_gpus, check_run, find_resumable, has_finished, prepare_run, take_back
 from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig
@@ -89,7 +91,8 @@ def _run(
     config: RunConfig, resume: bool, name: str | None, go_back: GoBack | None, parent: Run | None, view: View,
     interrupts: Interrupts,
 ) -> int:  # fmt: skip
-    resolved = ResolvedRun(config := _reachable(config))
+    resolved = ResolvedRun(config := cluster.reachable(config))
+    check_gpus(resolved)
     check_run(resolved)  # before a buffer is created, so that a mistake leaves none behind
     with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
         stored = None
@@ -200,7 +203,10 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
     """
     with Worker(run, "supervisor") as worker:
         worker.set_state("watches")
-        started = cluster.start_roles(resolved, run.name, divide_threads())
+        placement = place_run(resolved, cluster.machines())
+        if (sentence := placed(placement)) is not None:
+            view.message(sentence)
+        started = cluster.start_roles(resolved, run.name, divide_threads(), placement)
         roles = Roles(started, Restarts(run), view, interrupts)
         progress, people = Progress(run), People(view, buffer_option(buffer.location))
         asked_at: float | None = None
@@ -324,14 +330,3 @@ def _conclude(buffer: Buffer, run: Run, view: View, interrupts: Interrupts, seco
 def _resume(buffer: Buffer, run: Run) -> str:
     """Return the command that continues a run, for use in the current folder."""
     return f"rft run --resume {run.name}{buffer_option(buffer.location)}"
-
-
-def _reachable(config: RunConfig) -> RunConfig:
-    """Return the configuration with absolute paths of the buffer, for processes with another working directory."""
-    places = {"uri": config.buffer.uri, "segments": config.buffer.segments}
-    absolute = {
-        key: place if place is None or "://" in place else str(Path(place).resolve()) for key, place in places.items()
-    }
-    copy = config.model_copy(update={"buffer": config.buffer.model_copy(update=absolute)})
-    copy._base_dir = config.base_dir
-    return copy

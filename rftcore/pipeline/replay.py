@@ -6,10 +6,14 @@ at any point, the next replay of the version continues there. It also decides on
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,9 +40,28 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{12}")
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one process of a replay has done.
+
+    Attributes:
+        seconds: time in which it read, decided and stored.
+    """
+
+    host: str
+    pid: int
+    num_groups: int = 0
+    num_experiences: int = 0
+    seconds: float = 0.0
+
+    @property
+    def experiences_per_s(self) -> float:
+        return self.num_experiences / self.seconds if self.seconds else 0.0
+
+
 @dataclass
 class Replayed:
-    """The result of a replay.
+    """The result of a replay, or of one of its batches.
 
     Attributes:
         num_groups, num_experiences, num_kept: decided, and kept of them.
@@ -47,6 +70,7 @@ class Replayed:
         short_by: stage -> those of them dropped only because it left fewer of their group than `min_group_size`.
         failed_by: stage -> experiences set aside because it raised on them.
         failed_scores: stage -> experiences without a score because a call failed.
+        workers: the share of each process.
     """
 
     version: str
@@ -58,12 +82,43 @@ class Replayed:
     short_by: dict[str, int] = field(default_factory=dict)
     failed_by: dict[str, int] = field(default_factory=dict)
     failed_scores: dict[str, int] = field(default_factory=dict)
+    workers: list[Share] = field(default_factory=list)
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the stages did not fail on every experience."""
+        return sum(self.failed_by.values()) < self.num_experiences
+
+    def add(self, other: Replayed) -> None:
+        """Add the result of another batch."""
+        self.num_groups += other.num_groups
+        self.num_experiences += other.num_experiences
+        self.num_kept += other.num_kept
+        self.num_not_made += other.num_not_made
+        for mine, theirs in (
+            (self.dropped_by, other.dropped_by),
+            (self.short_by, other.short_by),
+            (self.failed_by, other.failed_by),
+            (self.failed_scores, other.failed_scores),
+        ):
+            for stage, number in theirs.items():
+                mine[stage] = mine.get(stage, 0) + number
+        shares = {(share.host, share.pid): share for share in self.workers}
+        for share in other.workers:
+            before = shares.get((share.host, share.pid), Share(share.host, share.pid))
+            shares[share.host, share.pid] = replace(
+                before,
+                num_groups=before.num_groups + share.num_groups,
+                num_experiences=before.num_experiences + share.num_experiences,
+                seconds=before.seconds + share.seconds,
+            )
+        self.workers = list(shares.values())
 
 
 def replay(
     resolved: ResolvedRun, buffer: Buffer, run: Run, version: str | None, report: Callable[[Replayed], None]
 ) -> Replayed:
-    """Decide on every sealed group of a run under another version.
+    """Decide on every sealed group of a run under another version, in this process.
 
     A question that was never asked, or not answered, counts as answered with `otherwise`. Staleness is that at the time when a
     group was sealed.
@@ -78,46 +133,89 @@ def replay(
         StageError: a stage fails on everything: on a batch of several groups, or on a single group with no success before it.
         ConflictError: another process replays the version at the moment.
     """
-    config, chain = resolved.config, resolved.experience_chain
-    name = _checked_name(chain, run, version)
-    if not has_sealed_groups(run):
-        raise QueryError(
-            f"run {run.name!r} has no sealed group of experiences yet: there is nothing to decide on",
-            todo="wait until it has, or name another with --run",
-        )
+    name = checked_name(resolved.experience_chain, run, version)
     done = Replayed(name)
-    policy = Policy(resolved, run)
-    with Worker(run, "replay") as worker, replaying(run, name):
-
-        def store_aside(aside: SealedBatch) -> None:
-            """Store the verdict before a blocked process ends, so that the next replay continues after the blocking group."""
-            commit_replay(run, worker.worker_id, name, aside, Verdicts(aside.failed))
-
-        worker.set_state(f"replays version {name}")
-        chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
-        register(buffer, chain, name)
-        after, passed = 0, False
-        while group_ids := groups_to_replay(run, name, after, config.pipelines.batch_groups):
-            batch = read_groups(buffer.database, group_ids, chain.columns, as_sealed=True)
-            known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
+    with replaying(run, name), Replayer(resolved, buffer, run, name) as replayer:
+        passed = False
+        for group_ids in batches(run, name, resolved.config.pipelines.batch_groups):
             # If a group alone in its batch fails, the group is the cause if the batch before it passed, otherwise the stage.
-            with setting_aside(batch, store_aside):
-                verdicts = without_people(chain, batch, known, patient=len(group_ids) > 1 or not passed)
-            passed = len(verdicts.failed) < verdicts.decisions.num_rows
-            commit_replay(run, worker.worker_id, name, batch, verdicts)
-            _record(done, batch, verdicts)
+            found = replayer.decide(group_ids, patient=len(group_ids) > 1 or not passed)
+            passed = found.has_passed
+            done.add(found)
             report(done)
-            after = group_ids[-1]
-        chain.close()
-        policy.close()
     return done
 
 
-def _checked_name(chain: Chain, run: Run, version: str | None) -> str:
-    """Return the name of the version, which must be one that no run trains on.
+def batches(run: Run, version: str, num_groups: int) -> Iterator[list[int]]:
+    """Yield the groups that a replay has to decide on, in batches. Which groups are decided on together does not depend on who decides."""
+    after = 0
+    while group_ids := groups_to_replay(run, version, after, num_groups):
+        yield group_ids
+        after = group_ids[-1]
+
+
+class Replayer:
+    """Decides on batches of a replay in this process. A context manager; use `decide` within it.
+
+    Args:
+        name: of the version.
+
+    Raises:
+        ConfigError: the version has other stages.
+    """
+
+    def __init__(self, resolved: ResolvedRun, buffer: Buffer, run: Run, name: str) -> None:
+        self._chain, self._buffer, self._run, self._name = resolved.experience_chain, buffer, run, name
+        self._share = Share(socket.gethostname(), os.getpid())
+        with contextlib.ExitStack() as stack:
+            self._worker = stack.enter_context(Worker(run, "replay"))
+            self._worker.set_state(f"replays version {name}")
+            policy = Policy(resolved, run)
+            stack.callback(policy.close)
+            stack.callback(self._chain.close)
+            self._chain.prepare(stage_context(resolved.config, policy, RunUsage(run), buffer))
+            register(buffer, self._chain, name)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Replayer:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def decide(self, group_ids: list[int], *, patient: bool) -> Replayed:
+        """Decide on a batch and store the verdicts.
+
+        Args:
+            patient: raise if a stage fails on everything, instead of setting everything aside.
+
+        Raises:
+            StageError: with `patient`, the stage's error.
+        """
+        started, chain = time.monotonic(), self._chain
+
+        def store_aside(aside: SealedBatch) -> None:
+            """Store the verdict before a blocked process ends, so that the next replay continues after the blocking group."""
+            commit_replay(self._run, self._worker.worker_id, self._name, aside, Verdicts(aside.failed))
+
+        batch = read_groups(self._buffer.database, group_ids, chain.columns, as_sealed=True)
+        known = known_scores(self._buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
+        with setting_aside(batch, store_aside):
+            verdicts = without_people(chain, batch, known, patient=patient)
+        commit_replay(self._run, self._worker.worker_id, self._name, batch, verdicts)
+        found = Replayed(self._name)
+        _record(found, batch, verdicts)
+        share = replace(self._share, num_groups=found.num_groups, num_experiences=found.num_experiences)
+        found.workers = [replace(share, seconds=time.monotonic() - started)]
+        return found
+
+
+def checked_name(chain: Chain, run: Run, version: str | None) -> str:
+    """Return the name of the version, which must be one that no run trains on, of a run that has something to decide on.
 
     Raises:
         ConfigError: a run trains on it, or it is not a valid name.
+        QueryError: the run has no sealed group.
     """
     name = f"replay-{chain.version}" if version is None else version
     if name == NO_PIPELINE or name == run.pipeline_version or _DIGEST.fullmatch(name):
@@ -130,6 +228,11 @@ def _checked_name(chain: Chain, run: Run, version: str | None) -> str:
             "invalid name of a version", value=name,
             allowed="up to 64 letters, digits, points, dashes and underscores, beginning with a letter or digit", todo="choose another --version",
         )  # fmt: skip
+    if not has_sealed_groups(run):
+        raise QueryError(
+            f"run {run.name!r} has no sealed group of experiences yet: there is nothing to decide on",
+            todo="wait until it has, or name another with --run",
+        )
     return name
 
 

@@ -5,6 +5,7 @@ Mistakes in a configuration are found here, before a process is started.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,9 @@ from rftcore.engines import ENGINES
 from rftcore.installation.packages import check_environment
 from rftcore.monitor import MONITORS
 from rftcore.resolved import ResolvedRun
+from rftcore.run.gpus import local_gpus, this_machine
 from rftcore.run.model_checks import check_models_fit
+from rftcore.run.placement import place_run
 from rftcore.run.selections import refuse_untrainable
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import load_tasks
@@ -103,6 +106,16 @@ def check_run(resolved: ResolvedRun) -> None:
     check_before_buffer(resolved)
     check_max_tokens(resolved)  # fetches the model now, because a run whose model does not exist must not be stored
     check_models_fit(resolved)
+
+
+def check_gpus(resolved: ResolvedRun) -> None:
+    """Refuse a run that needs more GPUs than this machine has, unless a cluster runs it.
+
+    Raises:
+        ConfigError: see `place`.
+    """
+    if not os.environ.get("RAY_ADDRESS"):
+        place_run(resolved, [this_machine(len(local_gpus()))])
 
 
 def check_max_tokens(resolved: ResolvedRun) -> None:

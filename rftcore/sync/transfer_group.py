@@ -74,7 +74,9 @@ class TransferGroup:
                 connect_s = min(_CONNECT_S, timeout_s)
                 store = TCPStore(*store, timeout=timedelta(seconds=connect_s), wait_for_workers=False)
                 store.set_timeout(timeout)
-            self._group = _open(backend, PrefixStore(str(group_id), store), store.host, rank, num_ranks, timeout)
+            place = PrefixStore(str(group_id), store)
+            _meet(place, rank, num_ranks, timeout)
+            self._group = _open(backend, place, store.host, rank, num_ranks, timeout)
             members = torch.zeros(num_ranks, dtype=torch.int64, device=self.device)
             members[rank] = 1
             self._begin(self._group.allreduce([members])).wait()
@@ -177,6 +179,12 @@ class Call:
         except RuntimeError as error:
             raise self._group.error("broke off", error) from error
         self.work = None
+
+
+def _meet(store: PrefixStore, rank: int, num_ranks: int, timeout: timedelta) -> None:
+    """Return when all members are here: NCCL waits without end for one that does not come."""
+    store.set(f"member {rank}", "here")
+    store.wait([f"member {number}" for number in range(num_ranks)], timeout)
 
 
 def _open(backend: str, store: PrefixStore, store_host: str, rank: int, num_ranks: int, timeout: timedelta) -> Any:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, PretrainedConfig
 
+from rftcore.algorithms.devices import moved
 from rftdata.errors import ConfigError
 
 NAME = "packed"
@@ -30,6 +31,7 @@ _WITH_STATE = frozenset({"recurrent_gemma"})
 # Their own masks are made of more than places.
 _WITH_OWN_MASK = frozenset({"doge"})
 _NOT_HANDING_ON = frozenset({"nemotron"})
+_LARGEST_FLASH_HEAD = 256
 # What models hand to attention beside what is used here, and what has no effect on scores.
 _WITHOUT_EFFECT = frozenset(
     {"dropout", "position_ids", "output_attentions", "use_cache", "past_key_values", "cache_position"}
@@ -88,12 +90,12 @@ Packing = Segments | PaddedRows
 def to_device(packing: Packing, device: torch.device) -> Packing:
     """The same with its tensors on `device`."""
 
-    def moved(value: Any) -> Any:
-        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+    def there(value: Any) -> Any:
+        return moved(value, device) if isinstance(value, Tensor) else value
 
     if isinstance(packing, Segments):
-        return Segments(*map(moved, packing))
-    return PaddedRows(tuple(Rows(*map(moved, rows)) for rows in packing.parts), moved(packing.place_L))
+        return Segments(*map(there, packing))
+    return PaddedRows(tuple(Rows(*map(there, rows)) for rows in packing.parts), there(packing.place_L))
 
 
 def refuse_unpackable(config: PretrainedConfig) -> None:
@@ -162,9 +164,14 @@ def refuse_longer(length: int, longest: int, config: PretrainedConfig) -> None:
         )  # fmt: skip
 
 
-def has_equal_heads(config: PretrainedConfig) -> bool:
-    """Whether values have the head size of keys. Models with latent attention say so, and there they usually have not."""
-    return getattr(config.get_text_config(), "v_head_dim", None) is None
+def suits_flash(config: PretrainedConfig) -> bool:
+    """Whether FlashAttention has kernels for the model's heads: of a size that is a multiple of 8, up to 256, and values of the size of keys.
+
+    Models with latent attention name a size of values, which usually is another.
+    """
+    text = config.get_text_config()
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return getattr(text, "v_head_dim", None) is None and size % 8 == 0 and size <= _LARGEST_FLASH_HEAD
 
 
 def packed_attention(

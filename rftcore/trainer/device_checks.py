@@ -16,6 +16,8 @@ import psutil
 
 from rftcore.models import stored_model
 from rftcore.resolved import ResolvedRun
+from rftcore.run.gpus import this_machine
+from rftcore.run.placement import place_run
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.memory import (
     GIB,
@@ -41,6 +43,21 @@ def describe_stored(resolved: ResolvedRun) -> Iterator[str]:
     """
     if resolved.config.trainer.num_gpus is None and not shutil.which("nvidia-smi"):
         return
+    try:
+        models = estimated_models(resolved)
+    except ModelError as error:
+        yield f"memory on a GPU was not estimated: {error.what}"
+        return
+    _refuse_uneven_division(resolved.config.trainer, models)
+    yield from _describe(resolved, models)
+
+
+def estimated_models(resolved: ResolvedRun) -> Trained:
+    """Return the sizes of the trainer's models from what is on this machine.
+
+    Raises:
+        ModelError: a model is not on this machine, or is of a family whose sizes are unknown.
+    """
     base = resolved.config.base_dir
 
     def find(path: str) -> Path:
@@ -49,13 +66,7 @@ def describe_stored(resolved: ResolvedRun) -> Iterator[str]:
             raise ModelError(f"{path} is not on this machine, and --deep fetches it")
         return folder
 
-    try:
-        models = _models(resolved, find)
-    except ModelError as error:
-        yield f"memory on a GPU was not estimated: {error.what}"
-        return
-    _refuse_uneven_division(resolved.config.trainer, models)
-    yield from _describe(resolved, models)
+    return _models(resolved, find)
 
 
 def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
@@ -98,24 +109,19 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
 
 
 def available_bytes(resolved: ResolvedRun, sizes: list[int]) -> float:
-    """Return what the trainer may use of each GPU: a whole one, or what vLLM leaves where explorers and a trainer of one GPU share.
+    """Return what the trainer may use of each GPU: a whole one, or what vLLM leaves where explorers have the same.
 
     Args:
         sizes: bytes of each GPU of this machine.
 
     Raises:
-        ConfigError: trainer.num_gpus leaves no GPU to the explorers, or is more than there are.
+        ConfigError: this machine has too few; see `place`.
     """
-    config, gpus = resolved.config, resolved.config.trainer.num_gpus or 1
-    most = len(sizes) - 1 if config.has_explorer and gpus > 1 else len(sizes)
-    if gpus > most:
-        raise ConfigError(
-            "trainer.num_gpus leaves no GPU to the explorers" if gpus == len(sizes) else "trainer.num_gpus is more than this machine has",
-            value=gpus, allowed=f"1 to {max(most, 1)}", todo="lower it, or start the run on a machine or cluster with more",
-        )  # fmt: skip
-    explorers = config.explorer.num_explorers if config.has_explorer and config.explorer.engine == "vllm" else 0
-    is_shared = gpus == 1 and explorers > 0 and 1 + explorers > len(sizes)
-    return min(sizes) * (1 - resolved.engine(worker_index=0).gpu_memory_utilization if is_shared else 1)
+    placement = place_run(resolved, [this_machine(len(sizes))])
+    engines = sum(len(bundle.roles) - 1 for bundle in placement.bundles if "trainer" in bundle.roles)
+    takes_share = resolved.config.explorer.engine == "vllm"
+    share = resolved.engine(worker_index=0).gpu_memory_utilization if takes_share else 0.0
+    return min(sizes) * (1 - engines * share)
 
 
 def _models(resolved: ResolvedRun, find: Callable[[str], Path]) -> Trained:

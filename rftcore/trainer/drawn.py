@@ -28,6 +28,18 @@ _ARRAY_OF: dict[Column, str] = {"step_rewards": "step_reward", "state": "state_h
 Numbers = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # one per experience, and whether it is there
 
 
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """What a step reports of its experiences: mean reward where there are rewards, largest staleness, mean number of response tokens."""
+    if not len(batch):
+        return {}
+    rewards = batch.rows["reward"].drop_null().to_pylist()
+    return {
+        **({"reward": sum(rewards) / len(rewards)} if rewards else {}),
+        "staleness": max(batch.rows["staleness"].to_pylist()),
+        "response_tokens": sum(batch.rows["num_response_tokens"].to_pylist()) / len(batch),
+    }
+
+
 def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
     """A drawn batch as the learner takes it.
 

@@ -137,9 +137,9 @@ class Network:
     def cutting(self) -> Cutting:
         """How batches are cut for it."""
         shares = self.config.share_prompts and _can_share_prompts(self.model.config)
-        # FlashAttention takes half precision only, and values of the size of keys, which those of latent attention are not.
+        # FlashAttention takes half precision only.
         is_half = "bfloat16" in (self.config.autocast, self.config.dtype)
-        flash = self.device.type == "cuda" and is_half and attention.has_equal_heads(self.model.config)
+        flash = self.device.type == "cuda" and is_half and attention.suits_flash(self.model.config)
         return Cutting(
             max_tokens=self.config.max_tokens_per_microbatch,
             sharing="never" if not shares else "always" if flash else "rows",
@@ -304,8 +304,9 @@ class Network:
         }
         for name, tensor in self.export_tensors():
             if self.grid.is_first:
-                # Tied weights stay one tensor, so that they are written once.
-                tensors[name] = tensors.get(owner.get(name, name), tensor.to("cpu", copy=True))
+                # Tied weights stay one tensor, so that they are copied and written once.
+                shared = tensors.get(owner.get(name, name))
+                tensors[name] = tensor.to("cpu", copy=True) if shared is None else shared
         adapters = adapter_tensors(self.model) if self._adapters else {}
 
         def write(folder: Path) -> None:

@@ -15,6 +15,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from rftcore.garbage import collect_rarely, large_imports
 from rftcore.run.parent_process import end_with_parent
 from rftdata.errors import RftError, RoleFailedError
 
@@ -37,8 +38,10 @@ def main(parent: int, rank: int, socket_fd: int, memory_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_connection, args=(socket_fd,), name="connection", daemon=True).start()
     logging.disable(logging.WARNING)  # rank 0 computes and reports the same
+    collect_rarely()
     # Only now: importing torch takes seconds, in which rank 0 may end.
-    from rftcore.trainer.shared_batch import SharedBatchMemory
+    with large_imports():
+        from rftcore.trainer.shared_batch import SharedBatchMemory
 
     connection, state = Connection(socket_fd), _Rank(rank, SharedBatchMemory(memory_fd))
     while True:

@@ -26,6 +26,7 @@ from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
+from rftcore.trainer.drawn import batch_metrics
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.next_batch import NextBatch, draws_ahead
 from rftcore.trainer.parity import weight_parity
@@ -223,13 +224,7 @@ class TrainerRole:
         self.worker.set_state("waits", what)
 
     def _record(self, step: int, batch: Batch, timing: _Timing, metrics: dict[str, float]) -> None:
-        if len(batch):
-            rewards = batch.rows["reward"].drop_null().to_pylist()
-            metrics = metrics | {
-                **({"reward": sum(rewards) / len(rewards)} if rewards else {}),
-                "staleness": max(batch.rows["staleness"].to_pylist()),
-                "response_tokens": sum(batch.rows["num_response_tokens"].to_pylist()) / len(batch),
-            }
+        metrics = metrics | batch_metrics(batch)
         metrics |= {f"selector/{name}": value for name, value in selector_metrics(self.run).items()}
         self.attempt.record_step(
             step,

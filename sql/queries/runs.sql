@@ -63,10 +63,10 @@ SELECT * FROM rft.run WHERE run_id = %(run_id)s FOR UPDATE;
 SELECT set_config('idle_in_transaction_session_timeout', '2s', true);
 
 -- name: fence
--- One row while the attempt still holds the run. FOR SHARE makes a takeover wait for the fenced transaction, and the limit keeps it from
--- waiting for a suspended process.
+-- One row while the attempt still holds the run. A takeover locks the run FOR UPDATE and so waits for the fenced transaction, a request to
+-- stop does not; the limit keeps the takeover from waiting for a suspended process.
 SELECT set_config('idle_in_transaction_session_timeout', '2s', true)
-FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR SHARE;
+FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR KEY SHARE;
 
 -- name: attempt_holder
 -- An attempt, and whether its lease is still valid.

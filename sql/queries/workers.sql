@@ -46,6 +46,13 @@ SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND sea
        + (SELECT count(*) FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND num_lost >= 4) AS pipeline,
        (SELECT count(*) FROM rft.train_step WHERE run_id = %(run_id)s) AS trainer;
 
+-- name: work_of_process
+-- Amount of work that the last worker of a process has finished.
+SELECT (SELECT count(*) FROM rft.rollout_group g WHERE g.run_id = w.run_id AND g.claimed_by = w.worker_id AND g.sealed_at IS NOT NULL)
+       + (SELECT count(*) FROM rft.evaluation e WHERE e.run_id = w.run_id AND e.claimed_by = w.worker_id AND e.status = 'done')
+       + coalesce((w.progress->>'groups_decided')::bigint, 0) AS num
+FROM rft.worker w WHERE w.run_id = %(run_id)s AND w.host = %(host)s AND w.pid = %(pid)s ORDER BY w.worker_id DESC LIMIT 1;
+
 -- name: succeeded_rollouts
 -- The rollouts and evaluations of a run that succeeded. Work that was set aside does not count.
 SELECT (SELECT count(*) FROM rft.rollout o JOIN rft.rollout_group g USING (group_id) WHERE g.run_id = %(run_id)s AND o.outcome = 'ok')

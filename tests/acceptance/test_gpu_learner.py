@@ -17,7 +17,7 @@ from rftcore.trainer.attention import packed_attention
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.micro_batches import Cutting, split_batch
-from tests.support.learning import VOCABULARY, batch_with_everything, config, save_model
+from tests.support.learning import VOCABULARY, batch_with_everything, config, make_batch, save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -102,6 +102,19 @@ def test_the_ways_to_compute_on_a_gpu_agree_with_the_cpu(
     found = Learner(model, config(**{"autocast": "bfloat16"} | changes), algorithm, 0).update(many_lengths(), 1)
     for name in ("loss", "grad_norm", "entropy", "logprob_diff"):
         assert found[name] == pytest.approx(exact[name], rel=0.03, abs=2e-3), name
+
+
+def test_a_micro_batch_is_moved_while_the_gpu_is_busy(cuda: torch.device) -> None:
+    cutting = Cutting(max_tokens=1_000_000, sharing="never")
+    ((micro,),) = split_batch(make_batch(1, groups=300, size=16), cutting)
+    assert micro.token_ids_L.nbytes > 2**17  # small copies never wait
+    micro.to(cuda)  # allocates
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2**30)  # cycles
+    busy = torch.cuda.Event()
+    busy.record()
+    micro.to(cuda)
+    assert not busy.query()
 
 
 def test_adapters_train_on_a_gpu(cuda: torch.device, tmp_path: Path) -> None:

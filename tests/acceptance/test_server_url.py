@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -75,7 +76,7 @@ def free_port() -> int:
 
 @dataclass
 class RayCluster:
-    """Two nodes, each with the processes that a machine of a cluster has."""
+    """Two nodes, each with the processes that a machine of a cluster has, and a GPU that is only declared."""
 
     address: str
     folder: Path
@@ -86,7 +87,13 @@ class RayCluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     folder = Path(f"/tmp/rft-ray-{os.getpid()}")  # unix sockets of Ray have short names only
     address = f"127.0.0.1:{free_port()}"
-    common = ["--block", "--num-cpus=2", f"--object-store-memory={128 * 2**20}", "--disable-usage-stats"]
+    common = [
+        "--block",
+        "--num-cpus=2",
+        "--num-gpus=1",
+        f"--object-store-memory={128 * 2**20}",
+        "--disable-usage-stats",
+    ]
     head = ["--head", f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}", "--include-dashboard=false"]
     ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start"]
     # Without this, Ray's own default depends on whether a token lies in the home folder.
@@ -190,6 +197,29 @@ def test_the_run_finishes_and_reports_itself(finished: Finished) -> None:
     assert_no_password(finished.output, "the output of rft run")
     # The next commands it proposes are for this buffer.
     assert "--buffer 'postgresql://trainee" in finished.output
+
+
+def test_explorer_and_trainer_have_the_gpu_of_a_node_each(finished: Finished) -> None:
+    assert re.search(r"explorer: 1 GPU of [\w.-]+; trainer: 1 GPU of [\w.-]+\n", finished.output), finished.output
+    with psycopg.connect(finished.url) as connection:
+        pids = [
+            pid for (pid,) in connection.execute("SELECT pid FROM rft.worker WHERE role IN ('explorer', 'trainer')")
+        ]
+    assert len({finished.parents[pid] for pid in pids}) == 2, "each has the raylet of a node as its parent"
+
+
+def test_a_deep_check_prints_the_plan_for_the_cluster(cluster: RayCluster, warm: Warm, tmp_path: Path) -> None:
+    token = {"RAY_ADDRESS": cluster.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token}
+    sync, buffer = ("--set", "sync.method=checkpoint"), ("--buffer", tmp_path / "buffer")
+    process = subprocess.run(
+        rft_command("check", EXAMPLE / "grpo.yaml", "--deep", *buffer, *settings(warm, "pipelines.workers=2"), *sync),
+        env={**rft_environment(), **token}, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    plan = process.stderr.partition("plan for ")[2].splitlines()
+    assert plan[0].endswith(", 2 GPUs:")
+    assert [line.split()[1:5] for line in plan[1:3]] == [["explorer", "1", "GPU", "of"], ["trainer", "1", "GPU", "of"]]
+    assert [line.split()[1:4] for line in plan[3:5]] == [["pipeline", "0", "CPU"], ["pipeline", "1", "CPU"]]
 
 
 def test_pipeline_workers_are_spread_over_the_nodes_and_both_decide(finished: Finished) -> None:

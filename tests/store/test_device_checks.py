@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -49,6 +50,57 @@ def test_the_estimate_names_its_parts(file: str, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().err
     assert "memory of the trainer on each of 2 GPUs" in said and "8 sequences of 64 tokens" in said
     assert all(f"rft:   {part} " in said for part in ("weights", "optimizer", "activations", "reference", "together"))
+
+
+def test_the_plan_names_the_gpus_of_each_role_and_their_memory(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    size = "explorer.engine_args={context_length: 64, max_num_seqs: 8}"
+    assert check(file, "trainer.num_gpus=2", "explorer.num_explorers=2", size) == 0
+    said = [line.removeprefix("rft: ") for line in capsys.readouterr().err.splitlines()]
+    place = next(index for index, line in enumerate(said) if line.startswith("plan for"))
+    plan = said[place : place + 5]
+    assert plan[0] == "plan for a machine with as many GPUs as asked for, 4 GPUs:"
+    assert [line.split()[:4] for line in plan[1:4]] == [
+        ["explorer", "0", "1", "GPU"], ["explorer", "1", "1", "GPU"], ["trainer", "2", "GPUs,", plan[3].split()[3]],
+    ]  # fmt: skip
+    assert "gpu_memory_utilization 0.85" in plan[1] and "GiB of each (estimated)" in plan[3]
+    assert plan[4].split() == [
+        "pipeline",
+        "CPU",
+        "of",
+        "a",
+        "machine",
+        "with",
+        "as",
+        "many",
+        "GPUs",
+        "as",
+        "asked",
+        "for",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="the program of this machine comes first")
+def test_the_plan_shows_what_roles_that_share_a_gpu_take_together(
+    file: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, GPU-a1, 81920'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert check(file, "explorer.engine_args={context_length: 64, gpu_memory_utilization: 0.5}") == 0
+    said = capsys.readouterr().err
+    assert "plan for this machine, 1 GPU of 80.0 GiB:" in said
+    shared = [line for line in said.splitlines() if "share a GPU" in line]
+    assert [line.split()[1] for line in shared] == ["explorer", "trainer"]
+    assert "40.0 GiB (gpu_memory_utilization 0.5: weights 0.0 GiB, and the cache of" in shared[0]
+    assert f"together     {40 + float(shared[1].split()[5]):.1f} GiB of 80.0 GiB" in said
+    for deep in (False, True):  # the configuration may be for another machine
+        assert check(file, "trainer.num_gpus=2", "explorer.engine_args={context_length: 64}", deep=deep) == (
+            2 if deep else 0
+        )
+        said = capsys.readouterr().err
+        assert "trainer.num_gpus is more than there are GPUs (got 2); allowed: 1 to 1 of what this machine has" in said
+        assert ("plan for a machine with as many GPUs as asked for, 3 GPUs:" in said) == (not deep)
 
 
 def test_models_beside_the_policy_are_counted(file: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +174,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
     ("settings", "gpus", "available"),
     [
         (["trainer.num_gpus=4", "explorer.num_explorers=4"], 8, 80 * GIB),
-        (["trainer.num_gpus=4", "explorer.num_explorers=4"], 5, 80 * GIB),  # the explorers share the fifth
+        (
+            ["trainer.num_gpus=4", "explorer.num_explorers=4", "explorer.engine_args={gpu_memory_utilization: 0.25}"],
+            5,
+            80 * GIB,
+        ),
         (["explorer.num_explorers=4"], 4, 0.15 * 80 * GIB),  # the engine takes 85 % by default
         (["explorer.engine_args={gpu_memory_utilization: 0.4}"], 1, 0.6 * 80 * GIB),
         (["explorer.engine=transformers"], 1, 80 * GIB),  # it takes no share in advance
@@ -134,7 +190,7 @@ def test_what_the_trainer_may_use_of_a_gpu(file: str, settings: list[str], gpus:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "words"), [(4, r"is more than this machine has \(got 4\); allowed: 1 to 2"), (3, "leaves no GPU to the explorers")]
+    ("gpus", "words"), [(4, r"is more than there are GPUs \(got 4\); allowed: 1 to 2"), (3, "leaves no GPU to the explorers")]
 )  # fmt: skip
 def test_gpus_that_are_not_there_are_refused(file: str, gpus: int, words: str) -> None:
     resolved = ResolvedRun(load_config(Path(file), [f"trainer.num_gpus={gpus}"]))

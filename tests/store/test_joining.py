@@ -12,7 +12,8 @@ import yaml
 
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
-from rftcore.launch.supervisor import _reachable, await_departure
+from rftcore.launch.cluster import reachable
+from rftcore.launch.supervisor import await_departure
 from rftcore.launch.views import LineView
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
@@ -227,10 +228,10 @@ def test_processes_started_elsewhere_find_buffer_and_segments(
     monkeypatch.chdir(tmp_path)
     config = configured("exp", buffer)
     relative = config.buffer.model_copy(update={"uri": "./buffer", "segments": "arrays"})
-    places = _reachable(config.model_copy(update={"buffer": relative})).buffer
+    places = reachable(config.model_copy(update={"buffer": relative})).buffer
     assert (places.uri, places.segments) == (str(tmp_path / "buffer"), str(tmp_path / "arrays"))
     remote = config.buffer.model_copy(update={"uri": "postgresql://there/db", "segments": None})
-    assert _reachable(config.model_copy(update={"buffer": remote})).buffer == remote
+    assert reachable(config.model_copy(update={"buffer": remote})).buffer == remote
 
 
 def test_the_commands_at_the_end_name_the_buffer_unless_they_find_it(

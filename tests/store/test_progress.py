@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.console import Console
 import rftdata
 from rftcore.launch.reviews import People
 from rftcore.launch.views import LineView, LiveView, block, line
+from rftcore.launch.waits import what_waits
 from rftdata.progress import Progress, Queue
 from tests.support.stored_run import StoredRun
 
@@ -74,6 +76,57 @@ def test_the_block_names_what_each_process_waits_for(buffer: rftdata.Buffer, run
     assert "waits for 2 more groups of step 1" in text
     assert "ended: OperatorError: stage 2" in text
     assert "val, greedy: 0.500 at step 0 (2 questions)" in text
+
+
+CONFIG = {"sync": {"interval": 1, "offset": 0}, "run": {"mode": "both"}}
+
+
+def test_a_line_names_what_waits_for_what_and_why(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    def said(config: dict[str, Any] = CONFIG) -> str | None:
+        return what_waits(Progress(run.run).snapshot(), config)
+
+    assert said() is None, "no process is at work"
+    run.worker("trainer", state="waits", waiting_for="4 ready groups for step 3")
+    for status in ("planned", "planned", "planned", "sealed"):
+        run.group(2, [], status=status)
+    assert said() == (
+        "waits: the trainer for 4 ready groups for step 3 (0 ready, 0 being sampled, 1 await verdicts, 3 planned; "
+        "no explorer is at work: rft explore CONFIG; no pipeline is at work: rft process CONFIG)"
+    )
+    run.group(2, [], status="claimed")
+    run.worker("pipeline", state="waits", waiting_for="sealed groups")
+    run.worker("explorer", state="samples 1 groups")
+    assert said() == (
+        "waits: the trainer for 4 ready groups for step 3 (0 ready, 1 being sampled, 1 await verdicts, 3 planned); the pipeline for sealed groups"
+        " | at work: the explorer samples 1 groups"
+    )
+    assert "no explorer" not in str(what_waits(Progress(run.run).snapshot(), {"run": {"mode": "train"}}))
+
+
+@pytest.mark.parametrize(
+    ("sync", "policy_step", "why"),
+    [
+        ({}, 2, "explorer step 3 needs the policy of trainer step 3, and has that of step 2: on-policy"),
+        ({"offset": 1}, 2, "explorer step 4 needs the policy of trainer step 3, and has that of step 2: one step off"),
+        ({"interval": 4}, 5, "explorer step 8 needs the policy of trainer step 8, and has that of step 5: sync.interval 4, sync.offset 0"),
+        ({"offset": 3}, 2, "explorer step 6 needs the policy of trainer step 3, and has that of step 2: sync.interval 1, sync.offset 3"),
+    ],
+)  # fmt: skip
+def test_the_line_names_the_step_that_the_rule_of_sync_holds_back(
+    buffer: rftdata.Buffer, run: StoredRun, sync: dict[str, int], policy_step: int, why: str
+) -> None:
+    run.worker("trainer", state=f"trains step {policy_step + 1} on 8 experiences")
+    waits = f"the policy after trainer step {policy_step + 1}, or a group to refill"
+    for _ in range(2):
+        run.worker("explorer", state="waits", waiting_for=waits, progress={"policy_step": policy_step})
+    run.worker("explorer", state="samples 2 groups", progress={"policy_step": policy_step})
+    assert what_waits(Progress(run.run).snapshot(), {"sync": sync}) == (
+        f"waits: 2 of 3 explorers for {waits} ({why}) | at work: the trainer trains step {policy_step + 1} on 8 experiences"
+    )
+    buffer.sql("UPDATE rft.worker SET state = 'samples', waiting_for = NULL WHERE role = 'explorer'")
+    assert str(what_waits(Progress(run.run).snapshot(), {"sync": sync})).startswith(
+        "nothing waits: the trainer trains step"
+    )
 
 
 def test_rows_that_wait_for_a_person_are_reported_once_and_when_their_number_changes(

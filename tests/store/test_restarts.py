@@ -11,7 +11,7 @@ import pytest
 
 from rftcore.launch.cluster import RoleProcess
 from rftcore.launch.deaths import ProcessWatch, RoleDiedError
-from rftcore.launch.restarts import MAX_FRUITLESS, MAX_FUTILE, MAX_RESTARTS, Restarts
+from rftcore.launch.restarts import MAX_FRUITLESS, MAX_FUTILE, MAX_IN_A_ROW, MAX_PER_HOUR, MAX_RESTARTS, Restarts
 from rftdata import Buffer
 from rftdata.user_code import blocked
 from rftdata.workers import note_blocked_workers
@@ -76,6 +76,31 @@ def test_an_explorer_whose_groups_are_all_set_aside_is_started_again_five_times(
             roles.decide()
     assert roles.planned("status = 'planned'") == []
     assert allowed == [True] * MAX_FRUITLESS + [False]
+
+
+def test_a_role_that_is_killed_before_it_finishes_anything_is_started_again_three_times_after_longer_and_longer_pauses(
+    buffer: Buffer, roles: Roles
+) -> None:
+    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = 1")
+    restarts, killed = Restarts(roles.run), role("explorer 0", ProcessWatch(HOST, 1))
+    assert [restarts.pause_s(killed) for _ in range(MAX_IN_A_ROW)] == [1, 2, 4, None]
+    assert restarts.too_often(killed) == "4 processes in a row ended before they had finished anything"
+    assert restarts.pause_s(role("explorer 1")) == 1  # each role for itself
+
+
+def test_a_role_that_is_killed_after_it_finished_a_group_is_started_again_thirty_times_an_hour(
+    buffer: Buffer, roles: Roles
+) -> None:
+    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = 1")
+    restarts, killed = Restarts(roles.run), role("explorer", ProcessWatch(HOST, 1))
+    assert not restarts.has_worked(killed)
+    with roles.attempt():
+        roles.plan()
+        roles.work()
+    assert restarts.has_worked(killed)
+    assert not restarts.has_worked(role("explorer", ProcessWatch("another-host", 1)))
+    assert [restarts.pause_s(killed) for _ in range(MAX_PER_HOUR + 1)] == [1] * MAX_PER_HOUR + [None]
+    assert restarts.too_often(killed) == f"{MAX_PER_HOUR + 1} processes ended within an hour"
 
 
 def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_once(

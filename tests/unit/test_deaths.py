@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +84,13 @@ def test_what_ray_knows_better_is_said() -> None:
     assert str(elsewhere.death("The process receives a SIGTERM.")) == "was ended by SIGTERM"
     assert str(elsewhere.death("The actor died because its node has died.")).startswith("was lost with its machine")
     assert str(elsewhere.death(RAY_SAYS)) == "died without an error, possibly killed for lack of memory"
+
+
+def test_the_last_lines_of_the_log_are_shown_without_rays_marks(tmp_path: Path) -> None:
+    log = tmp_path / "worker.err"
+    log.write_text(":job_id:01\n" + "".join(f"line {number}\n" for number in range(40)) + ":task_name:run\n\n")
+    here = ProcessWatch(os.uname().nodename, 1, str(log))
+    assert here.last_words().splitlines() == [f"its log ({log}) ends with:", *(f"line {n}" for n in range(25, 40))]
+    assert ProcessWatch("another-host", 1, str(log)).last_words() == f"its log is {log} on another-host"
+    log.write_text(":job_id:01\n")
+    assert here.last_words() == ""

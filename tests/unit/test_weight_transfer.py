@@ -266,7 +266,6 @@ def test_a_rank_of_the_trainer_that_fails_ends_the_transfer_on_all_sides(
 ) -> None:
     tensors: Tensors = [(f"layer.{i}", torch.randn(1000, 1000)) for i in range(8)]
     sending = Sending(num_engines=1, num_trainers=2, timeout_s=3.0)
-    engine = pool.submit(received, sending.plan(tensors, 2))
     program = tmp_path / "rank.py"
     program.write_text(
         "import os, pickle, signal, sys\n"
@@ -274,6 +273,7 @@ def test_a_rank_of_the_trainer_that_fails_ends_the_transfer_on_all_sides(
         "from rftcore.sync.transfer import TransferSender\n"
         "from tests.support.sending import held\n"
         "plan, fails = pickle.load(sys.stdin.buffer)\n"
+        "print('imported', flush=True)\n"
         "def rows():\n"
         "    tensors = [(tensor.name, torch.zeros(tensor.shape)) for tensor in plan.tensors]\n"
         "    for number, each in enumerate(held(tensors, 1, 2)):\n"
@@ -284,12 +284,14 @@ def test_a_rank_of_the_trainer_that_fails_ends_the_transfer_on_all_sides(
         "TransferSender(1).send(plan, rows())\n"
     )
     other = subprocess.Popen(
-        [sys.executable, program], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)},
     )  # fmt: skip
-    assert other.stdin is not None
+    assert other.stdin is not None and other.stdout is not None
     pickle.dump((sending.plan(tensors), fails), other.stdin)
     other.stdin.close()
+    assert other.stdout.readline() == b"imported\n"
+    engine = pool.submit(received, sending.plan(tensors, 2))
     first = pool.submit(sending.send, sending.plan(tensors), tensors, 0)
     with pytest.raises(GroupError):
         first.result(timeout=20)
@@ -300,6 +302,7 @@ def test_a_rank_of_the_trainer_that_fails_ends_the_transfer_on_all_sides(
     assert caught.value.is_half_applied, "the first buckets are loaded while the others travel"
     assert sending.senders[0].group is None
     other.kill()
+    other.stdout.close()
     other.wait()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
-from rftcore.trainer.attention import length_limit, refuse_longer, refuse_unpackable
+from rftcore.trainer.attention import length_limit, refuse_longer, refuse_unpackable, suits_flash
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.micro_batches import Cutting, Kernel, MicroBatch, Sharing, split_batch
 from rftcore.trainer.packing_trial import try_packing
@@ -329,6 +329,17 @@ def test_what_is_too_large_for_the_trial_is_not_tried() -> None:
 def test_a_model_with_a_short_context_is_tried_within_it() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     assert try_packing(family("llama", max_position_embeddings=8, rope_parameters=rope)) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (family("llama"), True), (family("gpt2"), True), (family("llama", head_dim=256), True), (family("llama", head_dim=512), False),
+        (family("llama", head_dim=None, hidden_size=400), False), (family("deepseek_v3", **DEEPSEEK_V3), False),
+    ],
+)  # fmt: skip
+def test_flash_attention_is_for_heads_that_it_has_kernels_for(config: PretrainedConfig, expected: bool) -> None:
+    assert suits_flash(config) is expected
 
 
 def test_rotary_frequencies_that_depend_on_the_longest_sequence_limit_the_lengths() -> None:

@@ -81,7 +81,7 @@ BEGIN
     SELECT array_agg(DISTINCT group_id) INTO groups FROM rft.experience WHERE experience_id = ANY (ids);
     PERFORM rft.lock_groups_and_reviews(groups);
     -- A draw from a stored selection holds its run. Draws before this lock are visible to the following statements; later draws see the purge.
-    PERFORM FROM rft.run WHERE source_kind IS NOT NULL AND status <> 'finished' ORDER BY run_id FOR NO KEY UPDATE;
+    PERFORM FROM rft.run WHERE source_kind IS NOT NULL AND status <> 'finished' ORDER BY run_id FOR UPDATE;
 
     INSERT INTO rft.purged_experience (experience_id, purge_id, segment_id, segment_row)
     SELECT experience_id, of_purge, segment_id, segment_row FROM rft.experience WHERE experience_id = ANY (ids)
