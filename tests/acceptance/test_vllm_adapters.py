@@ -74,9 +74,12 @@ def worst_difference(engine: VllmEngine | TransformersEngine, model: Path) -> fl
 async def sample_and_load(engine: VllmEngine, publication: Publication, version: int) -> list[Generation]:
     """Load a file while four requests run."""
     tasks = [asyncio.create_task(engine.generate(PROMPT, Decoding(max_tokens=95))) for _ in range(4)]
-    await asyncio.sleep(0.1)
-    await asyncio.to_thread(engine.load_weights, publication.uri, version, publication.checksum)
-    return await asyncio.gather(*tasks)
+    await asyncio.sleep(0.05)
+    try:
+        await asyncio.to_thread(engine.load_weights, publication.uri, version, publication.checksum)
+    finally:
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [task.result() for task in tasks]
 
 
 @pytest.fixture(scope="module")
