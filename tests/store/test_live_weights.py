@@ -311,6 +311,23 @@ def test_an_evaluation_gets_a_file_of_weights_that_went_into_engines(
     assert newest is not None and (newest.uri, newest.checksum) == (file.uri, file.checksum)
 
 
+def test_the_trainer_knows_since_when_engines_have_what_was_sent(
+    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+) -> None:
+    """A version is also a file if there was no engine to send it to, or if an evaluation asks for it."""
+    found = []
+    for step in range(5):
+        if step == 1:
+            join()
+        crew.model.change()
+        version = trainer.publish(step)
+        found.append(trainer.live_since)
+        if step == 2:
+            trainer.as_file(version)
+            assert trainer.live_since is None
+    assert found == [None, 1, 1, 3, 3]
+
+
 _KILLED = """
 import os, sys
 from rftcore.sync.live_explorer import LiveReceiver
