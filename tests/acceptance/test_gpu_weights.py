@@ -39,6 +39,7 @@ def test_engines_compute_with_the_weights_of_the_trainer(
     assert ended.returncode == 0
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_hashes_are_the_same_on_gpu_and_cpu() -> None:
     packed = torch.randint(0, 256, (40_000 * 1024,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     spans = [(0, 1024 * 7), (5 * 1024, 1024 * 39_000), (1024, 1024 * 993)]
