@@ -232,7 +232,7 @@ class SyncConfig(Section):
     adapters: Literal["merged", "alone"] = Field(
         "merged",
         description="What engines get when trainer.lora trains adapters: the whole model with the adapters merged into it, or the adapters"
-        " alone, which a vLLM engine keeps beside the model (with memory and checkpoint).",
+        " alone, which a vLLM engine keeps beside the model. Adapters alone travel as files, also with auto.",
     )
     kv_cache: Literal["recompute", "keep"] = Field(
         "recompute",
@@ -249,9 +249,9 @@ class SyncConfig(Section):
 
     @model_validator(mode="after")
     def _adapters_alone_are_files(self) -> SyncConfig:
-        if self.adapters == "alone" and self.method not in ("memory", "checkpoint"):
+        if self.adapters == "alone" and self.method == "nccl":
             raise ValueError(
-                f"adapters: alone needs method: memory or checkpoint, and method is {self.method}; with it, adapters are sent merged"
+                "adapters: alone are sent as files, and method is nccl; set method: auto, memory or checkpoint, or adapters: merged"
             )
         if self.adapters == "alone" and self.check_weights:
             raise ValueError("check_weights compares whole models; set adapters: merged")

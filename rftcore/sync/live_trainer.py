@@ -153,10 +153,14 @@ class LiveWeights:
         """Whether weights go into the engines, and not into a file; a choice for files is logged when it changes."""
         if self._config.method == "nccl":
             return True
-        backend, reason = choose_backend(self._source.weight_devices(), [*receivers.values()])
-        if backend != "nccl":
-            self._choose(f"through files ({self._config.file_method}): {reason}")
-        return backend == "nccl"
+        if self._config.adapters == "alone":
+            reason = "adapters travel alone (sync.adapters)"
+        else:
+            backend, reason = choose_backend(self._source.weight_devices(), [*receivers.values()])
+            if backend == "nccl":
+                return True
+        self._choose(f"through files ({self._config.file_method}): {reason}")
+        return False
 
     def _choose(self, choice: str) -> None:
         if choice != self._choice:

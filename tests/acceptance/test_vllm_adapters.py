@@ -163,7 +163,7 @@ def test_a_run_sends_adapters_alone(server_folders: Path, warm: Warm) -> None:
     buffer = server_folders / "adapters" / "buffer"
     options = settings(
         warm, "explorer.engine=vllm", "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625}",
-        "trainer.lora={rank: 4}", "trainer.learning_rate=0.01", "sync={method: memory, adapters: alone}",
+        "trainer.lora={rank: 4}", "trainer.learning_rate=0.01", "sync={adapters: alone}",
     )  # fmt: skip
     process = start("run", "--plain", "--buffer", buffer, *options)
     try:

@@ -235,6 +235,15 @@ def test_auto_uses_files_without_gpus_and_names_the_reason(crew: Crew, attempt: 
     assert crew.files == ["step-000000", "step-000001"] and crew.outcomes() == []
 
 
+def test_auto_uses_files_for_adapters_alone(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:
+    join()
+    trainer = crew.trainer(attempt, SYNC.model_copy(update={"method": "auto", "adapters": "alone"}))
+    trainer.publish(0)
+    trainer.close()
+    assert crew.choices == ["through files (memory): adapters travel alone (sync.adapters)"]
+    assert crew.files == ["step-000000"] and crew.outcomes() == []
+
+
 def test_weights_go_into_a_file_while_no_engine_is_there(crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]) -> None:  # fmt: skip
     version = trainer.publish(0)
     assert crew.files == ["step-000000"]
