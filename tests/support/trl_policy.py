@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
+from trl import GRPOTrainer, RLOOTrainer
 
 from tests.support.trl_trainers import bare
 
@@ -30,7 +31,7 @@ _ARGS: dict[str, Any] = {
 
 
 def trl_loss(
-    kind: Literal["GRPOTrainer", "RLOOTrainer"],
+    kind: type[GRPOTrainer] | type[RLOOTrainer],
     rewards: list[float],
     group_size: int,
     *,
@@ -45,14 +46,11 @@ def trl_loss(
     """The loss, and the advantage of each response.
 
     Args:
-        kind: name of TRL's trainer.
         mask_BT: which tokens there are; other entries of the tensors mean nothing.
         old_BT: log-probabilities before the step, which ratios compare with.
         sampled_BT: those of the engine.
         settings: attributes of the trainer, or of its `args`.
     """
-    import trl  # here, because it imports vLLM: three seconds of every process that collects the tests
-
     num = len(rewards)
     model, reference = SimpleNamespace(training=True, is_gradient_checkpointing=False), object()
 
@@ -66,7 +64,7 @@ def trl_loss(
     completions = [[1] * length for length in lengths]
     sampled = None if sampled_BT is None else [row[:n].tolist() for row, n in zip(sampled_BT, lengths, strict=True)]
     generated = [[1]] * num, completions, ["…"] * num
-    if kind == "GRPOTrainer":
+    if kind is GRPOTrainer:
         generated = (*generated[:2], None, generated[2], sampled, {}, None, None)
     attributes = _COMMON | {
         "model": model, "ref_model": reference, "num_generations": group_size, "args": SimpleNamespace(**_ARGS),
@@ -80,11 +78,11 @@ def trl_loss(
         else:
             assert name in attributes, name
             attributes[name] = value
-    trainer = bare(getattr(trl, kind), **attributes)
+    trainer = bare(kind, **attributes)
     trainer.accelerator.process_index = 0
     trainer.accelerator.reduce = lambda x, reduction: x
     trainer.accelerator.sync_gradients = True
     inputs = trainer._generate_and_score_completions([{"prompt": "…"} for _ in rewards])
-    if kind == "GRPOTrainer":
+    if kind is GRPOTrainer:
         inputs["old_per_token_logps"] = old_BT
     return trainer._compute_loss(model, inputs), inputs["advantages"]
