@@ -47,7 +47,7 @@ class EngineWeights:
         self.trainer_step: int | None = None
         self.checksum: str | None = None
         sync = joined.resolved.config.sync
-        self._kv_cache = sync.kv_cache
+        self._kv_cache = {"kv_cache": "kept"} if sync.kv_cache == "keep" else {}
         self._check = WeightsCheck(self._run, worker, engine, sync.timeout_s) if sync.check_weights else None
         self._live: LiveReceiver | None = None
         self._listens = False
@@ -111,7 +111,7 @@ class EngineWeights:
         self._worker.set_state(f"loads policy version {version}", activity="transferring")
         seconds = await asyncio.to_thread(self._engine.load_weights, weights.uri, version, weights.checksum)
         self.checksum = weights.checksum
-        self._worker.progress |= {"load_weights_s": round(seconds, 3), "kv_cache": self._kv_cache}
+        self._worker.progress |= {"load_weights_s": round(seconds, 3), **self._kv_cache}
         if self._check is not None:
             await self._check.compare(weights)
 
@@ -132,7 +132,7 @@ class EngineWeights:
         outcome = await asyncio.to_thread(self._live.take, policy, self._worker.should_stop)
         if outcome.was_sent:
             self.checksum = outcome.checksum
-            self._worker.progress |= {"load_weights_s": round(outcome.pause_seconds, 3), "kv_cache": self._kv_cache}
+            self._worker.progress |= {"load_weights_s": round(outcome.pause_seconds, 3), **self._kv_cache}
         return outcome.checksum is not None
 
     def _tolerate_missing(self, policy: PolicyVersion, error: ModelError) -> None:
