@@ -129,6 +129,34 @@ class Receipts:
     max_pause_s: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoleTime:
+    """Seconds that the workers of a role spent on an activity, all together."""
+
+    role: str
+    activity: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpan:
+    """What a worker did when.
+
+    Attributes:
+        detail: what it waited for; None for work.
+        started, ended: seconds since 1970, by the database's clock.
+    """
+
+    worker_id: int
+    role: str
+    host: str
+    pid: int
+    activity: str
+    detail: str | None
+    started: float
+    ended: float
+
+
 class RunResults:
     """Reads the results of one run."""
 
@@ -166,6 +194,14 @@ class RunResults:
     def receipts(self) -> list[Receipts]:
         """Return what became of weights that were sent into live engines; empty for a run that used files alone."""
         return records(Receipts, self._rows("report_receipts"))
+
+    def activities(self) -> list[RoleTime]:
+        """Return the time of trainer, explorers and pipeline workers by activity, for each role the longest first."""
+        return records(RoleTime, self._rows("report_activities"))
+
+    def spans(self) -> list[WorkerSpan]:
+        """Return what every worker but the supervisor did when, by worker and in order."""
+        return records(WorkerSpan, self._rows("run_spans"))
 
     def skipped_because(self) -> dict[str, int]:
         """Return the number of skipped steps by reason, most frequent first."""

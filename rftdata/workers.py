@@ -21,6 +21,7 @@ from rftdata.postgres.database import Row, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 from rftdata.run import Run
+from rftdata.spans import Activity, Spans
 from rftdata.user_code import blocked
 
 HEARTBEAT_S = 2.0
@@ -58,6 +59,7 @@ class Worker:
         self._stopped = threading.Event()
         self._state = "starting"
         self._waiting_for: str | None = None
+        self._spans = Spans()
         self._on_waiting = on_waiting
         self._waits_since = time.monotonic()
         self._heartbeat_error: str | None = None
@@ -72,8 +74,13 @@ class Worker:
         self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def set_state(self, state: str, waiting_for: str | None = None) -> None:
-        """Set what it does now, and what it waits for; `rft status` shows it after the next heartbeat."""
+    def set_state(self, state: str, waiting_for: str | None = None, *, activity: Activity = "working") -> None:
+        """Set what it does now, and what it waits for; `rft status` shows it after the next heartbeat.
+
+        Args:
+            activity: under which `rft report` counts the time from now on; `waiting` if it waits for something.
+        """
+        self._spans.change("waiting" if waiting_for else activity, waiting_for)
         changed = (state, waiting_for) != (self._state, self._waiting_for)
         self._state, self._waiting_for = state, waiting_for
         if changed:
@@ -108,6 +115,7 @@ class Worker:
         self._stopped.set()
         self._listener.close()
         self._thread.join()
+        ride_out(self._store_spans, limit_s=patience_s)
         ride_out(lambda: self._database.run("stop_worker", worker_id=self.worker_id, error=error), limit_s=patience_s)
         ride_out(lambda: release_lost_claims(self.run), limit_s=patience_s)
         notify.notify(self._database, notify.RUN)
@@ -134,6 +142,7 @@ class Worker:
                     "renew_claims", worker_id=self.worker_id, run_id=self.run.run_id, lease_s=self._lease_s
                 )
                 self._beat()
+                self._store_spans()
                 if time.monotonic() - looked_at >= self._lease_s / 4:
                     release_lost_claims(self.run)
                     looked_at = time.monotonic()
@@ -148,6 +157,16 @@ class Worker:
             return
         if time.monotonic() - self._waits_since >= _WAITS_S:
             self._on_waiting(doing(self._state, self._waiting_for))
+
+    def _store_spans(self) -> None:
+        spans = self._spans.pending()
+        now = spans[-1].ended
+        self._database.run(
+            "store_spans", worker_id=self.worker_id, ordinals=[span.ordinal for span in spans],
+            activities=[span.activity for span in spans], details=[storable(span.detail) for span in spans],
+            start_ages=[now - span.started for span in spans], end_ages=[now - span.ended for span in spans],
+        )  # fmt: skip
+        self._spans.stored(spans)
 
     def _beat(self) -> None:
         progress = dict(self.progress)

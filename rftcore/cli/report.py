@@ -19,18 +19,32 @@ def report(
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Also draw the learning curve of RUN into this file.")
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            "--timeline",
+            metavar="FILE",
+            help="Also draw what each process of RUN did when: an image, or with the suffix .json a trace for Perfetto.",
+        ),
+    ] = None,
 ) -> None:
     """Print the results of a run: held-out score before and after, steps, tokens, dropped rows with reasons."""
     from rftcore.reporting import report as reports
     from rftcore.reporting.table import print_report
+    from rftdata.results import RunResults
 
     with opened(buffer, "rft report") as found:
         built = [reports.build_report(found, name) for name in ([run] if other is None else [run, other])]
+        spans = RunResults(found.find_run(built[0].run_id)).spans() if timeline is not None else []
         between = reports.compare(*(found.find_run(one.run_id) for one in built)) if other is not None else []
     if png is not None:
         from rftcore.reporting.learning_curve import write_learning_curve
 
         write_learning_curve(built[0], png)
+    if timeline is not None:
+        from rftcore.reporting.timeline import write_timeline
+
+        write_timeline(built[0].run, spans, timeline)
     if as_json and other is None:
         print_json(built[0].model_dump(mode="json"))
     elif as_json:

@@ -108,7 +108,7 @@ class EngineWeights:
             ModelError: it is missing, or another one than was published.
         """
         version = weights.policy_version_id
-        self._worker.set_state(f"loads policy version {version}")
+        self._worker.set_state(f"loads policy version {version}", activity="transferring")
         seconds = await asyncio.to_thread(self._engine.load_weights, weights.uri, version, weights.checksum)
         self.checksum = weights.checksum
         self._worker.progress |= {"load_weights_s": round(seconds, 3), **self._kv_cache}
@@ -128,7 +128,7 @@ class EngineWeights:
             return False
         if self._news is not None:
             await self._news  # it uses the same connection
-        self._worker.set_state(f"takes policy version {policy.policy_version_id}")
+        self._worker.set_state(f"takes policy version {policy.policy_version_id}", activity="transferring")
         outcome = await asyncio.to_thread(self._live.take, policy, self._worker.should_stop)
         if outcome.was_sent:
             self.checksum = outcome.checksum

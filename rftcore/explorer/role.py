@@ -65,7 +65,7 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
             on_waiting=joined.on_waiting,
         ) as worker,
     ):  # fmt: skip
-        worker.set_state("starts the engine")
+        worker.set_state("starts the engine", activity="starting")
         engine = resolved.engine_class(resolved.model_folder, resolved.engine(index))
         try:
             asyncio.run(Explorer(joined, worker, engine).explore())
@@ -173,12 +173,12 @@ class Explorer:
 
     async def _open_teacher(self) -> None:
         if self.config.teacher is not None and not self.only_evaluates:
-            self.worker.set_state("starts the teacher")
+            self.worker.set_state("starts the teacher", activity="starting")
             self.teacher = await open_teacher(self.resolved, self.engine.tokenizer)
 
     async def _sleep(self) -> None:
         if self.in_flight:
-            self.worker.set_state(f"samples {len(self.in_flight)} groups")
+            self.worker.set_state(f"samples {len(self.in_flight)} groups", activity="sampling")
             started, before = time.monotonic(), self.engine.num_generated_tokens
             await asyncio.wait(
                 [*self.in_flight, *self.weights.news()], timeout=0.5, return_when=asyncio.FIRST_COMPLETED
@@ -294,7 +294,7 @@ class Explorer:
         """Store the answers of one evaluation. If asked to stop, leave it, to be planned again when the worker leaves."""
         tasks = [Task.from_row(vars(question)) for question in questions(self.run, evaluation)]
         which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
-        self.worker.set_state(f"answers {len(tasks)} questions of {which}")
+        self.worker.set_state(f"answers {len(tasks)} questions of {which}", activity="evaluating")
         decoding = self.decoding.greedy() if evaluation.decoding == "greedy" else self.decoding
         started, before = time.monotonic(), self.engine.num_generated_tokens
         answers = await self._answers(tasks, decoding)

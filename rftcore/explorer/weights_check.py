@@ -67,7 +67,7 @@ class WeightsCheck:
             RftError: a tensor differs; the run must not go on with this engine.
         """
         version = weights.policy_version_id
-        self._worker.set_state(f"compares policy version {version} with its file")
+        self._worker.set_state(f"compares policy version {version} with its file", activity="checking")
         try:
             differing = await asyncio.to_thread(self._engine.differing_weights, weights.uri, weights.checksum)
         except ModelError as error:

@@ -202,7 +202,7 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
         RoleFailedError: a role failed before anything asked the run to stop.
     """
     with Worker(run, "supervisor") as worker:
-        worker.set_state("watches")
+        worker.set_state("watches", activity="watching")
         placement = place_run(resolved, cluster.machines())
         if (sentence := placed(placement)) is not None:
             view.message(sentence)

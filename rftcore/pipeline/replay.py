@@ -169,7 +169,7 @@ class Replayer:
         self._share = Share(socket.gethostname(), os.getpid())
         with contextlib.ExitStack() as stack:
             self._worker = stack.enter_context(Worker(run, "replay"))
-            self._worker.set_state(f"replays version {name}")
+            self._worker.set_state(f"replays version {name}", activity="replaying")
             policy = Policy(resolved, run)
             stack.callback(policy.close)
             stack.callback(self._chain.close)

@@ -60,7 +60,7 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
 def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, writer: Writer) -> None:
     """Claim, decide and store until the run ends."""
     buffer, run, resolved, config = joined.buffer, joined.run, joined.resolved, joined.resolved.config
-    worker.set_state("loads the operator chain")
+    worker.set_state("loads the operator chain", activity="starting")
     chain = resolved.experience_chain
     policy = Policy(resolved, run)
     chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
@@ -85,7 +85,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
                 worker.set_state("waits", "sealed groups")
                 worker.wait(1.0)
                 continue
-            worker.set_state(f"decides on {len(batch.group_ids)} groups")
+            worker.set_state(f"decides on {len(batch.group_ids)} groups", activity="deciding")
             batch = with_report(batch, run)
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
             try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
+from rftcore.reporting.files import new_figure, write_whole
 from rftcore.reporting.report import Report
-from rftdata.errors import QueryError
 from rftdata.results import Point
 
 _COLOURS = ("#1b6ca8", "#c8553d", "#2a9d6f", "#8f5bb5", "#b8860b", "#555555")
@@ -23,14 +22,7 @@ def write_learning_curve(report: Report, path: Path) -> None:
     Raises:
         QueryError: the format is unknown, or the file cannot be written; an existing file is then unchanged.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    # Without pyplot: no global state, no display, safe in any thread.
-    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
-    kinds = FigureCanvasAgg(figure).get_supported_filetypes()
-    if path.suffix.removeprefix(".").lower() not in kinds:
-        raise QueryError("unknown image format", value=str(path), allowed=", ".join(f".{kind}" for kind in kinds))
+    figure = new_figure(path, width=8, height=4.8)
     axes = figure.add_subplot()
     _draw_training(axes, report.train_curve)
     for number, curve in enumerate(c for c in report.evaluation_curves if c.purpose == "validation"):
@@ -59,18 +51,7 @@ def write_learning_curve(report: Report, path: Path) -> None:
     axes.set_ylim(max(low, -0.02) if low > -0.2 else low, min(high, 1.02) if high < 1.3 else high)
     if axes.has_data():
         axes.legend(fontsize=8, frameon=False, loc="best")
-    draft = path.with_name(f".unfinished-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(draft)
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise QueryError(
-            f"the image {path} cannot be written: {error.strerror or error}",
-            todo="choose another path, or free some space",
-        ) from error
+    write_whole(path, "image", figure.savefig)
 
 
 def _draw_training(axes: Any, curve: list[Point]) -> None:

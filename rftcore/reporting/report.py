@@ -20,6 +20,7 @@ from rftdata.results import (
     Measure,
     Point,
     Receipts,
+    RoleTime,
     RunResults,
     StepTotals,
 )
@@ -111,6 +112,7 @@ class Report(_Fact):
     groups: Groups
     dropped: list[Dropped]
     receipts: list[Receipts]
+    activities: list[RoleTime]
     best_step: int | None
     best_checkpoint: CheckpointFolder | None
     last_checkpoint: CheckpointFolder | None
@@ -146,7 +148,7 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         tokens_per_s=totals.sampled_tokens / totals.seconds if totals.seconds else None,
         num_experiences=totals.num_experiences, rollouts=results.rollouts(), failed_because=results.failed_because(),
         steps=_steps(run, results, steps), groups=_groups(results, steps.num_groups), dropped=results.dropped(),
-        receipts=results.receipts(),
+        receipts=results.receipts(), activities=results.activities(),
         best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
         last_checkpoint=checkpoints[-1] if checkpoints else None,
         gains=[gain for gain in (_gain(results, curve, best) for curve in _by_curve(evaluations).values()) if gain],

@@ -92,6 +92,7 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         *[(f"{model.used_as} model", _origin(model)) for model in one.models if model.used_as != "policy"],
         ("steps", f"{steps.done} of {steps.planned}{forked}{skipped}{still}{attempts}"),
         ("time", f"{_seconds(one.wall_seconds)}; the trainer {trainer}"),
+        *_time_lines(one),
         ("tokens", f"{one.sampled_tokens:,} sampled for training{rate}, {one.evaluated_tokens:,} for evaluation"),
         learned,
         *([("critic", f"value loss {_metric(one, 'value_loss')}")] if "value_loss" in one.metric_curves else []),
@@ -105,6 +106,18 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         ("last checkpoint", _checkpoint(one.last_checkpoint, None)),
         ("buffer", one.buffer),
     ]  # fmt: skip
+
+
+def _time_lines(one: Report) -> list[tuple[str, str]]:
+    """What each role's time went into, in percent."""
+    lines = []
+    for role in ("trainer", "explorer", "pipeline"):
+        found = [each for each in one.activities if each.role == role]
+        total = sum(each.seconds for each in found)
+        if total > 0:
+            shares = ", ".join(f"{each.activity} {100 * each.seconds / total:.0f} %" for each in found)
+            lines.append((f"time of {role}", shares))
+    return lines
 
 
 def _receipts(found: Receipts) -> str:

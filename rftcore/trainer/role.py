@@ -69,7 +69,7 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
             tasksets=[taskset.name for taskset in config.tasks],
         ) as attempt,
     ):
-        worker.set_state("loads the model")
+        worker.set_state("loads the model", activity="starting")
         TrainerRole(joined, worker, attempt).train()
         joined.leave()
     return 0
@@ -178,7 +178,7 @@ class TrainerRole:
             self.next_batch.draw_ahead(step + 1)
         batch, metrics = prepared.drawn, dict[str, float]()
         if prepared.train is not None:
-            self.worker.set_state(f"trains step {step} on {len(batch)} experiences")
+            self.worker.set_state(f"trains step {step} on {len(batch)} experiences", activity="training")
             started = time.monotonic()
             metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
@@ -187,7 +187,7 @@ class TrainerRole:
             staleness = batch.rows["staleness"].to_pylist()
             self.parity.check(step, staleness, metrics, self.live.first_sent_step, self.live.live_since)
         started = time.monotonic()
-        self.worker.set_state(f"publishes the weights of step {step}")
+        self.worker.set_state(f"publishes the weights of step {step}", activity="publishing")
         if len(batch):
             self._publish(step)
         else:
@@ -266,7 +266,7 @@ class TrainerRole:
 
     def _begin_checkpoint(self, step: int) -> _Writing:
         self._commit_checkpoint()
-        self.worker.set_state(f"copies the checkpoint of step {step}")
+        self.worker.set_state(f"copies the checkpoint of step {step}", activity="checkpointing")
         folder = self.folder / "checkpoints" / folder_name(self.attempt.attempt_id, step)
         self.learner.begin_checkpoint(folder)
         return _Writing(step, folder, self.policy_version_id)
@@ -277,7 +277,7 @@ class TrainerRole:
         if written is None:
             return
         if not self.learner.has_written_checkpoint:
-            self.worker.set_state(f"writes the checkpoint of step {written.step}")
+            self.worker.set_state(f"writes the checkpoint of step {written.step}", activity="checkpointing")
         self.learner.end_checkpoint()
         failpoint("trainer.checkpoint_written")
         self.attempt.commit_checkpoint(

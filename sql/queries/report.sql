@@ -107,3 +107,16 @@ JOIN rft.v_history h ON h.history_id = r.current_attempt_id
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE r.run_id = %(run_id)s AND c.deleted_at IS NULL
 ORDER BY c.trainer_step, c.checkpoint_id DESC;
+
+-- name: report_activities
+-- Seconds of each role of a run by activity, the longest first.
+SELECT w.role::text AS role, s.activity, sum(extract(epoch FROM s.ended_at - s.started_at))::double precision AS seconds
+FROM rft.worker w JOIN rft.worker_span s USING (worker_id)
+WHERE w.run_id = %(run_id)s AND w.role IN ('trainer', 'explorer', 'pipeline') GROUP BY 1, 2 ORDER BY w.role::text, 3 DESC;
+
+-- name: run_spans
+-- What the workers of a run did when, in seconds since 1970.
+SELECT w.worker_id, w.role::text AS role, w.host, w.pid, s.activity, s.detail,
+       extract(epoch FROM s.started_at)::double precision AS started, extract(epoch FROM s.ended_at)::double precision AS ended
+FROM rft.worker w JOIN rft.worker_span s USING (worker_id)
+WHERE w.run_id = %(run_id)s AND w.role <> 'supervisor' ORDER BY w.worker_id, s.ordinal;

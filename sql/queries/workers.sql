@@ -7,6 +7,15 @@ INSERT INTO rft.worker (run_id, role, host, pid) VALUES (%(run_id)s, %(role)s, %
 UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, waiting_for = %(waiting_for)s, progress = %(progress)s
 WHERE worker_id = %(worker_id)s;
 
+-- name: store_spans
+-- Store what a worker did since its last heartbeat; the first of the spans may be there, shorter. Ages are seconds before now.
+INSERT INTO rft.worker_span AS w (worker_id, ordinal, activity, detail, started_at, ended_at)
+SELECT %(worker_id)s, s.ordinal, s.activity, s.detail, c.now - s.start_age * interval '1 s', c.now - s.end_age * interval '1 s'
+FROM (SELECT rft.clock() AS now) c,
+     unnest(%(ordinals)s::integer[], %(activities)s::text[], %(details)s::text[], %(start_ages)s::double precision[], %(end_ages)s::double precision[])
+         AS s (ordinal, activity, detail, start_age, end_age)
+ON CONFLICT (worker_id, ordinal) DO UPDATE SET ended_at = excluded.ended_at;
+
 -- name: renew_claims
 -- Extend the claims of a live worker. Every condition names the run, so that indexes lead to the run's open rows. Rows that another
 -- session is finishing are skipped: locking them in another order could deadlock.

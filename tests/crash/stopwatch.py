@@ -65,9 +65,9 @@ class Stopwatch:
             _wrap(owner, name, functools.partial(self._in_phase, phase))
         set_state = Worker.set_state
 
-        def remember(worker: Worker, state: str, waiting_for: str | None = None) -> None:
+        def remember(worker: Worker, state: str, waiting_for: str | None = None, **options: Any) -> None:
             self._said = waiting_for or self._said
-            set_state(worker, state, waiting_for)
+            set_state(worker, state, waiting_for, **options)
 
         Worker.set_state = remember  # type: ignore[method-assign]
         self._count(psycopg.Connection, "execute", lambda _, query, *__: self._names.get(query, "query"))

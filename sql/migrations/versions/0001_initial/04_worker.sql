@@ -33,3 +33,20 @@ COMMENT ON COLUMN rft.worker.heartbeat_at IS 'Time of its last heartbeat.';
 COMMENT ON COLUMN rft.worker.stopped_at IS 'When it left; NULL while alive or after a crash.';
 COMMENT ON COLUMN rft.worker.error IS 'Why it ended early; NULL otherwise.';
 COMMENT ON COLUMN rft.worker.crashed IS 'Whether it ended by itself, possibly because of the work it held: a user function blocked it, or it was ended by a fault (such as SIGSEGV) or for lack of memory. A process that was killed from outside, or ended for an unknown reason, has not crashed.';
+
+CREATE TABLE rft.worker_span (
+    worker_id bigint NOT NULL,
+    ordinal integer NOT NULL,
+    activity text NOT NULL,
+    detail text,
+    started_at timestamptz NOT NULL,
+    ended_at timestamptz NOT NULL,
+    PRIMARY KEY (worker_id, ordinal)
+);
+COMMENT ON TABLE rft.worker_span IS 'What a worker did when: times of one activity each, one after another, up to its last heartbeat. Where it changed its activity often between two heartbeats, the times of each activity are put together.';
+COMMENT ON COLUMN rft.worker_span.worker_id IS 'The worker.';
+COMMENT ON COLUMN rft.worker_span.ordinal IS 'Number of the span, from 0.';
+COMMENT ON COLUMN rft.worker_span.activity IS 'starting, waiting, sampling, evaluating, transferring (loading weights into an engine), checking, deciding, replaying, training, publishing, checkpointing, watching or working.';
+COMMENT ON COLUMN rft.worker_span.detail IS 'What it waited for; NULL for work.';
+COMMENT ON COLUMN rft.worker_span.started_at IS 'Its beginning.';
+COMMENT ON COLUMN rft.worker_span.ended_at IS 'Its end, or the last heartbeat within it.';

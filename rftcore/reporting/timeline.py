@@ -1,0 +1,100 @@
+"""What every process of a run did when, as an image or as a trace that chrome://tracing and Perfetto open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rftcore.reporting.files import new_figure, write_whole
+from rftdata.errors import QueryError
+from rftdata.results import WorkerSpan
+
+_COLOURS = {
+    "training": "#1b6ca8", "sampling": "#2a9d6f", "deciding": "#8f5bb5", "evaluating": "#7fb069", "publishing": "#c8553d",
+    "transferring": "#e08e45", "checkpointing": "#b8860b", "checking": "#5fa8d3", "replaying": "#6d597a", "starting": "#a8a29e",
+    "working": "#555555", "waiting": "#ececec",
+}  # fmt: skip
+
+
+def write_timeline(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:
+    """Write the timeline of a run.
+
+    Args:
+        run: its name.
+        spans: by worker and in order.
+        path: `.json` for a trace in the Trace Event Format, else an image, whose suffix is its format.
+
+    Raises:
+        QueryError: the run has no spans, the format is unknown, or the file cannot be written.
+    """
+    if not spans:
+        raise QueryError(
+            f"the run {run!r} has no timeline", todo="start it; the first rows come with the first heartbeats"
+        )
+    if path.suffix.lower() == ".json":
+        _write_trace(run, spans, path)
+    else:
+        _write_image(run, spans, path)
+
+
+def _lanes(spans: Sequence[WorkerSpan]) -> dict[str, list[WorkerSpan]]:
+    """The spans of each worker, by its name."""
+    lanes = {}
+    for worker_id, group in groupby(spans, key=lambda span: span.worker_id):
+        found = list(group)
+        lanes[f"{found[0].role} {worker_id}"] = found
+    return lanes
+
+
+def _write_image(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:
+    from matplotlib.patches import Patch
+
+    lanes = _lanes(spans)
+    figure = new_figure(path, width=11, height=1.6 + 0.32 * len(lanes))
+    axes = figure.add_subplot()
+    start = min(span.started for span in spans)
+    for row, lane in enumerate(lanes.values()):
+        for activity in {span.activity for span in lane}:
+            times = [(s.started - start, s.ended - s.started) for s in lane if s.activity == activity]
+            axes.broken_barh(times, (row - 0.38, 0.76), facecolors=_COLOURS.get(activity, "#555555"), linewidth=0)
+    axes.set_yticks(range(len(lanes)), list(lanes), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(span.ended for span in spans) - start)
+    axes.set_xlabel("seconds", fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_title(f"{run}: what each process did", fontsize=10, loc="left")
+    seen = {span.activity for span in spans}
+    patches = [Patch(color=colour, label=activity) for activity, colour in _COLOURS.items() if activity in seen]
+    axes.legend(
+        handles=patches,
+        fontsize=8,
+        frameon=False,
+        ncols=8,
+        loc="upper left",
+        bbox_to_anchor=(0, -0.5 / len(lanes) - 0.12),
+    )
+    write_whole(path, "image", figure.savefig)
+
+
+def _write_trace(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:
+    """Trace Event Format: complete events ("X") in microseconds; a process for each machine, a thread for each worker."""
+    start = min(span.started for span in spans)
+    hosts = {host: number for number, host in enumerate(dict.fromkeys(span.host for span in spans), start=1)}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": number, "args": {"name": host}} for host, number in hosts.items()
+    ]
+    for name, lane in _lanes(spans).items():
+        place = {"pid": hosts[lane[0].host], "tid": lane[0].worker_id}
+        events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": f"{name} (process {lane[0].pid})"}})
+        for span in lane:
+            events.append({
+                "ph": "X", "name": span.activity, "cat": span.role, **place, "ts": round(1e6 * (span.started - start)),
+                "dur": round(1e6 * (span.ended - span.started)),
+                "args": {} if span.detail is None else {"for": span.detail},
+            })  # fmt: skip
+    trace = {"displayTimeUnit": "ms", "otherData": {"run": run}, "traceEvents": events}
+    write_whole(path, "trace", lambda draft: draft.write_text(json.dumps(trace)))

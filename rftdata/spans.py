@@ -1,0 +1,93 @@
+"""What a worker did when: spans of one activity each, which follow one another without a gap, from the worker's start to its last heartbeat."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Activity = Literal[
+    "starting", "waiting", "sampling", "evaluating", "transferring", "checking", "deciding", "replaying", "training", "publishing",
+    "checkpointing", "watching", "working",
+]  # fmt: skip
+# A worker that changes its activity more often between two heartbeats has its spans of that time put together, so that rows stay few.
+MOST_SPANS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A time of one activity.
+
+    Attributes:
+        ordinal: counts the worker's spans.
+        detail: what it waited for; None for work.
+        started, ended: seconds of the process's monotonic clock.
+    """
+
+    ordinal: int
+    activity: Activity
+    detail: str | None
+    started: float
+    ended: float
+
+
+class Spans:
+    """The spans of a worker that the buffer does not have yet; for any thread.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed: list[Span] = []
+        now = clock()
+        self._open = Span(ordinal=0, activity="starting", detail=None, started=now, ended=now)
+        self._last_offered = 0  # spans up to this one may be in the buffer, and keep their numbers
+
+    def change(self, activity: Activity, detail: str | None) -> None:
+        """Begin a span, unless the current one has the same activity and detail."""
+        with self._lock:
+            if (activity, detail) == (self._open.activity, self._open.detail):
+                return
+            now = self._clock()
+            self._closed.append(replace(self._open, ended=now))
+            self._open = Span(ordinal=self._open.ordinal + 1, activity=activity, detail=detail, started=now, ended=now)
+
+    def pending(self) -> list[Span]:
+        """Return the spans to store, in order: those since the last `stored`, and the current one up to now."""
+        with self._lock:
+            new = [span for span in self._closed if span.ordinal > self._last_offered]
+            if len(new) > MOST_SPANS:
+                self._closed[-len(new) :] = condensed(new)
+                self._open = replace(self._open, ordinal=self._closed[-1].ordinal + 1)
+            self._open = replace(self._open, ended=self._clock())
+            self._last_offered = self._open.ordinal
+            return [*self._closed, self._open]
+
+    def stored(self, spans: list[Span]) -> None:
+        """Forget spans that were stored, but for the current one."""
+        last = spans[-1].ordinal
+        with self._lock:
+            self._closed = [span for span in self._closed if span.ordinal >= last]
+
+
+def condensed(spans: list[Span]) -> list[Span]:
+    """Return one span for each activity and detail, with the same sum of seconds, one after another in the same time."""
+    seconds: dict[tuple[Activity, str | None], float] = {}
+    for span in spans:
+        key = (span.activity, span.detail)
+        seconds[key] = seconds.get(key, 0.0) + span.ended - span.started
+    found, started = list[Span](), spans[0].started
+    for number, ((activity, detail), length) in enumerate(seconds.items()):
+        found.append(
+            Span(
+                ordinal=spans[0].ordinal + number, activity=activity, detail=detail, started=started,
+                ended=started + length,
+            )
+        )  # fmt: skip
+        started += length
+    return found

@@ -1,0 +1,104 @@
+"""What a worker did when: stored with its heartbeats, counted by `rft report`, drawn as an image and as a trace."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+import rftdata
+from rftcore.reporting.report import build_report
+from rftcore.reporting.table import print_report
+from rftcore.reporting.timeline import write_timeline
+from rftdata.errors import QueryError
+from rftdata.results import RunResults
+from rftdata.workers import HEARTBEAT_S, Worker
+from tests.support.stored_run import StoredRun
+
+
+@pytest.fixture
+def run(buffer: rftdata.Buffer) -> StoredRun:
+    run = StoredRun(buffer)
+    run.attempt()
+    return run
+
+
+def worked(run: StoredRun) -> None:
+    """A trainer that starts, trains and waits, for 0.2 s each."""
+    with Worker(run.run, "trainer") as worker:
+        time.sleep(0.2)
+        worker.set_state("trains step 1 on 8 experiences", activity="training")
+        time.sleep(0.1)
+        worker.set_state("trains step 2 on 8 experiences", activity="training")
+        time.sleep(0.1)
+        worker.set_state("waits", "ready groups")
+        time.sleep(0.2)
+
+
+def test_every_second_of_a_worker_is_stored(run: StoredRun) -> None:
+    worked(run)
+    spans = RunResults(run.run).spans()
+    assert [(span.activity, span.detail) for span in spans] == [
+        ("starting", None), ("training", None), ("waiting", "ready groups"),
+    ]  # fmt: skip
+    assert all(0.19 < span.ended - span.started < 1 for span in spans)
+    assert all(after.started == pytest.approx(before.ended, abs=1e-3) for before, after in itertools.pairwise(spans))
+
+
+def test_a_killed_worker_s_time_ends_with_its_last_heartbeat(run: StoredRun) -> None:
+    worker = Worker(run.run, "explorer")
+    worker.set_state("samples 2 groups", activity="sampling")
+    deadline = time.monotonic() + 5 * HEARTBEAT_S
+    while (
+        len(RunResults(run.run).spans()) < 2
+        or RunResults(run.run).spans()[1].ended == RunResults(run.run).spans()[1].started
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (_, before) = RunResults(run.run).spans()
+    time.sleep(1.5 * HEARTBEAT_S)
+    (_, after) = RunResults(run.run).spans()
+    assert after.started == before.started and after.ended > before.ended + 0.5 * HEARTBEAT_S
+    worker.stop()
+
+
+def test_the_report_counts_the_time_of_each_role(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worked(run)
+    report = build_report(buffer)
+    assert {each.activity for each in report.activities} == {"starting", "training", "waiting"}
+    assert all(each.role == "trainer" and 0.19 < each.seconds < 1 for each in report.activities)
+    print_report([report])
+    assert "time of trainer" in capsys.readouterr().out
+
+
+def test_the_trace_has_every_span_in_microseconds(run: StoredRun, tmp_path: Path) -> None:
+    worked(run)
+    spans = RunResults(run.run).spans()
+    write_timeline("mine", spans, tmp_path / "new" / "trace.json")
+    events = json.loads((tmp_path / "new" / "trace.json").read_text())["traceEvents"]
+    complete = [event for event in events if event["ph"] == "X"]
+    assert [event["name"] for event in complete] == ["starting", "training", "waiting"]
+    assert complete[0]["ts"] == 0 and 190_000 < complete[0]["dur"] < 1_000_000
+    assert complete[2]["args"] == {"for": "ready groups"}
+    names = [event["args"]["name"] for event in events if event["ph"] == "M"]
+    assert names == [spans[0].host, f"trainer {spans[0].worker_id} (process {spans[0].pid})"]
+
+
+def test_the_image_is_written_whole_or_not_at_all(run: StoredRun, tmp_path: Path) -> None:
+    with pytest.raises(QueryError, match="has no timeline"):
+        write_timeline("mine", RunResults(run.run).spans(), tmp_path / "early.png")
+    worked(run)
+    spans = RunResults(run.run).spans()
+    write_timeline("mine", spans, tmp_path / "timeline.png")
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(QueryError, match="unknown image format"):
+        write_timeline("mine", spans, tmp_path / "timeline.wrong")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(QueryError, match="cannot be written"):
+        write_timeline("mine", spans, tmp_path / "file" / "trace.json")
+    assert sorted(path.name for path in tmp_path.glob("*e*.*")) == ["timeline.png"]
