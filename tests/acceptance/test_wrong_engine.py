@@ -33,7 +33,8 @@ def buffer(server_folders: Path) -> Iterator[Path]:
         (
             "ChangesItALittle",
             _CLOSE,
-            "the engines do not sample from the trainer's weights: in step",
+            # In a step, or at the end if none of its answers was rewarded.
+            "sample from the trainer's weights",
         ),
     ],
     ids=["compared with the file", "no batch is left", "compared by log-probabilities, one step off"],

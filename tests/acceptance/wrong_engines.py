@@ -23,4 +23,4 @@ class ChangesAMatrix(TransformersEngine):
 class ChangesItALittle(ChangesAMatrix):
     """What it writes is still rewarded."""
 
-    factor = 0.8
+    factor = 0.6
