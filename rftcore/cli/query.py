@@ -35,15 +35,19 @@ def query(
     NULL. Only the columns that the query needs are read, and by simple conditions only such rows:
     `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.
     """
-    from rftcore.cli.output import print_rows
+    from rftcore.cli.output import print_json_rows, print_rows
     from rftdata.buffer import unique_names
 
     with opened(buffer, "rft query") as found:
-        table = found.query(
-            text, run=run, limit_bytes=limit_bytes, on_damage=_report_damage if skip_damaged else None
-        ).read_all()
-    columns = dict(zip(unique_names(table.column_names), table.column_names, strict=True))
-    print_rows(table.rename_columns(list(columns)).to_pylist(), columns, as_json=as_json)
+        damage = _report_damage if skip_damaged else None
+        with found.query(text, run=run, limit_bytes=limit_bytes, on_damage=damage) as reader:
+            names = reader.schema.names
+            columns = dict(zip(unique_names(names), names, strict=True))
+            rows = (row for batch in reader for row in batch.rename_columns(list(columns)).to_pylist())
+            if as_json:
+                print_json_rows(rows)
+            else:
+                print_rows(list(rows), columns)
 
 
 def _report_damage(error: RftError) -> None:
