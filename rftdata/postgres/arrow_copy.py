@@ -19,7 +19,7 @@ from psycopg.rows import tuple_row
 from rftdata.postgres.database import Connection
 
 # Rows are parsed together up to this many bytes of CSV, or this many rows.
-_BLOCK_BYTES, _BLOCK_ROWS = 8 * 2**20, 16_384
+_BLOCK_BYTES, _BLOCK_ROWS = 4 * 2**20, 16_384
 _TIME = pa.timestamp("us", tz="UTC")
 _ELEMENTS = {
     "int2": pa.int64(), "int4": pa.int64(), "int8": pa.int64(), "float4": pa.float64(), "float8": pa.float64(), "bool": pa.bool_(),
@@ -59,8 +59,8 @@ def copy_batches(
             lines.append(line)
             size += len(line)
             if size >= _BLOCK_BYTES or len(lines) >= _BLOCK_ROWS:
-                yield _parsed(b"".join(lines), columns)
-                lines, size = [], 0
+                data, lines, size = b"".join(lines), [], 0
+                yield _parsed(data, columns)
         if lines:
             yield _parsed(b"".join(lines), columns)
 

@@ -71,6 +71,7 @@ def _register(
         raise QueryError(
             "a query is one statement", value=text, todo="join them with WITH, or run it again for each"
         )  # fmt: skip
+    connection.execute("SET enable_progress_bar = false")  # DuckDB writes it to the standard output
     connection.execute("CREATE SCHEMA rft")
     known = tables(database)
     for name, columns in known.items():
