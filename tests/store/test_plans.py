@@ -178,6 +178,22 @@ def test_verdicts_on_a_long_queue_read_no_more_rows_from_batch_to_batch(hasty: B
     assert 0 < late < 1.5 * early, (early, late)
 
 
+def test_copies_of_some_experiences_are_found_without_reading_all_others(hasty: Buffer) -> None:
+    hasty.create_run(name="r", config={}, seed=1, steps=10**6, pipeline_version="none")
+    ids = list(range(1, BATCH + 1))
+
+    def find() -> None:
+        assert hasty.database.fetch("sharers_of_arrays", experience_ids=ids) == []
+        assert hasty.database.fetch("unpurged_sharers", experience_ids=ids) == []
+
+    with hasty.writer("r") as writer:
+        writer.insert(*groups(0, 10 * BATCH))
+        early = rows_read(hasty, find)
+        writer.insert(*groups(10 * BATCH, NUM_GROUPS))
+        late = rows_read(hasty, find)
+    assert 0 < late < 1.5 * early, (early, late)
+
+
 def test_labels_read_no_more_rows_when_many_groups_can_be_drawn_and_none_could_when_tables_were_analysed(
     hasty: Buffer,
 ) -> None:
