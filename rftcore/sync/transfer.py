@@ -3,7 +3,8 @@
 Every rank of the trainer sends the rows that it holds, in the engines' type. It holds the messages of a few buckets, never a second copy of its share, and
 no rank holds the whole model. A member compares the hashes of a bucket's tensors, as it has put them together, before it loads anything of the
 bucket, and the whole list is compared before the first. What arrives is loaded at once, so an error in the middle leaves
-an engine with weights of two versions: `TransferError.is_half_applied` tells, and such an engine must not sample.
+an engine with weights of two versions: `TransferError.is_half_applied` tells, and such an engine must not sample. Adapters are
+small: they are loaded when all of them have arrived, so that an engine keeps its own until then.
 """
 
 from __future__ import annotations
@@ -178,11 +179,16 @@ class TransferReceiver:
             TransferError: a member failed, or something else arrived than was sent; `is_half_applied` tells whether the old weights are still whole.
         """
         arrivals = _Arrivals(plan)
+        changes_weights = plan.adapters is None
         try:
             self._join(plan, plan.first_rank + worker_rank)
             assert self.group is not None
             arrivals.begin(self.group)
-            load(arrivals)
+            tensors: Iterator[tuple[str, Tensor]] = arrivals
+            if plan.adapters is not None:
+                tensors = iter(list(arrivals))
+                changes_weights = True
+            load(tensors)
             arrivals.refuse_rest()
             if self.group.device.type == "cuda":
                 torch.cuda.synchronize(self.group.device)
@@ -192,7 +198,7 @@ class TransferReceiver:
                 f"the weights of transfer {plan.transfer_id} were not applied: {type(error).__name__}: {error}",
                 todo="the trainer offers them again, or writes them as a file",
             )
-            failure.is_half_applied = arrivals.num_loaded > 0
+            failure.is_half_applied = changes_weights and arrivals.num_loaded > 0
             raise failure from error
         return checksum_of_hashes(arrivals.hashes)
 

@@ -29,6 +29,10 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 TensorShapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of every tensor that an engine gets."""
+AdaptersConfig = dict[str, Any]
+"""The contents of peft's adapter_config.json."""
+ADAPTERS_DTYPE = "float32"
+"""Type of adapters on the wire, as in files; engines cast them to their own."""
 
 
 class TransferError(RftError):
@@ -145,6 +149,7 @@ class TransferPlan:
         dtype: type of all tensors on the wire.
         bucket_bytes: size up to which tensors are packed together. A larger tensor has its own bucket.
         timeout_s: longest wait for any one message, or for a member to join.
+        adapters: peft's configuration, if the tensors are adapters; None for whole weights.
     """
 
     transfer_id: int
@@ -158,6 +163,7 @@ class TransferPlan:
     dtype: str
     bucket_bytes: int
     timeout_s: float
+    adapters: AdaptersConfig | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -183,11 +189,12 @@ class TransferPlan:
         return _buckets(self.tensors, _ITEM_BYTES[self.dtype], self.bucket_bytes)
 
     def refuse_other_type(self, dtype: str) -> None:
-        """Refuse a transfer in another type than that of the engine; nothing has been received then.
+        """Refuse weights in another type than that of the engine, and adapters in another than theirs; nothing has been received then.
 
         Raises:
             RftError: the types differ.
         """
+        dtype = dtype if self.adapters is None else ADAPTERS_DTYPE
         if self.dtype != dtype:
             raise RftError(
                 f"transfer {self.transfer_id} sends weights in a type that is not the engine's", value=self.dtype, allowed=dtype,

@@ -87,16 +87,21 @@ class Offers:
         rows = self._run.database.fetch("is_file_wanted", run_id=self._run.run_id, policy_version_id=policy_version_id)
         return bool(rows[0]["wanted"])
 
-    def offer(self, policy_version_id: int, tensors: TensorList, fingerprint: str) -> int:
+    def offer(
+        self, policy_version_id: int, tensors: TensorList, fingerprint: str, adapters: dict[str, Any] | None = None
+    ) -> int:  # fmt: skip
         """Offer a version to the explorers; return the transfer_id.
 
         Args:
             tensors: the same in every offer of an attempt; the first stores them.
+            adapters: peft's configuration, if the tensors are adapters; stored with them.
         """
+        is_first = not self._has_offered
         row = self._write(
             lambda connection: fetch(
                 connection, "insert_transfer", run_id=self._run.run_id, attempt_id=self._attempt.attempt_id,
-                policy_version_id=policy_version_id, fingerprint=fingerprint, tensors=None if self._has_offered else Jsonb(tensors),
+                policy_version_id=policy_version_id, fingerprint=fingerprint, tensors=Jsonb(tensors) if is_first else None,
+                adapters=Jsonb(adapters) if is_first and adapters is not None else None,
             )[0],
             notify.POLICY,
         )  # fmt: skip
@@ -197,10 +202,10 @@ class Answers:
         rows = self._run.database.fetch("newest_transfer", run_id=self._run.run_id, policy_version_id=policy_version_id)
         return next(iter(records(Transfer, rows)), None)
 
-    def tensors(self, attempt_id: int) -> TensorList:
-        """Return what the transfers of an attempt send."""
-        found: TensorList = self._run.database.fetch("transfer_tensors", attempt_id=attempt_id)[0]["tensors"]
-        return found
+    def tensors(self, attempt_id: int) -> tuple[TensorList, dict[str, Any] | None]:
+        """Return what the transfers of an attempt send, and peft's configuration if they are adapters."""
+        row = self._run.database.fetch("transfer_tensors", attempt_id=attempt_id)[0]
+        return row["tensors"], row["adapters"]
 
     def acknowledge(
         self,

@@ -18,8 +18,8 @@ SELECT EXISTS (
 
 -- name: insert_transfer
 -- Offer a version to the engines; return the transfer's id.
-INSERT INTO rft.weight_transfer (run_id, attempt_id, policy_version_id, fingerprint, tensors)
-VALUES (%(run_id)s, %(attempt_id)s, %(policy_version_id)s, %(fingerprint)s, %(tensors)s)
+INSERT INTO rft.weight_transfer (run_id, attempt_id, policy_version_id, fingerprint, tensors, adapters)
+VALUES (%(run_id)s, %(attempt_id)s, %(policy_version_id)s, %(fingerprint)s, %(tensors)s, %(adapters)s)
 RETURNING transfer_id;
 
 -- name: newest_transfer
@@ -28,8 +28,8 @@ SELECT transfer_id, attempt_id, policy_version_id, status::text AS status, group
 FROM rft.weight_transfer WHERE run_id = %(run_id)s AND policy_version_id = %(policy_version_id)s ORDER BY transfer_id DESC LIMIT 1;
 
 -- name: transfer_tensors
--- The tensor list of an attempt's transfers.
-SELECT tensors FROM rft.weight_transfer WHERE attempt_id = %(attempt_id)s AND tensors IS NOT NULL ORDER BY transfer_id LIMIT 1;
+-- The tensor list of an attempt's transfers, and peft's configuration if they are adapters.
+SELECT tensors, adapters FROM rft.weight_transfer WHERE attempt_id = %(attempt_id)s AND tensors IS NOT NULL ORDER BY transfer_id LIMIT 1;
 
 -- name: acknowledge_transfer
 -- Record that an explorer awaits a transfer, unless the offer is closed.

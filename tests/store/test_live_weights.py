@@ -22,10 +22,11 @@ from rftcore.engines.base import EngineConfig
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.reporting.report import build_report
 from rftcore.reporting.table import print_report
+from rftcore.sync.adapters_file import PREFIX
 from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.live_explorer import LiveReceiver
 from rftcore.sync.live_trainer import LiveWeights
-from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
+from rftcore.sync.weights_file import complete_state, iterate_weights, write_atomically, write_weights
 from rftdata.config import SyncConfig
 from rftdata.training.attempt import Attempt
 from rftdata.training.policies import newest_policy
@@ -235,13 +236,35 @@ def test_auto_uses_files_without_gpus_and_names_the_reason(crew: Crew, attempt: 
     assert crew.files == ["step-000000", "step-000001"] and crew.outcomes() == []
 
 
-def test_auto_uses_files_for_adapters_alone(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:
-    join()
-    trainer = crew.trainer(attempt, SYNC.model_copy(update={"method": "auto", "adapters": "alone"}))
-    trainer.publish(0)
+def test_adapters_go_alone_into_engines_of_any_type(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:  # fmt: skip
+    """In float32, as in files: an engine of bfloat16 rounds what it has merged, not A and B."""
+    half, full = join(), join(dtype="float32")
+    name = "model.layers.2.mlp.down_proj.weight"
+    num_outputs, num_inputs = crew.model.state[name].shape
+    a, b = torch.randn(4, num_inputs), torch.randn(num_outputs, 4)
+
+    class Adapters(OneRank):
+        def tensors(self) -> Iterator[tuple[str, Tensor]]:
+            layer = PREFIX + name.removesuffix(".weight")
+            yield from [(f"{layer}.lora_A.weight", a), (f"{layer}.lora_B.weight", b)]
+
+    config = {"r": 4, "lora_alpha": 8}
+    trainer = LiveWeights(attempt, SYNC, Adapters(), crew.write_file, crew.choices.append, config)
+    version = trainer.publish(0)
+    b += 1
+    version = trainer.publish(1)
     trainer.close()
-    assert crew.choices == ["through files (memory): adapters travel alone (sync.adapters)"]
-    assert crew.files == ["step-000000"] and crew.outcomes() == []
+    base = dict(iterate_weights(crew.model.path / "model.safetensors"))
+    for explorer in (half, full):
+        found = explorer.engine._model.state_dict()
+        assert explorer.engine.policy_version_id == version
+        assert torch.equal(found[name], (base[name].float() + 2 * (b @ a)).to(base[name].dtype).to(explorer.dtype))
+        others = base.keys() - {name}
+        assert all(torch.equal(found[other], base[other].to(explorer.dtype)) for other in others)
+    assert crew.choices == ["adapters alone, into 2 live engines by gloo: not all of trainer and engines have GPUs"]
+    assert crew.outcomes() == [(1, "applied")] * 2 + [(2, "applied")] * 2 and crew.files == []
+    transfer = crew.rows("select dtype, num_bytes, adapters from rft.weight_transfer order by transfer_id")[0]
+    assert transfer == {"dtype": "float32", "num_bytes": 4 * (a.numel() + b.numel()), "adapters": config}
 
 
 def test_weights_go_into_a_file_while_no_engine_is_there(crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]) -> None:  # fmt: skip

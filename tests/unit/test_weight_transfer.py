@@ -230,6 +230,26 @@ def test_an_engine_whose_trainer_died_before_it_connects_does_not_wait_for_long(
     assert not caught.value.is_half_applied
 
 
+@pytest.mark.parametrize("adapters", [None, {"r": 4}])
+def test_adapters_are_loaded_only_when_all_of_them_have_arrived(
+    pool: ThreadPoolExecutor, adapters: dict[str, int] | None
+) -> None:
+    sending, taken = Sending(), list[tuple[str, Tensor]]()
+    plan = replace(sending.plan(TENSORS), adapters=adapters)
+
+    def breaks_off() -> Iterator[tuple[str, Tensor]]:
+        yield from TENSORS[:7]
+        raise OSError("the trainer fails")
+
+    engine = pool.submit(TransferReceiver().receive, replace(plan, first_rank=1), 0, taken.extend)
+    with pytest.raises(OSError, match="the trainer fails"):
+        sending.send(plan, breaks_off())
+    with pytest.raises(TransferError) as caught:
+        engine.result(timeout=30)
+    assert caught.value.is_half_applied is (adapters is None)
+    assert bool(taken) is (adapters is None)
+
+
 def test_an_engine_killed_in_the_middle_does_not_hang_the_others(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     sending = Sending(num_engines=2)
     program = tmp_path / "killed.py"

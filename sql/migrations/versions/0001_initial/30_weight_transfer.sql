@@ -32,6 +32,7 @@ CREATE TABLE rft.weight_transfer (
     bucket_bytes bigint,
     fingerprint text NOT NULL,
     tensors jsonb,
+    adapters jsonb,
     num_bytes bigint,
     send_seconds double precision,
     error text,
@@ -51,10 +52,11 @@ COMMENT ON COLUMN rft.weight_transfer.group_id IS 'The transfer for which the co
 COMMENT ON COLUMN rft.weight_transfer.backend IS 'nccl or gloo.';
 COMMENT ON COLUMN rft.weight_transfer.address IS 'HOST:PORT of the store at which the group meets.';
 COMMENT ON COLUMN rft.weight_transfer.num_ranks IS 'Size of the group: the ranks of the trainer, then the processes of the engines.';
-COMMENT ON COLUMN rft.weight_transfer.dtype IS 'Type of the tensors on the wire: that of the engines.';
+COMMENT ON COLUMN rft.weight_transfer.dtype IS 'Type of the tensors on the wire: that of the engines; float32 for adapters.';
 COMMENT ON COLUMN rft.weight_transfer.bucket_bytes IS 'Size up to which tensors are packed together.';
 COMMENT ON COLUMN rft.weight_transfer.fingerprint IS 'xxh3-64 of the tensor list, hexadecimal; repeated at the start of the transfer.';
 COMMENT ON COLUMN rft.weight_transfer.tensors IS 'Every tensor, in the order in which they are sent: name, shape, and parts as [rank of the trainer that sends it, first row, number of rows], or same_as, the tensor that travels for a tied one. In the first offer of an attempt; NULL in its others, which send the same.';
+COMMENT ON COLUMN rft.weight_transfer.adapters IS 'peft''s configuration of adapters that travel alone (`sync.adapters`), stored with their tensors; NULL for whole weights.';
 COMMENT ON COLUMN rft.weight_transfer.num_bytes IS 'Bytes of the tensors on the wire; NULL until they were sent.';
 COMMENT ON COLUMN rft.weight_transfer.send_seconds IS 'Time from the first bucket to the last; NULL until they were sent.';
 COMMENT ON COLUMN rft.weight_transfer.error IS 'Why it failed for at least one member; NULL otherwise.';
