@@ -117,6 +117,7 @@ class Reception:
 
     Attributes:
         dtype: type of its weights, which is that on the wire.
+        in_float32: names in the model's checkpoint of the weights that it keeps in float32 although `dtype` is another.
         device: `cpu`, or the id of its GPU; several with commas.
         num_ranks: number of its processes, each of which is a member of the group.
         kv_cache: what running requests do when weights change; see `SyncConfig.kv_cache`.
@@ -126,6 +127,7 @@ class Reception:
     device: str
     num_ranks: int
     kv_cache: Literal["recompute", "keep"] = "recompute"
+    in_float32: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

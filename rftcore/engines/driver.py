@@ -184,7 +184,7 @@ class DrivenEngine(Engine):
     def receive_weights(self, plan: TransferPlan, policy_version_id: int) -> str:
         reception = self.reception
         assert reception is not None
-        plan.refuse_other_type(reception.dtype)
+        plan.refuse_other_type(reception.dtype, reception.in_float32)
         self.refuse_unfit(plan.shapes, plan.adapters)
         command = _Receive(plan, policy_version_id)
         self._put(command)

@@ -134,9 +134,11 @@ class TransformersEngine(DrivenEngine):
 
     @property
     def reception(self) -> Reception:
+        dtype = str(self._model.dtype).removeprefix("torch.")
+        wide = (name for name, tensor in self._model.state_dict().items() if str(tensor.dtype) == "torch.float32")
         return Reception(
-            dtype=str(self._model.dtype).removeprefix("torch."), device=device_id(self._device), num_ranks=1
-        )
+            dtype=dtype, device=device_id(self._device), num_ranks=1, in_float32=() if dtype == "float32" else tuple(wide)
+        )  # fmt: skip
 
     def _receive_weights(self, plan: TransferPlan) -> str:
         from rftcore.sync.transfer import TransferReceiver

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferPlan, WireTensor, from_json, shapes_of
@@ -47,19 +47,20 @@ class LiveReceiver:
     Args:
         receive: `Engine.receive_weights`; None for an engine that loads files only.
         refuse: `Engine.refuse_unfit`.
-        dtype, device, num_ranks, kv_cache: see `Reception`.
+        dtype, in_float32, device, num_ranks, kv_cache: see `Reception`.
     """
 
     def __init__(
         self, run: Run, worker_id: int, config: SyncConfig, receive: Callable[[TransferPlan, int], str] | None,
         refuse: Refuse = lambda tensors, adapters: None, *, dtype: str = "",
-        device: str = "", num_ranks: int = 1, kv_cache: str = "recompute",
+        in_float32: Sequence[str] = (), device: str = "", num_ranks: int = 1, kv_cache: str = "recompute",
     ) -> None:  # fmt: skip
         self._run = run
         self._answers = Answers(run, worker_id)
         self._config = config
         self._receive = receive
-        self._dtype, self._device, self._num_ranks = dtype, device, num_ranks
+        self._dtype, self._in_float32 = dtype, in_float32
+        self._device, self._num_ranks = device, num_ranks
         self._kv_cache = kv_cache
         self._refuse = refuse
         self._sent_by = 0  # the attempt whose tensors these are
@@ -103,8 +104,8 @@ class LiveReceiver:
             self._set_state(True, version)
             return Outcome()
         self._answers.acknowledge(
-            transfer.transfer_id, host=socket.gethostname(), device=self._device, dtype=self._dtype, num_ranks=self._num_ranks,
-            group_id=self._group_id, kv_cache=self._kv_cache,
+            transfer.transfer_id, host=socket.gethostname(), device=self._device, dtype=self._dtype, in_float32=self._in_float32,
+            num_ranks=self._num_ranks, group_id=self._group_id, kv_cache=self._kv_cache,
         )  # fmt: skip
         failpoint("explorer.weights_acknowledged")
         plan = self._await_group(transfer.transfer_id, version, stop)
@@ -151,6 +152,7 @@ class LiveReceiver:
             num_ranks=transfer.num_ranks, first_rank=own.first_rank,
             tensors=self._tensors, dtype=transfer.dtype,
             bucket_bytes=transfer.bucket_bytes, timeout_s=self._config.timeout_s, adapters=self._adapters,
+            in_float32=tuple(transfer.in_float32 or ()),
         )  # fmt: skip
 
     def _apply(self, plan: TransferPlan, version: int) -> Outcome:

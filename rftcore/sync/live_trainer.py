@@ -261,12 +261,20 @@ class LiveWeights:
             transfer_id=transfer_id, group_id=group_id, backend=self._backend, host=host, port=port, num_ranks=num_ranks, first_rank=0,
             tensors=self._tensors, dtype=members[0].dtype if self._adapters is None else ADAPTERS_DTYPE,
             bucket_bytes=self._config.bucket_mib * _MIB, timeout_s=self._config.timeout_s, adapters=self._adapters,
+            in_float32=self._in_float32(members),
         )  # fmt: skip
         self._offers.begin(
             transfer_id, ranks, left_out, group_id=group_id, backend=self._backend, address=f"{host}:{port}", num_ranks=num_ranks,
-            dtype=plan.dtype, bucket_bytes=plan.bucket_bytes,
+            dtype=plan.dtype, in_float32=[*plan.in_float32], bucket_bytes=plan.bucket_bytes,
         )  # fmt: skip
         return plan
+
+    def _in_float32(self, members: list[Receipt]) -> tuple[str, ...]:
+        """Return the tensors that any member keeps in float32; the loaders of the others round them as the trainer would."""
+        if self._adapters is not None:
+            return ()
+        names = {name for member in members for name in member.in_float32}
+        return tuple(tensor.name for tensor in self._tensors if tensor.same_as is None and tensor.name in names)
 
 
 def _members(receipts: list[Receipt], any_dtype: bool) -> tuple[list[Receipt], dict[int, str]]:

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from rftcore.sync.devices import device_id
 from rftcore.sync.transfer import TransferReceiver
-from rftcore.sync.transfer_plan import TransferError, TransferPlan
+from rftcore.sync.transfer_plan import TensorShapes, TransferError, TransferPlan
 from rftcore.sync.vllm_adapters import load_adapters, load_adapters_folder
 from rftcore.sync.vllm_check import differing_adapters, differing_tensors
+from rftcore.sync.vllm_types import end_reload, names_in_float32
 from rftcore.sync.weights_file import iterate_weights
 
 
@@ -73,9 +74,13 @@ class WeightsExtension:
             checksum = self._transfer_receiver.receive(plan, self.rank, load)
         except TransferError as error:
             if plan.adapters is None:
-                _end_reload(self.model_runner.get_model(), self.model_runner.model_config)
+                end_reload(self.model_runner.get_model(), self.model_runner.model_config)
             return ReceiveOutcome("", error, error.is_half_applied)
         return ReceiveOutcome(checksum, None, True)
+
+    def names_in_float32(self: Any, checkpoint: TensorShapes) -> list[str]:
+        """Return the names of a checkpoint's tensors that must come in float32."""
+        return names_in_float32(self.model_runner.get_model(), self.model_runner.model_config, checkpoint)
 
     def differing_weights(self: Any, folder: str) -> list[str]:
         """Return the names of this worker's tensors that differ from those of a model that is loaded anew from `folder`."""
@@ -89,15 +94,3 @@ class WeightsExtension:
         """Leave the trainer's group, if this worker is in one."""
         if hasattr(self, "_transfer_receiver"):
             self._transfer_receiver.leave()
-
-
-def _end_reload(model: Any, model_config: Any) -> None:
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-    for layer in model.modules():
-        info = get_layerwise_info(layer)
-        if info.can_load():
-            info.loaded_weights.clear()
-            info.load_numel = 0
-    finalize_layerwise_reload(model, model_config)  # type: ignore[no-untyped-call]

@@ -220,7 +220,7 @@ class Learner:
 
     def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
         """What this rank holds of every weight that travels. All ranks walk it."""
-        return self.policy.held_rows(plan.tensors, getattr(torch, plan.dtype), plan.adapters is not None)
+        return self.policy.held_rows(plan)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write model and tokenizer as a Hugging Face folder."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from rftcore.sync.transfer import HeldRows
-from rftcore.sync.transfer_plan import WireTensor
+from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.head import Output, logprobs_and_entropy
@@ -267,18 +267,12 @@ class Network:
                 tied[name] = first
         return wire_tensors(self._weights(), tied, self.grid)
 
-    def held_rows(
-        self, tensors: Sequence[WireTensor], dtype: torch.dtype, adapters_alone: bool = False
-    ) -> Iterator[HeldRows]:
-        """The rows that this rank holds of each weight that travels. All ranks walk it together.
-
-        Args:
-            tensors, adapters_alone: see `wire_tensors`.
-            dtype: type on the wire.
-        """
-        travelling = {tensor.name for tensor in tensors if tensor.same_as is None}
-        weights = named_adapters(self.model) if adapters_alone else self._weights()
-        yield from held_rows(((name, weight) for name, weight in weights if name in travelling), dtype)
+    def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
+        """The rows that this rank holds of each weight that travels. All ranks walk it together."""
+        travelling = {tensor.name for tensor in plan.tensors if tensor.same_as is None}
+        weights = self._weights() if plan.adapters is None else named_adapters(self.model)
+        held = ((name, weight) for name, weight in weights if name in travelling)
+        yield from held_rows(held, getattr(torch, plan.dtype), frozenset(plan.in_float32))
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of every weight as it is sharded, with the adapters in it."""

@@ -6,7 +6,7 @@ its own answers. An explorer that has not acknowledged when the members are fixe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ class Transfer:
     address: str | None
     num_ranks: int | None
     dtype: str | None
+    in_float32: list[str] | None
     bucket_bytes: int | None
     fingerprint: str
 
@@ -54,6 +55,7 @@ class Receipt:
     host: str
     device: str
     dtype: str
+    in_float32: list[str]
     num_ranks: int
     group_id: int | None
     first_rank: int | None
@@ -130,7 +132,7 @@ class Offers:
         Args:
             ranks: the first rank of every member.
             left_out: explorers that acknowledged and are not members, with the reason.
-            group: the columns group_id, backend, address, num_ranks, dtype and bucket_bytes.
+            group: the columns group_id, backend, address, num_ranks, dtype, in_float32 and bucket_bytes.
         """
 
         def fix(connection: Connection) -> None:
@@ -214,14 +216,15 @@ class Answers:
         host: str,
         device: str,
         dtype: str,
+        in_float32: Sequence[str],
         num_ranks: int,
         group_id: int | None,
         kv_cache: str,
     ) -> None:
         """Ask to be a member, unless the offer is closed."""
         self._write(
-            "acknowledge_transfer", transfer_id=transfer_id, host=host, device=device, dtype=dtype, num_ranks=num_ranks, group_id=group_id,
-            kv_cache=kv_cache,
+            "acknowledge_transfer", transfer_id=transfer_id, host=host, device=device, dtype=dtype, in_float32=[*in_float32], num_ranks=num_ranks,
+            group_id=group_id, kv_cache=kv_cache,
         )  # fmt: skip
 
     def own(self, transfer_id: int) -> Receipt | None:

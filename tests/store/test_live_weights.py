@@ -26,8 +26,10 @@ from rftcore.sync.adapters_file import PREFIX
 from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.live_explorer import LiveReceiver
 from rftcore.sync.live_trainer import LiveWeights
+from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.sync.weights_file import complete_state, iterate_weights, write_atomically, write_weights
 from rftdata.config import SyncConfig
+from rftdata.errors import RftError
 from rftdata.training.attempt import Attempt
 from rftdata.training.policies import newest_policy
 from rftdata.workers import Worker
@@ -95,12 +97,14 @@ class Explorer:
     """A thread with an engine that takes the run's newest weights, as an explorer's loop does, until it is stopped."""
 
     def __init__(
-        self, crew: Crew, dtype: Any = "bfloat16", *, asleep: bool = False, kv_cache: Any = "recompute"
+        self, crew: Crew, dtype: Any = "bfloat16", *, asleep: bool = False, kv_cache: Any = "recompute", wide: str = ""
     ) -> None:
         self.crew = crew
         self.worker = Worker(crew.run, "explorer")
         self.engine = TransformersEngine(crew.model.path, EngineConfig(dtype=dtype, num_threads=1))
         self.dtype = getattr(torch, dtype)
+        if wide:
+            self.engine._model.get_submodule(wide).float()
         reception = replace(self.engine.reception, kv_cache=kv_cache)
         self.receiver = LiveReceiver(
             crew.run,
@@ -134,7 +138,7 @@ class Explorer:
         found = self.engine._model.state_dict()
         expected = self.crew.model.state.items()
         return self.engine.policy_version_id == version and all(
-            torch.equal(found[name], tensor.to(self.dtype)) for name, tensor in expected
+            torch.equal(found[name], tensor.to(found[name].dtype)) for name, tensor in expected
         )
 
     def stop(self) -> None:
@@ -312,6 +316,31 @@ def test_an_engine_of_another_type_is_left_out_with_the_reason(
         return full.has(version)
 
     wait_until(serve)
+
+
+def test_an_engine_gets_in_float32_what_it_keeps_so(crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]) -> None:  # fmt: skip
+    """The other engine rounds it, as the trainer would have done."""
+    wide = "model.layers.1.post_attention_layernorm"
+    norm, plain = join(wide=wide), join()
+    crew.model.change()
+    version = trainer.publish(0)
+    assert norm.has(version) and plain.has(version)
+    found = {explorer: explorer.engine._model.get_submodule(wide).weight for explorer in (norm, plain)}
+    assert found[norm].dtype == torch.float32 and found[plain].dtype == torch.bfloat16
+    assert not torch.equal(found[norm], found[norm].bfloat16().float()), "rounding would show"
+    sent = crew.rows("select in_float32, num_bytes from rft.weight_transfer")[0]
+    num_weights = sum(tensor.numel() for tensor in crew.model.state.values())
+    assert sent["in_float32"] == [f"{wide}.weight"] and sent["num_bytes"] == 2 * (num_weights + len(found[norm]))
+    receipts = crew.rows("select in_float32 from rft.weight_receipt order by worker_id")
+    assert [row["in_float32"] for row in receipts] == [[f"{wide}.weight"], []]
+    plan = TransferPlan(
+        transfer_id=7, group_id=7, backend="gloo", host="", port=0, num_ranks=2, first_rank=1, dtype="bfloat16", bucket_bytes=1, timeout_s=1,
+        tensors=crew.model.weight_tensors(),
+    )  # fmt: skip
+    with pytest.raises(
+        RftError, match=r"rounds tensors that the engine keeps in float32 \(got .model\.layers\.1\.post"
+    ):
+        norm.engine.receive_weights(plan, 9)
 
 
 def test_an_engine_does_not_acknowledge_weights_without_the_head_that_its_model_ties(

@@ -108,6 +108,32 @@ UNEVEN: Tensors = [
 ]
 
 
+@pytest.mark.parametrize("num_trainers", [1, 3])
+def test_tensors_that_an_engine_keeps_in_float32_are_not_rounded(pool: ThreadPoolExecutor, num_trainers: int) -> None:
+    sending = Sending(num_engines=1, num_trainers=num_trainers)
+    wide = [name for name, _ in UNEVEN][::2]
+    plan = replace(sending.plan(UNEVEN), in_float32=tuple(wide))
+    engine = pool.submit(received, replace(plan, first_rank=num_trainers))
+    senders = [pool.submit(sending.send, plan, UNEVEN, rank) for rank in range(num_trainers)]
+    checksums = {sender.result(timeout=30).checksum for sender in senders}
+    taken, checksum = engine.result(timeout=30)
+    for (name, ours), (_, theirs) in zip(taken, UNEVEN, strict=True):
+        assert torch.equal(ours, theirs if name in wide else theirs.bfloat16()), name
+    assert checksums == {checksum}
+    assert plan.num_bytes == sum(tensor.numel() * (4 if name in wide else 2) for name, tensor in UNEVEN)
+
+
+def test_members_that_expect_other_types_load_nothing(pool: ThreadPoolExecutor) -> None:
+    sending = Sending()
+    plan = sending.plan(TENSORS)
+    engine = pool.submit(received, replace(plan, first_rank=1, in_float32=("layer.3",)))
+    with contextlib.suppress(GroupError):
+        sending.send(plan, TENSORS)
+    with pytest.raises(TransferError, match="the sender sends another transfer, or other tensors") as caught:
+        engine.result(timeout=30)
+    assert not caught.value.is_half_applied
+
+
 @pytest.mark.parametrize("num_trainers", [2, 3])
 def test_every_rank_of_the_trainer_sends_its_own_rows(pool: ThreadPoolExecutor, num_trainers: int) -> None:
     sending = Sending(num_engines=2, num_trainers=num_trainers)
