@@ -87,7 +87,10 @@ def _without_wrapper(name: str) -> str:
 
 def _computed(layer: Any) -> Tensor:
     """Return what a prepacked layer computes from fixed inputs, [4, outputs]."""
-    width = layer.weight.shape[1] if layer.weight.ndim == 2 else layer.input_size_per_partition
+    if layer.weight.ndim == 2:
+        width = layer.weight.shape[1]
+    else:  # a layer that every process has whole, as a router, has no partitions
+        width = getattr(layer, "input_size_per_partition", None) or layer.input_size
     inputs = torch.randn(_ROWS, width, generator=torch.Generator().manual_seed(0)).to(layer.weight.dtype)
     computed: Tensor = layer.cpu_linear(inputs, layer.weight, None)
     return computed
