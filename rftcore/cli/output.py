@@ -90,7 +90,9 @@ def _print_records(console: Console, names: Sequence[str], cells: Sequence[Seque
 def _cell(value: Any) -> str:
     if value is None:
         return "NULL"
-    if isinstance(value, float):
+    if isinstance(value, decimal.Decimal) and value.is_finite() and value == value.to_integral_value():
+        return str(int(value))
+    if isinstance(value, float | decimal.Decimal):
         return f"{value:.6g}"
     if isinstance(value, datetime.datetime):
         return value.isoformat(sep=" ", timespec="seconds")
