@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import os
 import pickle
@@ -74,6 +75,7 @@ class Sending:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor() as pool:
         yield pool
+    gc.collect()  # groups refer to themselves, and would be closed while those of a later test are formed
 
 
 def received(plan: TransferPlan) -> tuple[list[tuple[str, Tensor]], str]:
