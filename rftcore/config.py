@@ -165,6 +165,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _transfers_end_before_an_engine_hangs(self) -> RunConfig:
+        longest = self.sync.acknowledge_s + self.sync.timeout_s
+        if self.sync.method in ("nccl", "auto") and self.explorer.hang_s <= longest:
+            raise ValueError(
+                f"explorer.hang_s ({self.explorer.hang_s:g}) must be more than sync.acknowledge_s + sync.timeout_s ({longest:g}), for which an engine may"
+                " wait for the trainer's weights; raise it, or lower these"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _names_are_unique(self) -> RunConfig:
         names = [taskset.name for taskset in (*self.tasks, *self.eval.tasks, *self.eval.test)]
         doubled = sorted({name for name in names if names.count(name) > 1})

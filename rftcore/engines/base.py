@@ -198,6 +198,17 @@ class Engine(ABC):
         computed again.
         """
 
+    def stuck_s(self) -> float:
+        """Return for how many seconds the engine has been at one piece of work (a step, or a change of weights); 0 while it has none.
+
+        Called in any thread, also while that piece of work blocks all others.
+        """
+        return 0.0
+
+    def stack(self) -> str:
+        """Return where the engine's code is, as a traceback; empty if it is not in this process."""
+        return ""
+
     @property
     def reception(self) -> Reception | None:
         """How `receive_weights` takes weights; None for an engine that loads files only."""

@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import sys
 import threading
 import time
+import traceback
 from abc import abstractmethod
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -98,6 +100,7 @@ class DrivenEngine(Engine):
         self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
         self._closing = False
         self._has_mixed_weights = False
+        self._work_began: float | None = None  # monotonic; None without work
         self._stopped: EngineStoppedError | None = None
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._drive, args=(ready,), name="engine", daemon=True)
@@ -199,6 +202,14 @@ class DrivenEngine(Engine):
     def set_policy_version(self, policy_version_id: int) -> None:
         self._load_and_wait(_Load(None, policy_version_id))
 
+    def stuck_s(self) -> float:
+        began = self._work_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def stack(self) -> str:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
     def close(self) -> None:
         self._closing = True
         self._inbox.put(_Wake())
@@ -228,8 +239,10 @@ class DrivenEngine(Engine):
             while not self._closing:
                 self._take_commands()
                 if self._may_step():
+                    self._work_began = time.monotonic()
                     for request_id, generation in self._step():
                         self._finish(request_id, generation)
+                    self._work_began = None
         except Exception as error:  # noqa: BLE001 - all waiting callers get it
             failure = EngineStoppedError(
                 f"the engine for {self.model_path} stopped: {type(error).__name__}: {error}",
@@ -250,6 +263,7 @@ class DrivenEngine(Engine):
             except queue.Empty:
                 return
             wait = False
+            self._work_began = time.monotonic()
             match command:
                 case Request():
                     self._admit(command)
@@ -262,6 +276,7 @@ class DrivenEngine(Engine):
                     self._receive(command)
                 case _Compare():
                     self._compare(command)
+            self._work_began = None
 
     def _admit(self, request: Request) -> None:
         # From here on the future cannot be cancelled, so setting its result is safe.

@@ -62,6 +62,12 @@ class ExplorerConfig(Section):
         gt=0,
         description="Seconds for which an async workflow or reward may block its event loop (a call that does not await) before it is stopped.",
     )
+    hang_s: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds for which the engine may be at one step, or at one change of its weights. Then the process ends with its stack, and"
+        " `rft run` starts the explorer again, with the newest weights. Above sync.acknowledge_s + sync.timeout_s.",
+    )
     max_failed_steps: int = Field(
         1,
         ge=1,

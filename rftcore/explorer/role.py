@@ -15,6 +15,7 @@ import time
 
 from rftcore.config import RunConfig
 from rftcore.engines.base import Decoding, Engine
+from rftcore.explorer.engine_watch import EngineWatch, end_hanging_process
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.rollouts import RolloutRunner
@@ -67,10 +68,12 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
     ):  # fmt: skip
         worker.set_state("starts the engine", activity="starting")
         engine = resolved.engine_class(resolved.model_folder, resolved.engine(index))
+        watch = EngineWatch(engine, config.explorer.hang_s, end_hanging_process)
         try:
             asyncio.run(Explorer(joined, worker, engine).explore())
             joined.leave()
         finally:
+            watch.close()
             engine.close()
     return 0
 
