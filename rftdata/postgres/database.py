@@ -149,6 +149,11 @@ class Database:
         with self._connections_lock:
             return [connection.info.backend_pid for connection in self._connections if not connection.closed]
 
+    def server_address(self) -> str | None:
+        """Return the server's IP address; None for a unix socket."""
+        with self.connection() as connection:
+            return connection.info.hostaddr if is_remote(connection) else None
+
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """Yield a pooled autocommit connection."""
