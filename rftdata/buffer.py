@@ -24,6 +24,7 @@ from rftdata.errors import PurgedError, QueryError
 from rftdata.postgres.database import Database, Row, execute, fetch
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.query_errors import query_error
+from rftdata.query.arrays import OnDamage
 from rftdata.run import Run
 from rftdata.segments.base import SegmentStore
 from rftdata.segments.codec import Array
@@ -95,6 +96,32 @@ class Buffer:
             names = unique_names([column.name for column in cursor.description])
             rows = cursor.fetchall()
         return pa.table([_column([row[i] for row in rows]) for i in range(len(names))], names=names)
+
+    def query(
+        self, text: str, *, run: Run | str | int | None = None, limit_bytes: int | None = None, on_damage: OnDamage | None = None
+    ) -> pa.RecordBatchReader:  # fmt: skip
+        """Return the result of a DuckDB query over the tables, views and token arrays, as a stream; `read_all()` makes it a table.
+
+        The tables are those of schema rft. `experience` has the columns of rft.v_experience and the arrays token_ids, loss_mask and
+        behavior_logprobs, and if the query names them token_rewards, teacher_logprobs, step_reward and state_hash; arrays of purged
+        experiences are NULL. Only the columns, and by simple conditions only the rows, that the query needs are read, all as of one
+        moment. Close the reader, or read it to its end, before the buffer is closed.
+
+        Args:
+            run: `experience` has only the experiences of this run.
+            limit_bytes: a query that would read more, by the server's statistics and the sizes of the segments, is refused.
+            on_damage: called with the error of each damaged segment, whose experiences are left out where arrays are read; None to raise it.
+
+        Raises:
+            QueryError: DuckDB rejected the query, it is not a single statement that returns rows, or it would read more than the limit.
+            SegmentCorruptError: a segment cannot be served; names its experiences.
+        """
+        from rftdata.query.duckdb_query import run_query  # DuckDB and Arrow's datasets take 0.2 s to import
+
+        run_id = None if run is None else self._own(run).run_id
+        return run_query(
+            self.database, self.segments, text, run_id=run_id, limit_bytes=limit_bytes, on_damage=on_damage
+        )
 
     def create_run(
         self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rftdata.postgres.database import Database, records
 from rftdata.postgres.migrations import schema_version
+from rftdata.query.catalogue import tables
 
 __all__ = ["Counts", "counts", "has_experience", "schema_version", "server_version", "tables"]
 
@@ -27,14 +28,6 @@ def counts(database: Database) -> Counts:
 def has_experience(database: Database, experience_id: int) -> bool:
     """Return whether an experience exists."""
     return bool(database.fetch("experience_exists", experience_id=experience_id))
-
-
-def tables(database: Database) -> dict[str, dict[str, str]]:
-    """Return the tables and views of schema rft with the types of their columns."""
-    found: dict[str, dict[str, str]] = {}
-    for row in database.fetch("query_columns"):
-        found.setdefault(row["table_name"], {})[row["column_name"]] = row["data_type"]
-    return found
 
 
 def server_version(database: Database) -> str | None:

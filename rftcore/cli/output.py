@@ -10,7 +10,8 @@ import datetime
 import decimal
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -26,6 +27,16 @@ _MAX_FIELD = 600
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+
+
+def print_json_rows(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print rows as `print_json` prints a list of them, each as soon as it is there."""
+    before = "["
+    for row in rows:
+        text = json.dumps(row, indent=2, ensure_ascii=False, default=_plain)
+        print(before, textwrap.indent(text, "  "), sep="\n", end="")
+        before = ","
+    print("[]" if before == "[" else "\n]")
 
 
 def print_rows(
@@ -90,7 +101,9 @@ def _print_records(console: Console, names: Sequence[str], cells: Sequence[Seque
 def _cell(value: Any) -> str:
     if value is None:
         return "NULL"
-    if isinstance(value, float):
+    if isinstance(value, decimal.Decimal) and value.is_finite() and value == value.to_integral_value():
+        return str(int(value))
+    if isinstance(value, float | decimal.Decimal):
         return f"{value:.6g}"
     if isinstance(value, datetime.datetime):
         return value.isoformat(sep=" ", timespec="seconds")

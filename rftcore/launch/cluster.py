@@ -216,7 +216,10 @@ class Seats:
         self._nodes = [node["NodeID"] for node in _nodes(ray.get_runtime_context().get_node_id())]
 
     def options(self, role: str) -> dict[str, Any]:
-        """Return the options of a role's actor. CPUs are not reserved, because on a small machine roles take turns."""
+        """Return the options of a role's actor. CPUs are not reserved, because on a small machine roles take turns.
+
+        A role without GPUs reserves a byte, because Ray places an actor that reserves nothing on any node, whatever its soft affinity.
+        """
         number = self._placement.bundle_of(role)
         if number is not None and self._reserved is not None:
             bundle = PlacementGroupSchedulingStrategy(self._reserved, placement_group_bundle_index=number)
@@ -225,7 +228,7 @@ class Seats:
         machine = self._placement.without_gpu.get(role)
         # Soft: if the machine has left the cluster, another one takes its place.
         node = "DEFAULT" if machine is None else NodeAffinitySchedulingStrategy(self._nodes[machine], soft=True)
-        return {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": node}
+        return {"num_cpus": 0, "num_gpus": 0, "memory": 1, "scheduling_strategy": node}
 
 
 def python_path() -> dict[str, str]:

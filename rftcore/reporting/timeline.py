@@ -12,8 +12,9 @@ from rftcore.reporting.files import new_figure, write_whole
 from rftdata.errors import QueryError
 from rftdata.results import WorkerSpan
 
+_ROLES = ("explorer", "pipeline", "trainer")
 _COLOURS = {
-    "training": "#1b6ca8", "sampling": "#2a9d6f", "deciding": "#8f5bb5", "evaluating": "#7fb069", "publishing": "#c8553d",
+    "training": "#1b6ca8", "sampling": "#2a9d6f", "deciding": "#8f5bb5", "evaluating": "#b5cf6b", "publishing": "#c8553d",
     "transferring": "#e08e45", "checkpointing": "#b8860b", "checking": "#5fa8d3", "replaying": "#6d597a", "starting": "#a8a29e",
     "working": "#555555", "waiting": "#ececec",
 }  # fmt: skip
@@ -41,43 +42,42 @@ def write_timeline(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:
 
 
 def _lanes(spans: Sequence[WorkerSpan]) -> dict[str, list[WorkerSpan]]:
-    """The spans of each worker, by its name."""
-    lanes = {}
-    for worker_id, group in groupby(spans, key=lambda span: span.worker_id):
-        found = list(group)
-        lanes[f"{found[0].role} {worker_id}"] = found
-    return lanes
+    """The spans of each worker, by its name, in the order in which a row passes the roles."""
+    workers = [list(group) for _, group in groupby(spans, key=lambda span: span.worker_id)]
+    workers.sort(key=lambda lane: _ROLES.index(lane[0].role) if lane[0].role in _ROLES else len(_ROLES))
+    return {f"{lane[0].role} {lane[0].worker_id}": lane for lane in workers}
 
 
 def _write_image(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:
     from matplotlib.patches import Patch
 
     lanes = _lanes(spans)
-    figure = new_figure(path, width=11, height=1.6 + 0.32 * len(lanes))
+    figure = new_figure(path, width=11, height=1.2 + 0.32 * len(lanes))
     axes = figure.add_subplot()
-    start = min(span.started for span in spans)
+    start, end = min(span.started for span in spans), max(span.ended for span in spans)
     for row, lane in enumerate(lanes.values()):
         for activity in {span.activity for span in lane}:
             times = [(s.started - start, s.ended - s.started) for s in lane if s.activity == activity]
             axes.broken_barh(times, (row - 0.38, 0.76), facecolors=_COLOURS.get(activity, "#555555"), linewidth=0)
+        axes.text(1.008 * (end - start), row, f"waits {100 * _waiting(lane):.0f} %", fontsize=8, va="center")
     axes.set_yticks(range(len(lanes)), list(lanes), fontsize=8)
+    axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_xlim(0, max(span.ended for span in spans) - start)
+    axes.set_xlim(0, end - start)
     axes.set_xlabel("seconds", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_title(f"{run}: what each process did", fontsize=10, loc="left")
     seen = {span.activity for span in spans}
     patches = [Patch(color=colour, label=activity) for activity, colour in _COLOURS.items() if activity in seen]
-    axes.legend(
-        handles=patches,
-        fontsize=8,
-        frameon=False,
-        ncols=8,
-        loc="upper left",
-        bbox_to_anchor=(0, -0.5 / len(lanes) - 0.12),
-    )
+    figure.legend(handles=patches, fontsize=8, frameon=False, ncols=len(patches), loc="outside lower center")
     write_whole(path, "image", figure.savefig)
+
+
+def _waiting(lane: Sequence[WorkerSpan]) -> float:
+    """The share of waiting in a worker's time."""
+    total = sum(span.ended - span.started for span in lane)
+    return sum(span.ended - span.started for span in lane if span.activity == "waiting") / total if total else 0.0
 
 
 def _write_trace(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:

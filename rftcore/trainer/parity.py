@@ -6,6 +6,7 @@ give its tokens the same log-probabilities, except for rounding. Where explorers
 newest weights; there batches are compared whose weights are up to so many steps older. These few updates add little beside the
 difference to another model. A version that was also written as a file, as for an evaluation, may have been loaded from there since. Its batches are
 compared, but do not settle the question. After one that does, none is compared, because one wrong engine is as wrong at first.
+A run in which no batch could tell, as where each contains stored experiences, says so when it has finished.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class WeightParity:
         self._lag = lag
         self._is_settled = False
         self._was_live = False
-        self._num_skipped, self._num_trained = 0, 0  # steps since an engine first had weights that were sent
+        # Steps since an engine first had weights that were sent. A batch from older weights only does not count as trained.
+        self._num_skipped, self._num_trained = 0, 0
 
     def check(
         self,
@@ -63,9 +65,10 @@ class WeightParity:
         if not staleness:
             self._num_skipped += self._was_live
             return
-        self._num_trained += self._was_live
-        difference = metrics.get("logprob_diff")
         lags = [steps for steps in staleness if steps is not None]
+        is_older = bool(lags) and live_since is not None and step - 1 - min(lags) < live_since
+        self._num_trained += self._was_live and not is_older
+        difference = metrics.get("logprob_diff")
         if self._is_settled or difference is None or first_sent_step is None or not lags or len(lags) < len(staleness):
             return
         oldest = step - 1 - max(lags)
@@ -74,7 +77,12 @@ class WeightParity:
         if not difference <= self._limit:
             raise RftError(
                 f"the engines do not sample from the trainer's weights: in step {step} the log-probabilities that they recorded differ from the "
-                f"trainer's by {difference:.3f} nats per token, although all were sampled from its weights of at most {max(lags)} steps before",
+                f"trainer's by {difference:.3f} nats per token, although all were sampled from "
+                + (
+                    f"its weights of up to {max(lags)} step{'s' * (max(lags) > 1)} before"
+                    if max(lags)
+                    else "its newest weights"
+                ),
                 allowed=f"up to {self._limit:g} (sync.max_logprob_diff)",
                 todo="compare with sync.method: checkpoint; if that differs as much, check explorer.engine_args (dtype, quantisation) against"
                 " trainer.autocast, and raise the limit only if they explain it",
@@ -83,11 +91,11 @@ class WeightParity:
             self._is_settled = True
             logger.info("engines and trainer agree: %.4f nats per token in step %d", difference, step)
 
-    def refuse_unchecked(self) -> None:
-        """Refuse to finish a run if every step since an engine first had weights that were sent was skipped, so that it was never compared.
+    def conclude(self) -> str | None:
+        """Return what the outcome of the run should say: that no batch could tell; None if one has, or if no weights were sent.
 
-        Engines with wrong weights give answers without reward, and groups whose rewards do not differ are dropped. So such an engine may leave no
-        batch to compare.
+        A run is refused if every step since an engine first had weights that were sent was skipped. Engines with wrong weights give answers
+        without reward, and groups whose rewards do not differ are dropped. So such an engine may leave no batch to compare.
 
         Raises:
             RftError: every step was skipped.
@@ -98,3 +106,6 @@ class WeightParity:
                 " were skipped, because no experience was left. Engines with wrong weights are a possible reason",
                 todo="look at the answers (`rft query`), and start the run again with sync.check_weights: true or with sync.method: checkpoint",
             )  # fmt: skip
+        if self._num_trained and not self._is_settled:
+            return "no batch could tell whether the engines sample from the trainer's weights"
+        return None

@@ -357,8 +357,7 @@ class TrainerRole:
 
     def _finish(self) -> None:
         self._commit_checkpoint()
-        if self.parity is not None:
-            self.parity.refuse_unchecked()
+        unknown = None if self.parity is None else self.parity.conclude()
         if not self._wait_for_evaluations("the last validation"):
             return
         self._forget_old_checkpoints()  # none waits for its score any more
@@ -367,10 +366,10 @@ class TrainerRole:
             if not self._wait_for_evaluations("the test sets"):
                 return
         failed = failed_evaluations(self.run)
-        outcome = f"{self.planned_steps} steps done" + (
-            f"; {len(failed)} evaluations failed: {failed[0].error}" if failed else ""
-        )
-        self.attempt.finish(outcome)
+        outcome = [f"{self.planned_steps} steps done", *([unknown] if unknown else [])]
+        if failed:
+            outcome.append(f"{len(failed)} evaluations failed: {failed[0].error}")
+        self.attempt.finish("; ".join(outcome))
 
     def _ask_for_tests(self) -> None:
         """The test sets are read once: by the initial weights and by the checkpoint that validation chose."""

@@ -30,6 +30,11 @@ FORMATS = {
     "": "a folder of the library datasets",
 }
 _BATCH_ROWS = 256
+# Columns whose values repeat from row to row. Dictionaries of tokens or log-probabilities take most of the time of an export, and more bytes.
+_REPEATED = [
+    "buffer_id", "run", "baseline", "taskset", "task_key", "task_payload", "task_features", "outcome", "error", "source", "prompt", "messages",
+    "finish_reason",
+]  # fmt: skip
 
 
 def check_format(path: Path) -> None:
@@ -80,7 +85,7 @@ def _remove(path: Path) -> None:
 @contextmanager
 def _opened(suffix: str, draft: Path) -> Iterator[Write]:
     if suffix == ".parquet":
-        with pa.parquet.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+        with pa.parquet.ParquetWriter(draft, SCHEMA, compression="zstd", use_dictionary=_REPEATED) as writer:
             yield lambda rows: writer.write_table(_table(rows))
     elif suffix:
         with open(draft, "x", encoding="utf-8") as file:

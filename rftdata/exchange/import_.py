@@ -8,6 +8,7 @@ is missing. Groups are imported whole: a run takes no further rollouts of a grou
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import uuid
 from collections.abc import Iterator
@@ -40,7 +41,9 @@ from rftdata.run import Run
 from rftdata.segments.codec import encode
 from rftdata.writing.writer import NO_PIPELINE
 
-_IN_FLIGHT = 64
+_MAX_ROWS, _MAX_BYTES = 4096, 256 * 2**20  # being stored for one run: two full transactions of the writer
+_MAX_WRITERS = 8
+_LABEL_BATCHES_AT_ONCE = 256
 _TASKS_AT_ONCE = 1000
 _GROUPS_AT_ONCE = 1000
 
@@ -85,10 +88,12 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
             _check_present(buffer, target.run_id, origin, contents)
     _store_tasks(buffer, contents.tasks)
     done = Imported()
+    targets: dict[Origin, int] = {}
     for origin in sorted(contents.groups):
         target = known[origin] or _known_target(buffer, origin, run) or _make_target(buffer, origin, run)
         done.runs = sorted({*done.runs, target.name})
-        _write(buffer, contents, target.run_id, origin, done)
+        targets[origin] = target.run_id
+    _write(buffer, contents, targets, done)
     return done
 
 
@@ -111,7 +116,7 @@ def check(path: Path, *, taskset_prefix: str = "") -> Contents:
     found = Contents(path, taskset_prefix)
     for rows in _groups(path):
         place, first = rows[0]
-        group = _group(rows, taskset_prefix, {}, {})
+        group = _group(rows, taskset_prefix, {})
         found.groups.setdefault(_origin(first), {})[first["group_id"]] = [
             row["experience_id"] for _, row in rows if row["experience_id"] is not None
         ]
@@ -194,50 +199,81 @@ def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> Run:
     )
 
 
-def _write(buffer: Buffer, contents: Contents, run_id: int, origin: Origin, done: Imported) -> None:
-    """Write the groups of one origin that a run does not have."""
-    batches: dict[int, int] = {}
-    pending: collections.deque[Future[list[int]]] = collections.deque()
-    with buffer.database.dedicated() as lock, buffer.writer(run_id) as writer:
-        execute(lock, "import_lock", run_id=run_id)
-        present = _present(buffer, run_id, origin, contents)
+def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done: Imported) -> None:
+    """Write the groups that the runs do not have, in one pass over the file, whatever number of runs it has."""
+    batches = _Batches(buffer)
+    with buffer.database.dedicated() as lock, contextlib.ExitStack() as opened:
+        for run_id in sorted(set(targets.values())):  # in one order, so that two imports do not wait for each other
+            execute(lock, "import_lock", run_id=run_id)
+        present = {origin: _present(buffer, run_id, origin, contents) for origin, run_id in targets.items()}
+        writers: dict[int, _Writing] = {}
         for rows in _groups(contents.path):
             first = rows[0][1]
-            if _origin(first) != origin:
-                continue
-            if first["group_id"] in present:
+            origin = _origin(first)
+            if first["group_id"] in present[origin]:
                 done.num_present += 1
                 continue
-            ids = {row["experience_id"] for _, row in rows} - {None}
-            parents = {row["parent_id"] for _, row in rows} - {None} - ids
-            there = []
-            if parents:
-                _settle(pending, 0)  # one may be in a group that is still being written
-                there = buffer.database.fetch_by_index(
-                    "imported_experiences", run_id=run_id, buffer_id=origin[0], origin_ids=sorted(parents)
-                )
-            _number_batches(buffer, rows, batches)
-            here = {row["origin_experience_id"]: row["experience_id"] for row in there}
-            group = _group(rows, contents.taskset_prefix, here, batches)
-            pending.append(writer.submit(group))
-            _settle(pending, _IN_FLIGHT)
+            run_id = targets[origin]
+            if run_id not in writers:
+                if len(writers) == _MAX_WRITERS:
+                    oldest = writers.pop(next(iter(writers)))
+                    oldest.settle()
+                    oldest.close()
+                writers[run_id] = opened.enter_context(contextlib.closing(_Writing(buffer, run_id)))
+            writers[run_id].submit(_group(rows, contents.taskset_prefix, batches.of(rows)))
             done.num_groups += 1
-            done.num_experiences += len(ids)
-        _settle(pending, 0)
+            done.num_experiences += sum(row["experience_id"] is not None for _, row in rows)
+        for writing in writers.values():
+            writing.settle()
 
 
-def _settle(pending: collections.deque[Future[list[int]]], left: int) -> None:
-    """Wait until at most `left` groups are still being written."""
-    while len(pending) > left:
-        pending.popleft().result()
+class _Writing:
+    """A writer of one run with the groups that it is still storing, few enough for memory and enough for full transactions."""
+
+    def __init__(self, buffer: Buffer, run_id: int) -> None:
+        self._writer = buffer.writer(run_id)
+        self._pending: collections.deque[tuple[Future[list[int]], int, int]] = collections.deque()
+        self._rows = self._bytes = 0
+
+    def submit(self, group: Group) -> None:
+        """Store a group, and wait while too many are being stored."""
+        sequences = [s for rollout in group.rollouts for s in rollout.sequences]
+        num_bytes = sum(
+            9 * len(s.token_ids) + len(s.response) + sum(a.nbytes for a in s.arrays.values()) for s in sequences
+        )
+        self._pending.append((self._writer.submit(group), max(1, len(sequences)), num_bytes))
+        self._rows, self._bytes = self._rows + self._pending[-1][1], self._bytes + num_bytes
+        self.settle(_MAX_ROWS, _MAX_BYTES)
+
+    def settle(self, max_rows: int = 0, max_bytes: int = 0) -> None:
+        """Wait until no more experiences and bytes than these are being stored."""
+        while self._pending and (self._rows > max_rows or self._bytes > max_bytes):
+            future, rows, num_bytes = self._pending.popleft()
+            future.result()
+            self._rows, self._bytes = self._rows - rows, self._bytes - num_bytes
+
+    def close(self) -> None:
+        self._writer.close()
 
 
-def _number_batches(buffer: Buffer, rows: list[Placed], batches: dict[int, int]) -> None:
-    """Assign an id of this buffer to every label batch of the file."""
-    for _, row in rows:
-        for label in row["labels"] or ():
-            if label["label_batch_id"] not in batches:
-                batches[label["label_batch_id"]] = int(buffer.database.fetch("label_next_batch")[0]["label_batch_id"])
+class _Batches:
+    """Ids of this buffer for the label batches of a file, taken from the sequence many at a time."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        self._ids: dict[int, int] = {}
+        self._free: list[int] = []
+
+    def of(self, rows: list[Placed]) -> dict[int, int]:
+        """Return the ids of all label batches so far, those of the rows included."""
+        for _, row in rows:
+            for label in row["labels"] or ():
+                if label["label_batch_id"] not in self._ids:
+                    if not self._free:
+                        found = self._buffer.database.fetch("label_next_batches", num=_LABEL_BATCHES_AT_ONCE)
+                        self._free = [int(new["label_batch_id"]) for new in reversed(found)]
+                    self._ids[label["label_batch_id"]] = self._free.pop()
+        return self._ids
 
 
 def _groups(path: Path) -> Iterator[list[Placed]]:
@@ -270,11 +306,10 @@ def _origin(row: Row) -> Origin:
     return str(row["buffer_id"]), int(row["run_id"]), str(row["run"])
 
 
-def _group(rows: list[Placed], prefix: str, parents: dict[int, int], batches: dict[int, int]) -> Group:
+def _group(rows: list[Placed], prefix: str, batches: dict[int, int]) -> Group:
     """Build a group from its rows.
 
     Args:
-        parents: ids in this buffer of parents in other groups, by their ids at the origin.
         batches: ids in this buffer of label batches; missing ones keep their own.
 
     Raises:
@@ -300,7 +335,7 @@ def _group(rows: list[Placed], prefix: str, parents: dict[int, int], batches: di
                     error=row["error"],
                 )
             if row["experience_id"] is not None:
-                rollouts[index].sequences.append(_sequence(row, parents, batches))
+                rollouts[index].sequences.append(_sequence(row, batches))
         place = rows[0][0]
         origin = GroupOrigin(
             buffer_id=first["buffer_id"],
@@ -325,7 +360,7 @@ def _baseline(text: str | None) -> Baseline | None:
     return None if text is None else Baseline(**json.loads(text))
 
 
-def _sequence(row: Row, parents: dict[int, int], batches: dict[int, int]) -> Sequence:
+def _sequence(row: Row, batches: dict[int, int]) -> Sequence:
     prompt = int(row["num_prompt_tokens"])
     labels = tuple(
         LabelRecord(**{**label, "label_batch_id": batches.get(label["label_batch_id"], label["label_batch_id"])})
@@ -357,7 +392,7 @@ def _sequence(row: Row, parents: dict[int, int], batches: dict[int, int]) -> Seq
         behavior_logprobs=row["behavior_logprobs"][prompt:], loss_mask=row["loss_mask"][prompt:],
         policy_spans=[(span["start"], span["policy_version_id"]) for span in row["policy_spans"]], reward_parts=json.loads(row["reward_parts"]),
         metrics=json.loads(row["metrics"]), messages=None if row["messages"] is None else json.loads(row["messages"]),
-        parent_id=parents.get(row["parent_id"]), arrays={array["name"]: unpacked(array) for array in row["arrays"]}, origin=origin,
+        arrays={array["name"]: unpacked(array) for array in row["arrays"]}, origin=origin,
     )  # fmt: skip
 
 

@@ -37,6 +37,8 @@ from rftdata.uri import redacted
 DUMP, SEGMENTS, MANIFEST = "rft.dump", "segments", "manifest.json"
 _KNOWS_TRANSACTION_TIMEOUT = 170000
 _HEADER_LINES = 40
+# Of gzip: against the default, 6, it takes 0.4 of the time for a dump that is 1.4 times as large, and the arrays beside it are larger still.
+_COMPRESSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ def _write(buffer: Buffer, draft: Path) -> Manifest:
         server_version = str(connection.info.parameter_status("server_version"))
         _run(
             "pg_dump", buffer.database.uri, "--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}",
-            f"--file={draft / DUMP}",
+            f"--file={draft / DUMP}", f"--compress={_COMPRESSION}",
         )  # fmt: skip
     sync_path(draft / DUMP)
     size = _copy_segments(buffer, addresses, draft / SEGMENTS)

@@ -115,7 +115,8 @@ class SealedQueue:
 
     While another session holds a snapshot open, rows that were claimed and decided on cannot be removed, and a claim from
     the beginning reads all of them. A claim therefore starts where the previous one found its first group. That is a hint: groups that
-    labels reopened, or that commit late, are before that place, so a claim starts at the beginning once in `look_back_s` seconds.
+    labels reopened, or that were sealed in another order than they were planned in, are before that place. So a claim starts at the
+    beginning if no group waits behind the hint, and once in `look_back_s` seconds.
 
     Args:
         run, worker_id, lease_s, columns: as for `claim_sealed_groups`.
@@ -132,16 +133,22 @@ class SealedQueue:
         self._looked_back = -math.inf
 
     def claim(self, count: int) -> SealedBatch | None:
-        """Claim up to `count` groups, None if none waits. A group before others may be found `look_back_s` seconds late."""
+        """Claim up to `count` groups, None if none waits. A group before others may be found `look_back_s` seconds after them."""
         now = time.monotonic()
         looks_back = now - self._looked_back >= self._look_back_s
         if looks_back:
             self._from_key, self._looked_back = 0, now
             ride_out(lambda: self._run.database.run("end_waiting", run_id=self._run.run_id))
-        batch = claim_sealed_groups(
-            self._run, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key,
-            columns=self._columns, suspects=looks_back,
-        )  # fmt: skip
+        batch = self._claim(count, suspects=looks_back)
+        if batch is None and self._from_key > 0:
+            self._from_key = 0
+            batch = self._claim(count, suspects=False)
         if batch is not None:
             self._from_key = max(self._from_key, batch.first_key)
         return batch
+
+    def _claim(self, count: int, *, suspects: bool) -> SealedBatch | None:
+        return claim_sealed_groups(
+            self._run, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key,
+            columns=self._columns, suspects=suspects,
+        )  # fmt: skip

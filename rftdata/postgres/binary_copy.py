@@ -112,7 +112,7 @@ def experience_row(
 
     Args:
         texts: the fields `prompt_digest` and `response_messages`.
-        parents: for imported experiences of the same write, ids in this buffer by ids at the origin.
+        parents: for imported experiences, ids in this buffer of experiences of the same origin buffer, by ids there.
     """
     num_prompt = s.num_prompt_tokens
     fixed = _EXPERIENCE_FIXED.pack(

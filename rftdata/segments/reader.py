@@ -13,6 +13,9 @@ from rftdata.postgres.database import Database
 from rftdata.segments.base import ADDRESS_MAX_AGE_S, SegmentAddress, SegmentStore
 from rftdata.segments.codec import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader, purged_rows
 
+# Segments that a reader keeps open, at least those of one call.
+_MAX_SEGMENTS = 4096
+
 
 class SegmentReader:
     """Reads rows of segments.
@@ -22,8 +25,16 @@ class SegmentReader:
     If an address no longer holds the segment, the database is asked for the new one.
     """
 
-    def __init__(self, database: Database, store: SegmentStore, *, max_age_s: float = ADDRESS_MAX_AGE_S) -> None:
+    def __init__(
+        self,
+        database: Database,
+        store: SegmentStore,
+        *,
+        max_age_s: float = ADDRESS_MAX_AGE_S,
+        max_segments: int = _MAX_SEGMENTS,
+    ) -> None:
         self._max_age_s = max_age_s
+        self._max_segments = max_segments
         self._database = database
         self._store = store
         self._batches: dict[int, pa.RecordBatch] = {}
@@ -44,17 +55,26 @@ class SegmentReader:
             raise self.with_experiences(damaged)[0]
         return batches
 
+    def intact(self, segment_ids: Sequence[int]) -> tuple[dict[int, pa.RecordBatch], list[SegmentCorruptError]]:
+        """Return the record batches that can be served, by segment id, and an error, with the affected experiences, for each other.
+
+        Raises:
+            BufferUnavailableError: the folder of the segments cannot be read.
+        """
+        batches, damaged = self._load(segment_ids)
+        return batches, self.with_experiences(damaged)
+
     def damaged(self, segment_ids: Sequence[int]) -> list[SegmentCorruptError]:
         """Read segments; return an error, with the affected experiences, for each that cannot be served.
 
         Raises:
             BufferUnavailableError: the folder of the segments cannot be read.
         """
-        return self.with_experiences(self._load(segment_ids)[1])
+        return self.intact(segment_ids)[1]
 
     def _load(self, segment_ids: Sequence[int]) -> tuple[dict[int, pa.RecordBatch], list[SegmentCorruptError]]:
         with self._lock:
-            if len(self._batches) > 4096 or time.monotonic() - self._since > self._max_age_s:
+            if len(self._batches) > self._max_segments or time.monotonic() - self._since > self._max_age_s:
                 self._forget_all()
             wanted = sorted(set(segment_ids) - set(self._batches))
             damaged = []

@@ -9,9 +9,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from rftdata.experience import GroupOrigin
+from rftdata.experience import Group, GroupOrigin
 from rftdata.experience import Sequence as Experience
-from rftdata.postgres.database import Connection, copy_rows
+from rftdata.postgres.database import Connection, copy_rows, fetch
 from rftdata.postgres.values import jsonb_bytes, storable
 
 _GROUP = (
@@ -29,9 +29,31 @@ _LABEL = (
 )  # fmt: skip
 
 
-def new_ids(experiences: Sequence[tuple[int, Experience]]) -> dict[int, int]:
-    """Return ids in this buffer by ids at the origin, for imported experiences of one write."""
-    return {e.origin.origin_experience_id: i for i, e in experiences if e.origin is not None}
+def parents_of(
+    connection: Connection, run_id: int, experiences: Sequence[tuple[int, Group, Experience]]
+) -> dict[str, dict[int, int]]:
+    """Return ids in this buffer of the parents of imported experiences, by origin buffer and id there.
+
+    A parent is in the same write or in an earlier one, which has committed: a run has one import at a time, and its writer stores one
+    batch after the other. So all parents of a batch take one look-up, and no group waits for another.
+
+    Args:
+        experiences: ids in this buffer, groups and experiences of one write.
+    """
+    found: dict[str, dict[int, int]] = {}
+    missing: dict[str, set[int]] = {}
+    for i, group, e in experiences:
+        if group.origin is not None and e.origin is not None:
+            found.setdefault(group.origin.buffer_id, {})[e.origin.origin_experience_id] = i
+    for _, group, e in experiences:
+        if group.origin is not None and e.origin is not None and e.origin.origin_parent_id is not None:
+            buffer_id = group.origin.buffer_id
+            if e.origin.origin_parent_id not in found[buffer_id]:
+                missing.setdefault(buffer_id, set()).add(e.origin.origin_parent_id)
+    for buffer_id, ids in missing.items():
+        rows = fetch(connection, "imported_experiences", run_id=run_id, buffer_id=buffer_id, origin_ids=sorted(ids))
+        found[buffer_id] |= {row["origin_experience_id"]: row["experience_id"] for row in rows}
+    return found
 
 
 def store(

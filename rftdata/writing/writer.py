@@ -295,7 +295,11 @@ class Writer:
             (rollout_row(rollout_ids[id(r)], given.groups[id(g)], r) for g, r in rollouts),
         )  # fmt: skip
         numbered = [(i, s) for i, (_, _, _, s) in zip(ids["experiences"], experiences, strict=True)]
-        parents = origins.new_ids(numbered)
+        parents = origins.parents_of(
+            connection,
+            self.run_id,
+            [(i, g, s) for i, (g, _, _, s) in zip(ids["experiences"], experiences, strict=True)],
+        )
         prompts = Prompts()
         texts = (
             fields for g in groups for fields in prompts.of_group(given.groups[id(g)], [s for r in g.rollouts for s in r.sequences])
@@ -303,7 +307,8 @@ class Writer:
         copy_bytes(
             connection, "rft.experience", EXPERIENCE_COLUMNS,
             (
-                experience_row(i, self.run_id, given.groups[id(g)], rollout_ids[id(r)], ids["segment"], row, g.source, turn, s, fields, parents)
+                experience_row(i, self.run_id, given.groups[id(g)], rollout_ids[id(r)], ids["segment"], row, g.source, turn, s, fields,
+                               parents.get(g.origin.buffer_id, {}) if g.origin else {})
                 for row, (i, (g, r, turn, s), fields) in enumerate(zip(ids["experiences"], experiences, texts, strict=True))
             ),
         )  # fmt: skip

@@ -1,6 +1,7 @@
 -- name: query_columns
 -- Tables and views a DuckDB query may name, with their columns in order.
-SELECT table_name::text AS table_name, column_name::text AS column_name, data_type::text AS data_type
+SELECT table_name::text AS table_name, column_name::text AS column_name,
+       CASE data_type WHEN 'ARRAY' THEN substr(udt_name, 2) || '[]' ELSE data_type END AS data_type
 FROM information_schema.columns WHERE table_schema = 'rft' ORDER BY table_name, ordinal_position;
 
 -- name: lineage_of_experience
@@ -57,3 +58,11 @@ ORDER BY m.since, m.uri;
 -- name: limit_statements
 -- Let the server cancel every statement of the current transaction that takes longer than the limit.
 SELECT set_config('statement_timeout', %(limit)s::text, true);
+
+-- name: share_snapshot
+-- The name of this transaction's snapshot, for other sessions that must see the same rows.
+SELECT pg_export_snapshot() AS snapshot;
+
+-- name: array_sizes
+-- The stored arrays: their size in segments and their number of rows.
+SELECT coalesce(sum(length_bytes), 0)::bigint AS size_bytes, coalesce(sum(num_rows), 0)::bigint AS num_rows FROM rft.segment;

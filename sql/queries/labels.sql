@@ -11,6 +11,10 @@ SELECT set_config('rft.author', %(author)s, false), set_config('search_path', 'r
 -- The id of a new batch of labels.
 SELECT nextval('rft.label_batch_id_seq') AS label_batch_id;
 
+-- name: label_next_batches
+-- The ids of new batches of labels, many at once.
+SELECT nextval('rft.label_batch_id_seq') AS label_batch_id FROM generate_series(1, %(num)s);
+
 -- name: label_lock_experiences
 -- Lock experiences in one order, so that two batches over the same rows wait for each other instead of deadlocking.
 SELECT experience_id, group_id FROM rft.experience WHERE experience_id = ANY (%(experience_ids)s)

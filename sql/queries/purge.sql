@@ -13,10 +13,11 @@ ORDER BY e.segment_id, e.segment_row;
 
 -- name: sharers_of_arrays
 -- Copies of experiences: other experiences at the same address, which would lose their arrays too.
-SELECT copy.experience_id, array_agg(e.experience_id) AS shares_with
-FROM rft.experience e JOIN rft.experience copy USING (segment_id, segment_row)
-WHERE e.experience_id = ANY (%(experience_ids)s) AND copy.experience_id <> ALL (%(experience_ids)s)
-GROUP BY copy.experience_id;
+SELECT s.experience_id, array_agg(s.shares_with) AS shares_with
+FROM rft.sharers_of_arrays(%(experience_ids)s) s
+LEFT JOIN unnest(%(experience_ids)s::bigint[]) given (experience_id) USING (experience_id)
+WHERE given.experience_id IS NULL
+GROUP BY s.experience_id;
 
 -- name: being_trained_on
 -- Experiences in a batch that a live trainer has drawn, with the step neither recorded as done nor covered by a checkpoint: their arrays
@@ -41,10 +42,9 @@ SELECT rft.purge_texts(%(experience_ids)s, %(purge_id)s, %(tasks_too)s) AS purge
 
 -- name: unpurged_sharers
 -- Copies that a fork created after the purge had looked for them. Asked once the groups are locked and abandoned.
-SELECT copy.experience_id FROM rft.experience e JOIN rft.experience copy USING (segment_id, segment_row)
-WHERE e.experience_id = ANY (%(experience_ids)s) AND copy.experience_id <> e.experience_id
-  AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = copy.experience_id)
-ORDER BY copy.experience_id LIMIT 1;
+SELECT s.experience_id FROM rft.sharers_of_arrays(%(experience_ids)s) s
+WHERE NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = s.experience_id OFFSET 0)
+ORDER BY s.experience_id LIMIT 1;
 
 -- name: retire_ranges
 -- Record where segments were before they were written again, and the checksum by which stored selections know them.

@@ -98,7 +98,8 @@ FROM rft.sampler s WHERE s.run_id = %(parent_run_id)s;
 
 -- name: copy_groups
 -- Copy whole groups that the fork's history has not drawn: the same arrays, each experience with its origin as parent. The copies are sealed,
--- so the fork's pipeline decides on them. The originals are locked, so that a purge (which locks them too) sees every copy.
+-- so the fork's pipeline decides on them. The originals are locked, so that a purge (which locks them too) sees every copy. Ids of copies are chosen
+-- first, because the planner, which expects one row of each WITH query, would find them by comparing every copy with every original.
 WITH source AS (
     SELECT g.* FROM rft.rollout_group g
     WHERE g.run_id = %(parent_run_id)s AND g.left_by IS NULL AND g.status IN ('sealed', 'ready')
@@ -109,35 +110,39 @@ WITH source AS (
               AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
           WHERE d.item_kind = 'group' AND d.item_id = g.group_id)
     ORDER BY g.group_id FOR KEY SHARE OF g),
+copied AS MATERIALIZED (
+    SELECT *, nextval(pg_get_serial_sequence('rft.rollout_group', 'group_id')) AS copy_id FROM source),
 groups AS (
-    INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, is_refill, planned_policy_step,
-        planned_at, sealed_at, is_adopted)
-    SELECT %(run_id)s, %(attempt_id)s, ordinal, task_id, explore_step, group_size, source, 'sealed', is_refill, planned_policy_step, planned_at,
-           sealed_at, is_adopted
-    FROM source RETURNING group_id, ordinal),
-pairs AS (SELECT s.group_id AS origin, g.group_id FROM source s JOIN groups g USING (ordinal)),
-rollouts AS (
-    INSERT INTO rft.rollout (group_id, rollout_index, outcome, reward, num_turns, seconds, error)
-    SELECT p.group_id, o.rollout_index, o.outcome, o.reward, o.num_turns, o.seconds, o.error
-    FROM rft.rollout o JOIN pairs p ON o.group_id = p.origin RETURNING rollout_id, group_id, rollout_index),
+    INSERT INTO rft.rollout_group (group_id, run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, is_refill,
+        planned_policy_step, planned_at, sealed_at, is_adopted)
+    SELECT copy_id, %(run_id)s, %(attempt_id)s, ordinal, task_id, explore_step, group_size, source, 'sealed', is_refill, planned_policy_step,
+           planned_at, sealed_at, is_adopted
+    FROM copied),
 prompts AS (
     INSERT INTO rft.group_prompt (group_id, prompt_digest, prompt, messages)
-    SELECT p.group_id, o.prompt_digest, o.prompt, o.messages FROM rft.group_prompt o JOIN pairs p ON o.group_id = p.origin),
+    SELECT c.copy_id, o.prompt_digest, o.prompt, o.messages
+    FROM copied c CROSS JOIN LATERAL (SELECT * FROM rft.group_prompt WHERE group_id = c.group_id OFFSET 0) o),
 baselines AS (
     INSERT INTO rft.group_baseline
-    SELECT (jsonb_populate_record(NULL::rft.group_baseline, to_jsonb(b) || jsonb_build_object('group_id', p.group_id))).*
-    FROM rft.group_baseline b JOIN pairs p ON b.group_id = p.origin),
+    SELECT (jsonb_populate_record(NULL::rft.group_baseline, to_jsonb(b) || jsonb_build_object('group_id', c.copy_id))).*
+    FROM copied c CROSS JOIN LATERAL (SELECT * FROM rft.group_baseline WHERE group_id = c.group_id OFFSET 0) b),
+copied_rollouts AS MATERIALIZED (
+    SELECT c.copy_id AS copy_group_id, o.*, nextval(pg_get_serial_sequence('rft.rollout', 'rollout_id')) AS copy_id
+    FROM copied c CROSS JOIN LATERAL (SELECT * FROM rft.rollout WHERE group_id = c.group_id ORDER BY rollout_id OFFSET 0) o),
+rollouts AS (
+    INSERT INTO rft.rollout (rollout_id, group_id, rollout_index, outcome, reward, num_turns, seconds, error)
+    SELECT copy_id, copy_group_id, rollout_index, outcome, reward, num_turns, seconds, error FROM copied_rollouts),
 experiences AS (
     INSERT INTO rft.experience (run_id, group_id, rollout_id, turn_index, source, parent_id, prompt_digest, response, response_messages,
         reward_sampled, reward, reward_final, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens, num_response_tokens,
         finish_reason, segment_id, segment_row)
-    SELECT %(run_id)s, p.group_id, r.rollout_id, e.turn_index, e.source, e.experience_id, e.prompt_digest, e.response, e.response_messages,
+    SELECT %(run_id)s, o.copy_group_id, o.copy_id, e.turn_index, e.source, e.experience_id, e.prompt_digest, e.response, e.response_messages,
            e.reward_sampled, e.reward, e.reward_final, e.reward_parts, e.metrics, e.policy_version_min, e.policy_version_max, e.num_prompt_tokens,
            e.num_response_tokens, e.finish_reason, e.segment_id, e.segment_row
-    FROM rft.experience e JOIN rft.rollout o USING (rollout_id) JOIN pairs p ON e.group_id = p.origin
-    JOIN rollouts r ON r.group_id = p.group_id AND r.rollout_index = o.rollout_index
+    FROM copied_rollouts o
+    CROSS JOIN LATERAL (SELECT * FROM rft.experience WHERE group_id = o.group_id AND rollout_id = o.rollout_id OFFSET 0) e
     ORDER BY e.experience_id)
-SELECT p.group_id, s.status::text AS status FROM pairs p JOIN source s ON s.group_id = p.origin ORDER BY p.group_id;
+SELECT copy_id AS group_id, status::text AS status FROM copied ORDER BY copy_id;
 
 -- name: copy_scores
 -- Copy the scores that stages found for the origins of a fork's experiences.

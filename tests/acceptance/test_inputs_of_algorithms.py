@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 import rftdata
-from rftcore.cli.query import run_query
 from rftcore.reporting.report import build_report
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment, rows
@@ -131,16 +130,16 @@ def test_inputs_come_from_rollouts_and_are_trained_on(rft: Rft, chain: Path, tmp
 
         # The first turns of a group begin in one state.
         assert metrics[gigpo]["states_shared"] >= 0.5
-        first, second = run_query(
-            opened, "select turn_index, count(distinct state_hash[1]) as states, count(distinct group_id) as groups,"
+        first, second = opened.query(
+            "select turn_index, count(distinct state_hash[1]) as states, count(distinct group_id) as groups,"
             f" avg(step_reward[1]) as reward from experience where run = '{gigpo}' group by 1 order by 1",
-        ).to_pylist()  # fmt: skip
+        ).read_all().to_pylist()  # fmt: skip
         assert first["states"] == first["groups"] < second["states"] and 0 < first["reward"] < 1
         # Rewards of tokens are as long as the sequence, and their sum is a part of the reward.
-        [found] = run_query(
-            opened, "select max(abs(list_sum(token_rewards) - cast(json_extract(reward_parts, '$.by_token') as double))) as difference,"
+        [found] = opened.query(
+            "select max(abs(list_sum(token_rewards) - cast(json_extract(reward_parts, '$.by_token') as double))) as difference,"
             f" max(abs(len(token_rewards) - len(token_ids))) as longer, max(list_sum(token_rewards)) as most from experience where run = '{remax}'",
-        ).to_pylist()  # fmt: skip
+        ).read_all().to_pylist()  # fmt: skip
         assert found["difference"] < 1e-6 and found["longer"] == 0 and found["most"] > 0
         # A third of the last stage's experiences are an expert's.
         assert metrics[turns]["expert_sequences"] == 16 and metrics[turns]["expert_loss"] > 0

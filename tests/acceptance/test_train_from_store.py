@@ -19,9 +19,9 @@ from safetensors.numpy import load_file
 
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
-from rftdata.workers import process_lives
 from tests.support.command_line import rft_command, rft_environment
 from tests.support.models import make_tiny_model
+from tests.support.processes import wait_until_ended
 from tests.support.ranks import ranks_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -243,7 +243,7 @@ def test_what_two_ranks_had_half_written_is_never_resumed_from(trainers: Trainer
     process.communicate()
     killed_after, folder = trainers.checkpoints()[-1]
     assert draft.exists() and not draft.with_suffix("").exists() and folder.is_dir()
-    assert not process_lives(rank)
+    wait_until_ended([rank])
 
     process, rank, second_draft = trainers.start_and_hold("held")
     assert not draft.exists() and second_draft.name.startswith("attempt-2-")

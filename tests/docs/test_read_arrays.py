@@ -46,12 +46,13 @@ def test_the_programs_of_the_page_run(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {}
     programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(programs) == 4
+    assert len(programs) == 5
     for program in programs:
         exec(program, names)
     assert names["frame"]["logprob"].tolist() == pytest.approx([-0.5, -1.0])
     assert names["first_response"].tolist() == [ord("3")] and names["lengths"].tolist() == [5, 6]
     assert names["heights"] == [4]
+    assert names["table"].to_pylist() == [{"run": "sums", "tokens": 5.5}] and names["batch"].num_rows == 2
 
 
 def test_the_tables_name_the_arrays_and_the_methods_there_are() -> None:

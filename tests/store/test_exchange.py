@@ -388,3 +388,20 @@ def test_bad_arguments_are_refused_and_leave_nothing(
     assert (code, out) == (2, "") and what in err, err
     assert sorted(Path().iterdir()) == before
     assert full.sql("SELECT to_regclass('rft.draw') IS NOT NULL AS there")["there"].to_pylist() == [True]
+
+
+def test_groups_made_of_others_do_not_wait_for_them(buffer: Buffer, other: Buffer, tmp_path: Path) -> None:
+    """Their parents are found by the transaction that stores them, so they cost no transactions of their own."""
+    run = buffer.create_run(name="chain", config={}, seed=1, steps=1, pipeline_version="none")
+    with buffer.writer(run) as writer:
+        for key in range(40):
+            group = own_group([0.5], task_key=str(key))
+            if key:
+                group.rollouts[0].sequences[0] = tokens(0.5, parent_id=experience_ids(buffer)[-1])
+            writer.insert(group)
+    exchange.export(buffer, tmp_path / "a.parquet")
+    exchange.load(other, tmp_path / "a.parquet")
+    ids = experience_ids(other)
+    parents = other.sql("SELECT parent_id FROM rft.experience ORDER BY experience_id")["parent_id"].to_pylist()
+    assert parents == [None, *ids[:-1]]
+    assert other.sql("SELECT count(*) AS n FROM rft.write_receipt")["n"][0].as_py() < 20

@@ -230,6 +230,7 @@ def test_reads_are_queries_that_change_nothing(buffer: Buffer) -> None:
         "claim_groups",
         "reopen_stale_groups",
         "label_next_batch",
+        "label_next_batches",
         "fence",
         "lock_run",
         "notify",

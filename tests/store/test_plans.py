@@ -100,6 +100,23 @@ def test_a_write_and_a_draw_read_no_more_rows_when_the_queue_is_long(hasty: Buff
     assert 0 < late_draws < 1.5 * early_draws, (early_draws, late_draws)
 
 
+def test_the_states_of_all_experiences_cost_as_much_for_each_when_they_are_many(hasty: Buffer) -> None:
+    hasty.create_run(name="r", config={}, seed=1, steps=10**6, pipeline_version="none")
+    written, pages_of_each = 0, []
+    with hasty.writer("r") as writer, hasty.attempt("r") as attempt:
+        for step, num in ((1, 100), (2, 300)):
+            writer.insert(*(own_group([0.5] * 64, task_key=str(written + i)) for i in range(num)))
+            assert attempt.draw(step, num) is not None
+            written += num
+            with hasty.database.connection() as connection:
+                (row,) = connection.execute(
+                    "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT state, count(*) FROM rft.v_experience GROUP BY 1"
+                )
+            plan = row["QUERY PLAN"][0]["Plan"]
+            pages_of_each.append((plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]) / written)
+    assert 0 < pages_of_each[1] < 1.5 * pages_of_each[0], pages_of_each
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -158,6 +175,22 @@ def test_verdicts_on_a_long_queue_read_no_more_rows_from_batch_to_batch(hasty: B
     for _ in range(12):  # 14 batches are read before and after, of 40
         decide()
     late = rows_read(hasty, decide)
+    assert 0 < late < 1.5 * early, (early, late)
+
+
+def test_copies_of_some_experiences_are_found_without_reading_all_others(hasty: Buffer) -> None:
+    hasty.create_run(name="r", config={}, seed=1, steps=10**6, pipeline_version="none")
+    ids = list(range(1, BATCH + 1))
+
+    def find() -> None:
+        assert hasty.database.fetch("sharers_of_arrays", experience_ids=ids) == []
+        assert hasty.database.fetch("unpurged_sharers", experience_ids=ids) == []
+
+    with hasty.writer("r") as writer:
+        writer.insert(*groups(0, 10 * BATCH))
+        early = rows_read(hasty, find)
+        writer.insert(*groups(10 * BATCH, NUM_GROUPS))
+        late = rows_read(hasty, find)
     assert 0 < late < 1.5 * early, (early, late)
 
 

@@ -36,7 +36,7 @@ def copy_group(buffer: Buffer, task_key: str) -> list[int]:
     with buffer.database.transaction() as connection:
         connection.execute("SET LOCAL rft.purge = 'the test makes copies of them'")
         connection.execute(
-            "UPDATE rft.experience e SET segment_id = o.segment_id, segment_row = o.segment_row"
+            "UPDATE rft.experience e SET parent_id = o.experience_id, segment_id = o.segment_id, segment_row = o.segment_row"
             " FROM rft.v_experience o, rft.v_experience n WHERE n.experience_id = e.experience_id AND e.run_id = %s"
             " AND o.task_key = %s AND o.rollout_index = n.rollout_index",
             [run.run_id, task_key],

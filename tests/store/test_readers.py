@@ -75,7 +75,7 @@ def test_a_claim_does_not_pass_over_what_a_snapshot_keeps(buffer: Buffer) -> Non
 
 def test_groups_that_come_back_before_others_are_found(buffer: Buffer) -> None:
     roles = Roles(buffer)
-    first, *_ = roles.insert(*[own_group(task_key=str(i)) for i in range(8)])
+    first, *_ = roles.insert(*[own_group(task_key=str(i)) for i in range(12)])
     patient = SealedQueue(roles.run, roles.worker_id, lease_s=60, look_back_s=3600)
     eager = SealedQueue(roles.run, roles.worker_id, lease_s=60, look_back_s=0)
     for _ in range(2):
@@ -83,9 +83,25 @@ def test_groups_that_come_back_before_others_are_found(buffer: Buffer) -> None:
         assert batch is not None and len(batch.group_ids) == 4
         roles.commit(batch)
     buffer.sql("UPDATE rft.experience SET reward = 0.5 WHERE group_id = %s", [first])
-    assert patient.claim(4) is None, "it stands before the place where the last claim began"
+    batch = patient.claim(4)
+    assert batch is not None and first not in batch.group_ids, "it stands before the place where the last claim began"
     found = eager.claim(4)
     assert found is not None and found.group_ids == [first]
+
+
+def test_a_worker_without_other_work_finds_a_group_before_its_last_one_at_once(buffer: Buffer) -> None:
+    """Groups of a step end in another order than they were planned in; on-policy, the trainer waits for each of them."""
+    roles = Roles(buffer)
+    first, *_ = roles.insert(*[own_group(task_key=str(i)) for i in range(8)])
+    queue = SealedQueue(roles.run, roles.worker_id, lease_s=60, look_back_s=3600)
+    for _ in range(2):
+        batch = queue.claim(4)
+        assert batch is not None
+        roles.commit(batch)
+    buffer.sql("UPDATE rft.experience SET reward = 0.5 WHERE group_id = %s", [first])
+    found = queue.claim(4)
+    assert found is not None and found.group_ids == [first]
+    assert queue.claim(4) is None
 
 
 def test_the_newest_label_is_found_by_index_right_after_many_were_written(buffer: Buffer) -> None:

@@ -89,6 +89,16 @@ def test_the_trace_has_every_span_in_microseconds(run: StoredRun, tmp_path: Path
     assert names == [spans[0].host, f"trainer {spans[0].worker_id} (process {spans[0].pid})"]
 
 
+def test_workers_are_shown_in_the_order_in_which_a_row_passes_them(run: StoredRun, tmp_path: Path) -> None:
+    for role in ("trainer", "pipeline", "explorer"):
+        with Worker(run.run, role):
+            pass
+    write_timeline("mine", RunResults(run.run).spans(), tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert [name.partition(" ")[0] for name in names] == ["explorer", "pipeline", "trainer"]
+
+
 def test_the_image_is_written_whole_or_not_at_all(run: StoredRun, tmp_path: Path) -> None:
     with pytest.raises(QueryError, match="has no timeline"):
         write_timeline("mine", RunResults(run.run).spans(), tmp_path / "early.png")

@@ -18,7 +18,7 @@ from rftcore.rewards import load_rewards
 from rftcore.workflows.task import Score, Task, Turn
 from rftdata.errors import PluginError, RftError
 from rftdata.experience import Sequence
-from rftdata.workers import process_lives
+from tests.support.processes import wait_until_ended
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 TURN = Turn([], "2", "stop", Sequence("1+1=", "2", [1, 2], 1, "stop"))
@@ -155,10 +155,7 @@ def test_what_a_function_started_ends_with_its_time_limit(make: Make, tmp_path: 
     a = f"import subprocess\ndef score(turn, task):\n    subprocess.run(['sh', '-c', 'echo $$ > {tmp_path}/pid; sleep 1000'])\n"
     with pytest.raises(FunctionFailedError, match="reward_timeout_s"):
         scored(make(["./a.py:score"], timeout_s=1.5, a=a))
-    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 60
-    while process_lives(pid):
-        assert time.monotonic() < deadline, "it runs on"
-        time.sleep(0.05)
+    wait_until_ended([int((tmp_path / "pid").read_text())])
 
 
 def test_a_file_named_like_a_module_does_not_take_its_place(

@@ -36,7 +36,7 @@ def test_where_explorers_run_ahead_the_first_batch_from_weights_that_were_sent_i
     parity = WeightParity(0.3, lag=1)
     parity.check(2, [1, 1], {"logprob_diff": 0.0}, 1, 1)
     parity.check(3, [2, 1], {"logprob_diff": 0.0}, 1, 1)
-    with pytest.raises(RftError, match="at most 1 steps before"):
+    with pytest.raises(RftError, match="up to 1 step before"):
         parity.check(3, [1, 0], {"logprob_diff": 9.0}, 1, 1)
 
 
@@ -49,13 +49,26 @@ def test_an_attempt_is_compared_once() -> None:
 def test_a_run_whose_steps_were_all_skipped_since_weights_were_sent_is_not_finished() -> None:
     parity = WeightParity(0.3)
     parity.check(1, [], {}, None, None)
-    parity.refuse_unchecked()
+    parity.conclude()
     parity.check(2, [], {}, 1, 1)
     parity.check(3, [], {}, 1, 1)
     with pytest.raises(RftError, match="all 2 steps since weights were sent into them were skipped"):
-        parity.refuse_unchecked()
-    parity.check(4, [0, 0], {"logprob_diff": 0.04}, 1, 1)
-    parity.refuse_unchecked()
+        parity.conclude()
+    parity.check(4, [2, 2], {"logprob_diff": 0.04}, 1, 2)
+    with pytest.raises(RftError, match="all 2 steps"):
+        parity.conclude()
+    parity.check(5, [0, 0], {"logprob_diff": 0.04}, 1, 1)
+    assert parity.conclude() is None
+
+
+def test_a_run_in_which_no_batch_could_tell_says_so() -> None:
+    parity = WeightParity(0.3)
+    parity.check(1, [0, None], {"logprob_diff": 0.04}, None, None)
+    assert parity.conclude() is None, "no weights were sent"
+    parity.check(2, [0, None], {"logprob_diff": 0.04}, 1, 1)
+    assert parity.conclude() == "no batch could tell whether the engines sample from the trainer's weights"
+    parity.check(3, [0, 0], {"logprob_diff": 0.04}, 1, 1)
+    assert parity.conclude() is None
 
 
 def test_a_batch_from_weights_that_are_also_a_file_does_not_settle_it() -> None:
@@ -64,6 +77,6 @@ def test_a_batch_from_weights_that_are_also_a_file_does_not_settle_it() -> None:
     parity.check(1, [0, 0], {"logprob_diff": 0.0}, 0, None)
     parity.check(2, [], {}, 0, 1)
     with pytest.raises(RftError, match="all 1 steps"):
-        parity.refuse_unchecked()
+        parity.conclude()
     with pytest.raises(RftError, match="in step 3"):
         parity.check(3, [0, 0], {"logprob_diff": 9.0}, 0, 1)

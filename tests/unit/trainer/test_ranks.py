@@ -29,6 +29,7 @@ from rftdata.errors import ModelError, RoleFailedError
 from rftdata.workers import process_lives
 from tests.support.command_line import CHECKOUT
 from tests.support.learning import make_batch
+from tests.support.processes import wait_until_ended
 from tests.support.ranks import arguments, make_group, write_folder
 
 # On a machine of several GPUs the ranks meet through NCCL.
@@ -120,13 +121,6 @@ class Sending:
 
 
 _group_ids = itertools.count(1)
-
-
-def wait_until_ended(pids: list[int], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while any(map(process_lives, pids)):
-        assert time.monotonic() < deadline, f"{pids} still run"
-        time.sleep(0.02)
 
 
 class TestSharedBatch:

@@ -63,6 +63,25 @@ COMMENT ON COLUMN rft.retired_range.length_bytes IS 'Their number.';
 COMMENT ON COLUMN rft.retired_range.retired_at IS 'When segments stopped referring to them.';
 COMMENT ON COLUMN rft.retired_range.erased_at IS 'When they were overwritten; NULL before.';
 
+-- Only a copy shares arrays, and its origin is its parent. So the sharers of an experience are reached through parents and children at the same address,
+-- without a search in all experiences.
+CREATE FUNCTION rft.sharers_of_arrays(ids bigint[]) RETURNS TABLE (experience_id bigint, shares_with bigint)
+LANGUAGE sql STABLE
+AS $$
+    WITH RECURSIVE shared (given_id, experience_id, parent_id, segment_id, segment_row) AS (
+        SELECT e.experience_id, e.experience_id, e.parent_id, e.segment_id, e.segment_row FROM unnest(ids) AS given (id)
+        CROSS JOIN LATERAL (SELECT * FROM rft.experience WHERE experience_id = given.id OFFSET 0) e
+        UNION
+        SELECT s.given_id, near.experience_id, near.parent_id, s.segment_id, s.segment_row FROM shared s
+        CROSS JOIN LATERAL (
+            (SELECT * FROM rft.experience WHERE experience_id = s.parent_id OFFSET 0)
+            UNION ALL
+            (SELECT * FROM rft.experience WHERE parent_id = s.experience_id OFFSET 0)) near
+        WHERE near.segment_id = s.segment_id AND near.segment_row = s.segment_row)
+    SELECT experience_id, given_id FROM shared WHERE experience_id <> given_id
+$$;
+COMMENT ON FUNCTION rft.sharers_of_arrays(bigint[]) IS 'Returns copies and origins of the given experiences, each with the one that it shares its arrays with. Given ones may be among them.';
+
 -- A purged row has no text that a pipeline could judge and no arrays to train on, so its groups are abandoned. All its numbers stay. This
 -- function does not touch arrays: rftdata.maintenance.purge first writes the segments again and calls it in the transaction that
 -- repoints them.

@@ -13,7 +13,8 @@ JOIN rft.draw d ON d.attempt_id = h.attempt_id AND (h.last_step IS NULL OR d.tra
 WHERE EXISTS (SELECT FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step);
 COMMENT ON VIEW rft.v_consumption IS 'Draws at or before a committed checkpoint of their run''s current history: the rows that the weights on disk were trained on.';
 
--- Prompts are joined from outside: a query that reads no text does not read them.
+-- Prompts, rollouts and tasks are joined from outside: a query that reads nothing of them does not read them. OFFSET 0: the draws of an experience are found by its id. Before the
+-- first statistics of a growing buffer, the planner would also look through the draws of the whole attempt for each experience.
 CREATE VIEW rft.v_experience AS
 SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_id, g.explore_step, ro.rollout_index, e.turn_index,
        ro.outcome, gp.prompt, e.response, t.payload ->> 'answer' AS answer,
@@ -32,8 +33,8 @@ SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_
 FROM rft.experience e
 JOIN rft.run r USING (run_id)
 JOIN rft.rollout_group g USING (group_id)
-JOIN rft.rollout ro USING (rollout_id)
-JOIN rft.task t USING (task_id)
+LEFT JOIN rft.rollout ro ON ro.rollout_id = e.rollout_id
+LEFT JOIN rft.task t ON t.task_id = g.task_id
 LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 LEFT JOIN rft.group_baseline b ON b.group_id = e.group_id
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
@@ -43,10 +44,9 @@ LEFT JOIN LATERAL (
     ORDER BY v.verdict_id DESC LIMIT 1) v ON true
 LEFT JOIN LATERAL (
     SELECT count(*) AS times, array_agg(d.trainer_step ORDER BY d.trainer_step) AS steps
-    FROM rft.draw d
+    FROM (SELECT * FROM rft.draw WHERE experience_id = e.experience_id OFFSET 0) d
     JOIN rft.v_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = d.attempt_id
-        AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
-    WHERE d.experience_id = e.experience_id) d ON true
+        AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)) d ON true
 LEFT JOIN LATERAL (
     SELECT count(*) AS num_labels FROM rft.label l WHERE l.experience_id = e.experience_id) l ON true;
 COMMENT ON VIEW rft.v_experience IS 'Experiences with their run, task, group, verdict, draws and labels.';

@@ -1,0 +1,137 @@
+"""Export and import of whole buffers: seconds and experiences a second by number of experiences.
+
+`rft bench exchange [--sizes N,N] [--runs N]` fills a buffer with groups of 8 (`benchmarks.workload`). Every fourth group is made of an
+experience of another group, and every eighth experience has a label of its own batch. The buffer is exported to Parquet and imported
+into an empty one. JSON on stdout; beside each size two limits from the same buffer: binary COPY of the rows of `rft.experience` with
+a plain read of the segment files (what an export cannot be faster than), and COPY of the same rows into an empty table with the
+same indexes (what an import cannot be faster than).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rftdata
+from benchmarks.workload import GROUP_SIZE, make_samples
+from rftdata import Buffer, Group, Rollout, exchange, labels
+from rftdata import Sequence as Experience
+
+_AT_ONCE = 4000
+
+
+def fill(buffer: Buffer, num: int, runs: int) -> None:
+    """Store experiences, evenly over runs."""
+    per_run = num // runs // GROUP_SIZE * GROUP_SIZE
+    for run in range(runs):
+        buffer.create_run(name=f"run{run}", config={}, seed=1, steps=1, pipeline_version="none")
+        parent_id: int | None = None
+        with buffer.writer(f"run{run}") as writer:
+            for start in range(0, per_run, _AT_ONCE):
+                found = _groups(run * per_run + start, min(_AT_ONCE, per_run - start), parent_id)
+                for future in [writer.submit(group) for group in found]:
+                    future.result()
+                rows = buffer.sql("SELECT max(experience_id) AS newest FROM rft.experience")
+                parent_id = rows["newest"][0].as_py()
+    ids = buffer.sql("SELECT experience_id FROM rft.experience ORDER BY 1")["experience_id"].to_pylist()
+    for some in range(0, len(ids), 8 * 32):
+        for experience_id in ids[some : some + 8 * 4 : 8]:
+            labels.set_rewards(buffer, {experience_id: 0.25}, author="bench")
+
+
+def _groups(first: int, num: int, parent_id: int | None) -> list[Group]:
+    samples = make_samples(num, seed=first, first_key=first)
+    groups = []
+    for place in range(0, num, GROUP_SIZE):
+        is_made = parent_id is not None and place // GROUP_SIZE % 4 == 0
+        rollouts = [
+            Rollout(
+                i, "ok", s.reward,
+                [Experience(
+                    s.prompt, s.response, s.token_ids, s.num_prompt_tokens, "stop", reward=s.reward, metrics=s.metrics,
+                    behavior_logprobs=s.logprobs[s.num_prompt_tokens :], parent_id=parent_id if is_made else None,
+                )],
+            )
+            for i, s in enumerate(samples[place : place + GROUP_SIZE])
+        ]  # fmt: skip
+        key = samples[place].group
+        groups.append(Group(rollouts, source="human", taskset="bench", task_key=str(key), payload={"number": key}))
+    return groups
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that some work takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _copied_out(buffer: Buffer, file: Path) -> None:
+    with (
+        buffer.database.connection() as connection,
+        connection.cursor() as cursor,
+        cursor.copy("COPY rft.experience TO STDOUT (FORMAT BINARY)") as copy,
+        file.open("wb") as out,
+    ):
+        out.writelines(copy)
+
+
+def _read_segments(folder: Path) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.read_bytes()
+
+
+def _copied_in(buffer: Buffer, file: Path) -> None:
+    with buffer.database.connection() as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE copied (LIKE rft.experience INCLUDING INDEXES)")
+        with cursor.copy("COPY copied FROM STDIN (FORMAT BINARY)") as copy:
+            copy.write(file.read_bytes())
+
+
+def measure(num: int, runs: int, folder: Path) -> dict[str, Any]:
+    """The figures of one size."""
+    file, rows = folder / "all.parquet", folder / "rows.bin"
+    with rftdata.open(str(folder / "from")) as source:
+        fill(source, num, runs)
+        print(f"{num} experiences stored", file=sys.stderr)
+        export_s = timed(lambda: exchange.export(source, file))
+        copy_out_s = timed(lambda: _copied_out(source, rows)) + timed(
+            lambda: _read_segments(folder / "from" / "segments")
+        )
+        num = int(source.sql("SELECT count(*) AS n FROM rft.experience")["n"][0].as_py())
+    print(f"exported in {export_s:.1f} s", file=sys.stderr)
+    with rftdata.open(str(folder / "to")) as target:
+        import_s = timed(lambda: exchange.load(target, file))
+        again_s = timed(lambda: exchange.load(target, file))
+        copy_in_s = timed(lambda: _copied_in(target, rows))
+    return {
+        "experiences": num, "runs": runs, "file_bytes": file.stat().st_size,
+        "export_s": round(export_s, 2), "export_per_s": round(num / export_s),
+        "copy_out_and_read_s": round(copy_out_s, 2),
+        "import_s": round(import_s, 2), "import_per_s": round(num / import_s), "import_again_s": round(again_s, 2),
+        "copy_in_s": round(copy_in_s, 2),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="rft bench exchange", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--sizes", default="3000,25000,100000", help="numbers of experiences")
+    parser.add_argument("--runs", type=int, default=2)
+    options = parser.parse_args()
+    results = []
+    for size in options.sizes.split(","):
+        with tempfile.TemporaryDirectory(prefix="rft-exchange-") as folder:
+            results.append(measure(int(size), options.runs, Path(folder)))
+            print(json.dumps(results[-1]), file=sys.stderr)
+    print(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Questions to a long history: PostgreSQL on the live buffer beside DuckDB over a Parquet export of the same tables.
+
+`rft bench history [--experiences 100000] [--runs 10]` fills a buffer (verdicts, draws, steps, checkpoints, evaluations, labels) and asks
+every question of docs/cookbook.md: once at first, when the tables have just been written, and then three times (the median counts). The limit in the same
+run is the same statement in DuckDB over Parquet files of the tables and views that it names. Both must give the same answer. JSON on stdout:
+
+    first_seconds   the first time, before the server has collected statistics by itself
+    seconds         median of three
+    duckdb_seconds  median of three over Parquet
+    ratio           seconds / duckdb_seconds
+    agrees          whether the answers are equal
+
+The exit code is 1 if an answer differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import rftdata
+from benchmarks.history_buffer import add_run
+from rftdata import Buffer
+from rftdata.config import BufferConfig
+from rftdata.inspection import tables
+from scripts.cookbook_answers import PAGE, QUESTION
+
+_TIMES = 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="history-") as folder:
+        config = BufferConfig(uri=f"{folder}/buffer", min_free_bytes=2**30)
+        with rftdata.open(config) as buffer:
+            started = time.monotonic()
+            for number in range(options.runs):
+                add_run(buffer, number, options.experiences // options.runs)
+                print(f"run {number + 1} of {options.runs}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+            rows = measure(buffer, Path(folder))
+    result = {"experiences": options.experiences, "runs": options.runs, "questions": rows}
+    print(json.dumps(result, indent=2))
+    return int(not all(row["agrees"] for row in rows))
+
+
+def measure(buffer: Buffer, folder: Path) -> list[dict[str, Any]]:
+    """One row for each question of the cookbook."""
+    questions = [(found[1], found[2]) for found in QUESTION.finditer(PAGE.read_text(encoding="utf-8"))]
+    first = {}
+    for title, question in questions:
+        first[title], _ = _timed(lambda text=question: buffer.sql(text))
+    with duckdb.connect() as connection:
+        _export(buffer, folder, connection, " ".join(question for _, question in questions))
+        rows = []
+        for title, question in questions:
+            ours = [_timed(lambda text=question: buffer.sql(text)) for _ in range(_TIMES)]
+            theirs = [_timed(lambda text=question: connection.sql(text).to_arrow_table()) for _ in range(_TIMES)]
+            seconds, duckdb_seconds = (statistics.median(taken for taken, _ in both) for both in (ours, theirs))
+            rows.append({
+                "question": title, "first_seconds": first[title], "seconds": seconds, "duckdb_seconds": duckdb_seconds,
+                "ratio": seconds / duckdb_seconds, "num_rows": ours[0][1].num_rows, "agrees": _equal(ours[0][1], theirs[0][1]),
+            })  # fmt: skip
+            print(f"{seconds:8.3f} s  {duckdb_seconds:8.3f} s in DuckDB  {title}", file=sys.stderr)
+    return rows
+
+
+def _export(buffer: Buffer, folder: Path, connection: duckdb.DuckDBPyConnection, questions: str) -> None:
+    """Write what the questions name to Parquet, and show it to DuckDB under the same names."""
+    connection.execute("CREATE SCHEMA rft; SET integer_division = true")
+    known = tables(buffer.database)
+    runs = buffer.sql("SELECT run_id FROM rft.run")["run_id"].to_pylist()
+    for name in sorted(set(re.findall(r"\brft\.(\w+)", questions))):
+        parts = folder / name
+        parts.mkdir()
+        columns = ", ".join(f'"{column}"' + "::text" * (kind == "jsonb") for column, kind in known[name].items())
+        # A run at a time, because memory should not hold the texts of all.
+        wheres = [f" WHERE run_id = {run}" for run in runs] if "run_id" in known[name] else [""]
+        for number, where in enumerate(wheres):
+            rows = buffer.sql(f"SELECT {columns} FROM rft.{name}{where}")
+            if rows.num_rows:
+                pq.write_table(rows, parts / f"{number}.parquet")
+        connection.execute(f"CREATE VIEW rft.{name} AS FROM read_parquet('{parts}/*.parquet', union_by_name = true)")
+
+
+def _timed(work: Callable[[], pa.Table]) -> tuple[float, pa.Table]:
+    started = time.perf_counter()
+    answer = work()
+    return time.perf_counter() - started, answer
+
+
+def _equal(ours: pa.Table, theirs: pa.Table) -> bool:
+    """Compare answers; numbers may differ in their type and in the last digits."""
+    return ours.column_names == theirs.column_names and ours.num_rows == theirs.num_rows and all(
+        _same(a, b) for name in ours.column_names for a, b in zip(ours[name].to_pylist(), theirs[name].to_pylist(), strict=True)
+    )  # fmt: skip
+
+
+def _same(a: object, b: object) -> bool:
+    try:
+        return math.isclose(float(a), float(b), rel_tol=1e-6, abs_tol=1e-9)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return str(a) == str(b)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rft bench history", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--experiences", type=int, default=100_000, help="of all runs together")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--folder", type=Path, help="where the buffer is made, and removed")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

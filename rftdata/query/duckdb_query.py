@@ -1,0 +1,106 @@
+"""One query by DuckDB over a buffer: its tables are registered by their names, and the result is streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+
+import duckdb
+import pyarrow as pa
+from psycopg import sql
+
+from rftdata.errors import QueryError, RftError
+from rftdata.postgres.database import Database, translated
+from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, ArrayColumns, OnDamage
+from rftdata.query.catalogue import tables
+from rftdata.query.scan import Reading, Table
+from rftdata.segments.base import SegmentStore
+from rftdata.segments.reader import SegmentReader
+
+_ROWS_AT_ONCE = 8192
+# Segments kept open: those of a few batches of rows.
+_OPEN_SEGMENTS = 64
+
+
+def run_query(
+    database: Database, store: SegmentStore, text: str, *, run_id: int | None = None, limit_bytes: int | None = None,
+    on_damage: OnDamage | None = None,
+) -> pa.RecordBatchReader:  # fmt: skip
+    """Return the result of a DuckDB query; arguments and errors as in `Buffer.query`."""
+    arrays = ArrayColumns(SegmentReader(database, store, max_segments=_OPEN_SEGMENTS), on_damage)
+    batches = _stream(database, Reading(database, arrays, limit_bytes), text, run_id)
+    # The first batches are computed here, so that a query that is refused raises at the call.
+    first = next(batches)
+    assert isinstance(first, pa.Schema)
+    return pa.RecordBatchReader.from_batches(first, batches)
+
+
+def _stream(
+    database: Database, reading: Reading, text: str, run_id: int | None
+) -> Iterator[pa.RecordBatch | pa.Schema]:
+    """Yield the schema of the result and its batches."""
+    with ExitStack() as resources:
+        resources.enter_context(translated(database.uri))
+        resources.callback(reading.close)
+        connection = resources.enter_context(duckdb.connect())
+        try:
+            _register(connection, database, reading, text, run_id)
+            result = connection.sql(text)
+            if result is None:
+                raise QueryError(
+                    "the statement returns no rows", value=text, todo="write a SELECT; use `rft sql` to change rewards and tasks"
+                )  # fmt: skip
+            reader = result.to_arrow_reader(_ROWS_AT_ONCE)
+            yield reader.schema
+            yield from reader
+        except RftError:
+            raise
+        except Exception as error:
+            if reading.error is not None:  # DuckDB reports an error of a scan as one of its own
+                raise reading.error from None
+            if not isinstance(error, duckdb.Error):
+                raise
+            raise _refused(error) from error
+
+
+def _register(
+    connection: duckdb.DuckDBPyConnection, database: Database, reading: Reading, text: str, run_id: int | None
+) -> None:
+    if len(connection.extract_statements(text)) != 1:
+        raise QueryError(
+            "a query is one statement", value=text, todo="join them with WITH, or run it again for each"
+        )  # fmt: skip
+    connection.execute("SET enable_progress_bar = false")  # DuckDB writes it to the standard output
+    connection.execute("CREATE SCHEMA rft")
+    known = tables(database)
+    for name, columns in known.items():
+        table = Table(name, columns, reading)
+        if name == "experience":
+            view = known["v_experience"]
+            arrays = [*BASE_ARRAYS, *(array for array in OPTIONAL_ARRAYS if array in _identifiers(text))]
+            where = None if run_id is None else sql.SQL("run_id = {}").format(sql.Literal(run_id))
+            same = {column: kind for column, kind in columns.items() if view.get(column) == kind}
+            table = Table(name, view, reading, arrays=arrays, where=where, direct=(name, same))
+        connection.register(name, table)
+        connection.execute(f'CREATE VIEW rft."{name}" AS FROM memory.main."{name}"')
+
+
+def _identifiers(text: str) -> set[str]:
+    """Return the identifiers in a query, by DuckDB's own lexer."""
+    tokens = [*duckdb.tokenize(text), (len(text.encode()), None)]
+    data = text.encode()
+    words = (
+        data[start:end].decode(errors="replace")
+        for (start, kind), (end, _) in pairwise(tokens)
+        if kind == duckdb.token_type.identifier
+    )
+    return {word.strip().strip('"').lower() for word in words}
+
+
+def _refused(error: duckdb.Error) -> QueryError:
+    message = " ".join(str(error).split("\n\nLINE")[0].split())
+    names = "tables are those of schema rft: experience, run, draw, verdict, task, evaluation, …"
+    return QueryError(
+        f"DuckDB rejected the query: {message}", todo=f'{names}; `rft query "describe experience"` lists columns'
+    )
