@@ -151,8 +151,8 @@ class _Transfers:
     def __init__(
         self, case: Case, learner: LearnerGroup, receivers: list[ReceiverProcess], receptions: list[Any]
     ) -> None:
-        from rftcore.sync.devices import choose_backend
         from rftcore.sync.addresses import LOOPBACK
+        from rftcore.sync.devices import choose_backend
         from rftcore.sync.transfer_group import open_store
 
         self._case, self._learner, self._receivers = case, learner, receivers
