@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
 from rftdata.uri import redacted
 from rftdata.user_code.time_limits import DEFAULT_S
@@ -232,7 +232,7 @@ class SyncConfig(Section):
     adapters: Literal["merged", "alone"] = Field(
         "merged",
         description="What engines get when trainer.lora trains adapters: the whole model with the adapters merged into it, or the adapters"
-        " alone, which a vLLM engine keeps beside the model. Adapters alone travel as files, also with auto.",
+        " alone, which a vLLM engine keeps beside the model.",
     )
     kv_cache: Literal["recompute", "keep"] = Field(
         "recompute",
@@ -247,16 +247,6 @@ class SyncConfig(Section):
     )
     interval: int = Field(1, ge=1, description="Explorer steps that share one policy.")
     offset: int = Field(0, ge=0, description="Explorer steps that may run ahead of the trainer.")
-
-    @model_validator(mode="after")
-    def _adapters_alone_are_files(self) -> SyncConfig:
-        if self.adapters == "alone" and self.method == "nccl":
-            raise ValueError(
-                "adapters: alone are sent as files, and method is nccl; set method: auto, memory or checkpoint, or adapters: merged"
-            )
-        if self.adapters == "alone" and self.check_weights:
-            raise ValueError("check_weights compares whole models; set adapters: merged")
-        return self
 
 
 class EvalConfig(Section):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rftcore.sync.transfer_plan import TensorShapes, TransferPlan
+from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferPlan
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Reception:
 
     Attributes:
         dtype: type of its weights, which is that on the wire.
+        in_float32: names in the model's checkpoint of the weights that it keeps in float32 although `dtype` is another.
         device: `cpu`, or the id of its GPU; several with commas.
         num_ranks: number of its processes, each of which is a member of the group.
         kv_cache: what running requests do when weights change; see `SyncConfig.kv_cache`.
@@ -126,6 +127,7 @@ class Reception:
     device: str
     num_ranks: int
     kv_cache: Literal["recompute", "keep"] = "recompute"
+    in_float32: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -201,11 +203,15 @@ class Engine(ABC):
         """How `receive_weights` takes weights; None for an engine that loads files only."""
         return None
 
-    def refuse_unfit(self, tensors: TensorShapes) -> None:
-        """Refuse weights that would leave part of the model unchanged, before `receive_weights`.
+    def refuse_unfit(self, tensors: TensorShapes, adapters: AdaptersConfig | None = None) -> None:
+        """Refuse weights that would leave part of the model unchanged, or adapters that do not fit it, before `receive_weights`.
+
+        Args:
+            adapters: peft's configuration, if the tensors are adapters.
 
         Raises:
-            ModelError: a tensor or the output head is missing, or has another shape.
+            ModelError: a tensor or the output head is missing, or has another shape; or the engine takes adapters alone and these are whole
+                weights, or the reverse.
         """
         raise RftError(f"{type(self).__name__} takes no weights from a trainer", todo="set sync.method: memory")
 

@@ -23,8 +23,15 @@ from pathlib import Path
 
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.sync.adapters_file import adapters_config, refuse_unfit_adapters
-from rftcore.sync.transfer_plan import TensorShapes, TransferError, TransferPlan
-from rftcore.sync.weights_file import check_complete, hold, open_weights, read_shapes_of_model, refuse_incomplete
+from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
+from rftcore.sync.weights_file import (
+    check_complete,
+    hold,
+    open_weights,
+    read_shapes,
+    read_shapes_of_model,
+    refuse_incomplete,
+)
 from rftdata.errors import EngineStoppedError, RftError
 
 ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
@@ -166,16 +173,19 @@ class DrivenEngine(Engine):
         if adapters_config(path) is None:
             check_complete(path, self._expected_shapes)
         else:
-            refuse_unfit_adapters(path, self._expected_shapes)
+            refuse_unfit_adapters(read_shapes(path), self._expected_shapes, f"the adapters in {path}")
 
-    def refuse_unfit(self, tensors: TensorShapes) -> None:
-        refuse_incomplete(dict(tensors), self._expected_shapes, "what the trainer sends")
+    def refuse_unfit(self, tensors: TensorShapes, adapters: AdaptersConfig | None = None) -> None:
+        if adapters is None:
+            refuse_incomplete(dict(tensors), self._expected_shapes, "what the trainer sends")
+        else:
+            refuse_unfit_adapters(dict(tensors), self._expected_shapes, "the adapters that the trainer sends")
 
     def receive_weights(self, plan: TransferPlan, policy_version_id: int) -> str:
         reception = self.reception
         assert reception is not None
-        plan.refuse_other_type(reception.dtype)
-        self.refuse_unfit(plan.shapes)
+        plan.refuse_other_type(reception.dtype, reception.in_float32)
+        self.refuse_unfit(plan.shapes, plan.adapters)
         command = _Receive(plan, policy_version_id)
         self._put(command)
         return command.result.result()

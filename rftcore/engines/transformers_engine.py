@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.base import Decoding, Generation, Reception
 from rftcore.engines.driver import DrivenEngine, Request
-from rftcore.sync.adapters_file import whole_weights
+from rftcore.sync.adapters_file import merged_weights, whole_weights
 from rftcore.sync.devices import device_id
 from rftcore.sync.transfer_plan import TransferPlan
-from rftcore.sync.weights_file import iterate_weights
 
 if TYPE_CHECKING:
     import torch
@@ -135,9 +134,11 @@ class TransformersEngine(DrivenEngine):
 
     @property
     def reception(self) -> Reception:
+        dtype = str(self._model.dtype).removeprefix("torch.")
+        wide = (name for name, tensor in self._model.state_dict().items() if str(tensor.dtype) == "torch.float32")
         return Reception(
-            dtype=str(self._model.dtype).removeprefix("torch."), device=device_id(self._device), num_ranks=1
-        )
+            dtype=dtype, device=device_id(self._device), num_ranks=1, in_float32=() if dtype == "float32" else tuple(wide)
+        )  # fmt: skip
 
     def _receive_weights(self, plan: TransferPlan) -> str:
         from rftcore.sync.transfer import TransferReceiver
@@ -147,6 +148,8 @@ class TransformersEngine(DrivenEngine):
         state = self._model.state_dict(keep_vars=False)
 
         def load(tensors: Iterator[tuple[str, Tensor]]) -> None:
+            if plan.adapters is not None:
+                tensors = merged_weights(dict(tensors), plan.adapters, Path(self.model_path))
             for name, tensor in tensors:
                 state[name].copy_(tensor)
 
@@ -154,7 +157,8 @@ class TransformersEngine(DrivenEngine):
 
     def _differing_weights(self, path: Path) -> list[str]:
         state = self._model.state_dict(keep_vars=False)
-        return [name for name, tensor in iterate_weights(path) if not state[name].equal(tensor.to(state[name]))]
+        expected = whole_weights(path, Path(self.model_path))
+        return [name for name, tensor in expected if not state[name].equal(tensor.to(state[name]))]
 
     def _close_model(self) -> None:
         if self._receiver is not None:

@@ -22,14 +22,16 @@ import importlib.util
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.base import EngineConfig, Generation, Reception
 from rftcore.engines.driver import DrivenEngine, Request
 from rftcore.engines.vllm_arguments import slot_rank
-from rftcore.sync.adapters_file import adapters_config
-from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.adapters_file import ADAPTERS_ID, ADAPTERS_NAME, adapters_config
+from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferPlan
 from rftcore.sync.weights_file import read_shapes
 from rftdata.errors import ModelError, RftError
 
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 
     from rftcore.sync.vllm_worker import ReceiveOutcome
 
-_ADAPTERS = "policy"
 _WORKER_EXTENSION = "rftcore.sync.vllm_worker.WeightsExtension"
 
 
@@ -188,14 +189,26 @@ class VllmEngine(DrivenEngine):
         )
 
     def _refuse_file(self, path: Path) -> None:
-        has_adapters = adapters_config(path) is not None
-        if has_adapters != (self.config.adapter_rank is not None):
-            found, taken = ("adapters", "whole weights") if has_adapters else ("whole weights", "adapters")
+        self._refuse_other_kind(adapters_config(path), f"the file {path} has")
+        super()._refuse_file(path)
+
+    def refuse_unfit(self, tensors: TensorShapes, adapters: AdaptersConfig | None = None) -> None:
+        self._refuse_other_kind(adapters, "the trainer sends")
+        super().refuse_unfit(tensors, adapters)
+
+    def _refuse_other_kind(self, adapters: AdaptersConfig | None, what: str) -> None:
+        rank = self.config.adapter_rank
+        if (adapters is None) != (rank is None):
+            found, taken = ("whole weights", "adapters") if adapters is None else ("adapters", "whole weights")
             raise ModelError(
-                f"the file {path} has {found}, and this engine was started for {taken} only",
+                f"{what} {found}, and this engine was started for {taken} only",
                 todo="start trainer and explorers with the same sync.adapters",
             )
-        super()._refuse_file(path)
+        if adapters is not None and rank is not None and adapters["r"] > rank:
+            raise ModelError(
+                f"{what} adapters of a rank that this engine has no room for", value=adapters["r"], allowed=f"up to {rank}",
+                todo="start trainer and explorers with the same trainer.lora",
+            )  # fmt: skip
 
     def _replace_weights(self, path: Path) -> None:
         if self.config.adapter_rank is None:
@@ -206,21 +219,25 @@ class VllmEngine(DrivenEngine):
 
     def _replace_adapters(self, path: Path) -> None:
         """Take adapters in place of the previous ones; the model's own weights never change."""
-        from vllm.lora.request import LoRARequest
-
         is_empty = not read_shapes(path)
-        if self._open_requests and is_empty != (self._adapters is None):
-            # A request of vLLM's uses adapters from its beginning to its end, or none.
-            raise RftError("adapters cannot be added to running requests, or removed from them")
+        self._refuse_change_of_running_requests(is_empty)
         if is_empty:
             self._adapters = None
             return
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "adapter_config.json").write_text(json.dumps(adapters_config(path)), encoding="utf-8")
-            (Path(folder) / "adapter_model.safetensors").symlink_to(path)
-            self._llm.llm_engine.add_lora(LoRARequest(_ADAPTERS, 1, folder, load_inplace=True))
-        # vLLM knows the adapters by their number from now on, and does not read the path of this request.
-        self._adapters = LoRARequest(_ADAPTERS, 1, self.model_path)
+        with _adapters_folder(path) as folder:
+            self._llm.llm_engine.collective_rpc("load_adapters_folder", args=(folder,))
+        self._adapters = self._adapters_request()
+
+    def _refuse_change_of_running_requests(self, removes_adapters: bool) -> None:
+        if self._open_requests and removes_adapters != (self._adapters is None):
+            # A request of vLLM's uses adapters from its beginning to its end, or none.
+            raise RftError("adapters cannot be added to running requests, or removed from them")
+
+    def _adapters_request(self) -> LoRARequest:
+        """What requests name their adapters with. vLLM knows these by their number, and does not read the path."""
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(ADAPTERS_NAME, ADAPTERS_ID, self.model_path)
 
     def _weights_changed(self) -> None:
         self._num_changes += 1
@@ -235,9 +252,16 @@ class VllmEngine(DrivenEngine):
         engine = self._llm.llm_engine
         devices: list[str] = engine.collective_rpc("transfer_device")
         dtype = str(engine.vllm_config.model_config.dtype).removeprefix("torch.")
-        return Reception(dtype=dtype, device=",".join(devices), num_ranks=len(devices), kv_cache=self.config.kv_cache)
+        # Adapters alone leave the model's own weights as they are.
+        asked = () if self.config.adapter_rank is not None else tuple(self._expected_shapes.items())
+        in_float32: list[list[str]] = engine.collective_rpc("names_in_float32", args=(asked,))
+        return Reception(
+            dtype=dtype, device=",".join(devices), num_ranks=len(devices), kv_cache=self.config.kv_cache, in_float32=tuple(in_float32[0])
+        )  # fmt: skip
 
     def _receive_weights(self, plan: TransferPlan) -> str:
+        if plan.adapters is not None:
+            self._refuse_change_of_running_requests(removes_adapters=False)
         engine = self._llm.llm_engine
         outcomes: list[ReceiveOutcome] = engine.collective_rpc("receive_weights", args=(plan,))
         for outcome in outcomes:
@@ -246,16 +270,25 @@ class VllmEngine(DrivenEngine):
                 # Processes of one engine may fail at different tensors.
                 error.is_half_applied = any(other.is_loaded for other in outcomes)
                 raise error
+        if plan.adapters is not None:
+            self._adapters = self._adapters_request()
         self._weights_changed()
         return outcomes[0].checksum
 
     def _differing_weights(self, path: Path) -> list[str]:
-        with tempfile.TemporaryDirectory() as folder:
-            for file in Path(self.model_path).glob("*.json"):
-                if not file.name.endswith(".index.json"):
-                    (Path(folder) / file.name).symlink_to(file.resolve())
-            (Path(folder) / "model.safetensors").symlink_to(path)
-            found: list[list[str]] = self._llm.llm_engine.collective_rpc("differing_weights", args=(folder,))
+        found: list[list[str]]
+        engine = self._llm.llm_engine
+        if self.config.adapter_rank is None:
+            with _model_folder(Path(self.model_path), path) as folder:
+                found = engine.collective_rpc("differing_weights", args=(folder,))
+        elif (self._adapters is None) == (not read_shapes(path)):
+            found = engine.collective_rpc("differing_weights", args=(self.model_path,))
+            if self._adapters is not None:
+                with _adapters_folder(path) as folder:
+                    differing = engine.collective_rpc("differing_adapters", args=(folder,))
+                found = [weights + adapters for weights, adapters in zip(found, differing, strict=True)]
+        else:
+            return ["all adapters"]
         if len(found) == 1:
             return found[0]
         return [f"{name} (process {rank})" for rank, names in enumerate(found) for name in names]
@@ -267,3 +300,23 @@ class VllmEngine(DrivenEngine):
         self._llm.llm_engine.collective_rpc("leave_weight_group")
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
+
+
+@contextmanager
+def _adapters_folder(path: Path) -> Iterator[str]:
+    """A folder in peft's format with the adapters of a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(adapters_config(path)), encoding="utf-8")
+        (Path(folder) / "adapter_model.safetensors").symlink_to(path)
+        yield folder
+
+
+@contextmanager
+def _model_folder(model: Path, path: Path) -> Iterator[str]:
+    """A model's folder with the weights of a file in place of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in model.glob("*.json"):
+            if not file.name.endswith(".index.json"):
+                (Path(folder) / file.name).symlink_to(file.resolve())
+        (Path(folder) / "model.safetensors").symlink_to(path)
+        yield folder

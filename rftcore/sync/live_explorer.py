@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rftcore.sync.transfer_plan import TensorShapes, TransferPlan, WireTensor, from_json, shapes_of
+from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferPlan, WireTensor, from_json, shapes_of
 from rftdata.config import SyncConfig
 from rftdata.errors import EngineStoppedError, ModelError, RftError
 from rftdata.failpoints import failpoint
@@ -22,6 +22,8 @@ from rftdata.training.policies import PolicyVersion, newest_policy
 from rftdata.training.transfers import Answers, Receipt, Transfer
 
 logger = logging.getLogger(__name__)
+
+Refuse = Callable[[TensorShapes, AdaptersConfig | None], None]
 
 
 @dataclass(frozen=True)
@@ -45,22 +47,25 @@ class LiveReceiver:
     Args:
         receive: `Engine.receive_weights`; None for an engine that loads files only.
         refuse: `Engine.refuse_unfit`.
-        dtype, device, num_ranks, kv_cache: see `Reception`.
+        dtype, in_float32, device, num_ranks, kv_cache: see `Reception`.
     """
 
     def __init__(
         self, run: Run, worker_id: int, config: SyncConfig, receive: Callable[[TransferPlan, int], str] | None,
-        refuse: Callable[[TensorShapes], None] = lambda tensors: None, *, dtype: str = "",
-        device: str = "", num_ranks: int = 1, kv_cache: str = "recompute",
+        refuse: Refuse = lambda tensors, adapters: None, *, dtype: str = "",
+        in_float32: Sequence[str] = (), device: str = "", num_ranks: int = 1, kv_cache: str = "recompute",
     ) -> None:  # fmt: skip
         self._run = run
         self._answers = Answers(run, worker_id)
         self._config = config
         self._receive = receive
-        self._dtype, self._device, self._num_ranks = dtype, device, num_ranks
+        self._dtype, self._in_float32 = dtype, in_float32
+        self._device, self._num_ranks = device, num_ranks
         self._kv_cache = kv_cache
         self._refuse = refuse
-        self._tensors: tuple[int, tuple[WireTensor, ...]] = (0, ())  # with the attempt whose they are
+        self._sent_by = 0  # the attempt whose tensors these are
+        self._tensors: tuple[WireTensor, ...] = ()
+        self._adapters: AdaptersConfig | None = None
         self._group_id: int | None = None
         self._state: tuple[bool, int | None] | None = None
 
@@ -90,17 +95,17 @@ class LiveReceiver:
         if transfer is None or transfer.status != "offered":
             self._set_state(True, version)
             return Outcome()
-        tensors = self._tensors_of(transfer.attempt_id)
+        self._look_up_tensors(transfer.attempt_id)
         try:
-            self._refuse(shapes_of(tensors))
+            self._refuse(shapes_of(self._tensors), self._adapters)
         except ModelError as error:
             # No member of the group would take its part; the file leads to the same error, which ends this explorer.
             logger.warning("policy version %d: %s", version, str(error))
             self._set_state(True, version)
             return Outcome()
         self._answers.acknowledge(
-            transfer.transfer_id, host=socket.gethostname(), device=self._device, dtype=self._dtype, num_ranks=self._num_ranks,
-            group_id=self._group_id, kv_cache=self._kv_cache,
+            transfer.transfer_id, host=socket.gethostname(), device=self._device, dtype=self._dtype, in_float32=self._in_float32,
+            num_ranks=self._num_ranks, group_id=self._group_id, kv_cache=self._kv_cache,
         )  # fmt: skip
         failpoint("explorer.weights_acknowledged")
         plan = self._await_group(transfer.transfer_id, version, stop)
@@ -128,10 +133,10 @@ class LiveReceiver:
         self._set_state(True, version)
         return None
 
-    def _tensors_of(self, attempt_id: int) -> tuple[WireTensor, ...]:
-        if self._tensors[0] != attempt_id:
-            self._tensors = (attempt_id, from_json(self._answers.tensors(attempt_id)))
-        return self._tensors[1]
+    def _look_up_tensors(self, attempt_id: int) -> None:
+        if self._sent_by != attempt_id:
+            tensors, self._adapters = self._answers.tensors(attempt_id)
+            self._sent_by, self._tensors = attempt_id, from_json(tensors)
 
     def _is_newest(self, version: int) -> bool:
         """Whether no other trainer has taken over the run and published since."""
@@ -145,8 +150,9 @@ class LiveReceiver:
         return TransferPlan(
             transfer_id=transfer.transfer_id, group_id=transfer.group_id, backend=transfer.backend, host=host, port=int(port),
             num_ranks=transfer.num_ranks, first_rank=own.first_rank,
-            tensors=self._tensors_of(transfer.attempt_id), dtype=transfer.dtype,
-            bucket_bytes=transfer.bucket_bytes, timeout_s=self._config.timeout_s,
+            tensors=self._tensors, dtype=transfer.dtype,
+            bucket_bytes=transfer.bucket_bytes, timeout_s=self._config.timeout_s, adapters=self._adapters,
+            in_float32=tuple(transfer.in_float32 or ()),
         )  # fmt: skip
 
     def _apply(self, plan: TransferPlan, version: int) -> Outcome:

@@ -20,7 +20,14 @@ from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.devices import choose_backend
 from rftcore.sync.transfer import Sent
 from rftcore.sync.transfer_group import GroupError, open_store
-from rftcore.sync.transfer_plan import TransferPlan, WireTensor, fingerprint, to_json
+from rftcore.sync.transfer_plan import (
+    ADAPTERS_DTYPE,
+    AdaptersConfig,
+    TransferPlan,
+    WireTensor,
+    fingerprint,
+    to_json,
+)
 from rftdata.config import SyncConfig
 from rftdata.errors import RoleFailedError
 from rftdata.failpoints import failpoint
@@ -52,8 +59,8 @@ class WeightSource(Protocol):
     def weight_devices(self) -> str:
         """Ids of the ranks' devices, with commas."""
 
-    def weight_tensors(self) -> tuple[WireTensor, ...]:
-        """What they send; the same as long as they live."""
+    def weight_tensors(self, adapters_alone: bool) -> tuple[WireTensor, ...]:
+        """What they send, all weights or adapters alone; the same as long as they live."""
 
     def send_weights(self, plan: TransferPlan, store: TCPStore) -> Sent:
         """Send the weights as they are now, each rank what it holds; after an error no rank is in the group any more.
@@ -74,6 +81,7 @@ class LiveWeights:
         source: of the weights.
         write_file: writes the weights as they are now as a file.
         report: told how weights travel and why, whenever that changes.
+        adapters: peft's configuration, if adapters travel alone.
 
     Attributes:
         publication: of the last version.
@@ -83,13 +91,14 @@ class LiveWeights:
 
     def __init__(
         self, attempt: Attempt, config: SyncConfig, source: WeightSource, write_file: Callable[[str], Publication],
-        report: Callable[[str], None] = lambda choice: None,
+        report: Callable[[str], None] = lambda choice: None, adapters: AdaptersConfig | None = None,
     ) -> None:  # fmt: skip
         self._attempt = attempt
         self._config = config
         self._source = source
         self._write_file = write_file
         self._report = report
+        self._adapters = adapters
         self._offers = Offers(attempt)
         self._members: list[int] = []
         self._address = ("", 0)
@@ -154,12 +163,9 @@ class LiveWeights:
         """Whether weights go into the engines, and not into a file; a choice for files is logged when it changes."""
         if self._config.method == "nccl":
             return True
-        if self._config.adapters == "alone":
-            reason = "adapters travel alone (sync.adapters)"
-        else:
-            backend, reason = choose_backend(self._source.weight_devices(), [*receivers.values()])
-            if backend == "nccl":
-                return True
+        backend, reason = choose_backend(self._source.weight_devices(), [*receivers.values()])
+        if backend == "nccl":
+            return True
         self._choose(f"through files ({self._config.file_method}): {reason}")
         return False
 
@@ -182,11 +188,11 @@ class LiveWeights:
     def _transfer(self, version: int, waiting: set[int]) -> set[int]:
         """Offer and send once; return the members that have not applied the version."""
         if not self._tensors:
-            self._tensors = self._source.weight_tensors()
-        transfer_id = self._offers.offer(version, to_json(self._tensors), fingerprint(self._tensors))
+            self._tensors = self._source.weight_tensors(self._adapters is not None)
+        transfer_id = self._offers.offer(version, to_json(self._tensors), fingerprint(self._tensors), self._adapters)
         failpoint("trainer.weights_offered")
         self._await_acknowledgements(transfer_id, waiting)
-        members, left_out = _members(self._offers.close(transfer_id))
+        members, left_out = _members(self._offers.close(transfer_id), self._adapters is not None)
         if not members:
             self._source.leave_weight_group()
             self._offers.end(transfer_id, error="no explorer acknowledged in time")
@@ -244,7 +250,8 @@ class LiveWeights:
             self._store = open_store(host, self._config.timeout_s)
             self._members, self._address, group_id = ids, (host, self._store.port), transfer_id
             self._backend, reason = choose_backend(self._source.weight_devices(), [member.device for member in members])
-            self._choose(f"into {len(members)} live engines by {self._backend}: {reason}")
+            what = "" if self._adapters is None else "adapters alone, "
+            self._choose(f"{what}into {len(members)} live engines by {self._backend}: {reason}")
         ranks, num_ranks = {}, self._source.num_ranks
         for member in members:
             ranks[member.worker_id] = num_ranks
@@ -252,11 +259,13 @@ class LiveWeights:
         host, port = self._address
         plan = TransferPlan(
             transfer_id=transfer_id, group_id=group_id, backend=self._backend, host=host, port=port, num_ranks=num_ranks, first_rank=0,
-            tensors=self._tensors, dtype=members[0].dtype, bucket_bytes=self._config.bucket_mib * _MIB, timeout_s=self._config.timeout_s,
+            tensors=self._tensors, dtype=members[0].dtype if self._adapters is None else ADAPTERS_DTYPE,
+            bucket_bytes=self._config.bucket_mib * _MIB, timeout_s=self._config.timeout_s, adapters=self._adapters,
+            in_float32=self._in_float32(members),
         )  # fmt: skip
         self._offers.begin(
             transfer_id, ranks, left_out, group_id=group_id, backend=self._backend, address=f"{host}:{port}", num_ranks=num_ranks,
-            dtype=plan.dtype, bucket_bytes=plan.bucket_bytes,
+            dtype=plan.dtype, in_float32=[*plan.in_float32], bucket_bytes=plan.bucket_bytes,
         )  # fmt: skip
         return plan
 
@@ -276,13 +285,23 @@ class LiveWeights:
                 todo="set sync.address to an address of this machine",
             ) from error  # fmt: skip
 
+    def _in_float32(self, members: list[Receipt]) -> tuple[str, ...]:
+        """Return the tensors that any member keeps in float32; the loaders of the others round them as the trainer would."""
+        if self._adapters is not None:
+            return ()
+        names = {name for member in members for name in member.in_float32}
+        return tuple(tensor.name for tensor in self._tensors if tensor.same_as is None and tensor.name in names)
 
-def _members(receipts: list[Receipt]) -> tuple[list[Receipt], dict[int, str]]:
-    """Return the explorers that take part, and the reasons of the others; engines that need another type on the wire are left out."""
+
+def _members(receipts: list[Receipt], any_dtype: bool) -> tuple[list[Receipt], dict[int, str]]:
+    """Return the explorers that take part, and the reasons of the others.
+
+    Args:
+        any_dtype: false leaves engines out that need another type on the wire.
+    """
     alive = [receipt for receipt in receipts if receipt.alive]
-    members = [receipt for receipt in alive if receipt.dtype == alive[0].dtype]
     left_out = {
         receipt.worker_id: f"its engine is {receipt.dtype}, that of explorer {alive[0].worker_id} is {alive[0].dtype}"
-        for receipt in alive if receipt.dtype != alive[0].dtype
+        for receipt in alive if not any_dtype and receipt.dtype != alive[0].dtype
     }  # fmt: skip
-    return members, left_out
+    return [receipt for receipt in alive if receipt.worker_id not in left_out], left_out

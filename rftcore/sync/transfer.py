@@ -1,19 +1,21 @@
 """The tensors' way from the ranks of a trainer into engines: cast, packed, hashed, broadcast; received, put together, compared, loaded.
 
-Every rank of the trainer sends the rows that it holds, in the engines' type. It holds the messages of a few buckets, never a second copy of its share, and
-no rank holds the whole model. A member compares the hashes of a bucket's tensors, as it has put them together, before it loads anything of the
+Every rank of the trainer sends the rows that it holds, in the type that engines hold them in. It holds the messages of a few buckets, never a second copy of
+its share, and no rank holds the whole model. A member compares the hashes of a bucket's tensors, as it has put them together, before it loads anything of the
 bucket, and the whole list is compared before the first. What arrives is loaded at once, so an error in the middle leaves
-an engine with weights of two versions: `TransferError.is_half_applied` tells, and such an engine must not sample.
+an engine with weights of two versions: `TransferError.is_half_applied` tells, and such an engine must not sample. Adapters are
+small: they are loaded when all of them have arrived, so that an engine keeps its own until then.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+import xxhash
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
@@ -135,18 +137,20 @@ class TransferSender:
             return torch.empty(0, dtype=torch.uint8, device=memory.device)
         packed = memory.message(number, message)
         _zero_gaps(packed, message.data_start, [(piece.start, piece.num_bytes) for piece in message.pieces])
-        values = packed.view(getattr(torch, plan.dtype))
-        width = values.element_size()
-        sources, targets = [], []
+        copies = defaultdict[str, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
         for piece in message.pieces:
-            found = rows[piece.slot]
+            found, slot = rows[piece.slot], bucket.slots[piece.slot]
             first = piece.first_row - found.first_row
             part = found.rows[first : first + piece.num_rows] if found.rows.ndim else found.rows
-            if first < 0 or part.numel() * width != piece.num_bytes:
-                raise _other_tensors(found, bucket.slots[piece.slot].name, bucket.slots[piece.slot].shape)
+            target = packed[piece.start : piece.start + piece.num_bytes].view(getattr(torch, slot.dtype))
+            if first < 0 or len(target) != part.numel():
+                raise _other_tensors(found, slot.name, slot.shape)
+            # Tensors of one type are copied at once.
+            targets, sources = copies[slot.dtype]
+            targets.append(target)
             sources.append(part.reshape(-1))
-            targets.append(values[piece.start // width : (piece.start + piece.num_bytes) // width])
-        torch._foreach_copy_(targets, sources)
+        for targets, sources in copies.values():
+            torch._foreach_copy_(targets, sources)
         spans = [(piece.offset, piece.num_bytes) for piece in message.pieces]
         found_hashes = hashes_of(packed[message.data_start :], spans)
         packed[: HASH_BYTES * len(spans)].view(torch.int64).copy_(found_hashes)
@@ -178,11 +182,16 @@ class TransferReceiver:
             TransferError: a member failed, or something else arrived than was sent; `is_half_applied` tells whether the old weights are still whole.
         """
         arrivals = _Arrivals(plan)
+        changes_weights = plan.adapters is None
         try:
             self._join(plan, plan.first_rank + worker_rank)
             assert self.group is not None
             arrivals.begin(self.group)
-            load(arrivals)
+            tensors: Iterator[tuple[str, Tensor]] = arrivals
+            if plan.adapters is not None:
+                tensors = iter(list(arrivals))
+                changes_weights = True
+            load(tensors)
             arrivals.refuse_rest()
             if self.group.device.type == "cuda":
                 torch.cuda.synchronize(self.group.device)
@@ -192,7 +201,7 @@ class TransferReceiver:
                 f"the weights of transfer {plan.transfer_id} were not applied: {type(error).__name__}: {error}",
                 todo="the trainer offers them again, or writes them as a file",
             )
-            failure.is_half_applied = arrivals.num_loaded > 0
+            failure.is_half_applied = changes_weights and arrivals.num_loaded > 0
             raise failure from error
         return checksum_of_hashes(arrivals.hashes)
 
@@ -240,16 +249,18 @@ class _Arrivals(Iterator[tuple[str, Tensor]]):
     def _receive(self) -> Iterator[tuple[str, Tensor]]:
         assert self._group is not None
         group, memory = self._group, _Memory(self._group.device)
-        dtype, tied = getattr(torch, self._plan.dtype), self._plan.tied_names
+        tied = self._plan.tied_names
         buckets = self._plan.buckets()
         posted = deque(_post(group, number, bucket, memory) for number, bucket in enumerate(buckets[:_AHEAD]))
         for number, bucket in enumerate(buckets):
-            packed, sent = _arrived(bucket, posted.popleft(), dtype)
+            packed, sent = _arrived(bucket, posted.popleft())
             if number + _AHEAD < len(buckets):
                 posted.append(_post(group, number + _AHEAD, buckets[number + _AHEAD], memory))
             self._compare(bucket, packed, sent)
             for slot in bucket.slots:
-                tensor = packed[slot.start : slot.start + slot.num_bytes].view(dtype).view(slot.shape)
+                tensor = (
+                    packed[slot.start : slot.start + slot.num_bytes].view(getattr(torch, slot.dtype)).view(slot.shape)
+                )
                 for name in (slot.name, *tied.get(slot.name, ())):
                     yield name, tensor
 
@@ -296,7 +307,8 @@ class _Memory:
 def _exchange_header(group: TransferGroup, plan: TransferPlan) -> None:
     """Compare which transfer of which tensors the members take part in; the trainer's first rank sends its own."""
     number = int(fingerprint(plan.tensors), 16)
-    values = [plan.transfer_id, number - (1 << 63), len(plan.tensors), plan.bucket_bytes]
+    types = xxhash.xxh3_64_intdigest(f"{plan.dtype} {plan.in_float32}".encode())
+    values = [plan.transfer_id, number - (1 << 63), len(plan.tensors), plan.bucket_bytes, types - (1 << 63)]
     header = torch.tensor(values, dtype=torch.int64, device=group.device)
     group.broadcast(header, 0).wait()
     found = header.tolist()
@@ -345,18 +357,18 @@ def _is_whole(bucket: Bucket) -> bool:
     return len(bucket.messages) == 1 and len(bucket.messages[0].pieces) == len(bucket.slots)
 
 
-def _arrived(bucket: Bucket, posted: list[_Broadcast], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _arrived(bucket: Bucket, posted: list[_Broadcast]) -> tuple[Tensor, Tensor]:
     """Return the whole tensors of a bucket, and their hashes as they were sent."""
     sent = _hashes_sent(bucket, posted)
     if _is_whole(bucket):
         return posted[0].packed[posted[0].message.data_start :], sent
     packed = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=sent.device)
     _zero_gaps(packed, 0, [(slot.start, slot.num_bytes) for slot in bucket.slots])
-    values = packed.view(dtype)
-    width = values.element_size()
+    # By two bytes, of which all types are made.
+    values, width = packed.view(torch.int16), 2
     sources, targets = [], []
     for each in posted:
-        arrived = each.packed.view(dtype)
+        arrived = each.packed.view(torch.int16)
         for piece in each.message.pieces:
             first = (bucket.slots[piece.slot].start + piece.offset) // width
             count, start = piece.num_bytes // width, piece.start // width

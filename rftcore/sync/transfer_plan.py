@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -29,6 +29,10 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 TensorShapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of every tensor that an engine gets."""
+AdaptersConfig = dict[str, Any]
+"""The contents of peft's adapter_config.json."""
+ADAPTERS_DTYPE = "float32"
+"""Type of adapters on the wire, as in files; engines cast them to their own."""
 
 
 class TransferError(RftError):
@@ -67,6 +71,10 @@ class WireTensor:
     @property
     def num_rows(self) -> int:
         return self.shape[0] if self.shape else 1
+
+
+Typed = tuple[WireTensor, str]
+"""A tensor and its type on the wire."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,7 @@ class Slot:
 
     name: str
     shape: tuple[int, ...]
+    dtype: str
     start: int
     num_bytes: int
 
@@ -142,9 +151,11 @@ class TransferPlan:
         num_ranks: size of the group; the first ranks are those of the trainer.
         first_rank: rank of the engine's first process; 0 in the trainer.
         tensors: what is sent.
-        dtype: type of all tensors on the wire.
+        dtype: type of the tensors on the wire.
+        in_float32: those that travel in float32 nevertheless, because an engine keeps them so; in the order of `tensors`.
         bucket_bytes: size up to which tensors are packed together. A larger tensor has its own bucket.
         timeout_s: longest wait for any one message, or for a member to join.
+        adapters: peft's configuration, if the tensors are adapters; None for whole weights.
     """
 
     transfer_id: int
@@ -158,6 +169,8 @@ class TransferPlan:
     dtype: str
     bucket_bytes: int
     timeout_s: float
+    adapters: AdaptersConfig | None = None
+    in_float32: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -180,18 +193,28 @@ class TransferPlan:
 
     def buckets(self) -> tuple[Bucket, ...]:
         """Return the buckets in the order in which they are sent."""
-        return _buckets(self.tensors, _ITEM_BYTES[self.dtype], self.bucket_bytes)
+        return _buckets(self.tensors, self.dtype, self.in_float32, self.bucket_bytes)
 
-    def refuse_other_type(self, dtype: str) -> None:
-        """Refuse a transfer in another type than that of the engine; nothing has been received then.
+    def refuse_other_type(self, dtype: str, in_float32: Collection[str] = ()) -> None:
+        """Refuse weights in another type than that of the engine, and adapters in another than theirs; nothing has been received then.
+
+        Args:
+            in_float32: tensors that the engine keeps in float32 although its type is another.
 
         Raises:
-            RftError: the types differ.
+            RftError: the types differ, or tensors that the engine keeps in float32 are rounded.
         """
+        dtype = dtype if self.adapters is None else ADAPTERS_DTYPE
         if self.dtype != dtype:
             raise RftError(
                 f"transfer {self.transfer_id} sends weights in a type that is not the engine's", value=self.dtype, allowed=dtype,
                 todo="give all explorers of the run the same explorer.engine_args.dtype",
+            )  # fmt: skip
+        sent = {tensor.name for tensor in self.tensors if tensor.same_as is None}
+        if rounded := sorted(sent.intersection(in_float32).difference(self.in_float32)):
+            raise RftError(
+                f"transfer {self.transfer_id} rounds tensors that the engine keeps in float32", value=", ".join(rounded[:3]),
+                todo="start the trainer again; if it happens again, set sync.method: memory",
             )  # fmt: skip
 
 
@@ -236,34 +259,36 @@ def checksum_of_hashes(hashes: Sequence[int]) -> str:
 
 
 @lru_cache(maxsize=4)
-def _buckets(tensors: tuple[WireTensor, ...], item_bytes: int, bucket_bytes: int) -> tuple[Bucket, ...]:
-    return tuple(_bucket(members, item_bytes) for members in _divided(tensors, item_bytes, bucket_bytes))
+def _buckets(
+    tensors: tuple[WireTensor, ...], dtype: str, in_float32: tuple[str, ...], bucket_bytes: int
+) -> tuple[Bucket, ...]:
+    wide = frozenset(in_float32)
+    travelling = [(tensor, "float32" if tensor.name in wide else dtype) for tensor in tensors if tensor.same_as is None]
+    return tuple(_bucket(members) for members in _divided(travelling, bucket_bytes))
 
 
-def _divided(tensors: Sequence[WireTensor], item_bytes: int, bucket_bytes: int) -> Iterator[list[WireTensor]]:
-    """Yield the tensors that travel, those of one bucket at a time."""
-    found: list[WireTensor] = []
+def _divided(tensors: Sequence[Typed], bucket_bytes: int) -> Iterator[list[Typed]]:
+    """Yield the tensors of one bucket at a time."""
+    found: list[Typed] = []
     total = 0
-    for tensor in tensors:
-        if tensor.same_as is not None:
-            continue
-        padded = _whole_blocks(math.prod(tensor.shape) * item_bytes)
+    for tensor, dtype in tensors:
+        padded = _whole_blocks(math.prod(tensor.shape) * _ITEM_BYTES[dtype])
         if found and total + padded > bucket_bytes:
             yield found
             found, total = [], 0
-        found.append(tensor)
+        found.append((tensor, dtype))
         total += padded
     if found:
         yield found
 
 
-def _bucket(tensors: Sequence[WireTensor], item_bytes: int) -> Bucket:
+def _bucket(tensors: Sequence[Typed]) -> Bucket:
     slots: list[Slot] = []
     parts: dict[int, list[tuple[int, Part]]] = {}
     end = 0
-    for index, tensor in enumerate(tensors):
-        num_bytes = math.prod(tensor.shape) * item_bytes
-        slots.append(Slot(tensor.name, tensor.shape, end, num_bytes))
+    for index, (tensor, dtype) in enumerate(tensors):
+        num_bytes = math.prod(tensor.shape) * _ITEM_BYTES[dtype]
+        slots.append(Slot(tensor.name, tensor.shape, dtype, end, num_bytes))
         end += _whole_blocks(num_bytes)
         for part in tensor.parts:
             parts.setdefault(part.sender, []).append((index, part))

@@ -4,12 +4,15 @@ The second model goes through vLLM's first loading, not through the reload that 
 that keeps prepacked weights, a tied head that stays old, a tensor that is never loaded. Tensors are compared by 64-bit hashes of their bytes
 in the form in which kernels read them. On a CPU, prepacked weights cannot be read at all. Such a layer is compared by what it computes from
 fixed inputs, with the same kernel and therefore bit by bit.
+
+Adapters alone are compared in the memory of vLLM's kernels, before and after vLLM has read them from a folder.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 
 from rftcore.sync.hashes import hashes_of
 from rftcore.sync.transfer_plan import BLOCK_BYTES
+from rftcore.sync.vllm_adapters import adapter_memory, load_adapters_folder
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -32,6 +36,14 @@ def differing_tensors(model: nn.Module, config: VllmConfig, folder: str) -> list
     """
     found, expected = _contents(model), _contents(_load(config, folder))
     return sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+
+
+def differing_adapters(worker: Any, folder: str) -> list[str]:
+    """Return the parts of a worker's adapters that differ from those that vLLM reads from `folder`. The worker has the latter afterwards."""
+    model = worker.model_runner.get_model()
+    found = {name: int(_hash(tensor)) for name, tensor in adapter_memory(model)}
+    load_adapters_folder(worker, folder)
+    return sorted(name for name, tensor in adapter_memory(model) if found[name] != int(_hash(tensor)))
 
 
 def _load(config: VllmConfig, folder: str) -> nn.Module:
@@ -59,16 +71,26 @@ def _contents(model: nn.Module) -> dict[str, int]:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
+    for name, tensor in chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    ):
+        yield _without_wrapper(name), tensor
     for name, layer in model.named_modules():
         if hasattr(layer, "cpu_linear"):
-            yield f"{name}.weight, prepacked", _computed(layer)
+            yield f"{_without_wrapper(name + '.weight')}, prepacked", _computed(layer)
+
+
+def _without_wrapper(name: str) -> str:
+    """Name of a tensor in a model without room for adapters."""
+    return name.replace(".base_layer.", ".")
 
 
 def _computed(layer: Any) -> Tensor:
     """Return what a prepacked layer computes from fixed inputs, [4, outputs]."""
-    width = layer.weight.shape[1] if layer.weight.ndim == 2 else layer.input_size_per_partition
+    if layer.weight.ndim == 2:
+        width = layer.weight.shape[1]
+    else:  # a layer that every process has whole, as a router, has no partitions
+        width = getattr(layer, "input_size_per_partition", None) or layer.input_size
     inputs = torch.randn(_ROWS, width, generator=torch.Generator().manual_seed(0)).to(layer.weight.dtype)
     computed: Tensor = layer.cpu_linear(inputs, layer.weight, None)
     return computed

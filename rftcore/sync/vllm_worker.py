@@ -1,6 +1,6 @@
-"""Load new weights in vLLM's workers, on CPU and CUDA: from a published file, or from the trainer.
+"""Load new weights in vLLM's workers, on CPU and CUDA: from a published file, or from the trainer. Adapters alone: `vllm_adapters`.
 
-Both go through `reload_weights`, vLLM's layerwise reload, which restores each layer's checkpoint form, loads it,
+Whole weights go through `reload_weights`, vLLM's layerwise reload, which restores each layer's checkpoint form, loads it,
 and runs the layer's own post-processing. Calling `model.load_weights` instead fails on a CPU, where linear weights are
 prepacked and their parameters emptied. The weights must contain `lm_head.weight` even for tied embeddings: on a CPU the head
 has its own prepacked copy, which would silently stay old. Where the head shares the embedding's storage (CUDA)
@@ -14,13 +14,18 @@ vLLM imports this module by name inside the worker (`worker_extension_cls`) and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from rftcore.sync.devices import device_id
 from rftcore.sync.transfer import TransferReceiver
-from rftcore.sync.transfer_plan import TransferError, TransferPlan
-from rftcore.sync.vllm_check import differing_tensors
+from rftcore.sync.transfer_plan import TensorShapes, TransferError, TransferPlan
+from rftcore.sync.vllm_adapters import load_adapters, load_adapters_folder
+from rftcore.sync.vllm_check import differing_adapters, differing_tensors
+from rftcore.sync.vllm_types import end_reload, names_in_float32
 from rftcore.sync.weights_file import iterate_weights
 
 
@@ -46,40 +51,46 @@ class WeightsExtension:
         """Replace all weights by those in the safetensors file at `path`."""
         self.reload_weights(weights_iterator=iterate_weights(path))
 
+    def load_adapters_folder(self: Any, folder: str) -> None:
+        """Replace the adapters by those in a folder in peft's format."""
+        load_adapters_folder(self, folder)
+
     def transfer_device(self: Any) -> str:
         """Return the id of this worker's device."""
         return device_id(str(self.device))
 
     def receive_weights(self: Any, plan: TransferPlan) -> ReceiveOutcome:
-        """Replace all weights by those that the trainer sends."""
+        """Replace all weights, or the adapters, by those that the trainer sends."""
         if not hasattr(self, "_transfer_receiver"):
             self._transfer_receiver = TransferReceiver()
+
+        def load(tensors: Iterator[tuple[str, Tensor]]) -> None:
+            if plan.adapters is None:
+                self.reload_weights(weights_iterator=tensors)
+            else:
+                load_adapters(self.model_runner.lora_manager, dict(tensors), plan.adapters)
+
         try:
-            checksum = self._transfer_receiver.receive(
-                plan, self.rank, lambda tensors: self.reload_weights(weights_iterator=tensors)
-            )
+            checksum = self._transfer_receiver.receive(plan, self.rank, load)
         except TransferError as error:
-            _end_reload(self.model_runner.get_model(), self.model_runner.model_config)
+            if plan.adapters is None:
+                end_reload(self.model_runner.get_model(), self.model_runner.model_config)
             return ReceiveOutcome("", error, error.is_half_applied)
         return ReceiveOutcome(checksum, None, True)
+
+    def names_in_float32(self: Any, checkpoint: TensorShapes) -> list[str]:
+        """Return the names of a checkpoint's tensors that must come in float32."""
+        return names_in_float32(self.model_runner.get_model(), self.model_runner.model_config, checkpoint)
 
     def differing_weights(self: Any, folder: str) -> list[str]:
         """Return the names of this worker's tensors that differ from those of a model that is loaded anew from `folder`."""
         return differing_tensors(self.model_runner.get_model(), self.vllm_config, folder)
 
+    def differing_adapters(self: Any, folder: str) -> list[str]:
+        """Return the names of this worker's parts of adapters that differ from those that vLLM reads from `folder`, and keep the latter."""
+        return differing_adapters(self, folder)
+
     def leave_weight_group(self: Any) -> None:
         """Leave the trainer's group, if this worker is in one."""
         if hasattr(self, "_transfer_receiver"):
             self._transfer_receiver.leave()
-
-
-def _end_reload(model: Any, model_config: Any) -> None:
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-    for layer in model.modules():
-        info = get_layerwise_info(layer)
-        if info.can_load():
-            info.loaded_weights.clear()
-            info.load_numel = 0
-    finalize_layerwise_reload(model, model_config)  # type: ignore[no-untyped-call]

@@ -214,13 +214,13 @@ class Learner:
             seen.add(exported.data_ptr())
             yield name, exported
 
-    def wire_tensors(self) -> tuple[WireTensor, ...]:
+    def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
         """What the ranks send to engines together; see `Network`."""
-        return self.policy.wire_tensors()
+        return self.policy.wire_tensors(adapters_alone)
 
     def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
         """What this rank holds of every weight that travels. All ranks walk it."""
-        return self.policy.held_rows(plan.tensors, getattr(torch, plan.dtype))
+        return self.policy.held_rows(plan)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write model and tokenizer as a Hugging Face folder."""

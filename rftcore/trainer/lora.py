@@ -128,12 +128,16 @@ def without_dropout(model: PreTrainedModel) -> Iterator[None]:
             layer.train(True)
 
 
+def named_adapters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The adapters by peft's names, as they are; every rank has them whole."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            yield PREFIX + name.replace(f".{_NAME}.", "."), parameter.detach()
+
+
 def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """The adapters by peft's names, in the host's memory; a copy."""
-    return {
-        PREFIX + name.replace(f".{_NAME}.", "."): parameter.detach().to("cpu", copy=True).contiguous()
-        for name, parameter in model.named_parameters() if ".lora_" in name
-    }  # fmt: skip
+    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in named_adapters(model)}
 
 
 def save_adapters(tensors: dict[str, Tensor], config: LoraConfig, folder: Path) -> None:
@@ -160,7 +164,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     Raises:
         ModelError: there are none, or those of another model or rank.
     """
-    own = {PREFIX + name.replace(f".{_NAME}.", "."): p for name, p in model.named_parameters() if ".lora_" in name}
+    own = dict(named_adapters(model))
     try:
         tensors = load_file(folder / _FILE)
     except OSError as error:

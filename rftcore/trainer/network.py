@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -23,11 +23,11 @@ from torch.optim import Optimizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from rftcore.sync.transfer import HeldRows
-from rftcore.sync.transfer_plan import WireTensor
+from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.head import Output, logprobs_and_entropy
-from rftcore.trainer.lora import adapter_tensors, add_adapters, load_adapters, merged, save_adapters
+from rftcore.trainer.lora import adapter_tensors, add_adapters, load_adapters, merged, named_adapters, save_adapters
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
 from rftcore.trainer.model_shape import refuse_indivisible
 from rftcore.trainer.optimizers import build_optimizers, value_head
@@ -255,8 +255,10 @@ class Network:
         """Name and whole tensor of every weight, tied ones under each of their names. All ranks walk it together."""
         yield from ((name, full(tensor)) for name, tensor in self._weights())
 
-    def wire_tensors(self) -> tuple[WireTensor, ...]:
-        """What the ranks send to engines together: every weight, a tied one as the first of its names. The same at any time."""
+    def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
+        """What the ranks send to engines together: every weight, a tied one as the first of its names, or adapters. The same at any time."""
+        if adapters_alone:
+            return wire_tensors(named_adapters(self.model), {}, self.grid)
         names: dict[int, str] = {}
         tied: dict[str, str] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
@@ -265,15 +267,12 @@ class Network:
                 tied[name] = first
         return wire_tensors(self._weights(), tied, self.grid)
 
-    def held_rows(self, tensors: Sequence[WireTensor], dtype: torch.dtype) -> Iterator[HeldRows]:
-        """The rows that this rank holds of each weight that travels. All ranks walk it together.
-
-        Args:
-            tensors: see `wire_tensors`.
-            dtype: type on the wire.
-        """
-        travelling = {tensor.name for tensor in tensors if tensor.same_as is None}
-        yield from held_rows(((name, weight) for name, weight in self._weights() if name in travelling), dtype)
+    def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
+        """The rows that this rank holds of each weight that travels. All ranks walk it together."""
+        travelling = {tensor.name for tensor in plan.tensors if tensor.same_as is None}
+        weights = self._weights() if plan.adapters is None else named_adapters(self.model)
+        held = ((name, weight) for name, weight in weights if name in travelling)
+        yield from held_rows(held, getattr(torch, plan.dtype), frozenset(plan.in_float32))
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of every weight as it is sharded, with the adapters in it."""

@@ -68,11 +68,19 @@ def live_weights(
     worker: Worker,
     learner: LearnerGroup,
     write_file: Callable[[str], Publication],
+    adapters: LoraConfig | None,
 ) -> LiveWeights | None:
-    """Return what sends the learner's weights straight into engines; None with a method that uses files alone."""
+    """Return what sends the learner's weights straight into engines; None with a method that uses files alone.
+
+    Args:
+        adapters: `RunConfig.lone_adapters`.
+    """
     if config.method not in _LIVE:
         return None
-    return LiveWeights(attempt, config, learner, write_file, lambda choice: worker.progress.update(weights=choice))
+    return LiveWeights(
+        attempt, config, learner, write_file, lambda choice: worker.progress.update(weights=choice),
+        None if adapters is None else adapters_json(adapters),
+    )  # fmt: skip
 
 
 def folder_bytes(folder: Path) -> int:

@@ -115,9 +115,9 @@ class LearnerGroup:
             return ",".join([device_id(str(self.own.device))] * self.num_ranks)
         return ",".join(device_id(f"cuda:{rank}") for rank in range(self.num_ranks))
 
-    def weight_tensors(self) -> tuple[WireTensor, ...]:
+    def weight_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
         """See `Learner.wire_tensors`."""
-        return self.own.wire_tensors()
+        return self.own.wire_tensors(adapters_alone)
 
     def send_weights(self, plan: TransferPlan, store: TCPStore) -> Sent:
         """Send the weights as they are now into engines, each rank what it holds. After an error no rank is in the plan's group any more.

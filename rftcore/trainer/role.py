@@ -128,8 +128,8 @@ class TrainerRole:
         )
         self.exports = Exports(self.learner, config.lone_adapters)
         self.live = live_weights(
-            config.sync, attempt, worker, self.learner, lambda name: self._hand_over(name, self.exports.of_learner())
-        )
+            config.sync, attempt, worker, self.learner, lambda name: self._hand_over(name, self.exports.of_learner()), config.lone_adapters
+        )  # fmt: skip
         self.parity = weight_parity(config)
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None

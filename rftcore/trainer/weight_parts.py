@@ -8,7 +8,7 @@ Every rank computes the division for all of them; nothing is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 
@@ -39,17 +39,20 @@ def wire_tensors(weights: Iterable[tuple[str, Tensor]], tied: dict[str, str], gr
     )
 
 
-def held_rows(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[HeldRows]:
+def held_rows(
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, in_float32: Collection[str] = ()
+) -> Iterator[HeldRows]:
     """Yield the rows of each weight that this rank holds; all ranks walk it together.
 
     Args:
         dtype: type on the wire, in which what must be gathered is gathered.
+        in_float32: weights that travel in float32 nevertheless.
     """
     for name, tensor in weights:
         if not isinstance(tensor, DTensor):
             yield HeldRows(name, 0, tensor)
             continue
-        rows = _gathered_to_rows(tensor, dtype)
+        rows = _gathered_to_rows(tensor, torch.float32 if name in in_float32 else dtype)
         yield HeldRows(name, first_row(rows), rows.to_local())
 
 

@@ -6,7 +6,7 @@ its own answers. An explorer that has not acknowledged when the members are fixe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ class Transfer:
     address: str | None
     num_ranks: int | None
     dtype: str | None
+    in_float32: list[str] | None
     bucket_bytes: int | None
     fingerprint: str
 
@@ -54,6 +55,7 @@ class Receipt:
     host: str
     device: str
     dtype: str
+    in_float32: list[str]
     num_ranks: int
     group_id: int | None
     first_rank: int | None
@@ -87,16 +89,21 @@ class Offers:
         rows = self._run.database.fetch("is_file_wanted", run_id=self._run.run_id, policy_version_id=policy_version_id)
         return bool(rows[0]["wanted"])
 
-    def offer(self, policy_version_id: int, tensors: TensorList, fingerprint: str) -> int:
+    def offer(
+        self, policy_version_id: int, tensors: TensorList, fingerprint: str, adapters: dict[str, Any] | None = None
+    ) -> int:  # fmt: skip
         """Offer a version to the explorers; return the transfer_id.
 
         Args:
             tensors: the same in every offer of an attempt; the first stores them.
+            adapters: peft's configuration, if the tensors are adapters; stored with them.
         """
+        is_first = not self._has_offered
         row = self._write(
             lambda connection: fetch(
                 connection, "insert_transfer", run_id=self._run.run_id, attempt_id=self._attempt.attempt_id,
-                policy_version_id=policy_version_id, fingerprint=fingerprint, tensors=None if self._has_offered else Jsonb(tensors),
+                policy_version_id=policy_version_id, fingerprint=fingerprint, tensors=Jsonb(tensors) if is_first else None,
+                adapters=Jsonb(adapters) if is_first and adapters is not None else None,
             )[0],
             notify.POLICY,
         )  # fmt: skip
@@ -125,7 +132,7 @@ class Offers:
         Args:
             ranks: the first rank of every member.
             left_out: explorers that acknowledged and are not members, with the reason.
-            group: the columns group_id, backend, address, num_ranks, dtype and bucket_bytes.
+            group: the columns group_id, backend, address, num_ranks, dtype, in_float32 and bucket_bytes.
         """
 
         def fix(connection: Connection) -> None:
@@ -197,10 +204,10 @@ class Answers:
         rows = self._run.database.fetch("newest_transfer", run_id=self._run.run_id, policy_version_id=policy_version_id)
         return next(iter(records(Transfer, rows)), None)
 
-    def tensors(self, attempt_id: int) -> TensorList:
-        """Return what the transfers of an attempt send."""
-        found: TensorList = self._run.database.fetch("transfer_tensors", attempt_id=attempt_id)[0]["tensors"]
-        return found
+    def tensors(self, attempt_id: int) -> tuple[TensorList, dict[str, Any] | None]:
+        """Return what the transfers of an attempt send, and peft's configuration if they are adapters."""
+        row = self._run.database.fetch("transfer_tensors", attempt_id=attempt_id)[0]
+        return row["tensors"], row["adapters"]
 
     def acknowledge(
         self,
@@ -209,14 +216,15 @@ class Answers:
         host: str,
         device: str,
         dtype: str,
+        in_float32: Sequence[str],
         num_ranks: int,
         group_id: int | None,
         kv_cache: str,
     ) -> None:
         """Ask to be a member, unless the offer is closed."""
         self._write(
-            "acknowledge_transfer", transfer_id=transfer_id, host=host, device=device, dtype=dtype, num_ranks=num_ranks, group_id=group_id,
-            kv_cache=kv_cache,
+            "acknowledge_transfer", transfer_id=transfer_id, host=host, device=device, dtype=dtype, in_float32=[*in_float32], num_ranks=num_ranks,
+            group_id=group_id, kv_cache=kv_cache,
         )  # fmt: skip
 
     def own(self, transfer_id: int) -> Receipt | None:

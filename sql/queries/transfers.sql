@@ -18,29 +18,30 @@ SELECT EXISTS (
 
 -- name: insert_transfer
 -- Offer a version to the engines; return the transfer's id.
-INSERT INTO rft.weight_transfer (run_id, attempt_id, policy_version_id, fingerprint, tensors)
-VALUES (%(run_id)s, %(attempt_id)s, %(policy_version_id)s, %(fingerprint)s, %(tensors)s)
+INSERT INTO rft.weight_transfer (run_id, attempt_id, policy_version_id, fingerprint, tensors, adapters)
+VALUES (%(run_id)s, %(attempt_id)s, %(policy_version_id)s, %(fingerprint)s, %(tensors)s, %(adapters)s)
 RETURNING transfer_id;
 
 -- name: newest_transfer
 -- The last offer of a version, with what a member needs to know to take part.
-SELECT transfer_id, attempt_id, policy_version_id, status::text AS status, group_id, backend, address, num_ranks, dtype, bucket_bytes, fingerprint
+SELECT transfer_id, attempt_id, policy_version_id, status::text AS status, group_id, backend, address, num_ranks, dtype, in_float32,
+       bucket_bytes, fingerprint
 FROM rft.weight_transfer WHERE run_id = %(run_id)s AND policy_version_id = %(policy_version_id)s ORDER BY transfer_id DESC LIMIT 1;
 
 -- name: transfer_tensors
--- The tensor list of an attempt's transfers.
-SELECT tensors FROM rft.weight_transfer WHERE attempt_id = %(attempt_id)s AND tensors IS NOT NULL ORDER BY transfer_id LIMIT 1;
+-- The tensor list of an attempt's transfers, and peft's configuration if they are adapters.
+SELECT tensors, adapters FROM rft.weight_transfer WHERE attempt_id = %(attempt_id)s AND tensors IS NOT NULL ORDER BY transfer_id LIMIT 1;
 
 -- name: acknowledge_transfer
 -- Record that an explorer awaits a transfer, unless the offer is closed.
-INSERT INTO rft.weight_receipt (transfer_id, worker_id, host, device, dtype, num_ranks, group_id, kv_cache)
-SELECT t.transfer_id, %(worker_id)s, %(host)s, %(device)s, %(dtype)s, %(num_ranks)s, %(group_id)s, %(kv_cache)s::rft.kv_cache
+INSERT INTO rft.weight_receipt (transfer_id, worker_id, host, device, dtype, in_float32, num_ranks, group_id, kv_cache)
+SELECT t.transfer_id, %(worker_id)s, %(host)s, %(device)s, %(dtype)s, %(in_float32)s::text[], %(num_ranks)s, %(group_id)s, %(kv_cache)s::rft.kv_cache
 FROM rft.weight_transfer t WHERE t.transfer_id = %(transfer_id)s AND t.status = 'offered' FOR SHARE
 ON CONFLICT DO NOTHING;
 
 -- name: transfer_receipts
 -- The answers to an offer, in the order of the explorers. alive: whether the explorer's process is.
-SELECT p.worker_id, p.status::text AS status, p.host, p.device, p.dtype, p.num_ranks, p.group_id, p.first_rank, p.error,
+SELECT p.worker_id, p.status::text AS status, p.host, p.device, p.dtype, p.in_float32, p.num_ranks, p.group_id, p.first_rank, p.error,
        w.stopped_at IS NULL AND w.heartbeat_at > rft.clock() - interval '15 s' AS alive
 FROM rft.weight_receipt p JOIN rft.worker w USING (worker_id) WHERE p.transfer_id = %(transfer_id)s ORDER BY p.worker_id;
 
@@ -52,7 +53,7 @@ UPDATE rft.weight_transfer SET status = 'sending' WHERE transfer_id = %(transfer
 -- Fix the group of a transfer.
 UPDATE rft.weight_transfer
 SET group_id = %(group_id)s, backend = %(backend)s, address = %(address)s, num_ranks = %(num_ranks)s, dtype = %(dtype)s,
-    bucket_bytes = %(bucket_bytes)s, sent_at = clock_timestamp()
+    in_float32 = %(in_float32)s::text[], bucket_bytes = %(bucket_bytes)s, sent_at = clock_timestamp()
 WHERE transfer_id = %(transfer_id)s;
 
 -- name: set_transfer_rank

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -16,8 +20,11 @@ from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.engines.vllm_arguments import SLOT_RANKS
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.base import Publication
+from rftcore.sync.transfer_group import LOOPBACK, open_store
+from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.sync.weights_file import write_atomically
 from rftcore.trainer.learner_arguments import LearnerArguments
+from rftcore.trainer.lora import adapters_json
 from rftcore.trainer.publish import Export, Exports
 from rftcore.trainer.ranks import LearnerGroup
 from rftdata.errors import EngineStoppedError, ModelError
@@ -41,6 +48,8 @@ class Trained:
         self.folder = folder
         self.model = make_tiny_model(folder / "model")
         settings = config(lora={"rank": 4, "alpha": 16}, learning_rate=0.05)
+        assert settings.lora is not None
+        self.adapters = adapters_json(settings.lora)
         arguments = LearnerArguments(
             model_path=str(self.model), config=settings, algorithm="sft", algorithm_settings={}, base_dir=folder, seed=0
         )
@@ -53,9 +62,27 @@ class Trained:
     def publish(self, name: str, export: Export) -> Publication:
         return write_atomically(self.folder / f"{name}.safetensors", export)
 
+    def send(self, engine: VllmEngine | TransformersEngine, version: int) -> None:
+        """Send the adapters into a live engine."""
+        number, store = next(_transfers), open_store(LOOPBACK, 20)
+        plan = TransferPlan(
+            transfer_id=number, group_id=number, backend="gloo", host=LOOPBACK, port=store.port, num_ranks=1 + engine.reception.num_ranks,
+            first_rank=0, tensors=self.learner.weight_tensors(adapters_alone=True), dtype="float32", bucket_bytes=1 << 14, timeout_s=20,
+            adapters=self.adapters,
+        )  # fmt: skip
+        assert len(plan.buckets()) > 2
+        with ThreadPoolExecutor() as pool:
+            taken = pool.submit(engine.receive_weights, replace(plan, first_rank=1), version)
+            sent = self.learner.send_weights(plan, store)
+            assert taken.result(timeout=60) == sent.checksum
+        self.learner.leave_weight_group()
+
     def checkpoint(self, name: str) -> Path:
         self.learner.save_pretrained(self.folder / name)
         return self.folder / name
+
+
+_transfers = itertools.count(1)
 
 
 def differences(generation: Generation, model: Path) -> list[float]:
@@ -71,15 +98,29 @@ def worst_difference(engine: VllmEngine | TransformersEngine, model: Path) -> fl
     return max(differences(asyncio.run(engine.generate(PROMPT, Decoding(max_tokens=12))), model))
 
 
-async def sample_and_load(engine: VllmEngine, publication: Publication, version: int) -> list[Generation]:
-    """Load a file while four requests run."""
+async def sample_and_load(engine: VllmEngine, load: Callable[[], object]) -> list[Generation]:
+    """Change the adapters while four requests run."""
     tasks = [asyncio.create_task(engine.generate(PROMPT, Decoding(max_tokens=95))) for _ in range(4)]
     await asyncio.sleep(0.05)
     try:
-        await asyncio.to_thread(engine.load_weights, publication.uri, version, publication.checksum)
+        await asyncio.to_thread(load)
     finally:
         await asyncio.gather(*tasks, return_exceptions=True)
     return [task.result() for task in tasks]
+
+
+def load(engine: VllmEngine, publication: Publication, version: int) -> None:
+    engine.load_weights(publication.uri, version, publication.checksum)
+
+
+def switches(generation: Generation, models: dict[int, Path]) -> bool:
+    """Whether a response has tokens of both versions; every token must be of the version that it names."""
+    found = differences(generation, models[min(models)]), differences(generation, models[max(models)])
+    starts = {version: start for start, version in generation.version_spans}
+    switch = starts.get(max(models), len(generation.token_ids))
+    assert max(found[0][:switch], default=0) < 1e-3
+    assert max(found[1][switch:], default=0) < 1e-3
+    return starts.keys() == models.keys()
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +151,8 @@ def test_vllm_samples_with_the_newest_adapters(trained: Trained) -> None:
         newest = trained.publish("4", trained.alone.of_learner())
         merged, previous = trained.checkpoint("merged-4"), trained.folder / "merged-3"
         switched = 0
-        for generation in asyncio.run(sample_and_load(engine, newest, 4)):
-            starts = {version: start for start, version in generation.version_spans}
-            switch = starts.get(4, len(generation.token_ids))
-            assert max(differences(generation, previous)[:switch], default=0) < 1e-3
-            assert max(differences(generation, merged)[switch:], default=0) < 1e-3
-            switched += starts.keys() == {3, 4}
+        for generation in asyncio.run(sample_and_load(engine, lambda: load(engine, newest, 4))):
+            switched += switches(generation, {3: previous, 4: merged})
         assert switched, "no request was running when the adapters changed"
         # A checkpoint's folder, as for the test sets, and the model without adapters.
         again = trained.publish("again", trained.alone.of_folder(trained.folder / "merged-2"))
@@ -129,7 +166,45 @@ def test_vllm_samples_with_the_newest_adapters(trained: Trained) -> None:
             engine.load_weights(whole.uri, 7, whole.checksum)
         assert found.num_bytes < whole.num_bytes / 5
         with pytest.raises(EngineStoppedError, match="adapters cannot be added to running requests"):
-            asyncio.run(sample_and_load(engine, found, 7))
+            asyncio.run(sample_and_load(engine, lambda: load(engine, found, 7)))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_live_engine_takes_adapters_from_the_trainer(trained: Trained, num_processes: int) -> None:
+    settings = ENGINE.model_copy(update={"adapter_rank": 4, "tensor_parallel_size": num_processes})
+    os.environ.update(VllmEngine.process_environment(settings))
+    engine, folders = VllmEngine(trained.model, settings), dict[int, Path]()
+    try:
+        for version in (10, 11, 12):
+            trained.train(version)
+            folders[version] = trained.checkpoint(f"live-{num_processes}-{version}")
+            assert worst_difference(engine, folders[version]) > 0.05, "the check must be able to fail"
+            if version < 12:
+                trained.send(engine, version)
+                assert worst_difference(engine, folders[version]) < 1e-3
+        spread = asyncio.run(sample_and_load(engine, lambda: trained.send(engine, 12)))
+        assert sum([switches(generation, {11: folders[11], 12: folders[12]}) for generation in spread])
+        # What vLLM's kernels read is, bit by bit, what vLLM reads from a file.
+        file = trained.publish(f"live-{num_processes}", trained.alone.of_learner())
+        assert engine.differing_weights(file.uri, file.checksum) == []
+        trained.train(13)
+        other = trained.publish(f"other-{num_processes}", trained.alone.of_learner())
+        differing = engine.differing_weights(other.uri, other.checksum)
+        assert {name.split(".")[-2] for name in differing} == {"lora_a_stacked", "lora_b_stacked"}
+        base = trained.publish(f"base-{num_processes}", trained.alone.of_folder(trained.model))
+        assert engine.differing_weights(base.uri, base.checksum) == ["all adapters"]
+        trained.send(engine, 13)
+        assert worst_difference(engine, trained.checkpoint(f"live-{num_processes}-13")) < 1e-3
+        with pytest.raises(
+            ModelError, match="the trainer sends whole weights, and this engine was started for adapters only"
+        ):
+            engine.refuse_unfit(())
+        with pytest.raises(
+            ModelError, match=r"adapters of a rank that this engine has no room for \(got 8\); allowed: up to 4"
+        ):
+            engine.refuse_unfit((), {**trained.adapters, "r": 8})
     finally:
         engine.close()
 
@@ -142,8 +217,14 @@ def test_the_engine_transformers_merges_adapters_into_its_weights(trained: Train
         engine.load_weights(found.uri, 1, found.checksum)
         assert worst_difference(engine, trained.checkpoint("merged-5")) < 1e-4
         assert worst_difference(engine, trained.model) > 0.05
+        trained.train(6)
+        trained.send(engine, 2)
+        assert worst_difference(engine, trained.checkpoint("merged-6")) < 1e-4
+        assert engine.differing_weights(found.uri, found.checksum)
+        newest = trained.publish("sent", trained.alone.of_learner())
+        assert engine.differing_weights(newest.uri, newest.checksum) == []
         first = trained.publish("first", trained.alone.of_folder(trained.model))
-        engine.load_weights(first.uri, 2, first.checksum)
+        engine.load_weights(first.uri, 3, first.checksum)
         assert worst_difference(engine, trained.model) < 1e-4
     finally:
         engine.close()
@@ -163,7 +244,7 @@ def test_a_run_sends_adapters_alone(server_folders: Path, warm: Warm) -> None:
     buffer = server_folders / "adapters" / "buffer"
     options = settings(
         warm, "explorer.engine=vllm", "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625}",
-        "trainer.lora={rank: 4}", "trainer.learning_rate=0.01", "sync={adapters: alone}",
+        "trainer.lora={rank: 4}", "trainer.learning_rate=0.01", "sync={adapters: alone, method: nccl}",
     )  # fmt: skip
     process = start("run", "--plain", "--buffer", buffer, *options)
     try:
@@ -174,5 +255,14 @@ def test_a_run_sends_adapters_alone(server_folders: Path, warm: Warm) -> None:
         steps = rows(buffer, "select metrics->>'logprob_diff' as difference from rft.train_step order by trainer_step")
         found = [float(row["difference"]) for row in steps if row["difference"] is not None]
         assert found and max(found) < 1e-3, output
+        receipts = rows(
+            buffer,
+            "select r.status::text as status, t.dtype from rft.weight_receipt r join rft.weight_transfer t using (transfer_id)",
+        )
+        assert receipts and {(row["status"], row["dtype"]) for row in receipts} == {("applied", "float32")}, output
+        choice = rows(buffer, "select progress->>'weights' as weights from rft.worker where role = 'trainer'")[0][
+            "weights"
+        ]
+        assert choice.startswith("adapters alone, into 1 live engines by gloo"), output
     finally:
         EmbeddedServer(buffer).stop()

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation, Reception
 from rftcore.sync.transfer import TransferReceiver
-from rftcore.sync.transfer_plan import TensorShapes, TransferError, TransferPlan
+from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
 from rftcore.sync.weights_file import open_weights
 from rftcore.workflows.task import Task, Turn
 
@@ -77,7 +77,7 @@ class Scribe(Engine):
     def reception(self) -> Reception:
         return Reception(dtype="float32", device="cpu", num_ranks=1)
 
-    def refuse_unfit(self, tensors: TensorShapes) -> None:
+    def refuse_unfit(self, tensors: TensorShapes, adapters: AdaptersConfig | None = None) -> None:
         """Everything fits."""
 
     def receive_weights(self, plan: TransferPlan, policy_version_id: int) -> str:

@@ -22,11 +22,14 @@ from rftcore.engines.base import EngineConfig
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.reporting.report import build_report
 from rftcore.reporting.table import print_report
+from rftcore.sync.adapters_file import PREFIX
 from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.live_explorer import LiveReceiver
 from rftcore.sync.live_trainer import LiveWeights
-from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
+from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.weights_file import complete_state, iterate_weights, write_atomically, write_weights
 from rftdata.config import SyncConfig
+from rftdata.errors import RftError
 from rftdata.training.attempt import Attempt
 from rftdata.training.policies import newest_policy
 from rftdata.workers import Worker
@@ -94,12 +97,14 @@ class Explorer:
     """A thread with an engine that takes the run's newest weights, as an explorer's loop does, until it is stopped."""
 
     def __init__(
-        self, crew: Crew, dtype: Any = "bfloat16", *, asleep: bool = False, kv_cache: Any = "recompute"
+        self, crew: Crew, dtype: Any = "bfloat16", *, asleep: bool = False, kv_cache: Any = "recompute", wide: str = ""
     ) -> None:
         self.crew = crew
         self.worker = Worker(crew.run, "explorer")
         self.engine = TransformersEngine(crew.model.path, EngineConfig(dtype=dtype, num_threads=1))
         self.dtype = getattr(torch, dtype)
+        if wide:
+            self.engine._model.get_submodule(wide).float()
         reception = replace(self.engine.reception, kv_cache=kv_cache)
         self.receiver = LiveReceiver(
             crew.run,
@@ -133,7 +138,7 @@ class Explorer:
         found = self.engine._model.state_dict()
         expected = self.crew.model.state.items()
         return self.engine.policy_version_id == version and all(
-            torch.equal(found[name], tensor.to(self.dtype)) for name, tensor in expected
+            torch.equal(found[name], tensor.to(found[name].dtype)) for name, tensor in expected
         )
 
     def stop(self) -> None:
@@ -235,13 +240,35 @@ def test_auto_uses_files_without_gpus_and_names_the_reason(crew: Crew, attempt: 
     assert crew.files == ["step-000000", "step-000001"] and crew.outcomes() == []
 
 
-def test_auto_uses_files_for_adapters_alone(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:
-    join()
-    trainer = crew.trainer(attempt, SYNC.model_copy(update={"method": "auto", "adapters": "alone"}))
-    trainer.publish(0)
+def test_adapters_go_alone_into_engines_of_any_type(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:  # fmt: skip
+    """In float32, as in files: an engine of bfloat16 rounds what it has merged, not A and B."""
+    half, full = join(), join(dtype="float32")
+    name = "model.layers.2.mlp.down_proj.weight"
+    num_outputs, num_inputs = crew.model.state[name].shape
+    a, b = torch.randn(4, num_inputs), torch.randn(num_outputs, 4)
+
+    class Adapters(OneRank):
+        def tensors(self) -> Iterator[tuple[str, Tensor]]:
+            layer = PREFIX + name.removesuffix(".weight")
+            yield from [(f"{layer}.lora_A.weight", a), (f"{layer}.lora_B.weight", b)]
+
+    config = {"r": 4, "lora_alpha": 8}
+    trainer = LiveWeights(attempt, SYNC, Adapters(), crew.write_file, crew.choices.append, config)
+    version = trainer.publish(0)
+    b += 1
+    version = trainer.publish(1)
     trainer.close()
-    assert crew.choices == ["through files (memory): adapters travel alone (sync.adapters)"]
-    assert crew.files == ["step-000000"] and crew.outcomes() == []
+    base = dict(iterate_weights(crew.model.path / "model.safetensors"))
+    for explorer in (half, full):
+        found = explorer.engine._model.state_dict()
+        assert explorer.engine.policy_version_id == version
+        assert torch.equal(found[name], (base[name].float() + 2 * (b @ a)).to(base[name].dtype).to(explorer.dtype))
+        others = base.keys() - {name}
+        assert all(torch.equal(found[other], base[other].to(explorer.dtype)) for other in others)
+    assert crew.choices == ["adapters alone, into 2 live engines by gloo: not all of trainer and engines have GPUs"]
+    assert crew.outcomes() == [(1, "applied")] * 2 + [(2, "applied")] * 2 and crew.files == []
+    transfer = crew.rows("select dtype, num_bytes, adapters from rft.weight_transfer order by transfer_id")[0]
+    assert transfer == {"dtype": "float32", "num_bytes": 4 * (a.numel() + b.numel()), "adapters": config}
 
 
 def test_weights_go_into_a_file_while_no_engine_is_there(crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]) -> None:  # fmt: skip
@@ -289,6 +316,31 @@ def test_an_engine_of_another_type_is_left_out_with_the_reason(
         return full.has(version)
 
     wait_until(serve)
+
+
+def test_an_engine_gets_in_float32_what_it_keeps_so(crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]) -> None:  # fmt: skip
+    """The other engine rounds it, as the trainer would have done."""
+    wide = "model.layers.1.post_attention_layernorm"
+    norm, plain = join(wide=wide), join()
+    crew.model.change()
+    version = trainer.publish(0)
+    assert norm.has(version) and plain.has(version)
+    found = {explorer: explorer.engine._model.get_submodule(wide).weight for explorer in (norm, plain)}
+    assert found[norm].dtype == torch.float32 and found[plain].dtype == torch.bfloat16
+    assert not torch.equal(found[norm], found[norm].bfloat16().float()), "rounding would show"
+    sent = crew.rows("select in_float32, num_bytes from rft.weight_transfer")[0]
+    num_weights = sum(tensor.numel() for tensor in crew.model.state.values())
+    assert sent["in_float32"] == [f"{wide}.weight"] and sent["num_bytes"] == 2 * (num_weights + len(found[norm]))
+    receipts = crew.rows("select in_float32 from rft.weight_receipt order by worker_id")
+    assert [row["in_float32"] for row in receipts] == [[f"{wide}.weight"], []]
+    plan = TransferPlan(
+        transfer_id=7, group_id=7, backend="gloo", host="", port=0, num_ranks=2, first_rank=1, dtype="bfloat16", bucket_bytes=1, timeout_s=1,
+        tensors=crew.model.weight_tensors(),
+    )  # fmt: skip
+    with pytest.raises(
+        RftError, match=r"rounds tensors that the engine keeps in float32 \(got .model\.layers\.1\.post"
+    ):
+        norm.engine.receive_weights(plan, 9)
 
 
 def test_an_engine_does_not_acknowledge_weights_without_the_head_that_its_model_ties(

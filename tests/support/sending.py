@@ -64,7 +64,7 @@ class OneRank:
     def weight_devices(self) -> str:
         return "cpu"
 
-    def weight_tensors(self) -> tuple[WireTensor, ...]:
+    def weight_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
         return wire(list(self.tensors()))
 
     def send_weights(self, plan: TransferPlan, store: TCPStore) -> Sent:

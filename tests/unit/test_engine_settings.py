@@ -98,8 +98,8 @@ def test_the_names_of_arguments_are_those_of_the_installed_vllm() -> None:
     assert len(found) > 100
 
 
-def with_adapters(method: str = "auto", **changes: dict[str, object]) -> ResolvedRun:
-    sections = {"trainer": {"lora": {"rank": 12}}, "sync": {"adapters": "alone", "method": method}}
+def with_adapters(**changes: dict[str, object]) -> ResolvedRun:
+    sections = {"trainer": {"lora": {"rank": 12}}, "sync": {"adapters": "alone"}}
     return ResolvedRun(
         config(**{name: {**sections.get(name, {}), **changes.get(name, {})} for name in {*sections, *changes}})
     )
@@ -114,8 +114,6 @@ def test_engines_have_room_for_adapters_where_they_get_them_alone() -> None:
     ("changes", "message"),
     [
         ({"trainer": {"lora": None}}, "no adapters are trained; set trainer.lora"),
-        ({"sync": {"method": "nccl"}}, "are sent as files, and method is nccl"),
-        ({"sync": {"check_weights": True}}, "check_weights compares whole models"),
         ({"trainer": {"lora": {"rank": 600}}}, r"\(got 600\); allowed: up to 512"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import os
 import pickle
@@ -75,6 +76,7 @@ class Sending:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor() as pool:
         yield pool
+    gc.collect()  # groups refer to themselves, and would be closed while those of a later test are formed
 
 
 def received(plan: TransferPlan) -> tuple[list[tuple[str, Tensor]], str]:
@@ -107,6 +109,32 @@ UNEVEN: Tensors = [
     (f"weight{shape}", torch.randn(shape, generator=torch.Generator().manual_seed(number)))
     for number, shape in enumerate([(5, 7), (1, 3), (2,), (7,), (301, 33), (1001,), (), (3, 5, 2), (64, 512), (2, 1)])
 ]
+
+
+@pytest.mark.parametrize("num_trainers", [1, 3])
+def test_tensors_that_an_engine_keeps_in_float32_are_not_rounded(pool: ThreadPoolExecutor, num_trainers: int) -> None:
+    sending = Sending(num_engines=1, num_trainers=num_trainers)
+    wide = [name for name, _ in UNEVEN][::2]
+    plan = replace(sending.plan(UNEVEN), in_float32=tuple(wide))
+    engine = pool.submit(received, replace(plan, first_rank=num_trainers))
+    senders = [pool.submit(sending.send, plan, UNEVEN, rank) for rank in range(num_trainers)]
+    checksums = {sender.result(timeout=30).checksum for sender in senders}
+    taken, checksum = engine.result(timeout=30)
+    for (name, ours), (_, theirs) in zip(taken, UNEVEN, strict=True):
+        assert torch.equal(ours, theirs if name in wide else theirs.bfloat16()), name
+    assert checksums == {checksum}
+    assert plan.num_bytes == sum(tensor.numel() * (4 if name in wide else 2) for name, tensor in UNEVEN)
+
+
+def test_members_that_expect_other_types_load_nothing(pool: ThreadPoolExecutor) -> None:
+    sending = Sending()
+    plan = sending.plan(TENSORS)
+    engine = pool.submit(received, replace(plan, first_rank=1, in_float32=("layer.3",)))
+    with contextlib.suppress(GroupError):
+        sending.send(plan, TENSORS)
+    with pytest.raises(TransferError, match="the sender sends another transfer, or other tensors") as caught:
+        engine.result(timeout=30)
+    assert not caught.value.is_half_applied
 
 
 @pytest.mark.parametrize("num_trainers", [2, 3])
@@ -229,6 +257,26 @@ def test_an_engine_whose_trainer_died_before_it_connects_does_not_wait_for_long(
         received(replace(sending.plan(TENSORS, 1), port=port))
     assert time.monotonic() - started < 15
     assert not caught.value.is_half_applied
+
+
+@pytest.mark.parametrize("adapters", [None, {"r": 4}])
+def test_adapters_are_loaded_only_when_all_of_them_have_arrived(
+    pool: ThreadPoolExecutor, adapters: dict[str, int] | None
+) -> None:
+    sending, taken = Sending(), list[tuple[str, Tensor]]()
+    plan = replace(sending.plan(TENSORS), adapters=adapters)
+
+    def breaks_off() -> Iterator[tuple[str, Tensor]]:
+        yield from TENSORS[:7]
+        raise OSError("the trainer fails")
+
+    engine = pool.submit(TransferReceiver().receive, replace(plan, first_rank=1), 0, taken.extend)
+    with pytest.raises(OSError, match="the trainer fails"):
+        sending.send(plan, breaks_off())
+    with pytest.raises(TransferError) as caught:
+        engine.result(timeout=30)
+    assert caught.value.is_half_applied is (adapters is None)
+    assert bool(taken) is (adapters is None)
 
 
 def test_an_engine_killed_in_the_middle_does_not_hang_the_others(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
