@@ -30,7 +30,7 @@ test-postgres: setup  ## tests/store on PostgreSQL 15, the oldest version that a
 	RFT_TEST_POSTGRES=$$(scripts/oldest_postgres) && export RFT_TEST_POSTGRES && \
 	  $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/store
 
-crash-test: setup  ## kills processes at random and looks for what is lost; KILLS=1000, SEED=n repeats a schedule
+crash-test: setup  ## kills processes and cuts networks at random and looks for what is lost; KILLS=1000, SEED=n repeats a schedule
 	$(BIN)/python -m tests.crash.storm --kills $(or $(KILLS),1000) $(if $(SEED),--seed $(SEED))
 
 bench: setup  ## the speed of buffer and pipelines beside peers, as in the README; wants a machine with nothing else to do

@@ -151,8 +151,9 @@ class _Transfers:
     def __init__(
         self, case: Case, learner: LearnerGroup, receivers: list[ReceiverProcess], receptions: list[Any]
     ) -> None:
+        from rftcore.sync.addresses import LOOPBACK
         from rftcore.sync.devices import choose_backend
-        from rftcore.sync.transfer_group import LOOPBACK, open_store
+        from rftcore.sync.transfer_group import open_store
 
         self._case, self._learner, self._receivers = case, learner, receivers
         self._backend, self._reason = choose_backend(learner.weight_devices(), [each.device for each in receptions])
@@ -183,7 +184,7 @@ class _Transfers:
         self._learner.leave_weight_group()
 
     def _plan(self, number: int) -> TransferPlan:
-        from rftcore.sync.transfer_group import LOOPBACK
+        from rftcore.sync.addresses import LOOPBACK
 
         tensor_parallel = self._case.tensor_parallel
         engine = number if self._case.receivers == "engines" else number // tensor_parallel

@@ -242,7 +242,8 @@ class SyncConfig(Section):
     )
     address: str | None = Field(
         None,
-        description="With nccl and auto, the address at which explorers on other machines reach the trainer; by default that of its host name.",
+        description="With nccl and auto, the address at which explorers on other machines reach the trainer; by default the one from which it reaches"
+        " the database's machine, or, where the database runs beside it, that of its host name.",
     )
     interval: int = Field(1, ge=1, description="Explorer steps that share one policy.")
     offset: int = Field(0, ge=0, description="Explorer steps that may run ahead of the trainer.")

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from rftcore.sync.addresses import LOOPBACK, own_address
 from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.devices import choose_backend
 from rftcore.sync.transfer import Sent
-from rftcore.sync.transfer_group import LOOPBACK, GroupError, open_store
+from rftcore.sync.transfer_group import GroupError, open_store
 from rftcore.sync.transfer_plan import (
     ADAPTERS_DTYPE,
     AdaptersConfig,
@@ -245,8 +246,7 @@ class LiveWeights:
         group_id = self._source.weight_group_id
         if group_id is None or ids != self._members or any(member.group_id != group_id for member in members):
             self._source.leave_weight_group()
-            is_local = all(member.host == socket.gethostname() for member in members)
-            host = LOOPBACK if is_local else self._config.address or socket.gethostbyname(socket.gethostname())
+            host = self._meeting_place(members)
             self._store = open_store(host, self._config.timeout_s)
             self._members, self._address, group_id = ids, (host, self._store.port), transfer_id
             self._backend, reason = choose_backend(self._source.weight_devices(), [member.device for member in members])
@@ -268,6 +268,22 @@ class LiveWeights:
             dtype=plan.dtype, in_float32=[*plan.in_float32], bucket_bytes=plan.bucket_bytes,
         )  # fmt: skip
         return plan
+
+    def _meeting_place(self, members: list[Receipt]) -> str:
+        """Return the address at which a new group meets.
+
+        Raises:
+            GroupError: members on other machines cannot reach this one.
+        """
+        if all(member.host == socket.gethostname() for member in members):
+            return LOOPBACK
+        try:
+            return self._config.address or own_address(self._attempt.run.database.server_address())
+        except OSError as error:
+            raise GroupError(
+                f"explorers on other machines do not know where to reach the trainer: {error}", value=socket.gethostname(),
+                todo="set sync.address to an address of this machine",
+            ) from error  # fmt: skip
 
     def _in_float32(self, members: list[Receipt]) -> tuple[str, ...]:
         """Return the tensors that any member keeps in float32; the loaders of the others round them as the trainer would."""

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, TCPStore
 from torch.distributed import ProcessGroupGloo
 
+from rftcore.sync.addresses import towards
 from rftdata.errors import RftError
 
-LOOPBACK = "127.0.0.1"
 # The store listens before members are told of it. If it does not answer, its trainer has died, and another one may need the engine.
 _CONNECT_S = 5.0
 # A small transfer is over before a sleeping thread would look for it again.
@@ -84,7 +84,7 @@ class TransferGroup:
         except GroupError:
             self.abort()
             raise
-        except RuntimeError as error:  # all of torch.distributed's errors
+        except (RuntimeError, OSError) as error:  # all of torch.distributed's errors; no way to the trainer's machine
             self.abort()
             raise self.error("does not come together", error) from error
 
@@ -119,7 +119,7 @@ class TransferGroup:
         self._calls.append(Call(self, work, self._timeout_s))
         return self._calls[-1]
 
-    def error(self, what: str, error: RuntimeError) -> GroupError:
+    def error(self, what: str, error: Exception) -> GroupError:
         """Return the error of a call in this group."""
         # gloo begins with the place in its source, and ends with advice.
         first_line = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip().partition("\n")[0]).partition(". This is ")[0]
@@ -191,11 +191,8 @@ def _open(backend: str, store: PrefixStore, store_host: str, rank: int, num_rank
     if backend == "gloo":
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's annotations
         options._timeout = timeout
-        # The default one looks up the host's own name, which need not be known.
-        is_local = store_host == LOOPBACK
-        options._devices = [
-            ProcessGroupGloo.create_device(hostname=LOOPBACK) if is_local else ProcessGroupGloo.create_default_device()
-        ]
+        # The default one takes the address of the host's own name, which may be unknown, or that of the loopback interface.
+        options._devices = [ProcessGroupGloo.create_device(hostname=towards(store_host))]
         return ProcessGroupGloo(store, rank, num_ranks, options)
     from torch.distributed import ProcessGroupNCCL
 

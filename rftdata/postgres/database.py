@@ -26,6 +26,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
+from rftdata.postgres.lost_peers import client_settings, is_remote, server_settings
 from rftdata.postgres.retry import ride_out
 from rftdata.uri import redacted
 
@@ -100,23 +101,11 @@ class Database:
         self._connect_s = _CONNECT_S if patience_s is None else min(_CONNECT_S, max(1.0, patience_s))
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._connections_lock = threading.Lock()
-        self._pool: ConnectionPool[Connection] = ConnectionPool(
-            uri,
-            min_size=0,
-            max_size=max_connections,
-            open=False,
-            reconnect_timeout=0.0,
-            kwargs={
-                "autocommit": True,
-                "row_factory": dict_row,
-                "application_name": application,
-                "connect_timeout": 10,
-            },
-            configure=self._register,
-        )
         try:
-            with translated(uri), psycopg.connect(uri, connect_timeout=10) as connection:
-                version = connection.info.server_version
+            with translated(uri):
+                self._settings: dict[str, Any] = {"connect_timeout": 10, **client_settings(uri)}
+                with psycopg.connect(uri, **self._settings) as connection:
+                    version = connection.info.server_version
         except psycopg.ProgrammingError as error:
             raise BufferUnavailableError(
                 "buffer.uri is not a connection string",
@@ -131,12 +120,27 @@ class Database:
                 allowed="15 or newer",
                 todo="use a newer server",
             )
+        self._pool: ConnectionPool[Connection] = ConnectionPool(
+            uri,
+            min_size=0,
+            max_size=max_connections,
+            reconnect_timeout=0.0,
+            kwargs={
+                "autocommit": True,
+                "row_factory": dict_row,
+                "application_name": application,
+                **self._settings,
+            },
+            configure=self._register,
+            open=False,
+        )
         self._pool.open()
 
     def close(self) -> None:
         self._pool.close()
 
     def _register(self, connection: Connection) -> None:
+        _notice_lost_client(connection)
         with self._connections_lock:
             self._connections.add(connection)
 
@@ -144,6 +148,11 @@ class Database:
         """Return the process ids, on the server, of the sessions in this pool."""
         with self._connections_lock:
             return [connection.info.backend_pid for connection in self._connections if not connection.closed]
+
+    def server_address(self) -> str | None:
+        """Return the server's IP address; None for a unix socket."""
+        with self.connection() as connection:
+            return connection.info.hostaddr if is_remote(connection) else None
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -193,9 +202,11 @@ class Database:
     def dedicated(self) -> Connection:
         """Open a connection outside the pool, for LISTEN or long-held advisory locks; the caller closes it."""
         with translated(self.uri):
-            return psycopg.connect(
-                self.uri, autocommit=True, row_factory=dict_row, application_name="rft-listen", connect_timeout=10
+            connection = psycopg.connect(
+                self.uri, autocommit=True, row_factory=dict_row, application_name="rft-listen", **self._settings
             )
+            _notice_lost_client(connection)
+            return connection
 
     def fetch(self, name: str, /, **parameters: Any) -> list[Row]:
         """Return the rows of a named query; a query that only reads is repeated while the server restarts."""
@@ -221,6 +232,11 @@ class Database:
         """Run a named statement; return the number of affected rows."""
         with self.connection() as connection:
             return connection.execute(queries()[name], parameters).rowcount
+
+
+def _notice_lost_client(connection: Connection) -> None:
+    if is_remote(connection):
+        connection.execute(queries()["notice_lost_client"], server_settings())
 
 
 def fetch(connection: Connection, name: str, /, **parameters: Any) -> list[Row]:

@@ -81,8 +81,9 @@ class Live:
 
     def transfer(self, *, break_off: bool = False) -> None:
         """Send the reference's weights into the engine, or half of them, as a trainer does."""
+        from rftcore.sync.addresses import LOOPBACK
         from rftcore.sync.transfer import TransferSender
-        from rftcore.sync.transfer_group import LOOPBACK, open_store
+        from rftcore.sync.transfer_group import open_store
 
         state = list(complete_state(self.reference.named_parameters()).items())
         # As of the real trainer, a head that is tied travels as the embedding alone.

@@ -2,6 +2,9 @@
 
 The parent imports everything the roles need, computes nothing, holds no connection and starts no thread; each role is a fork of it, so a
 new life begins within milliseconds. pandas belongs to it: pyarrow loads it with the first array that it makes of Python values.
+
+With a network every role has a machine of its own there, and reaches database and other roles by TCP. The folder with the arrays is no part of that network:
+what a shared file system does without its network is its own affair.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pandas as pd  # noqa: F401 - for pyarrow
+import psutil
 import psycopg
 
 import rftdata
@@ -28,23 +33,38 @@ from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_run, prepare_run
 from rftcore.trainer import role as trainer
 from rftdata import failpoints
-from rftdata.errors import BufferUnavailableError, ConflictError, FencedError
-from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RoleFailedError
+from rftdata.postgres.embedded import DATABASE, OWNER, EmbeddedServer
+from tests.crash.cuts import Cuts
 from tests.crash.witness import Witness, observe
+from tests.support.network import Machine, Network
 
 HERE = Path(__file__).parent
 ROLES = ("explorer-0", "explorer-1", "pipeline", "trainer", "labeller")
-# How a role may end when the database was taken from it, or its work by another.
-_UNAVAILABLE, _FENCED, _DEFECT = 75, 76, 70
+# Another machine for a trainer that replaces one which cannot be reached.
+SPARE = "spare"
+MACHINES = ("explorer-0", "explorer-1", "pipeline", "trainer", SPARE)
+# How a role may end when the database, its work or one of its ranks was taken from it.
+_UNAVAILABLE, _FENCED, _RANK_DIED, _DEFECT = 75, 76, 77, 70
+
+_PORT = 5499
+_NEWEST_ATTEMPT = "SELECT coalesce(max(attempt_id), 0) FROM rft.run_attempt"
 
 
 @dataclass
 class Life:
-    """One process of a role."""
+    """One process of a role.
+
+    Attributes:
+        machine: in the network; None without one.
+        lost_rank: whether a rank of this trainer was killed.
+    """
 
     role: str
     pid: int
     failpoint: str | None = None
+    machine: str | None = None
+    lost_rank: bool = False
 
 
 class RoleBrokeError(AssertionError):
@@ -57,24 +77,53 @@ class Crew:
     Args:
         folder: gets configuration, buffer, the witness's notes and the roles' logs.
         model: a model folder.
+        network: with a machine for each of `MACHINES`; None to keep all roles on this one.
     """
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, network: Network | None = None) -> None:
         self.folder = folder
         self.lives: dict[str, Life] = {}
         for name in ("config.yaml", "plugins.py"):
             shutil.copy(HERE / name, folder)
         (folder / "model").symlink_to(model)
         self.config: RunConfig = load_config(folder / "config.yaml", [f"buffer.uri={folder / 'buffer'}"])
-        self.server = EmbeddedServer(folder / "buffer")
+        self.server = EmbeddedServer(folder / "buffer", None if network is None else f"{network.address}:{_PORT}")
+        self.cuts = Cuts({} if network is None else network.machines)
+        self._trainer_machine = "trainer"
         self._clock_shift_h = 0
+        if network is not None:
+            self._open_to(network)
         self._wait_for(self._fork("prepare", None))
 
-    def start(self, role: str, failpoint: str | None = None) -> Life:
+    def _open_to(self, network: Network) -> None:
+        """Let the network's machines reach the database, as its administrator would, and the roles use it there."""
+        self.server.start()
+        self.server.stop()
+        with open(self.server.data / "pg_hba.conf", "a", encoding="utf-8") as file:
+            file.write(f"host all all {network.address}/24 scram-sha-256\n")
+        self.server.start()
+        password = quote(self.server.password_file.read_text().strip())
+        settings = {
+            "buffer.uri": f"postgresql://{OWNER}:{password}@{network.address}:{_PORT}/{DATABASE}",
+            "buffer.segments": str(self.folder / "buffer" / "segments"),
+            "sync.file_method": "checkpoint",
+        }
+        self.config = load_config(self.folder / "config.yaml", [f"{key}={value}" for key, value in settings.items()])
+
+    def start(self, role: str, failpoint: str | None = None, *, num_ranks: int = 1) -> Life:
         """A new life of a role; `failpoint` is armed in it."""
-        life = Life(role, self._fork(role, failpoint), failpoint)
+        machine = self._machine(role)
+        name = None if machine is None else machine.name
+        life = Life(role, self._fork(role, failpoint, machine, num_ranks), failpoint, name)
         self.lives[role] = life
         return life
+
+    def machine_of(self, role: str) -> str:
+        """Return the name of the machine on which a role lives."""
+        return self._trainer_machine if role == "trainer" else role
+
+    def _machine(self, role: str) -> Machine | None:
+        return self.cuts.machines.get(self.machine_of(role))
 
     def kill(self, role: str) -> None:
         """kill -9, and wait until the process has ended."""
@@ -110,6 +159,8 @@ class Crew:
         """
         code = os.waitstatus_to_exitcode(status)
         known = {_UNAVAILABLE: "the database went away", _FENCED: "fenced", -signal.SIGKILL: "killed"}
+        if life.lost_rank:
+            known[_RANK_DIED] = "a rank was killed"
         if code not in known:
             raise RoleBrokeError(f"the {life.role} ended with {code}:\n{self.log(life.role)[-4000:]}")
         return known[code]
@@ -131,18 +182,58 @@ class Crew:
         slow = self.lives.pop("trainer")
         os.kill(slow.pid, signal.SIGSTOP)
         try:
-            attempt = self.number("SELECT coalesce(max(attempt_id), 0) FROM rft.run_attempt")
+            attempt = self.number(_NEWEST_ATTEMPT)
             self._clock_shift_h += 1  # the leases' clock of every process from now on: longer than any lease
             self.start("trainer")
             deadline = time.monotonic() + 10
             # Stopped in the middle of a transaction it still holds its locks: then it is woken, and the other comes after it.
-            while time.monotonic() < deadline and attempt == self.number(
-                "SELECT coalesce(max(attempt_id), 0) FROM rft.run_attempt"
-            ):
+            while time.monotonic() < deadline and attempt == self.number(_NEWEST_ATTEMPT):
                 time.sleep(0.02)
         finally:
             os.kill(slow.pid, signal.SIGCONT)
         return self.wait_for_end(slow, 30)
+
+    def replace_a_lost_trainer(self) -> str:
+        """Cut the trainer's machine off, start another trainer elsewhere, restore the machine; return how the first trainer ended."""
+        lost = self.lives.pop("trainer")
+        assert lost.machine is not None
+        self.cuts.cut(lost.machine, seconds=60)
+        attempt = self.number(_NEWEST_ATTEMPT)
+        self._trainer_machine = "trainer" if self._trainer_machine == SPARE else SPARE
+        self.cuts.restore(self._trainer_machine)
+        self._clock_shift_h += 1  # as in `replace_a_slow_trainer`
+        self.start("trainer")
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and attempt == self.number(_NEWEST_ATTEMPT):
+            self.restart_ended()
+            time.sleep(0.02)
+        self.cuts.restore(lost.machine)
+        return self.wait_for_end(lost, 60)
+
+    def kill_a_rank(self) -> str:
+        """Start a trainer of two ranks, kill the second one after some steps; return how the trainer ended."""
+        if "trainer" in self.lives:
+            self.kill("trainer")
+        life = self.start("trainer", num_ranks=2)
+        query = "SELECT coalesce(max(draw_id), 0) FROM rft.draw"
+        drawn, deadline = 0, time.monotonic() + 90
+        # The first draw is made ahead of the first step.
+        while drawn < 3 and time.monotonic() < deadline and life is self.lives.get("trainer"):
+            before = self.number(query)
+            time.sleep(0.1)
+            self.cuts.restore_due()
+            self.restart_ended()
+            drawn += self.number(query) > before
+        if life is not self.lives.get("trainer"):
+            return "ended before"  # the database, or its network, was away
+        ranks = [each for each in psutil.Process(life.pid).children() if "rftcore.trainer.rank" in each.cmdline()]
+        if len(ranks) != 1:
+            raise RoleBrokeError(f"the trainer has {len(ranks)} other ranks:\n{self.log('trainer')[-4000:]}")
+        life.lost_rank = True
+        ranks[0].kill()
+        ended = self.wait_for_end(life, 60)
+        self.start("trainer")
+        return ended
 
     def stop(self) -> None:
         """Ask the roles to stop, in good order."""
@@ -182,7 +273,7 @@ class Crew:
         if status:
             raise RoleBrokeError(self.log("prepare"))
 
-    def _fork(self, role: str, failpoint: str | None) -> int:
+    def _fork(self, role: str, failpoint: str | None, machine: Machine | None = None, num_ranks: int = 1) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -190,12 +281,17 @@ class Crew:
             return pid
         code = _DEFECT
         try:
-            code = self._live(role, failpoint)
+            if machine is not None:
+                machine.enter()
+            code = self._live(role, failpoint, num_ranks)
         except (BufferUnavailableError, ConflictError, psycopg.OperationalError):
             traceback.print_exc()
             code = _UNAVAILABLE
         except FencedError:
             code = _FENCED
+        except RoleFailedError:
+            traceback.print_exc()
+            code = _RANK_DIED
         except BaseException:  # noqa: BLE001 - the end of the process
             traceback.print_exc()
         finally:
@@ -203,7 +299,7 @@ class Crew:
             sys.stderr.flush()
             os._exit(code)
 
-    def _live(self, role: str, failpoint: str | None) -> int:
+    def _live(self, role: str, failpoint: str | None, num_ranks: int) -> int:
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
         log = os.open(logs / f"{role}.log", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
@@ -228,7 +324,8 @@ class Crew:
             case "pipeline":
                 return pipeline.main(self.config, name)
             case "trainer":
-                return trainer.main(self.config, name)
+                ranks = self.config.trainer.model_copy(update={"num_gpus": num_ranks})
+                return trainer.main(self.config.model_copy(update={"trainer": ranks}), name)
         return _label(self.server.uri, witness, random.Random(os.getpid()))
 
 

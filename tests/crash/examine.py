@@ -17,6 +17,7 @@ from tests.crash.witness import TRAINED, digest, notes
 from tests.support.models import make_character_tokenizer
 
 _PER_READ = 2000
+MAX_STALENESS = 3  # as in config.yaml
 
 
 @dataclass
@@ -24,12 +25,14 @@ class Findings:
     """The errors found, and how much was examined.
 
     Attributes:
+        old_weights: engines that sampled from, or stayed on, other weights than they should have had.
         lives: processes that got to their first claim, the slowest first: `seconds` it took, `parts` of them (`stopwatch`), `by` whom.
     """
 
     lost: list[str] = field(default_factory=list)
     trained_twice: list[str] = field(default_factory=list)
     mislabelled: list[str] = field(default_factory=list)
+    old_weights: list[str] = field(default_factory=list)
     experiences: int = 0
     steps: int = 0
     attempts: int = 0
@@ -39,7 +42,7 @@ class Findings:
 
     @property
     def nothing(self) -> bool:
-        return not (self.lost or self.trained_twice or self.mislabelled)
+        return not (self.lost or self.trained_twice or self.mislabelled or self.old_weights)
 
 
 def examine(folder: Path) -> Findings:
@@ -57,6 +60,8 @@ def examine(folder: Path) -> Findings:
         _nothing_waits_for_ever(buffer, findings)
         _checkpoints_hold_what_was_drawn(buffer, noted["checkpoint"], findings)
         _weights_are_as_sent(noted["sent"], noted["applied"], findings)
+        _weights_are_those_of_their_version(buffer, folder / "witness", noted, findings)
+        _draws_are_fresh(buffer, findings)
         findings.attempts = _one(buffer, "SELECT count(*) FROM rft.run_attempt")
         findings.steps = _one(buffer, "SELECT coalesce(max(trainer_step), 0) FROM rft.v_train_step")
     findings.lives = sorted(noted["first claim"], key=lambda life: -life["seconds"])
@@ -71,6 +76,41 @@ def _weights_are_as_sent(sent: list[dict[str, Any]], applied: list[dict[str, Any
         if checksums.get(note["transfer"], note["checksum"]) != note["checksum"]:
             findings.mislabelled.append(f"{note['by']} has other weights than transfer {note['transfer']} sent")
     findings.transfers = len(applied)
+
+
+def _weights_are_those_of_their_version(
+    buffer: Buffer, witness: Path, noted: dict[str, list[dict[str, Any]]], findings: Findings
+) -> None:
+    """Every token is of a version that its engine had acknowledged before, with weights, by their checksum, that were sent or written as that version."""
+    known: dict[int, set[str | None]] = defaultdict(set)
+    for row in buffer.sql("SELECT policy_version_id, checksum FROM rft.policy_version").to_pylist():
+        known[row["policy_version_id"]].add(row["checksum"])
+    # What was sent, and, of a sender that was killed before it noted that, what arrived: see `_weights_are_as_sent`.
+    for note in (*noted["applied"], *noted["loaded"]):
+        known[note["version"]].add(note["checksum"])
+    had: dict[str, set[int]] = defaultdict(set)
+    for note in notes(witness):
+        by = note["by"]
+        match note["kind"]:
+            case "engine has":
+                had[by].add(note["version"])
+                if note["checksum"] not in known[note["version"]]:
+                    findings.old_weights.append(f"{by} has weights {note['checksum']} as version {note['version']}")
+            case "stored" if unknown := set(note["versions"]) - had[by]:
+                findings.old_weights.append(f"{by} sampled as version {sorted(unknown)}, which it had not acknowledged")
+
+
+def _draws_are_fresh(buffer: Buffer, findings: Findings) -> None:
+    """No draw is of a policy older than the run's bound; a draw of step s may be of policies from step s - 1 - bound on."""
+    late = buffer.sql(
+        "SELECT d.experience_id, d.trainer_step, p.trainer_step AS policy_step FROM rft.draw d JOIN rft.experience e USING (experience_id)"
+        " JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min WHERE d.trainer_step - 1 - p.trainer_step > %s",
+        [MAX_STALENESS],
+    )
+    findings.old_weights += [
+        f"experience {row['experience_id']} of policy step {row['policy_step']} was drawn for step {row['trainer_step']}"
+        for row in late.to_pylist()
+    ]
 
 
 def _one(buffer: Buffer, query: str) -> int:

@@ -1,7 +1,9 @@
-"""Continuous kills: real explorers, a pipeline worker, a trainer, a labeller and the database, of which one is killed again and again.
+"""Continuous failures: real explorers, a pipeline worker, a trainer, a labeller and the database, of which one is killed, or cut off from the
+network, again and again.
 
     python -m tests.crash.storm --kills 1000 --seed 7
 
+Every role has a network namespace of its own, as machines have networks. Where these are not permitted, the storm reports that and goes on without cuts.
 What is killed when follows from the seed. The processes' own timing does not, so a seed repeats a schedule, not every instruction.
 """
 
@@ -20,9 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.crash.crew import ROLES, Crew, RoleBrokeError
+from tests.crash.crew import MACHINES, ROLES, Crew, RoleBrokeError
+from tests.crash.cuts import SECONDS, Cut
 from tests.crash.examine import Findings, examine
 from tests.support.models import make_tiny_model
+from tests.support.network import Network, unavailable
 
 # What happens, and how often: the database and the slow trainer cost more time than the others.
 _EVENTS = {
@@ -33,7 +37,19 @@ _EVENTS = {
     "labeller": 6,
     "database": 5,
     "slow trainer": 5,
+    "rank": 1,
 }
+# Only where there are network namespaces.
+_CUTS = {
+    "cut explorer-0": 4,
+    "cut explorer-1": 4,
+    "cut pipeline": 3,
+    "cut trainer": 4,
+    "keep apart": 4,
+    "lost trainer": 1,
+}
+_SHARES = (4, 3, 2, 2, 1)  # of `SECONDS`
+_EXPLORERS = 2
 _STALL_S = 60.0
 
 
@@ -47,6 +63,7 @@ class Report:
     events: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     findings: Findings = field(default_factory=Findings)
+    cuts: list[Cut] = field(default_factory=list)
 
     @property
     def resume_p99_s(self) -> float:
@@ -74,18 +91,24 @@ class Report:
         found = self.findings
         return (
             f"{self.kills} kills: {len(found.lost)} lost, {len(found.trained_twice)} trained twice, "
-            f"{len(found.mislabelled)} mislabelled, resume p99 {self.resume_p99_s:.1f} s"
+            f"{len(found.mislabelled)} mislabelled, {len(found.old_weights)} on old weights, resume p99 {self.resume_p99_s:.1f} s"
         )
 
 
-def storm(folder: Path, kills: int, seed: int, progress: Callable[[str], None] = lambda line: None) -> Report:
-    """Run the roles in `folder`, kill `kills` times, let them recover, and examine what is left.
+def storm(
+    folder: Path, kills: int, seed: int, network: Network | None, progress: Callable[[str], None] = lambda line: None
+) -> Report:  # fmt: skip
+    """Run the roles in `folder`, let something fail `kills` times, let them recover, and examine what is left.
+
+    Args:
+        network: with the machines of the roles; None for no cuts.
 
     Raises:
         RoleBrokeError: a role ended as no crash explains, or no step was trained for a minute.
     """
     report, rng, started = Report(kills, seed), random.Random(seed), time.monotonic()
-    crew = Crew(folder, make_model(folder))
+    events = _EVENTS if network is None else _EVENTS | _CUTS
+    crew = Crew(folder, make_model(folder), network)
     try:
         for role in ROLES:
             crew.start(role)
@@ -93,8 +116,9 @@ def storm(folder: Path, kills: int, seed: int, progress: Callable[[str], None] =
         watch.wait_for_steps(2)
         for number in range(1, kills + 1):
             time.sleep(rng.choice((0.02, 0.1, 0.3, 0.6)) * rng.random() * 2)
-            event = rng.choices(list(_EVENTS), list(_EVENTS.values()))[0]
-            _strike(crew, event, report)
+            event = rng.choices(list(events), list(events.values()))[0]
+            _strike(crew, event, report, rng)
+            crew.cuts.restore_due()
             report.ended.update(f"{role}: {why}" for role, why in crew.restart_ended())
             watch.look()
             if number % 50 == 0 or number == kills:
@@ -102,14 +126,22 @@ def storm(folder: Path, kills: int, seed: int, progress: Callable[[str], None] =
                 progress(
                     f"{number} kills in {time.monotonic() - started:.0f} s, {steps} steps done, {watch.kept} of them kept"
                 )
+        crew.cuts.restore_due(all_of_them=True)
         watch.wait_for_steps(4)
+        left = watch.engines_on_old_weights()
         crew.stop()
         report.seconds = time.monotonic() - started
     except BaseException:
         crew.close()
         raise
     # Everything has ended: from here on this process may connect and compute.
-    report.findings = examine(folder)
+    found = report.findings = examine(folder)
+    found.old_weights += left
+    # What a process waits for while its machine is cut off is the cut.
+    report.cuts = crew.cuts.past
+    found.lives = [
+        life for life in found.lives if not crew.cuts.touched(life["host"], life["at"] - life["seconds"], life["at"])
+    ]
     crew.close()
     return report
 
@@ -124,15 +156,26 @@ def make_model(folder: Path) -> Path:
     return folder / "tiny"
 
 
-def _strike(crew: Crew, event: str, report: Report) -> None:
+def _strike(crew: Crew, event: str, report: Report, rng: random.Random) -> None:
     report.events[event] += 1
-    if event == "database":
+    seconds = rng.choices(SECONDS, _SHARES)[0]
+    if event.startswith("cut "):
+        crew.cuts.cut(crew.machine_of(event.removeprefix("cut ")), seconds)
+    elif event == "keep apart":
+        crew.cuts.keep_apart(seconds)
+    elif event == "lost trainer":
+        if "trainer" in crew.lives:
+            report.ended[f"lost trainer: {crew.replace_a_lost_trainer()}"] += 1
+    elif event == "rank":
+        report.ended[f"trainer of two ranks: {crew.kill_a_rank()}"] += 1
+    elif event == "database":
         crew.kill_database()
     elif event == "slow trainer":
         if "trainer" in crew.lives:
             report.ended[f"slow trainer: {crew.replace_a_slow_trainer()}"] += 1
     else:
-        crew.kill(event)
+        if event in crew.lives:
+            crew.kill(event)
         crew.start(event)
 
 
@@ -169,6 +212,24 @@ class Watch:
             self.look()
             time.sleep(0.05)
 
+    def engines_on_old_weights(self) -> list[str]:
+        """Wait until every explorer has taken a version that is published from now on; return those that do not within a minute."""
+        newest = (
+            self._crew.number(
+                "SELECT max(trainer_step) FROM rft.policy_version v JOIN rft.run r ON r.current_attempt_id = v.attempt_id"
+            )
+            + 1
+        )
+        live = "FROM rft.worker WHERE role = 'explorer' AND stopped_at IS NULL AND heartbeat_at > rft.clock() - interval '15 s'"
+        current = f"SELECT count(*) {live} AND (progress->>'policy_step')::integer >= {newest}"
+        deadline = time.monotonic() + 60
+        while (found := self._crew.number(current)) < _EXPLORERS and time.monotonic() < deadline:
+            self._crew.restart_ended()
+            time.sleep(0.1)
+        if found >= _EXPLORERS:
+            return []
+        return [f"{_EXPLORERS - found} of {_EXPLORERS} engines do not get to the weights of step {newest}"]
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -179,14 +240,19 @@ def main() -> int:
     print(f"seed {options.seed} (SEED={options.seed} repeats the schedule)", flush=True)
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rft-crash-")))
-        report = storm(folder, options.kills, options.seed, lambda line: print(line, flush=True))
+        without = unavailable()
+        if without:
+            print(f"NO NETWORK CUTS: {without}", flush=True)
+        network = None if without else stack.enter_context(Network(*MACHINES))
+        report = storm(folder, options.kills, options.seed, network, lambda line: print(line, flush=True))
     found = report.findings
-    for name in ("lost", "trained_twice", "mislabelled"):
+    for name in ("lost", "trained_twice", "mislabelled", "old_weights"):
         for what in getattr(found, name)[:20]:
             print(f"{name}: {what}")
     summary = {
         "seconds": round(report.seconds),
         "events": report.events,
+        "cuts": {"number": len(report.cuts), "seconds": round(sum(cut.until - cut.since for cut in report.cuts))},
         "roles that ended by themselves": report.ended,
         "slowest lives": found.lives[:10],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from rftcore.explorer import role as explorer
+from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.pipeline import role as pipeline
 from rftcore.sync.live_explorer import LiveReceiver, Outcome
 from rftcore.sync.transfer import Sent
@@ -50,7 +52,7 @@ class Witness:
     def note_first_claim(self) -> None:
         """The first answer of the buffer to a request for work; what it took since the process began its role."""
         if self._stopwatch is not None:
-            self.note("first claim", at=round(time.time(), 2), **self._stopwatch.read())
+            self.note("first claim", at=round(time.time(), 2), host=socket.gethostname(), **self._stopwatch.read())
             self._stopwatch = None
 
 
@@ -75,8 +77,13 @@ def observe(witness: Witness) -> None:
 
 
 def _observe_weights(witness: Witness) -> None:
-    """The checksums of what the trainer sent, and of what an engine has of it."""
-    send, apply = LearnerGroup.send_weights, LiveReceiver._apply
+    """The checksums of what the trainer sent, and of what an engine has of it; every version that an engine acknowledged, in the order of its answers."""
+    send, apply, load, take = (
+        LearnerGroup.send_weights,
+        LiveReceiver._apply,
+        EngineWeights.load,
+        EngineWeights.take_newest,
+    )
 
     def send_and_note(self: LearnerGroup, plan: TransferPlan, store: Any) -> Sent:
         sent = send(self, plan, store)
@@ -86,11 +93,23 @@ def _observe_weights(witness: Witness) -> None:
     def apply_and_note(self: LiveReceiver, plan: TransferPlan, version: int) -> Outcome:
         outcome = apply(self, plan, version)
         if outcome.checksum is not None:
-            witness.note("applied", transfer=plan.transfer_id, checksum=outcome.checksum)
+            witness.note("applied", transfer=plan.transfer_id, version=version, checksum=outcome.checksum)
         return outcome
+
+    async def load_and_note(self: EngineWeights, weights: Any) -> None:
+        await load(self, weights)
+        witness.note("loaded", version=weights.policy_version_id, checksum=weights.checksum)
+
+    async def take_and_note(self: EngineWeights) -> None:
+        before = self._engine.policy_version_id
+        await take(self)
+        if (version := self._engine.policy_version_id) != before:
+            witness.note("engine has", version=version, checksum=self.checksum)
 
     LearnerGroup.send_weights = send_and_note  # type: ignore[method-assign]
     LiveReceiver._apply = apply_and_note  # type: ignore[method-assign]
+    EngineWeights.load = load_and_note  # type: ignore[method-assign]
+    EngineWeights.take_newest = take_and_note  # type: ignore[method-assign]
 
 
 def _observe_explorer(witness: Witness) -> None:
@@ -102,7 +121,8 @@ def _observe_explorer(witness: Witness) -> None:
             [group_id, [[s.response, digest(s.token_ids)] for r in group.rollouts for s in r.sequences]]
             for group_id, group in zip(ids, groups, strict=True)
         ]
-        witness.note("stored", groups=stored)
+        versions = {span[1] for group in groups for r in group.rollouts for s in r.sequences for span in s.policy_spans}
+        witness.note("stored", groups=stored, versions=sorted(versions))
         return ids
 
     def claim_and_note(*args: Any, **options: Any) -> Any:

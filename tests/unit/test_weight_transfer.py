@@ -29,10 +29,11 @@ from torch._C._distributed_c10d import FakeProcessGroup
 
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
+from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.devices import choose_backend
 from rftcore.sync.hashes import hashes_of
 from rftcore.sync.transfer import Sent, TransferReceiver, TransferSender
-from rftcore.sync.transfer_group import LOOPBACK, GroupError, TransferGroup, open_store, refuse_missing
+from rftcore.sync.transfer_group import GroupError, TransferGroup, open_store, refuse_missing
 from rftcore.sync.transfer_plan import TransferError, TransferPlan, from_json, to_json
 from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
 from rftdata.errors import ModelError, RftError

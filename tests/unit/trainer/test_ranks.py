@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.transfer import TransferReceiver
-from rftcore.sync.transfer_group import LOOPBACK, GroupError, open_store
+from rftcore.sync.transfer_group import GroupError, open_store
 from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.shared_batch import SharedBatchMemory
