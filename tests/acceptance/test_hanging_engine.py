@@ -34,7 +34,9 @@ def test_a_hanging_engine_is_replaced_by_one_with_current_weights(
         # Each step trained on what the weights before it sampled, and the last ones went into the second engine.
         steps = rows(buffer, "select trainer_step, max(staleness) as oldest from rft.draw group by 1 order by 1")
         assert [(step["trainer_step"], step["oldest"]) for step in steps] == [(n, 0) for n in range(1, STEPS + 1)]
-        applied = f"select 1 as found from rft.weight_receipt where worker_id = {current['worker_id']} and status = 'applied'"
+        applied = (
+            f"select 1 as found from rft.weight_receipt where worker_id = {current['worker_id']} and status = 'applied'"
+        )
         assert rows(buffer, applied), output
     finally:
         EmbeddedServer(buffer).stop()
