@@ -19,8 +19,9 @@ from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.engines.vllm_arguments import SLOT_RANKS
 from rftcore.engines.vllm_engine import VllmEngine
+from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.base import Publication
-from rftcore.sync.transfer_group import LOOPBACK, open_store
+from rftcore.sync.transfer_group import open_store
 from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.sync.weights_file import write_atomically
 from rftcore.trainer.learner_arguments import LearnerArguments

@@ -17,8 +17,9 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from rftcore.engines.base import EngineConfig
 from rftcore.engines.vllm_engine import VllmEngine
+from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.transfer import TransferSender
-from rftcore.sync.transfer_group import LOOPBACK, open_store
+from rftcore.sync.transfer_group import open_store
 from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.sync.weights_file import iterate_weights
 from rftdata.errors import RftError
