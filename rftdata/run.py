@@ -67,6 +67,10 @@ class Run:
         """Whether an import created the run, which then has no checkpoint and no configuration to continue with."""
         return "import" in self.config
 
+    def server_address(self) -> str | None:
+        """Return the IP address of the server with the run's rows; None if it is reached by a unix socket."""
+        return self.database.server_address()
+
     def end(self, status: str, outcome: str) -> bool:
         """Store that the run is finished, interrupted or failed, and why; return False for a finished run, which stays so."""
         ended = self.database.run("finish_run", run_id=self.run_id, status=status, outcome=outcome)

@@ -278,7 +278,7 @@ class LiveWeights:
         if all(member.host == socket.gethostname() for member in members):
             return LOOPBACK
         try:
-            return self._config.address or own_address(self._attempt.run.database.server_address())
+            return self._config.address or own_address(self._attempt.run.server_address())
         except OSError as error:
             raise GroupError(
                 f"explorers on other machines do not know where to reach the trainer: {error}", value=socket.gethostname(),

@@ -36,14 +36,9 @@ def client_settings(uri: str) -> dict[str, Any]:
     return {key: value for key, value in _CLIENT.items() if key not in conninfo_to_dict(uri)}
 
 
-def server_settings() -> dict[str, str]:
+def server_settings() -> dict[str, int]:
     """Return the parameters of the query `notice_lost_client`, for the server's end."""
-    return {
-        "idle": str(_IDLE_S),
-        "interval": str(_INTERVAL_S),
-        "count": str(_COUNT),
-        "limit": str(1000 * LIMIT_S),
-    }
+    return {"idle": _IDLE_S, "interval": _INTERVAL_S, "count": _COUNT, "limit": 1000 * LIMIT_S}
 
 
 def is_remote(connection: psycopg.Connection[Any]) -> bool:

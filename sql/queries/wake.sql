@@ -4,5 +4,5 @@ SELECT pg_notify(topic, '') FROM unnest(%(topics)s::text[]) AS topic;
 
 -- name: notice_lost_client
 -- Let the server end this session, and release its locks, once its client cannot be reached any more.
-SELECT set_config('tcp_keepalives_idle', %(idle)s, false), set_config('tcp_keepalives_interval', %(interval)s, false),
-       set_config('tcp_keepalives_count', %(count)s, false), set_config('tcp_user_timeout', %(limit)s, false);
+SELECT set_config('tcp_keepalives_idle', %(idle)s::text, false), set_config('tcp_keepalives_interval', %(interval)s::text, false),
+       set_config('tcp_keepalives_count', %(count)s::text, false), set_config('tcp_user_timeout', %(limit)s::text, false);
