@@ -18,6 +18,7 @@ import pyarrow as pa
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
+from rftdata.archives.files import ArchiveFolder
 from rftdata.config import BufferConfig
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import PurgedError, QueryError
@@ -64,6 +65,12 @@ class Buffer:
     def runs_folder(self) -> Path:
         """Folder in which runs keep files other than experiences, each in its own folder (`Run.folder`)."""
         return (self.folder or Path(self.config.segments or ".").parent) / "runs"
+
+    @property
+    def archives(self) -> ArchiveFolder:
+        """Folder with the Parquet files of archived runs: `archives` in the folder of an embedded buffer, else beside the segments."""
+        owner = self.database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
+        return ArchiveFolder((self.folder or Path(self.config.segments or ".").parent).resolve() / "archives", owner)
 
     def close(self) -> None:
         """Close the connections; an embedded server that no other process uses stops after `buffer.idle_stop_s`."""
@@ -120,7 +127,13 @@ class Buffer:
 
         run_id = None if run is None else self._own(run).run_id
         return run_query(
-            self.database, self.segments, text, run_id=run_id, limit_bytes=limit_bytes, on_damage=on_damage
+            self.database,
+            self.segments,
+            self.archives,
+            text,
+            run_id=run_id,
+            limit_bytes=limit_bytes,
+            on_damage=on_damage,
         )
 
     def create_run(
