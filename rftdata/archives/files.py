@@ -65,6 +65,10 @@ class ArchiveFolder:
         """Return all files of this buffer, complete or not."""
         return sorted(self.folder.glob(f"*/run=*/{self.owner}-*.parquet"))
 
+    def run_id_of(self, file: Path) -> int:
+        """Return the id of the run of a file of this buffer."""
+        return int(file.name.removeprefix(f"{self.owner}-").partition("-")[0])
+
     def remove(self, run_id: int) -> None:
         """Remove all files of a run, durably, and folders that are empty then."""
         with self.disk_errors():

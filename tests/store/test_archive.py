@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -12,16 +16,25 @@ import numpy as np
 import pytest
 
 import rftdata
-from rftdata.errors import QueryError, RftError
-from rftdata.maintenance import purge
+from rftcore.cli import run_command
+from rftdata import exchange, labels
+from rftdata.config import BufferConfig
+from rftdata.errors import ArchivedError, ConflictError, QueryError, RftError
+from rftdata.failpoints import FAILPOINTS
+from rftdata.maintenance import archive as archiving
+from rftdata.maintenance import backup, purge
 from rftdata.maintenance.archive import archive
 from rftdata.maintenance.restore_run import restore_run
 from rftdata.maintenance.verification import verify
-from rftdata.pipeline.queue import claim_sealed_groups
+from rftdata.pairs import export_pairs
+from rftdata.pipeline.queue import claim_sealed_groups, sample_groups
 from rftdata.pipeline.records import Verdicts, concatenated, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
+from rftdata.pipeline.versions import replaying
+from rftdata.segments.compaction import Compactor
+from rftdata.training.stored_selection import select
 from tests.support.secret_rows import secret_group
-from tests.support.store_roles import tokens
+from tests.support.store_roles import own_group, tokens
 
 RESPONSES = ["", "one, two", 'a "quoted"\nanswer', "Ünïcode 'single'", "\\N", "a\r\nb,,", "NULL"]
 # Query, whether it reads what lies in the archive.
@@ -181,3 +194,202 @@ def test_other_programs_read_the_files_without_this_package(filled: rftdata.Buff
         params={"files": str(filled.archives.folder / "segment" / "**" / "*.parquet")},
     ).fetchall()
     assert kept_as_bytes == [(15, 0)]
+
+
+def interrupted(buffer: rftdata.Buffer, verb: str, failpoint: str) -> None:
+    """Archive or restore the run `old` in another process, which is killed at a failpoint."""
+    script = (
+        "import sys, rftdata\n"
+        "from rftdata.config import BufferConfig\n"
+        "from rftdata.maintenance.archive import archive\n"
+        "from rftdata.maintenance.restore_run import restore_run\n"
+        "buffer = rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0))\n"
+        "archive(buffer, 'old', author='ada') if sys.argv[3] == 'archive' else restore_run(buffer, 'old')\n"
+    )
+    command = [sys.executable, "-c", script, buffer.config.uri, str(buffer.config.segments), verb]
+    done = subprocess.run(command, env={**os.environ, "RFT_FAILPOINT": failpoint}, capture_output=True, check=False)
+    assert done.returncode == -9, done.stderr.decode()
+
+
+def test_a_kill_at_any_point_loses_nothing_and_the_command_can_be_repeated(filled: rftdata.Buffer) -> None:
+    points = [name for name in FAILPOINTS if name.startswith(("archive.", "restore."))]
+    assert len(points) == 8
+    before, bytes_before = catalogue(filled), arrays(filled)
+    questions = list(QUERIES)[::3]
+    expected = [answers(filled, text) for text in questions]
+    for point in points:
+        verb, _, place = point.partition(".")
+        if verb == "restore":
+            archive(filled, "old", author="ada")
+        interrupted(filled, verb, point)
+        assert [answers(filled, text) for text in questions] == expected, point
+        whole = (verb == "archive") == (place != "moved")
+        if verb == "restore":
+            whole = place in ("moved", "removed")
+        assert (len(arrays(filled)) == len(bytes_before)) == whole, point
+        findings = list(verify(filled))
+        assert len(findings) == (0 if point in ("archive.moved", "restore.appended", "restore.moving") else 1), findings
+        if point == "archive.written":  # given up in place of repeated
+            assert restore_run(filled, "old").num_experiences == 0
+        elif verb == "archive" and place != "moved":
+            archive(filled, "old", author="ada")
+        if point != "archive.written":
+            restore_run(filled, "old")
+        assert (catalogue(filled), arrays(filled)) == (before, bytes_before), point
+        assert list(verify(filled)) == [] and filled.archives.all_files() == []
+
+
+def test_an_archived_run_is_not_changed_and_what_needs_it_names_the_command(
+    filled: rftdata.Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = filled.sql(
+        "SELECT experience_id FROM rft.experience JOIN rft.run USING (run_id) WHERE name = 'old' ORDER BY 1"
+    )["experience_id"].to_pylist()
+    archive(filled, "old", author="ada")
+    now = catalogue(filled)
+    todo = r"rft restore-run old"
+    refused = [
+        lambda: archive(filled, "old", author="ada"),
+        lambda: filled.read_arrays(ids[:2], ["token_ids"]),
+        lambda: filled.attempt("old"),
+        lambda: filled.rewind("old", 0),
+        lambda: filled.fork("old", name="new", step=0, keep_rollouts=True),
+        lambda: filled.writer("old").insert(own_group()),
+        lambda: exchange.export(filled, tmp_path / "out.parquet", runs=["old"]),
+        lambda: exchange.export(filled, tmp_path / "out.parquet"),
+        lambda: purge.purge(filled, f"experience_id = {ids[3]}", reason="asked to", author="ada"),
+        lambda: labels.set_rewards(filled, {ids[3]: 0.5}, author="ada"),
+        lambda: select(filled.database, f"SELECT {ids[3]} AS experience_id"),
+        lambda: filled.sql("UPDATE rft.experience SET reward = 9 WHERE experience_id = %s", [ids[3]]),
+        lambda: filled.find_run("old").go_on({}, steps=10, pipeline_version="p1"),
+        lambda: next(iter(replaying(filled.find_run("old"), "p2").gen)),
+        lambda: sample_groups(filled.find_run("old"), 10, 1),
+        lambda: export_pairs(filled.find_run("old"), tmp_path / "pairs.jsonl"),
+    ]
+    for request in refused:
+        with pytest.raises(RftError, match=todo):
+            request()
+    assert catalogue(filled) == now and list(tmp_path.glob("*.parquet")) == []
+    assert filled.sql(
+        "SELECT prompt, response FROM rft.v_experience WHERE experience_id = %s", [ids[3]]
+    ).to_pylist() == [dict.fromkeys(("prompt", "response"), "[archived: rft restore-run old]")]
+    monkeypatch.setenv("RFT_SEGMENTS", str(filled.config.segments))
+    assert run_command(["lineage", str(ids[30]), "--buffer", filled.config.uri]) == 0
+    assert "archived with the run 'old'" in capsys.readouterr().out
+    labels.set_rewards(filled, {max(ids) + 2: 0.5}, author="ada")  # of a live run
+
+
+def test_a_run_that_is_not_done_is_not_archived(filled: rftdata.Buffer) -> None:
+    for change, undo, what in (
+        ("UPDATE rft.run SET status = 'running'", "UPDATE rft.run SET status = 'finished'", r"'old' has not ended \(got 'running'\)"),
+        (
+            "UPDATE rft.worker SET stopped_at = NULL, heartbeat_at = clock_timestamp()",
+            "UPDATE rft.worker SET stopped_at = clock_timestamp()", "pipeline 1 on here works for it",
+        ),
+        (
+            ("INSERT INTO rft.review (experience_id, group_id, run_id, name, question, otherwise, deadline)"
+             " SELECT experience_id, group_id, run_id, 'q', 'good?', 'pass', rft.clock() + interval '1 day' FROM rft.experience ORDER BY 1 LIMIT 3"),
+            "UPDATE rft.review SET answer = 'pass'", "3 questions about experiences of the run 'old' wait",
+        ),
+    ):  # fmt: skip
+        filled.sql(change)
+        with pytest.raises(QueryError, match=what):
+            archive(filled, "old", author="ada")
+        filled.sql(undo)
+    selected = select(filled.database, "SELECT experience_id FROM rft.experience WHERE experience_id BETWEEN 20 AND 40")
+    filled.create_run(name="next", config={}, seed=1, steps=2, pipeline_version="p1", mode="train", selected=selected)
+    with pytest.raises(
+        QueryError, match=r"runs that have not ended train on experiences of the run 'old' \(got 'next'\)"
+    ):
+        archive(filled, "old", author="ada")
+    assert catalogue(filled)["archive"] == [] and filled.archives.all_files() == []
+
+
+def test_a_change_while_the_files_are_written_is_noticed(
+    filled: rftdata.Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = archiving.write_archive
+
+    def relabelled(*given: Any) -> Any:
+        written = real(*given)
+        filled.sql("UPDATE rft.experience SET reward = 0.75 WHERE experience_id = 4")
+        return written
+
+    monkeypatch.setattr(archiving, "write_archive", relabelled)
+    with pytest.raises(ConflictError, match="rows of the run 'old' changed while its archive was written"):
+        archive(filled, "old", author="ada")
+    assert list(verify(filled)) == [] and filled.archives.all_files() == []
+    assert answers(filled, "select reward, response from experience where experience_id = 4")[0]["reward"] == 0.75
+
+
+def test_forks_are_archived_before_the_run_whose_arrays_they_use_and_restored_after_it(filled: rftdata.Buffer) -> None:
+    fork = filled.fork("old", name="fork", step=0, keep_rollouts=True)
+    fork.end("finished", "done")
+    before, bytes_before = catalogue(filled), arrays(filled)
+    expected = [answers(filled, text) for text in QUERIES]
+    with pytest.raises(QueryError, match=r"forks use the arrays of the run 'old' .*archive these first: fork"):
+        archive(filled, "old", author="ada")
+    assert archive(filled, "fork", author="ada").array_bytes == 0  # the segments are the other run's
+    archive(filled, "old", author="ada")
+    assert [answers(filled, text) for text in QUERIES] == expected
+    with pytest.raises(
+        ArchivedError, match="'fork' shares arrays with archived runs: old; first `rft restore-run old`"
+    ):
+        restore_run(filled, "fork")
+    restore_run(filled, "old")
+    restore_run(filled, "fork")
+    assert (catalogue(filled), arrays(filled)) == (before, bytes_before)
+
+
+def test_doctor_backup_and_compaction_know_archives(filled: rftdata.Buffer, empty_uri: str, tmp_path: Path) -> None:
+    before, bytes_before = catalogue(filled), arrays(filled)
+    expected = [answers(filled, text) for text in QUERIES]
+    archive(filled, "old", author="ada")
+    num_files = len(filled.archives.all_files())
+    Compactor(filled.database, filled.segments, grace_s=0, alone=True).run()
+    held = sum(file.stat().st_size for file in Path(str(filled.config.segments)).iterdir())
+    assert held < filled.sql("SELECT sum(length_bytes)::bigint AS n FROM rft.archived_segment")["n"][0].as_py()
+    manifest = backup.back_up(filled, tmp_path / "backup")
+    assert manifest.num_archive_files == num_files
+    with backup.restore(
+        tmp_path / "backup", BufferConfig(uri=empty_uri, segments=str(tmp_path / "new" / "segments"))
+    ) as new:
+        assert [answers(new, text) for text in QUERIES] == expected
+        restore_run(new, "old")
+        assert (catalogue(new), arrays(new)) == (before, bytes_before)
+    damaged, missing = filled.archives.files_of(1)[:2]
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:500] + bytes([data[500] ^ 1]) + data[501:])
+    missing.unlink()
+    (missing.parent / missing.name.replace("00001", "99999")).write_bytes(b"")
+    findings = list(verify(filled))
+    assert [f"{damaged} does not match its checksum" in findings[0], f"{missing} is missing" in findings[1]] == [
+        True,
+        True,
+    ], findings
+    assert len(findings) == 3 and "is of no archive" in findings[2]
+    with pytest.raises(RftError, match="does not match its checksum"):
+        restore_run(filled, "old")
+    with pytest.raises(RftError, match=r"does not match its checksum|is missing"):
+        backup.back_up(filled, tmp_path / "other")
+
+
+def test_the_commands(
+    filled: rftdata.Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(filled.config.segments))
+    uri = filled.config.uri
+    assert run_command(["archive", "old", "--rewrite-tables", "--buffer", uri]) == 0
+    assert "old: 54 experiences of 15 groups are in" in capsys.readouterr().out
+    assert (
+        run_command(
+            ["query", "select count(response) as n from experience where response like '%two%'", "--buffer", uri]
+        )
+        == 0
+    )
+    assert run_command(["archive", "live", "--json", "--buffer", uri]) == 0
+    assert json.loads(capsys.readouterr().out.split("\n", 3)[-1])["num_experiences"] == 18
+    assert run_command(["archive", "nothing", "--buffer", uri]) == 2
+    assert run_command(["restore-run", "old", "--buffer", uri]) == 0
+    assert "54 experiences are in the database again (15 segments" in capsys.readouterr().out
+    assert run_command(["restore-run", "old", "--buffer", uri]) == 2

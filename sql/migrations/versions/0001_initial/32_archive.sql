@@ -65,6 +65,15 @@ COMMENT ON COLUMN rft.archived_segment.checksum IS 'As in rft.segment; the resto
 COMMENT ON COLUMN rft.archived_segment.first_checksum IS 'As in rft.segment.';
 COMMENT ON COLUMN rft.archived_segment.created_at IS 'As in rft.segment.';
 
+CREATE FUNCTION rft.why_no_arrays(of_segment bigint) RETURNS text
+LANGUAGE sql STABLE
+AS $$
+    SELECT coalesce((SELECT format('is archived with the run %s: bring it back with rft restore-run %s', r.name, r.name)
+                     FROM rft.archived_segment s JOIN rft.run r USING (run_id) WHERE s.segment_id = of_segment),
+                    'has no token arrays any more')
+$$;
+COMMENT ON FUNCTION rft.why_no_arrays(bigint) IS 'Returns why an experience, or a group, whose segment is not in rft.segment cannot be trained on, as the end of a sentence.';
+
 -- An archived run does not change, so that restoring it gives back what was archived.
 CREATE FUNCTION rft.refuse_archived_change() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
