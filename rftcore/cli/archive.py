@@ -45,7 +45,10 @@ def archive(
         f"{done.run}: {done.num_experiences} experiences of {done.num_groups} groups are in {done.num_files} files in {done.folder}"
         f" ({done.file_bytes / _MIB:.1f} MiB)"
     )
-    print(f"{done.array_bytes / _MIB:.1f} MiB of segments are freed by `rft db compact`, an hour after now or later")
+    size = f"{done.array_bytes / _MIB:.1f} MiB of segments"
+    print(
+        f"{size} are removed by the next compaction in an hour, when no reader can map them: `rft db compact`, or any run"
+    )
 
 
 def restore_run(

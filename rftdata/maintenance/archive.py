@@ -6,8 +6,8 @@
 3. One transaction locks the run's rows, refuses if one has changed since the snapshot, empties or deletes what the files hold, and records
    the files with their checksums.
 
-A process that is killed before the end of 3 leaves a run that is whole; the same command then starts again with new files. Bytes of
-segments are freed by compaction, after its grace period. See docs/decisions/0036.
+A process that is killed before the end of 3 leaves a run that is whole; the same command then starts again with new files. Files of
+segments are removed by compaction, after its grace period. See docs/decisions/0036.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rftdata.failpoints import failpoint
 from rftdata.maintenance.archive_writing import Written, write_archive
 from rftdata.postgres.database import Connection, Database, Row, execute, fetch
 from rftdata.run import Run
+from rftdata.segments.compaction import Compactor
 
 _CHANGED_TABLES = "rft.experience, rft.group_prompt, rft.group_baseline, rft.score, rft.worklist, rft.segment"
 _ENDED = ("finished", "interrupted", "failed")
@@ -74,6 +75,8 @@ def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: boo
         failpoint("archive.moved")
     buffer.reader.forget()
     vacuum(buffer, rewrite=rewrite_tables)
+    # Retires the files of the segments, which a later compaction removes when no reader can map them any more.
+    Compactor(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s).run()
     row = buffer.database.fetch("archive_of_run", run_id=run.run_id)[0]
     return Archived(
         run.name, row["num_groups"], row["num_experiences"], len(written.files), sum(file.num_bytes for file in written.files),
