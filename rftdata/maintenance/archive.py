@@ -147,9 +147,13 @@ def _refuse_unless_ended(run: Run, found: Row) -> None:
     imported = run.was_imported and found["status"] == "created"
     if active is None and (found["status"] in _ENDED or imported):
         return
+    if active:
+        todo = "wait for its end, or stop it (Ctrl-C of `rft run`)"
+    else:
+        todo = f"no process works for it: resume it, or record its end in Python: buffer.find_run({run.name!r}).end('interrupted', 'why')"
     raise QueryError(
         f"the run {run.name!r} has not ended" + (f": {active} works for it" if active else ""), value=found["status"],
-        allowed=f"a run that is {', '.join(_ENDED)}", todo="wait for its end, or stop it (Ctrl-C of `rft run`)",
+        allowed="a run that is finished, interrupted or failed", todo=todo,
     )  # fmt: skip
 
 
