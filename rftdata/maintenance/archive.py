@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from rftdata.archives.files import ArchiveFile, ArchiveFolder
 from rftdata.buffer import Buffer
-from rftdata.errors import ArchivedError, ConflictError, QueryError
+from rftdata.errors import ArchivedError, ConflictError, DiskFullError, QueryError, RftError
 from rftdata.failpoints import failpoint
 from rftdata.maintenance.archive_writing import Written, write_archive
 from rftdata.postgres.database import Connection, Database, Row, execute, fetch
@@ -69,14 +69,16 @@ def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: boo
             with buffer.database.transaction() as connection:
                 _move(connection, run, written)
                 failpoint("archive.moving")
-        except ConflictError:
-            _give_up(buffer.database, folder, run)
+        except BaseException:
+            with contextlib.suppress(RftError):
+                _give_up(buffer.database, folder, run)
             raise
         failpoint("archive.moved")
     buffer.reader.forget()
     vacuum(buffer, rewrite=rewrite_tables)
     # Retires the files of the segments, which a later compaction removes when no reader can map them any more.
-    Compactor(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s).run()
+    with contextlib.suppress(DiskFullError):  # small files stay as they are until there is room to merge them
+        Compactor(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s).run()
     row = buffer.database.fetch("archive_of_run", run_id=run.run_id)[0]
     return Archived(
         run.name, row["num_groups"], row["num_experiences"], len(written.files), sum(file.num_bytes for file in written.files),
@@ -85,8 +87,9 @@ def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: boo
 
 
 def _give_up(database: Database, folder: ArchiveFolder, run: Run) -> None:
-    folder.remove(run.run_id)
-    database.run("forget_archive", run_id=run.run_id)
+    """Remove what was written, unless the last transaction has committed after all."""
+    if database.run("give_up_archive", run_id=run.run_id):
+        folder.remove(run.run_id)
 
 
 @contextlib.contextmanager

@@ -44,6 +44,10 @@ SELECT %(run_id)s, version_num, %(author)s FROM rft.schema_version
 ON CONFLICT (run_id) DO UPDATE SET schema_version = excluded.schema_version, author = excluded.author,
     session_user_name = excluded.session_user_name, started_at = excluded.started_at;
 
+-- name: give_up_archive
+-- Delete the record of an archive that moved nothing.
+DELETE FROM rft.archive WHERE run_id = %(run_id)s AND status = 'writing';
+
 -- name: archive_obstacles
 -- What prevents a run from being archived: a process that works for it, a question that waits, runs that use its arrays, runs that will
 -- train on its experiences. Copies have the experience that they share arrays with as parent.

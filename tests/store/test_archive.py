@@ -402,3 +402,20 @@ def test_the_commands(
     assert run_command(["restore-run", "old", "--buffer", uri]) == 0
     assert "54 experiences are in the database again (15 segments" in capsys.readouterr().out
     assert run_command(["restore-run", "old", "--buffer", uri]) == 2
+
+
+def test_a_full_disk_leaves_a_whole_run_and_no_file(filled: rftdata.Buffer) -> None:
+    script = (
+        "import resource, signal, sys, rftdata\n"
+        "from rftdata.config import BufferConfig\n"
+        "from rftdata.maintenance.archive import archive\n"
+        "buffer = rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0))\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))\n"  # a file that grows beyond is an error of the disk
+        "archive(buffer, 'old', author='ada')\n"
+    )
+    command = [sys.executable, "-c", script, filled.config.uri, str(filled.config.segments)]
+    before = catalogue(filled)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "the folder of the archives cannot be written: " in done.stderr, done.stderr
+    assert catalogue(filled) == before and filled.archives.all_files() == [] and list(verify(filled)) == []
