@@ -22,7 +22,7 @@ from rftdata.segments.base import SegmentAddress, checksum
 from rftdata.segments.reader import SegmentReader
 
 # Arrays that are read together, arrays of one row group, and arrays of one file, in bytes; and segments that are read together.
-_CHUNK_BYTES, _GROUP_BYTES, _FILE_BYTES = 16 * 2**20, 48 * 2**20, 512 * 2**20
+_CHUNK_BYTES, _GROUP_BYTES, _FILE_BYTES = 16 * 2**20, 32 * 2**20, 512 * 2**20
 _CHUNK_SEGMENTS = 256
 # What of an experience the database loses, and what the view does not have.
 EXPERIENCE_TEXTS = ("experience_id", "response", "response_messages", "reward_parts", "metrics")
