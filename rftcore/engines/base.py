@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -187,6 +188,21 @@ class Engine(ABC):
             RftError: the prompt does not fit the context length.
             EngineStoppedError: the engine was closed, or ended by an error.
         """
+
+    async def generate_named(self, name: str, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        """Sample one response as `generate` does, for a request that `unfinished` finds by a name of the caller's."""
+        return await self.generate(prompt_token_ids, decoding)
+
+    def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
+        """Return what open requests have sampled so far, by name, as far as the engine can tell.
+
+        Blocks the calling thread until the engine is between two steps.
+
+        Args:
+            first_tokens: names of requests, with the first token that is asked for. A generation has the tokens from there on and no text; its
+                spans are those of all tokens.
+        """
+        return {}
 
     @abstractmethod
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:

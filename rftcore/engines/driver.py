@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from abc import abstractmethod
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,11 +42,12 @@ ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One response to generate; `request_id` is unique within the engine."""
+    """One response to generate; `request_id` is unique within the engine, `name` is the caller's."""
 
     request_id: str
     prompt_token_ids: list[int]
     decoding: Decoding
+    name: str = ""
     result: Future[Generation] = field(default_factory=Future)
 
 
@@ -75,6 +77,12 @@ class _Compare:
     result: Future[list[str]] = field(default_factory=Future)
 
 
+@dataclass(frozen=True, eq=False)
+class _Unfinished:
+    first_tokens: Mapping[str, int]
+    result: Future[dict[str, Generation]] = field(default_factory=Future)
+
+
 class _Wake:
     """Makes the thread check `_closing`."""
 
@@ -95,7 +103,9 @@ class DrivenEngine(Engine):
         self.tokenizer = AutoTokenizer.from_pretrained(self.model_path)
         self._expected_shapes = read_shapes_of_model(Path(self.model_path))
         self._request_numbers = itertools.count()
-        self._inbox: queue.SimpleQueue[Request | _Cancel | _Load | _Receive | _Compare | _Wake] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Request | _Cancel | _Load | _Receive | _Compare | _Unfinished | _Wake] = (
+            queue.SimpleQueue()
+        )
         self._open_requests: dict[str, Request] = {}
         self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
         self._closing = False
@@ -125,6 +135,10 @@ class DrivenEngine(Engine):
     def _step(self) -> list[tuple[str, Generation]]:
         """Do a bounded piece of work; return the finished generations."""
 
+    def _unfinished(self, request_id: str, first_token: int) -> Generation | None:
+        """Return what an open request has sampled from a token on; None if nothing is known of it yet."""
+        return None
+
     @abstractmethod
     def _replace_weights(self, path: Path) -> None:
         """Load a complete weights file, or one of adapters; nothing computed with the old weights may be used afterwards."""
@@ -151,13 +165,21 @@ class DrivenEngine(Engine):
     # The interface, called in any thread.
 
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
-        request = Request(str(next(self._request_numbers)), list(prompt_token_ids), decoding)
+        return await self.generate_named("", prompt_token_ids, decoding)
+
+    async def generate_named(self, name: str, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        request = Request(str(next(self._request_numbers)), list(prompt_token_ids), decoding, name)
         self._put(request)
         try:
             return await asyncio.wrap_future(request.result)
         except asyncio.CancelledError:
             self._inbox.put(_Cancel(request.request_id))
             raise
+
+    def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
+        command = _Unfinished(first_tokens)
+        self._put(command)
+        return command.result.result()
 
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
         started = time.perf_counter()
@@ -219,7 +241,7 @@ class DrivenEngine(Engine):
         self._put(load)
         load.result.result()
 
-    def _put(self, command: Request | _Load | _Receive | _Compare) -> None:
+    def _put(self, command: Request | _Load | _Receive | _Compare | _Unfinished) -> None:
         with self._gate:
             if self._stopped is not None:
                 raise self._stopped
@@ -276,6 +298,8 @@ class DrivenEngine(Engine):
                     self._receive(command)
                 case _Compare():
                     self._compare(command)
+                case _Unfinished():
+                    self._tell_unfinished(command)
             self._work_began = None
 
     def _admit(self, request: Request) -> None:
@@ -334,6 +358,14 @@ class DrivenEngine(Engine):
         except Exception as error:  # noqa: BLE001 - the engine's own weights are as they were; the caller gets the error
             command.result.set_exception(error)
 
+    def _tell_unfinished(self, command: _Unfinished) -> None:
+        asked = {
+            request.name: self._unfinished(request.request_id, command.first_tokens[request.name])
+            for request in self._open_requests.values()
+            if request.name in command.first_tokens
+        }
+        command.result.set_result({name: generation for name, generation in asked.items() if generation is not None})
+
     def _finish(self, request_id: str, generation: Generation) -> None:
         request = self._open_requests.pop(request_id, None)
         if request is not None:
@@ -349,7 +381,7 @@ class DrivenEngine(Engine):
             command = self._inbox.get()
             if isinstance(command, Request) and command.result.set_running_or_notify_cancel():
                 self._open_requests[command.request_id] = command
-            elif isinstance(command, _Load | _Receive | _Compare):
+            elif isinstance(command, _Load | _Receive | _Compare | _Unfinished):
                 command.result.set_exception(reason)
         for request in self._open_requests.values():
             if failure is None:

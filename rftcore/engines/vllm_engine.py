@@ -188,6 +188,22 @@ class VllmEngine(DrivenEngine):
             version_spans=[(span.start, int(span.version)) for span in completion.weight_versions or []],
         )
 
+    def _unfinished(self, request_id: str, first_token: int) -> Generation | None:
+        processor = self._llm.llm_engine.output_processor
+        # vLLM gives every request a longer name of its own.
+        names = processor.external_req_ids.get(request_id)
+        state = processor.request_states.get(names[0]) if names else None
+        if state is None or state.detokenizer is None or state.logprobs_processor is None:
+            return None
+        flat = cast("FlatLogprobs | None", state.logprobs_processor.logprobs)
+        return Generation(
+            token_ids=list(state.detokenizer.output_token_ids[first_token:]),
+            logprobs=[flat.logprobs[start] for start in flat.start_indices[first_token:]] if flat is not None else [],
+            text="",
+            finish_reason="abort",
+            version_spans=[(start, int(version)) for version, start in state.weight_version_starts],
+        )
+
     def _refuse_file(self, path: Path) -> None:
         self._refuse_other_kind(adapters_config(path), f"the file {path} has")
         super()._refuse_file(path)

@@ -68,6 +68,12 @@ class ExplorerConfig(Section):
         description="Seconds for which the engine may be at one step, or at one change of its weights. Then the process ends with its stack, and"
         " `rft run` starts the explorer again, with the newest weights. Above sync.acknowledge_s + sync.timeout_s.",
     )
+    keep_partial_s: float = Field(
+        10.0,
+        gt=0,
+        description="Seconds between two times at which the tokens of unfinished groups are kept in the buffer, so that after a crash another explorer"
+        " continues them; an orderly stop keeps all. Groups that take less time are not kept meanwhile.",
+    )
     max_failed_steps: int = Field(
         1,
         ge=1,

@@ -12,9 +12,11 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping, Sequence
 
 from rftcore.config import RunConfig
 from rftcore.engines.base import Decoding, Engine
+from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.engine_watch import EngineWatch, end_hanging_process
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.failed_steps import FailedSteps
@@ -30,6 +32,7 @@ from rftdata.errors import FencedError, ModelError
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.config import PlanConfig
+from rftdata.planning.partial import PartialAnswer, take_up
 from rftdata.planning.planner import Planner
 from rftdata.training.evaluations import (
     Answer,
@@ -129,6 +132,8 @@ class Explorer:
             resolved.rewards, config.base_dir, timeout_s=self.config.reward_limit[0], limit=self.config.reward_limit[1],
             max_processes=self.config.reward_processes,
         )  # fmt: skip
+        self.drafts = Drafts(joined.run, engine, self.config.keep_partial_s)
+        self.max_staleness = config.sampling.max_staleness
         self.runner = RolloutRunner(
             engine=engine,
             workflow=resolved.workflow,
@@ -139,6 +144,7 @@ class Explorer:
             slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
             on_failure=self.failed_steps.record,
             has_baseline=resolved.has_greedy_baseline,
+            drafts=self.drafts,
         )
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
@@ -158,11 +164,14 @@ class Explorer:
             self.weights.set_ready(True)
             while not self.worker.should_stop():
                 await self._store_finished()
+                if self.drafts.is_due:
+                    await asyncio.to_thread(self.drafts.save)
                 await self.weights.take_newest()
                 if await self._answer_evaluations() or self._claim():
                     continue
                 await self._sleep()
         finally:
+            await asyncio.to_thread(self.drafts.save, all_groups=True)
             for task in self.in_flight:
                 task.cancel()
             await asyncio.gather(*self.in_flight, return_exceptions=True)
@@ -200,6 +209,8 @@ class Explorer:
 
     async def _store_finished(self) -> None:
         done = {task: self.in_flight.pop(task) for task in list(self.in_flight) if task.done()}
+        for claimed in done.values():
+            self.drafts.end(claimed.group_id)
         errors = [error for task in done if (error := task.exception())]
         await self._store([task.result() for task in done if not task.exception()])
         if errors:
@@ -237,8 +248,22 @@ class Explorer:
             self.failed_steps.check({group.explore_step for group in groups})
             self._has_claimed = True
         self._drop_superseded({group.group_id for group in groups})
+        begun = take_up(
+            self.run, self.worker.worker_id, groups, policy_step=policy_step, max_staleness=self.max_staleness
+        )
+        self._tell_continued(begun)
+        for group in groups:
+            self.drafts.begin(group, begun.get(group.group_id, ()))
         self.in_flight |= {asyncio.create_task(self._explore(group)): group for group in groups}
         return bool(groups)
+
+    def _tell_continued(self, begun: Mapping[int, Sequence[PartialAnswer]]) -> None:
+        num_tokens = sum(len(answer.token_ids) for answers in begun.values() for answer in answers)
+        if num_tokens:
+            self.worker.progress["num_continued_tokens"] = num_tokens + self.worker.progress.get(
+                "num_continued_tokens", 0
+            )
+            logger.info("continues %d groups, of which %d tokens were sampled before", len(begun), num_tokens)
 
     def _drop_superseded(self, group_ids: set[int]) -> None:
         """Stop sampling for claims whose leases ended, as while the database restarts, and which this explorer has made again."""
