@@ -178,6 +178,35 @@ def test_requests_in_flight_during_an_update_name_the_version_of_every_token(liv
         assert min(after_switch) > 10 * EXACT, "they go on with the old policy's keys and values"
 
 
+def test_a_request_that_is_interrupted_tells_what_it_sampled_and_can_be_continued(live: Live) -> None:
+    ids = live.engine.tokenizer.encode("u:4*5=\na:")
+
+    async def interrupted() -> list[Generation]:
+        request = asyncio.create_task(
+            live.engine.generate_named("mine", ids, Decoding(max_tokens=100, stop=("never!",)))
+        )
+        parts: list[Generation] = []
+        while sum(len(part.token_ids) for part in parts) < 4:
+            assert not request.done(), "it ended by itself"
+            await asyncio.sleep(0.01)
+            known = sum(len(part.token_ids) for part in parts)
+            told = await asyncio.to_thread(live.engine.unfinished, {"mine": known, "other": 0})
+            parts += [part for name, part in told.items() if name == "mine" and part.token_ids]
+        request.cancel()
+        return parts
+
+    for _ in range(20):  # short answers end before they can be asked for
+        with contextlib.suppress(AssertionError):
+            parts = asyncio.run(interrupted())
+            break
+    token_ids = [token for part in parts for token in part.token_ids]
+    logprobs = [logprob for part in parts for logprob in part.logprobs]
+    assert len(logprobs) == len(token_ids) and parts[-1].version_spans == [(0, live.engine.policy_version_id)]
+    rest = asyncio.run(live.engine.generate([*ids, *token_ids], Decoding(max_tokens=100 - len(token_ids))))
+    whole = replace(rest, token_ids=token_ids + rest.token_ids, logprobs=logprobs + rest.logprobs)
+    assert max(abs(a - b) for a, b in zip(whole.logprobs, live.expected(ids, whole), strict=True)) < EXACT
+
+
 def test_a_prompt_that_was_cached_is_computed_with_new_weights(live: Live) -> None:
     """Its blocks are full, so that a later request would begin with them."""
     prompt = "u:what is twice twelve and then three hundred minus eleven times nine?\na:"
