@@ -165,6 +165,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _sleeping_engines_keep_no_cache(self) -> RunConfig:
+        if self.explorer.sleep and self.sync.kv_cache == "keep":
+            raise ValueError(
+                "sync.kv_cache: keep is of no use with explorer.sleep: an engine that sleeps frees its KV cache, and computes running requests again; set "
+                "sync.kv_cache: recompute, or explorer.sleep: false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _transfers_end_before_an_engine_hangs(self) -> RunConfig:
         longest = self.sync.acknowledge_s + self.sync.timeout_s
         if self.sync.method in ("nccl", "auto") and self.explorer.hang_s <= longest:

@@ -75,8 +75,22 @@ class _Compare:
     result: Future[list[str]] = field(default_factory=Future)
 
 
-class _Wake:
+@dataclass(frozen=True, eq=False)
+class _Sleep:
+    result: Future[None] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, eq=False)
+class _WakeUp:
+    weights_only: bool
+    result: Future[bool] = field(default_factory=Future)
+
+
+class _Nudge:
     """Makes the thread check `_closing`."""
+
+
+_Command = Request | _Load | _Receive | _Compare | _Sleep | _WakeUp
 
 
 class DrivenEngine(Engine):
@@ -95,11 +109,12 @@ class DrivenEngine(Engine):
         self.tokenizer = AutoTokenizer.from_pretrained(self.model_path)
         self._expected_shapes = read_shapes_of_model(Path(self.model_path))
         self._request_numbers = itertools.count()
-        self._inbox: queue.SimpleQueue[Request | _Cancel | _Load | _Receive | _Compare | _Wake] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Command | _Cancel | _Nudge] = queue.SimpleQueue()
         self._open_requests: dict[str, Request] = {}
         self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
         self._closing = False
         self._has_mixed_weights = False
+        self._is_asleep = False
         self._work_began: float | None = None  # monotonic; None without work
         self._stopped: EngineStoppedError | None = None
         ready: Future[None] = Future()
@@ -140,6 +155,17 @@ class DrivenEngine(Engine):
     def _differing_weights(self, path: Path) -> list[str]:
         """Load a second model from a complete weights file; return the names of the tensors in which the engine differs from it."""
         raise RftError(f"{type(self).__name__} cannot compare its weights", todo="set sync.check_weights: false")
+
+    def _fall_asleep(self) -> None:
+        """Free the device's memory; requests stay."""
+        raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
+
+    def _loses_weights_asleep(self) -> bool:
+        """Return whether weights must be loaded after `_wake_up`."""
+        return True
+
+    def _wake_up(self, weights_only: bool) -> None:
+        """Take the device's memory again, or only that for weights."""
 
     def _name_version(self, policy_version_id: int) -> None:
         """Assign this version to the tokens from the next one on."""
@@ -199,6 +225,18 @@ class DrivenEngine(Engine):
             self._put(command)
             return command.result.result()
 
+    def sleep(self) -> float:
+        started = time.perf_counter()
+        command = _Sleep()
+        self._put(command)
+        command.result.result()
+        return time.perf_counter() - started
+
+    def wake(self, weights_only: bool = False) -> bool:
+        command = _WakeUp(weights_only)
+        self._put(command)
+        return command.result.result()
+
     def set_policy_version(self, policy_version_id: int) -> None:
         self._load_and_wait(_Load(None, policy_version_id))
 
@@ -212,14 +250,14 @@ class DrivenEngine(Engine):
 
     def close(self) -> None:
         self._closing = True
-        self._inbox.put(_Wake())
+        self._inbox.put(_Nudge())
         self._thread.join()
 
     def _load_and_wait(self, load: _Load) -> None:
         self._put(load)
         load.result.result()
 
-    def _put(self, command: Request | _Load | _Receive | _Compare) -> None:
+    def _put(self, command: _Command) -> None:
         with self._gate:
             if self._stopped is not None:
                 raise self._stopped
@@ -252,11 +290,11 @@ class DrivenEngine(Engine):
         self._end(failure)
 
     def _may_step(self) -> bool:
-        return bool(self._open_requests) and not self._closing and not self._has_mixed_weights
+        return bool(self._open_requests) and not self._closing and not self._has_mixed_weights and not self._is_asleep
 
     def _take_commands(self) -> None:
         """Empty the inbox; wait for a command only if there is no other work."""
-        wait = not self._open_requests or self._has_mixed_weights
+        wait = not self._open_requests or self._has_mixed_weights or self._is_asleep
         while True:
             try:
                 command = self._inbox.get(block=wait)
@@ -276,6 +314,10 @@ class DrivenEngine(Engine):
                     self._receive(command)
                 case _Compare():
                     self._compare(command)
+                case _Sleep():
+                    self._sleep(command)
+                case _WakeUp():
+                    self._wake(command)
             self._work_began = None
 
     def _admit(self, request: Request) -> None:
@@ -328,6 +370,26 @@ class DrivenEngine(Engine):
         self.policy_version_id = command.policy_version_id
         command.result.set_result(checksum)
 
+    def _sleep(self, command: _Sleep) -> None:
+        # Before the call: whatever becomes of it, no token is computed with weights that are gone.
+        self._has_mixed_weights |= self._loses_weights_asleep()
+        self._is_asleep = True
+        try:
+            self._fall_asleep()
+        except Exception as error:
+            command.result.set_exception(EngineStoppedError(f"the engine did not fall asleep: {error}"))
+            raise
+        command.result.set_result(None)
+
+    def _wake(self, command: _WakeUp) -> None:
+        try:
+            self._wake_up(command.weights_only)
+        except Exception as error:
+            command.result.set_exception(EngineStoppedError(f"the engine did not wake up: {error}"))
+            raise
+        self._is_asleep = self._is_asleep and command.weights_only
+        command.result.set_result(not self._has_mixed_weights)
+
     def _compare(self, command: _Compare) -> None:
         try:
             command.result.set_result(self._differing_weights(command.path))
@@ -349,7 +411,7 @@ class DrivenEngine(Engine):
             command = self._inbox.get()
             if isinstance(command, Request) and command.result.set_running_or_notify_cancel():
                 self._open_requests[command.request_id] = command
-            elif isinstance(command, _Load | _Receive | _Compare):
+            elif isinstance(command, _Load | _Receive | _Compare | _Sleep | _WakeUp):
                 command.result.set_exception(reason)
         for request in self._open_requests.values():
             if failure is None:

@@ -17,6 +17,13 @@ def device_id(device: str) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
+def own_device() -> str:
+    """Return the id of the device on which a role of one GPU computes."""
+    import torch
+
+    return device_id("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
 def choose_backend(trainer: str, engines: Sequence[str]) -> tuple[str, str]:
     """Return nccl or gloo for the devices of a trainer and of engines, and the reason.
 
