@@ -168,7 +168,7 @@ class LiveWeights:
         if self._config.method == "nccl":
             return True
         backend, reason = choose_backend(self._source.weight_devices(), [*receivers.values()])
-        if backend == "nccl":
+        if backend in ("nccl", "ipc"):
             return True
         self._choose(f"through files ({self._config.file_method}): {reason}")
         return False
