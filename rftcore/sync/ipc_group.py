@@ -38,7 +38,9 @@ class IpcGroup(TransferGroup):
     ) -> None:  # fmt: skip
         self._own: list[Staging] = []
         self._buffers: list[Tensor] = []
-        self._open_reads: list[list[_Number]] = [[] for _ in range(_NUM_BUFFERS)]  # of each buffer, one for each receiver
+        self._open_reads: list[list[_Number]] = [
+            [] for _ in range(_NUM_BUFFERS)
+        ]  # of each buffer, one for each receiver
         self._num_parts = 0
         self._timeout = timedelta(seconds=timeout_s)
         super().__init__("gloo", store, group_id, rank, num_ranks, timeout_s)

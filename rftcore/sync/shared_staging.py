@@ -34,12 +34,12 @@ class Staging:
         os.ftruncate(self._fd, num_bytes)
         self.tensor = _mapped(self._path, num_bytes)
 
-    def export(self) -> bytes:
+    def export(self) -> str:
         """Return a description for one process that imports."""
         if self.tensor.device.type == "cpu":
-            return json.dumps([self._path, len(self.tensor)]).encode()
+            return json.dumps([self._path, len(self.tensor)])
         _, arguments = reduce_tensor(self.tensor)
-        return json.dumps([_plain(each) for each in arguments[_FIRST:]] + [len(self.tensor)]).encode()
+        return json.dumps([_plain(each) for each in arguments[_FIRST:]] + [len(self.tensor)])
 
     def close(self) -> None:
         """Free the buffer, and what processes that have exited left of it."""
@@ -56,7 +56,7 @@ class Staging:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
 
-def import_staging(description: bytes, device: torch.device) -> Tensor:
+def import_staging(description: bytes | str, device: torch.device) -> Tensor:
     """Return another process's buffer, uint8, once for each description.
 
     Args:
@@ -72,7 +72,7 @@ def import_staging(description: bytes, device: torch.device) -> Tensor:
     *rest, num_bytes = found
     storage: list[Any] = [_bytes(each) for each in rest]
     # (…, handle, size, offset, requires_grad, counter, its offset, event, whether to wait for it)
-    tensor: Tensor = rebuild_cuda_tensor(  # type: ignore[no-untyped-call]
+    tensor: Tensor = rebuild_cuda_tensor(
         Tensor, torch.Size([num_bytes]), (1,), 0, torch.storage.TypedStorage, torch.uint8, device.index, *storage
     )
     return tensor

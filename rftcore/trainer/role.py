@@ -190,6 +190,7 @@ class TrainerRole:
             started = time.monotonic()
             metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
+            self.turns.free()
             timing.train = time.monotonic() - started
         if self.parity is not None and self.live is not None:
             staleness = batch.rows["staleness"].to_pylist()

@@ -69,6 +69,11 @@ class TrainerTurns:
             self.learner.to_device()
         return True
 
+    def free(self) -> None:
+        """Free what only a step needs, before the engine takes room for weights."""
+        if self._turn is not None and self._has_turn and self.learner is not None:
+            self.learner.leave_device(False)
+
     def give(self) -> None:
         """End the turn, if it has begun."""
         if self._turn is None or not self._has_turn:
