@@ -29,6 +29,7 @@ Row = dict[str, Any]
 
 _MIB = 1 << 20
 _BUCKET_MIB = 256
+_TIMEOUT_S = 40.0
 _NOISE = 0.05  # nats, of bfloat16
 _REQUEST_TOKENS = 400
 _LEVELS = (2, 2, 1, 1)
@@ -123,7 +124,7 @@ class _Bench:
         if receivers != self._members or backend != self._backend:
             self.learner.leave_weight_group()
             self.group += 1
-            self._store = open_store(LOOPBACK, weights_case.TIMEOUT_S)
+            self._store = open_store(LOOPBACK, _TIMEOUT_S)
             self._members, self._backend = receivers, backend
         self.version += 1
         plan = self.plan(backend, 1 + len(receivers))
@@ -148,7 +149,7 @@ class _Bench:
         return TransferPlan(
             transfer_id=self.version, group_id=self.group, backend=backend, host=LOOPBACK, port=self._store.port, num_ranks=num_ranks,
             first_rank=0, tensors=self.learner.weight_tensors(), dtype=WIRE_DTYPE, bucket_bytes=_BUCKET_MIB * _MIB,
-            timeout_s=weights_case.TIMEOUT_S,
+            timeout_s=_TIMEOUT_S,
         )  # fmt: skip
 
     def write_file(self) -> float:
@@ -347,11 +348,14 @@ def _difference(bench: _Bench, found: list[tuple[int, float]], file: Path) -> fl
 
 
 def _transfer(bench: _Bench) -> Row:
-    for (
-        optimizer
-    ) in bench.learner.own.policy.optimizers:  # there is no further step, and beside an engine awake no room
+    bench.engine.call("sleep", 2)
+    bench.learner.to_device()
+    # There is no further step, and beside an engine that is awake no room.
+    for optimizer in bench.learner.own.policy.optimizers:
         optimizer.state.clear()
     bench.learner.leave_device(False)
+    bench.engine.call("wake", False)
+    bench.engine.call("load", bench.file, bench.version)
     rows: Row = {}
     checks = {}
     with sampling([bench.engine]):
@@ -418,7 +422,7 @@ def _broken(bench: _Bench) -> tuple[Any, bool]:
 
     bench.learner.leave_weight_group()
     bench.group, bench.version, bench._members = bench.group + 1, bench.version + 1, []
-    bench._store = open_store(LOOPBACK, weights_case.TIMEOUT_S)
+    bench._store = open_store(LOOPBACK, _TIMEOUT_S)
     plan = replace(bench.plan("ipc", 2), bucket_bytes=8 * _MIB if bench.case.on_gpu else 1 << 18)
     held: list[HeldRows] = list(bench.learner.own.held_rows(plan))
 
