@@ -172,7 +172,7 @@ class _Bench:
 
     def digest(self) -> list[float]:
         """Sums of all weights and moments."""
-        tensors = self.learner.own._device_tensors()
+        tensors = (tensor.detach() for tensor in self.learner.own._device_tensors())
         return [float((t.to_local() if hasattr(t, "to_local") else t).double().sum()) for t in tensors]
 
     def close(self) -> None:
