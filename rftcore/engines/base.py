@@ -65,6 +65,10 @@ class EngineConfig(BaseModel):
         default=None,
         description="quantise the weights while they are loaded, as with fp8: a method of vLLM's (vLLM only)",
     )
+    sleep: bool = Field(
+        default=False,
+        description="set as explorer.sleep: free the GPU's memory while another process has its turn on it (vLLM only)",
+    )
     adapter_rank: int | None = Field(
         default=None,
         ge=1,
@@ -264,6 +268,23 @@ class Engine(ABC):
             ModelError: the file does not exist or is not the published one.
         """
         raise RftError(f"{type(self).__name__} cannot compare its weights", todo="set sync.check_weights: false")
+
+    def sleep(self) -> float:
+        """Free the device's memory, between two steps of generation; return the seconds it took.
+
+        Blocks the calling thread. Open and new requests wait, and go on after `wake`; what was computed of them is computed again.
+        """
+        raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
+
+    def wake(self, weights_only: bool = False) -> bool:
+        """Take the device's memory again after `sleep`; return whether the engine has its weights.
+
+        Blocks the calling thread. An engine that has lost its weights computes no token until `load_weights` or a transfer has succeeded.
+
+        Args:
+            weights_only: take room for the weights alone, to receive others while another process still has the device.
+        """
+        raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
 
     def set_policy_version(self, policy_version_id: int) -> None:
         """Set a new version for unchanged weights that were published again; new tokens carry it."""

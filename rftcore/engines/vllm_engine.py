@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.base import EngineConfig, Generation, Reception
-from rftcore.engines.driver import DrivenEngine, Request
+from rftcore.engines.commands import Request
+from rftcore.engines.driver import DrivenEngine
 from rftcore.engines.vllm_arguments import slot_rank
 from rftcore.sync.adapters_file import ADAPTERS_ID, ADAPTERS_NAME, adapters_config
 from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferPlan
@@ -95,7 +96,9 @@ class VllmEngine(DrivenEngine):
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             self._refuse_too_few_gpus(torch.cuda.device_count())
-            memory: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
+            memory: dict[str, Any] = {
+                "gpu_memory_utilization": config.gpu_memory_utilization, "enable_sleep_mode": config.sleep,
+            }  # fmt: skip
         else:
             # OMP_NUM_THREADS has no effect if torch was already imported; vLLM later forbids this call.
             torch.set_num_threads(config.resolve_num_threads())
@@ -128,6 +131,7 @@ class VllmEngine(DrivenEngine):
             ) from error
         self._llm.llm_engine.set_weight_version(str(self.policy_version_id))
         self._num_changes = 0
+        self._sleeping: list[str] = []  # vLLM's tags of memory that it has not, in the order in which it wakes
         self._adapters: LoRARequest | None = None
         self._reception = self._look_up_reception()
         self._detokenizer = self._llm.get_tokenizer()
@@ -255,9 +259,25 @@ class VllmEngine(DrivenEngine):
 
         return LoRARequest(ADAPTERS_NAME, ADAPTERS_ID, self.model_path)
 
+    def _fall_asleep(self) -> None:
+        if "weights" not in self._sleeping:
+            # Level 2 drops the weights, and level 1 copies them to the host: with adapters alone the model's own are never sent again.
+            self._llm.llm_engine.sleep(2 if self._loses_weights_asleep() else 1, mode="keep")
+        self._sleeping = ["weights", "kv_cache"]
+
+    def _loses_weights_asleep(self) -> bool:
+        return self.config.adapter_rank is None
+
+    def _wake_up(self, weights_only: bool) -> None:
+        tags = [tag for tag in self._sleeping if tag == "weights" or not weights_only]
+        if tags:
+            self._llm.llm_engine.wake_up(tags)
+        self._sleeping = [tag for tag in self._sleeping if tag not in tags]
+
     def _weights_changed(self) -> None:
         self._num_changes += 1
-        if self.config.kv_cache == "recompute":
+        # An engine that has slept has no cache, and none yet if it took weights before its turn.
+        if self.config.kv_cache == "recompute" and not self._sleeping:
             self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
 
     @property

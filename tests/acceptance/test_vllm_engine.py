@@ -291,6 +291,42 @@ def test_a_transfer_that_breaks_off_stops_sampling_until_another_has_succeeded(l
         assert sampling.result(timeout=60) < EXACT
 
 
+def test_a_sleeping_engine_computes_nothing_until_it_has_weights_again(live: Live) -> None:
+    """On a CPU no memory is freed, and the scheduler, the requests and the order of the calls are those of a GPU."""
+    if live.engine.reception.num_ranks > 1:
+        pytest.skip("such an engine has its GPUs for itself")
+    before, ids = live.engine.policy_version_id, live.engine.tokenizer.encode("u:7*8=\na:")
+    live.change_reference()
+
+    async def sample_and_sleep() -> list[Generation]:
+        tasks = [asyncio.create_task(live.engine.generate(ids, Decoding(max_tokens=100))) for _ in range(16)]
+        await asyncio.sleep(0.15)
+        await asyncio.to_thread(live.engine.sleep)
+        open_before = sum(not task.done() for task in tasks)
+        tasks.append(asyncio.create_task(live.engine.generate(ids, Decoding(max_tokens=100))))  # waits in the scheduler
+        await asyncio.sleep(0.3)
+        assert not await asyncio.to_thread(live.engine.wake, True)  # room for weights alone
+        assert not await asyncio.to_thread(live.engine.wake)
+        await asyncio.sleep(0.3)
+        assert open_before and sum(not task.done() for task in tasks) == open_before + 1
+        await asyncio.to_thread(live.push)
+        return await asyncio.gather(*tasks)
+
+    generations = asyncio.run(sample_and_sleep())
+    spans = [[version for _, version in generation.version_spans] for generation in generations]
+    assert [before, live.version] in spans and spans[-1] == [live.version]
+    assert live.worst_difference() < EXACT
+    live.engine.sleep()
+    assert not live.engine.wake(weights_only=True)
+    live.transfer()  # while another process would still have the device
+    with ThreadPoolExecutor() as pool:
+        sampling = pool.submit(live.worst_difference)
+        with pytest.raises(TimeoutError):
+            sampling.result(timeout=0.5)
+        assert live.engine.wake()
+        assert sampling.result(timeout=60) < EXACT
+
+
 def test_every_process_of_an_engine_is_a_rank_with_its_device(live: Live) -> None:
     size = live.engine.config.tensor_parallel_size
     assert live.engine.reception == Reception(
