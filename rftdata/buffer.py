@@ -111,8 +111,8 @@ class Buffer:
 
         The tables are those of schema rft. `experience` has the columns of rft.v_experience and the arrays token_ids, loss_mask and
         behavior_logprobs, and if the query names them token_rewards, teacher_logprobs, step_reward and state_hash; arrays of purged
-        experiences are NULL. Only the columns, and by simple conditions only the rows, that the query needs are read, all as of one
-        moment. Close the reader, or read it to its end, before the buffer is closed.
+        experiences are NULL. What archived runs no longer have in the database is read from their files. Only the columns, and by simple
+        conditions only the rows, that the query needs are read, all as of one moment. Close the reader, or read it to its end, before the buffer is closed.
 
         Args:
             run: `experience` has only the experiences of this run.
@@ -300,6 +300,7 @@ class Buffer:
         Raises:
             QueryError: an experience does not exist, or none of them has such an array.
             PurgedError: the arrays of an experience were purged.
+            ArchivedError: the run of an experience is archived.
         """
         places = self.reader.places(experience_ids)
         if purged == "refuse":
