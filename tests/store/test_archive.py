@@ -395,7 +395,7 @@ def test_the_commands(
     )
     for verb in ("report", "status"):  # which need nothing of the files
         assert run_command([verb, "old", "--buffer", uri]) == 0
-    capsys.readouterr()
+    assert "archived: `rft restore-run old" in capsys.readouterr().out
     assert run_command(["archive", "live", "--json", "--buffer", uri]) == 0
     assert json.loads(capsys.readouterr().out)["num_experiences"] == 18
     assert run_command(["archive", "nothing", "--buffer", uri]) == 2
