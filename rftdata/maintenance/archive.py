@@ -13,6 +13,7 @@ segments are removed by compaction, after its grace period. See docs/decisions/0
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,18 +61,18 @@ def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: boo
         with buffer.database.transaction() as connection:
             fetch(connection, "lock_run", run_id=run.run_id)
             _refuse_unless_ready(connection, run)
-            execute(connection, "begin_archive", run_id=run.run_id, author=author)
+            started_at = fetch(connection, "begin_archive", run_id=run.run_id, author=author)[0]["started_at"]
         failpoint("archive.begun")
         folder.remove(run.run_id)
         try:
             written = write_archive(buffer, folder, run)
             failpoint("archive.written")
             with buffer.database.transaction() as connection:
-                _move(connection, run, written)
+                _move(connection, run, written, started_at)
                 failpoint("archive.moving")
         except BaseException:
             with contextlib.suppress(RftError):
-                _give_up(buffer.database, folder, run)
+                _give_up(buffer.database, folder, run, started_at)
             raise
         failpoint("archive.moved")
     buffer.reader.forget()
@@ -86,9 +87,9 @@ def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: boo
     )  # fmt: skip
 
 
-def _give_up(database: Database, folder: ArchiveFolder, run: Run) -> None:
-    """Remove what was written, unless the last transaction has committed after all."""
-    if database.run("give_up_archive", run_id=run.run_id):
+def _give_up(database: Database, folder: ArchiveFolder, run: Run, started_at: datetime.datetime) -> None:
+    """Remove what was written, unless the last transaction has committed after all, or another command has begun since."""
+    if database.run("give_up_archive", run_id=run.run_id, started_at=started_at):
         folder.remove(run.run_id)
 
 
@@ -160,8 +161,12 @@ def _refuse_unless_ended(run: Run, found: Row) -> None:
     )  # fmt: skip
 
 
-def _move(connection: Connection, run: Run, written: Written) -> None:
-    """Empty or delete what the verified files hold, in the caller's transaction."""
+def _move(connection: Connection, run: Run, written: Written, started_at: datetime.datetime) -> None:
+    """Empty or delete what the verified files hold, in the caller's transaction.
+
+    Args:
+        started_at: of the archive. If the lock was lost with its connection, another command may have begun since, and removed the files.
+    """
     run_id = run.run_id
     fetch(connection, "lock_run", run_id=run_id)
     fetch(connection, "lock_archived_rows", run_id=run_id)
@@ -183,7 +188,7 @@ def _move(connection: Connection, run: Run, written: Written) -> None:
         raise _changed(run)
     for file in written.files:
         _record(connection, run_id, file)
-    if not execute(connection, "finish_archive", run_id=run_id, **totals):
+    if not execute(connection, "finish_archive", run_id=run_id, started_at=started_at, **totals):
         raise _changed(run)
 
 

@@ -38,15 +38,16 @@ SELECT pg_try_advisory_lock(hashtext('rft.archive')) AS locked;
 SELECT pg_advisory_unlock(hashtext('rft.archive'));
 
 -- name: begin_archive
--- Record that the files of a run's archive are being written.
+-- Record that the files of a run's archive are being written. Another command that begins takes the run over.
 INSERT INTO rft.archive (run_id, schema_version, author)
 SELECT %(run_id)s, version_num, %(author)s FROM rft.schema_version
 ON CONFLICT (run_id) DO UPDATE SET schema_version = excluded.schema_version, author = excluded.author,
-    session_user_name = excluded.session_user_name, started_at = excluded.started_at;
+    session_user_name = excluded.session_user_name, started_at = excluded.started_at
+RETURNING started_at;
 
 -- name: give_up_archive
 -- Delete the record of an archive that moved nothing.
-DELETE FROM rft.archive WHERE run_id = %(run_id)s AND status = 'writing';
+DELETE FROM rft.archive WHERE run_id = %(run_id)s AND status = 'writing' AND started_at = %(started_at)s;
 
 -- name: archive_obstacles
 -- What prevents a run from being archived: a process that works for it, a question that waits, runs that use its arrays, runs that will
@@ -158,7 +159,7 @@ VALUES (%(run_id)s, %(path)s, %(table_name)s, %(num_rows)s, %(num_bytes)s, %(che
 UPDATE rft.archive SET status = 'archived', archived_at = clock_timestamp(), num_groups = %(num_groups)s, num_experiences = %(num_experiences)s,
     num_tokens = %(num_tokens)s,
     array_bytes = (SELECT coalesce(sum(length_bytes), 0) FROM rft.archived_segment WHERE run_id = %(run_id)s)
-WHERE run_id = %(run_id)s AND status = 'writing';
+WHERE run_id = %(run_id)s AND status = 'writing' AND started_at = %(started_at)s;
 
 -- name: segments_of_archive
 -- The segments that an archive holds.

@@ -325,6 +325,17 @@ def test_a_change_while_the_files_are_written_is_noticed(
     with pytest.raises(ConflictError, match="rows of the run 'old' changed while its archive was written"):
         archive(filled, "old", author="ada")
     assert list(verify(filled)) == [] and filled.archives.all_files() == []
+
+    def taken_over(*given: Any) -> Any:  # as by another command, after the connection with the lock was lost
+        written = real(*given)
+        filled.sql("UPDATE rft.archive SET started_at = started_at + interval '1 s'")
+        return written
+
+    monkeypatch.setattr(archiving, "write_archive", taken_over)
+    with pytest.raises(ConflictError, match="rows of the run 'old' changed while its archive was written"):
+        archive(filled, "old", author="ada")
+    assert catalogue(filled)["archive"] != [] != filled.archives.all_files()  # they are the other command's
+    restore_run(filled, "old")
     assert answers(filled, "select reward, response from experience where experience_id = 4")[0]["reward"] == 0.75
 
 
