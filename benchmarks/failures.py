@@ -156,14 +156,21 @@ class Run:
         self._run.close()
 
 
+def effective(history: list[Step], began: float, ended: float) -> float:
+    """Return the share of a time in which steps of the history trained. A step counts in the time in which it was finished."""
+    return sum(step.trained_s for step in history if began < step.finished <= ended) / (ended - began)
+
+
 def undisturbed(run: Run, steps: int) -> dict[str, float]:
     """Seconds of a step, and the share of them that trains, without failures."""
     first = run.wait_for_step(_SETTLE_STEPS)[-1]
     history = run.wait_for_step(first.number + steps)
     last = history[-1]
     seconds = last.finished - first.finished
-    trained = sum(step.trained_s for step in history if step.number > first.number)
-    return {"step_s": round(seconds / (last.number - first.number), 3), "effective": round(trained / seconds, 3)}
+    return {
+        "step_s": round(seconds / (last.number - first.number), 3),
+        "effective": round(effective(history, first.finished, last.finished), 3),
+    }
 
 
 def cost_s(run: Run, kind: str, step_s: float, wait_s: float) -> float:
@@ -198,11 +205,14 @@ def disturbed(run: Run, *, minutes: float, per_hour: float, rng: random.Random) 
         run.keep_running()
         time.sleep(0.2)
     ended = time.time()
-    kept = [step for step in run.history() if began < step.finished <= ended]
+    history = run.history()
     return {
-        "minutes": minutes, "killed": [[kind, round(moment)] for kind, moment in zip(kinds, moments, strict=True)], "steps_kept": len(kept),
-        "failures_per_hour": round(count / minutes * 60, 1), "effective": round(sum(step.trained_s for step in kept) / (ended - began), 3),
-    }  # fmt: skip
+        "minutes": minutes,
+        "failures_per_hour": round(count / minutes * 60, 1),
+        "killed": [[kind, round(moment)] for kind, moment in zip(kinds, moments, strict=True)],
+        "steps_kept": sum(began < step.finished <= ended for step in history),
+        "effective": round(effective(history, began, ended), 3),
+    }
 
 
 def _say(line: str) -> None:

@@ -1,27 +1,35 @@
 """Whether the processes of Ray that a run depends on still run: the cluster's head (`gcs_server`) and the raylet of this machine.
 
-Ray reports neither in time. A process that has lost the head is ended by Ray's library after 60 s, without a Python exception, and the roles with
-it. Roles need Ray only to start and to be watched, so for some of these seconds they can still be asked, through the database, to stop in good order.
-`ClusterWatch` therefore connects to both ports each time it is asked. A process that was killed refuses a connection at once.
+Ray reports neither in time. A process that has lost the head is ended by Ray's library after 60 s (`RAY_gcs_rpc_server_reconnect_timeout_s`), without
+a Python exception, and the roles with it. Roles need Ray only to start and to be watched. For some of these seconds they can still be asked,
+through the database, to stop in good order. `ClusterWatch` therefore connects to both ports each time it is asked. The port of a process that was
+killed refuses a connection at once.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from dataclasses import dataclass
 
 import ray
 
-# A head that keeps its state elsewhere (fault-tolerant GCS) is started again within this time, and the run goes on.
-_AWAY_S = 15.0
 _CONNECT_S = 1.0
+# After so long without the head, Ray ends a process; roles may take `STOP_S` of it to stop, and Ray's own end takes some seconds.
+_RAY_WAITS = ("RAY_gcs_rpc_server_reconnect_timeout_s", 60.0)
 STOP_S = 35.0
-"""How long roles may take to stop once a cluster is lost: with `_AWAY_S`, less than the 60 s after which Ray ends the processes."""
+_LEAVE_S = 10.0
+
+
+def patience_s() -> float:
+    """Return for how long the head of a given cluster may be away. One that keeps its state elsewhere (GCS fault tolerance) is started again."""
+    name, default = _RAY_WAITS
+    return max(0.0, float(os.environ.get(name, default)) - STOP_S - _LEAVE_S)
 
 
 @dataclass
-class _Port:
+class WatchedPort:
     """An address on which a process of Ray listens.
 
     Attributes:
@@ -63,8 +71,8 @@ class ClusterWatch:
         host, _, port = context.gcs_address.rpartition(":")
         here = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
         self._ports = [
-            _Port("head process (gcs_server)", host.strip("[]"), int(port), 0.0 if is_local else _AWAY_S),
-            _Port("raylet", here["NodeManagerAddress"], here["NodeManagerPort"], 0.0),
+            WatchedPort("head process (gcs_server)", host.strip("[]"), int(port), 0.0 if is_local else patience_s()),
+            WatchedPort("raylet", here["NodeManagerAddress"], here["NodeManagerPort"], 0.0),
         ]
 
     def lost(self) -> str | None:

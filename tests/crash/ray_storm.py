@@ -5,6 +5,8 @@
 A life of the run begins with `rft run --resume` and ends with a failure that no run survives. Before that, some of its replaceable processes are
 killed. Each life must end as the manual says, and the next one must continue. Afterwards the buffer is compared with what every
 process was told (`examine`). What is killed when follows from the seed, as in `storm`.
+
+With `--gpu` engine and trainer compute on GPUs: the engine is a real one, and weights travel as the product chooses for this machine.
 """
 
 from __future__ import annotations
@@ -23,12 +25,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rftcore.run.gpus import local_gpus
 from tests.crash.crew import HERE, RoleBrokeError
 from tests.crash.examine import Findings, examine
 from tests.crash.observed import FOLDER
 from tests.crash.ray_run import FATAL, REPLACED, RayRun
 from tests.crash.storm import make_model
 
+# A real engine, and whichever way weights travel on this machine; its log-probabilities are compared with the trainer's.
+_REAL_ENGINE = (
+    "explorer.engine=transformers",
+    "explorer.engine_args={dtype: float32, context_length: 96}",
+    "explorer.max_tokens=12",
+    "sync={offset: 1}",
+)
 _PROGRAM = "from tests.crash.observed import main; main()"
 
 
@@ -63,9 +73,12 @@ def fatal_failures(rng: random.Random) -> Iterator[str]:
 
 
 def storm(
-    folder: Path, lives: int, seed: int, settings: list[str], progress: Callable[[str], None] = lambda line: None
+    folder: Path, lives: int, seed: int, *, has_scribe: bool = True, progress: Callable[[str], None] = lambda line: None
 ) -> Report:
     """Let the run of `folder` fail at the end of each of `lives` lives, let it recover, and examine what is left.
+
+    Args:
+        has_scribe: whether the engine is `plugins.Scribe`, else a real one.
 
     Raises:
         RoleBrokeError: a life did not end, or did not continue, as the manual says.
@@ -74,7 +87,7 @@ def storm(
     for name in ("config.yaml", "plugins.py"):
         shutil.copy(HERE / name, folder)
     (folder / "model").symlink_to(make_model(folder))
-    run = RayRun(folder, settings, _PROGRAM, {FOLDER: str(folder / "witness")})
+    run = RayRun(folder, () if has_scribe else _REAL_ENGINE, _PROGRAM, {FOLDER: str(folder / "witness")})
     try:
         failures = fatal_failures(rng)
         for number in range(1, lives + 1):
@@ -96,7 +109,7 @@ def storm(
         run.stop()
     finally:
         run.close()
-    report.findings = examine(folder)
+    report.findings = examine(folder, has_scribe=has_scribe)
     return report
 
 
@@ -105,11 +118,24 @@ def main() -> int:
     parser.add_argument("--lives", type=int, default=20)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2), "big"))
     parser.add_argument("--folder", type=Path, help="an empty folder that is kept; by default a temporary one")
+    parser.add_argument("--real-engine", action="store_true", help="the engine transformers and not the test's own")
+    parser.add_argument("--gpu", action="store_true", help="engine (a real one) and trainer on GPUs")
     options = parser.parse_args()
+    if options.gpu and not local_gpus():
+        parser.error(
+            "--gpu (GPU=1 of make) needs a GPU, and nvidia-smi lists none here; without it all runs on the CPU"
+        )
+    has_scribe = not (options.real_engine or options.gpu)
     print(f"seed {options.seed} (SEED={options.seed} repeats the schedule)", flush=True)
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rft-crash-")))
-        report = storm(folder, options.lives, options.seed, [], lambda line: print(line, flush=True))
+        report = storm(
+            folder,
+            options.lives,
+            options.seed,
+            has_scribe=has_scribe,
+            progress=lambda line: print(line, flush=True),
+        )
     found = report.findings
     for name in ("lost", "trained_twice", "mislabelled", "old_weights"):
         for what in getattr(found, name)[:20]:
