@@ -27,6 +27,7 @@ from rftdata.config import (
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 from rftdata.planning.mixing import check_weights
+from rftdata.planning.pacing import Pacing
 from rftdata.training.sampling import SamplingConfig
 
 STAGES = "stages"
@@ -126,6 +127,11 @@ class RunConfig(Section):
     def lone_adapters(self) -> LoraConfig | None:
         """The adapters that engines get alone; None if they get whole weights."""
         return self.trainer.lora if self.sync.adapters == "alone" else None
+
+    @property
+    def pacing(self) -> Pacing:
+        """How far explorers may be ahead of the trainer."""
+        return Pacing(interval=self.sync.interval, offset=self.sync.offset, window=self.sampling.window)
 
     @property
     def has_explorer(self) -> bool:

@@ -30,7 +30,7 @@ from rftdata.errors import FencedError, ModelError
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.config import PlanConfig
-from rftdata.planning.planner import Planner, last_startable_step
+from rftdata.planning.planner import Planner
 from rftdata.training.evaluations import (
     Answer,
     Evaluation,
@@ -86,8 +86,8 @@ def _plan_config(config: RunConfig, source: str) -> PlanConfig:
         batch_groups=config.trainer.batch_groups,
         group_size=config.algorithm.group_size,
         max_refill=config.explorer.max_refill,
-        interval=config.sync.interval,
-        offset=config.sync.offset,
+        pacing=config.pacing,
+        over_sampling=config.sampling.over_sampling,
         source=source,
         fresh_share=config.sampling.fresh_share(),
         base_dir=config.base_dir,
@@ -107,7 +107,7 @@ class Explorer:
     def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine, *, missing_weights_s: float = 10.0) -> None:
         resolved, config = joined.resolved, joined.resolved.config
         self.resolved, self.config = resolved, config.explorer
-        self.sync = config.sync
+        self.pacing = config.pacing
         self.run = joined.run
         self.worker = worker
         self.engine = engine
@@ -227,10 +227,10 @@ class Explorer:
         if self.only_evaluates or self.weights.trainer_step is None or room <= 0 or self._evaluation_waits():
             return False
         self.planner.plan()
-        last_step = last_startable_step(self.weights.trainer_step, self.sync.interval, self.sync.offset)
+        policy_step = self.weights.trainer_step
         groups = claim_groups(
-            self.run, self.worker.worker_id, last_step=last_step, count=room, lease_s=self.config.lease_s,
-            held=[claimed.group_id for claimed in self.in_flight.values()],
+            self.run, self.worker.worker_id, policy_step=policy_step, last_step=self.pacing.last_step(policy_step), count=room,
+            lease_s=self.config.lease_s, held=[claimed.group_id for claimed in self.in_flight.values()],
         )  # fmt: skip
         if groups and not self._has_claimed:
             # Groups on which explorers crashed too often are set aside as failed, and this explorer may have replaced the last of them.

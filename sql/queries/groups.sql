@@ -1,5 +1,5 @@
 -- name: claim_groups
--- Claim groups of steps that may start at the policy of the explorer's engine (`policy_step`). A group on which two explorers crashed is a
+-- Claim groups of steps that may start at the policy of the explorer's engine (`policy_step`; up to `last_step`). A group on which two explorers crashed is a
 -- suspect. It is sampled alone, so that it cannot take other groups with it: by an explorer that holds nothing, and that claims nothing
 -- while it holds the suspect. While a suspect waits, explorers claim only groups of earlier steps, so that it gets its turn.
 WITH mine AS MATERIALIZED (
@@ -21,7 +21,7 @@ suspect AS (
     ORDER BY explore_step, ordinal LIMIT 1 FOR UPDATE SKIP LOCKED),
 picked AS (SELECT group_id FROM suspect UNION ALL SELECT group_id FROM others)
 UPDATE rft.rollout_group g
-SET status = 'claimed', claimed_by = %(worker_id)s, claim_token = claim_token + 1, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
+SET status = 'claimed', claimed_by = %(worker_id)s, claimed_policy_step = %(policy_step)s, claim_token = claim_token + 1, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
 FROM picked p, rft.task t
 WHERE g.group_id = p.group_id AND t.task_id = g.task_id
 RETURNING g.group_id, g.attempt_id, g.ordinal, g.explore_step, g.group_size, g.claim_token, g.task_id, t.taskset, t.task_key, t.payload;
