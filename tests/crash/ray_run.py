@@ -37,7 +37,7 @@ class RayRun:
     """The run `crash` of `folder / "config.yaml"`. The folder gets its buffer and what each life printed.
 
     Args:
-        settings: `--set` of the first life; later ones have the stored configuration.
+        settings: `--set` of every life.
         program: the command line, as Python.
         environment: further variables.
     """
@@ -58,9 +58,10 @@ class RayRun:
 
     def start(self) -> None:
         """Begin the first or the next life."""
-        first = self._number == 0
+        options = [part for setting in self._settings for part in ("--set", setting)]
+        if self._number:
+            options.append("--resume")
         self._number += 1
-        options = [part for setting in self._settings for part in ("--set", setting)] if first else ["--resume"]
         command = ["run", str(self.folder / "config.yaml"), *options, "--plain", "--buffer", str(self.buffer)]
         environment = {**rft_environment(), "PYTHONPATH": str(CHECKOUT), **self._environment}
         with (self.folder / f"life-{self._number}.log").open("wb") as log:
@@ -144,14 +145,14 @@ class RayRun:
         return seconds
 
     def stop(self) -> None:
-        """Ask the run to stop as Ctrl-C does.
+        """Ask the run to stop as a batch system does (a shell in the background lets it ignore Ctrl-C).
 
         Raises:
             RoleBrokeError: it did not stop in good order.
         """
         assert self.process is not None
-        self.process.send_signal(signal.SIGINT)
-        if (code := self.process.wait(_END_S)) != 128 + signal.SIGINT:
+        self.process.send_signal(signal.SIGTERM)
+        if (code := self.process.wait(_END_S)) != 128 + signal.SIGTERM:
             raise RoleBrokeError(f"the run did not stop in good order but with {code}:\n{self.output[-4000:]}")
 
     def close(self) -> None:
