@@ -24,7 +24,7 @@ from rftcore.launch.restarts import Restarts
 from rftcore.launch.views import View
 from rftdata.errors import BufferUnavailableError, EngineStoppedError, RftError
 
-# Wait for a signal that ended a role and may also be on its way to this process.
+# Wait for a signal that ended a role, or Ray, and may also be on its way to this process.
 _SIGNAL_S = 0.3
 
 
@@ -90,6 +90,8 @@ class Roles:
             return
         self.has_lost_cluster = True
         self._view.message(f"the Ray cluster {lost}")
+        if not self._interrupts.stop:
+            time.sleep(_SIGNAL_S)
         if not self.failed and not self._interrupts.stop:  # else the run is ending anyway
             self.failed["Ray cluster"] = RoleDiedError(lost)
 

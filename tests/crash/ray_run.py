@@ -163,7 +163,8 @@ class RayRun:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             self.process.wait()
-        EmbeddedServer(self.buffer).stop()
+        if (self.buffer / "postgres").exists():
+            EmbeddedServer(self.buffer).stop()
 
     def _processes(self) -> list[psutil.Process]:
         assert self.process is not None
