@@ -22,7 +22,7 @@ from rftcore.launch import cluster
 from rftcore.launch.cluster_watch import STOP_S
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
-from rftcore.launch.plan import placed
+from rftcore.launch.plan import placed, without_turns
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.reviews import People
 from rftcore.launch.roles import Roles, failure
@@ -207,6 +207,8 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
         placement = place_run(resolved, cluster.machines())
         if (sentence := placed(placement)) is not None:
             view.message(sentence)
+        if (reason := without_turns(resolved.config, placement)) is not None:
+            view.message(f"warning: {reason}")
         started = cluster.start_roles(resolved, run.name, divide_threads(), placement)
         roles = Roles(started, Restarts(run), view, interrupts, cluster.watch_cluster())
         progress, people = Progress(run), People(view, buffer_option(buffer.location))

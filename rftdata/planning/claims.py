@@ -14,7 +14,11 @@ from rftdata.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedGroup:
-    """A group to roll out, and its task."""
+    """A group to roll out, and its task.
+
+    Attributes:
+        is_begun: whether an earlier claim kept parts of answers; see `rftdata.planning.partial`.
+    """
 
     group_id: int
     claim_token: int
@@ -25,6 +29,7 @@ class ClaimedGroup:
     taskset: str
     task_key: str
     payload: dict[str, Any]
+    is_begun: bool = False
 
 
 def claim_groups(
