@@ -122,7 +122,7 @@ def _digests(sequence: Sequence) -> tuple[str, str]:
 
 
 def _observe_explorer(witness: Witness) -> None:
-    insert, claim = Writer.insert, explorer.claim_groups
+    insert, claim, take_up = Writer.insert, explorer.claim_groups, explorer.take_up
 
     def insert_and_note(self: Writer, *groups: Any) -> list[int]:
         ids = insert(self, *groups)
@@ -134,12 +134,21 @@ def _observe_explorer(witness: Witness) -> None:
         witness.note("stored", groups=stored, versions=sorted(versions))
         return ids
 
+    def take_up_and_note(*args: Any, **options: Any) -> Any:
+        found = take_up(*args, **options)
+        answers = [answer for of_group in found.values() for answer in of_group]
+        if answers:
+            versions = {version for answer in answers for _, version in answer.version_spans}
+            witness.note("took up", versions=sorted(versions), tokens=sum(len(answer.token_ids) for answer in answers))
+        return found
+
     def claim_and_note(*args: Any, **options: Any) -> Any:
         groups = claim(*args, **options)
         witness.note_first_claim()
         return groups
 
     Writer.insert = insert_and_note  # type: ignore[method-assign]
+    explorer.take_up = take_up_and_note
     explorer.claim_groups = claim_and_note
 
 
