@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,11 @@ def _remove(path: Path) -> None:
 @contextmanager
 def _opened(suffix: str, draft: Path) -> Iterator[Write]:
     if suffix == ".parquet":
-        with pa.parquet.ParquetWriter(draft, SCHEMA, compression="zstd", use_dictionary=_REPEATED) as writer:
-            yield lambda rows: writer.write_table(_table(rows))
+        with (
+            pa.parquet.ParquetWriter(draft, SCHEMA, compression="zstd", use_dictionary=_REPEATED) as writer,
+            _behind(writer) as write,
+        ):
+            yield write
     elif suffix:
         with open(draft, "x", encoding="utf-8") as file:
             yield lambda rows: file.writelines(to_json(row) + "\n" for row in rows)
@@ -106,12 +109,29 @@ def _opened(suffix: str, draft: Path) -> Iterator[Write]:
         datasets = _datasets()
         stream = draft.with_name(f"{draft.name}.arrow")
         try:
-            with pa.ipc.new_stream(str(stream), SCHEMA) as writer:
-                yield lambda rows: writer.write_table(_table(rows))
+            with pa.ipc.new_stream(str(stream), SCHEMA) as writer, _behind(writer) as write:
+                yield write
             # Mapped, because save_to_disk copies it piece by piece.
             datasets.Dataset.from_file(str(stream)).save_to_disk(str(draft))
         finally:
             stream.unlink(missing_ok=True)
+
+
+@contextmanager
+def _behind(writer: Any) -> Iterator[Write]:
+    """Yield a function that returns while another thread writes its rows; it waits for those before them."""
+    with ThreadPoolExecutor(1, thread_name_prefix="export") as pool:
+        pending: list[Future[None]] = []
+
+        def write_rows(rows: list[Row]) -> None:
+            table = _table(rows)
+            while pending:
+                pending.pop().result()
+            pending.append(pool.submit(writer.write_table, table))
+
+        yield write_rows
+        for last in pending:
+            last.result()
 
 
 def _datasets() -> Any:
