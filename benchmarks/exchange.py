@@ -21,6 +21,7 @@ from typing import Any
 
 import rftdata
 from benchmarks.workload import GROUP_SIZE, make_samples
+from rftcore.garbage import collect_rarely
 from rftdata import Buffer, Group, Rollout, exchange, labels
 from rftdata import Sequence as Experience
 
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="3000,25000,100000", help="numbers of experiences")
     parser.add_argument("--runs", type=int, default=2)
     options = parser.parse_args()
+    collect_rarely()  # as `rft import` and `rft export` do
     results = []
     for size in options.sizes.split(","):
         with tempfile.TemporaryDirectory(prefix="rft-exchange-") as folder:

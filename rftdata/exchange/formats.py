@@ -20,6 +20,7 @@ import pyarrow.parquet
 
 from rftdata.durable_files import sync_path
 from rftdata.errors import QueryError
+from rftdata.exchange.ahead import one_ahead
 from rftdata.exchange.arrow_rows import rows_of
 from rftdata.exchange.columns import REQUIRED, SCHEMA, Row, from_json, to_json
 
@@ -200,12 +201,8 @@ def _arrow_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
-    with contextlib.closing(pa.parquet.ParquetFile(path)) as file, ThreadPoolExecutor(1) as ahead:
-        batches = file.iter_batches(_BATCH_ROWS)
-        following = ahead.submit(next, batches, None)
-        while (batch := following.result()) is not None:
-            following = ahead.submit(next, batches, None)  # decoded while the rows of this one are used
-            yield batch
+    with contextlib.closing(pa.parquet.ParquetFile(path)) as file:
+        yield from one_ahead(file.iter_batches(_BATCH_ROWS))
 
 
 def _dataset(path: Path) -> Iterator[pa.RecordBatch]:
