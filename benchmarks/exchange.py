@@ -4,8 +4,8 @@
 experience of another group, and every eighth experience has a label of its own batch. The buffer is exported to Parquet and imported
 into an empty one, and its arrays are scanned (`Buffer.scan`). JSON on stdout; beside each size limits from the same buffer: binary COPY of
 the rows of `rft.experience` (what an export cannot be faster than), COPY of the same rows into an empty table with the same indexes (what an
-import cannot be faster than), and a plain read of the segment files (what a scan cannot be faster than). `import_cpu_s` is the
-processor time of the importing process, which other work on the machine changes less than the seconds.
+import cannot be faster than), and a plain read of the segment files (what a scan cannot be faster than). `export_cpu_s` and
+`import_cpu_s` are the processor time of this process, which other work on the machine changes less than the seconds.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def measure(num: int, runs: int, folder: Path) -> dict[str, Any]:
     with rftdata.open(str(folder / "from")) as source:
         fill(source, num, runs)
         print(f"{num} experiences stored", file=sys.stderr)
+        before = time.process_time()
         export_s = timed(lambda: exchange.export(source, file))
+        export_cpu_s = time.process_time() - before
         copy_out_s = timed(lambda: _copied_out(source, rows))
         segments = folder / "from" / "segments"
         read_s = min(timed(lambda: _read_segments(segments)) for _ in range(3))
@@ -125,7 +127,7 @@ def measure(num: int, runs: int, folder: Path) -> dict[str, Any]:
     return {
         "experiences": num, "runs": runs, "file_bytes": file.stat().st_size,
         "export_s": round(export_s, 2), "export_per_s": round(num / export_s),
-        "export_mb_per_s": round(file.stat().st_size / export_s / 1e6), "copy_out_s": round(copy_out_s, 2),
+        "export_mb_per_s": round(file.stat().st_size / export_s / 1e6), "export_cpu_s": round(export_cpu_s, 2), "copy_out_s": round(copy_out_s, 2),
         "import_s": round(import_s, 2), "import_per_s": round(num / import_s), "import_cpu_s": round(import_cpu_s, 2),
         "import_again_s": round(again_s, 2), "copy_in_s": round(copy_in_s, 2),
         "scan_mb_per_s": round(segment_bytes / scan_s / 1e6), "read_segments_mb_per_s": round(segment_bytes / read_s / 1e6),
