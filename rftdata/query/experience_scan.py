@@ -14,13 +14,13 @@ import pyarrow as pa
 from psycopg import sql
 
 from rftdata.config_errors import did_you_mean
-from rftdata.errors import ConfigError, QueryError
+from rftdata.errors import ArchivedError, ConfigError, QueryError
 from rftdata.postgres.arrow_copy import arrow_type, copy_batches
-from rftdata.postgres.database import Connection, Database, translated
+from rftdata.postgres.database import Connection, Database, fetch, translated
 from rftdata.postgres.query_errors import query_error
 from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, PLACE, ArrayColumns, OnDamage
 from rftdata.query.catalogue import tables
-from rftdata.query.scan import Reading
+from rftdata.query.scan import begin_reading
 from rftdata.segments.base import SegmentStore
 from rftdata.segments.reader import SegmentReader
 
@@ -57,14 +57,14 @@ def scan_experiences(
     condition = sql.SQL(" AND ").join(conditions) if conditions else None
     both = {name: kind for name, kind in known["experience"].items() if kinds.get(name) == kind}
     reader = ArrayColumns(SegmentReader(database, store, max_segments=_OPEN_SEGMENTS), on_damage)
-    batches = _batches(database, reader, schema, kinds, both, where, condition)
+    batches = _batches(database, reader, schema, kinds, both, run_id, where, condition)
     next(batches)  # so that a condition that is refused raises at the call
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def _batches(
     database: Database, arrays: ArrayColumns, schema: pa.Schema, kinds: Mapping[str, str], both: Mapping[str, str],
-    where: str | None, condition: sql.Composable | None,
+    run_id: int | None, where: str | None, condition: sql.Composable | None,
 ) -> Iterator[pa.RecordBatch | None]:  # fmt: skip
     """Yield None once the condition was accepted, and then the rows.
 
@@ -77,9 +77,9 @@ def _batches(
     rows = {name: kind for name, kind in kinds.items() if name in names}
     with ExitStack() as resources:
         resources.enter_context(translated(database.uri))
-        reading = Reading(database, arrays, None)
-        resources.callback(reading.close)
-        connection = resources.enter_context(reading.connection())
+        connection = resources.enter_context(database.dedicated())
+        begin_reading(connection)
+        _refuse_archived(connection, run_id)
         # The view joins many tables, so it is read only where its own columns are needed.
         direct = sql.SQL("(SELECT {} FROM rft.experience) AS v_experience").format(
             sql.SQL(", ").join(map(sql.Identifier, both))
@@ -97,6 +97,14 @@ def _batches(
             raise
         except psycopg.DatabaseError as error:  # of some row, such as a division by zero
             raise _refused(error, where) from error
+
+
+def _refuse_archived(connection: Connection, run_id: int | None) -> None:
+    for row in fetch(connection, "archived_among", run_ids=None if run_id is None else [run_id]):
+        raise ArchivedError(
+            f"the run {row['run']!r} is archived: its texts and arrays cannot be scanned",
+            todo=f"name another run (run=), use `Buffer.query`, which reads archives, or bring it back first: `rft restore-run {row['run']}`",
+        )
 
 
 def _accepts(

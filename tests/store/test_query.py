@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 import rftdata
 from rftcore.cli import run_command
-from rftdata.errors import ConfigError, QueryError, SegmentCorruptError
+from rftdata.errors import ArchivedError, ConfigError, QueryError, SegmentCorruptError
+from rftdata.maintenance.archive import archive
 from rftdata.query.catalogue import tables
 from tests.store.test_damage import flip, segments
 
@@ -131,10 +132,14 @@ def canonical(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(json.dumps(row, default=str) for row in rows)
 
 
-def test_what_a_query_returns_equals_the_same_query_over_full_tables(filled: rftdata.Buffer) -> None:
+@pytest.mark.parametrize("archived", [False, True])
+def test_what_a_query_returns_equals_the_same_query_over_full_tables(filled: rftdata.Buffer, archived: bool) -> None:
+    filled.find_run("first").end("finished", "done")
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         full_tables(filled, connection)
+        if archived:
+            archive(filled, "first", author="ada")
 
         @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
         @given(st.sampled_from(SHAPES), conditions, conditions)
@@ -313,3 +318,8 @@ def test_a_scan_refuses_what_it_cannot_do(filled: rftdata.Buffer) -> None:
             filled.scan(columns, where).read_all()
     with pytest.raises(ConfigError, match="share"):
         filled.scan(["reward"], share=(2, 2))
+    filled.find_run("first").end("finished", "done")
+    archive(filled, "first", author="ada")
+    with pytest.raises(ArchivedError, match="'first' is archived"):
+        filled.scan(["token_ids"])
+    assert filled.scan(["token_ids"], run='the "second"').read_all().num_rows == NUM_GROUPS * GROUP_SIZE
