@@ -26,6 +26,7 @@ class Findings:
     """The errors found, and how much was examined.
 
     Attributes:
+        continued_tokens: that one process sampled and another continued.
         old_weights: engines that sampled from, or stayed on, other weights than they should have had.
         lives: processes that got to their first claim, the slowest first: `seconds` it took, `parts` of them (`stopwatch`), `by` whom.
     """
@@ -39,6 +40,7 @@ class Findings:
     attempts: int = 0
     labels: int = 0
     transfers: int = 0
+    continued_tokens: int = 0
     lives: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -71,6 +73,7 @@ def examine(folder: Path, *, has_scribe: bool = True) -> Findings:
         findings.steps = _one(buffer, "SELECT coalesce(max(trainer_step), 0) FROM rft.v_train_step")
     findings.lives = sorted(noted["first claim"], key=lambda life: -life["seconds"])
     findings.labels = len(noted["labelled"])
+    findings.continued_tokens = sum(note["tokens"] for note in noted["took up"])
     return findings
 
 
@@ -105,7 +108,7 @@ def _weights_are_those_of_their_version(
                 had[by].add(note["version"])
                 if note["checksum"] not in known[note["version"]]:
                     findings.old_weights.append(f"{by} has weights {note['checksum']} as version {note['version']}")
-            case "continues":
+            case "took up":  # what others had sampled and kept
                 continued[by].update(note["versions"])
             case "stored" if unknown := set(note["versions"]) - had[by] - continued[by]:
                 findings.old_weights.append(f"{by} sampled as version {sorted(unknown)}, which it had not acknowledged")

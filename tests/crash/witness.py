@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy.typing as npt
 import xxhash
 
 from rftcore.explorer import role as explorer
-from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.pipeline import role as pipeline
 from rftcore.sync.live_explorer import LiveReceiver, Outcome
@@ -28,8 +27,6 @@ from rftcore.trainer.sharding import Grid
 from rftdata.experience import Sequence
 from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import SealedBatch
-from rftdata.planning.claims import ClaimedGroup
-from rftdata.planning.partial import PartialAnswer
 from rftdata.training.attempt import Attempt
 from rftdata.writing.writer import Writer
 from tests.crash.stopwatch import Stopwatch
@@ -125,7 +122,7 @@ def _digests(sequence: Sequence) -> tuple[str, str]:
 
 
 def _observe_explorer(witness: Witness) -> None:
-    insert, claim, begin = Writer.insert, explorer.claim_groups, Drafts.begin
+    insert, claim, take_up = Writer.insert, explorer.claim_groups, explorer.take_up
 
     def insert_and_note(self: Writer, *groups: Any) -> list[int]:
         ids = insert(self, *groups)
@@ -137,19 +134,21 @@ def _observe_explorer(witness: Witness) -> None:
         witness.note("stored", groups=stored, versions=sorted(versions))
         return ids
 
+    def take_up_and_note(*args: Any, **options: Any) -> Any:
+        found = take_up(*args, **options)
+        answers = [answer for of_group in found.values() for answer in of_group]
+        if answers:
+            versions = {version for answer in answers for _, version in answer.version_spans}
+            witness.note("took up", versions=sorted(versions), tokens=sum(len(answer.token_ids) for answer in answers))
+        return found
+
     def claim_and_note(*args: Any, **options: Any) -> Any:
         groups = claim(*args, **options)
         witness.note_first_claim()
         return groups
 
-    def begin_and_note(self: Drafts, claimed: ClaimedGroup, kept: Iterable[PartialAnswer] = ()) -> None:
-        answers = list(kept)
-        if answers:
-            witness.note("continues", versions=sorted({span[1] for answer in answers for span in answer.version_spans}))
-        begin(self, claimed, answers)
-
     Writer.insert = insert_and_note  # type: ignore[method-assign]
-    Drafts.begin = begin_and_note  # type: ignore[method-assign]
+    explorer.take_up = take_up_and_note
     explorer.claim_groups = claim_and_note
 
 
