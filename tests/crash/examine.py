@@ -89,7 +89,10 @@ def _weights_are_as_sent(sent: list[dict[str, Any]], applied: list[dict[str, Any
 def _weights_are_those_of_their_version(
     buffer: Buffer, witness: Path, noted: dict[str, list[dict[str, Any]]], findings: Findings
 ) -> None:
-    """Every token is of a version that its engine had acknowledged before, with weights, by their checksum, that were sent or written as that version."""
+    """Every token is of a version that its engine had acknowledged before, with weights, by their checksum, that were sent or written as that version.
+
+    An explorer that continues the answers of another one stores tokens of that one's engine, which must have acknowledged their versions.
+    """
     known: dict[int, set[str | None]] = defaultdict(set)
     for row in buffer.sql("SELECT policy_version_id, checksum FROM rft.policy_version").to_pylist():
         known[row["policy_version_id"]].add(row["checksum"])
@@ -97,6 +100,7 @@ def _weights_are_those_of_their_version(
     for note in (*noted["applied"], *noted["loaded"]):
         known[note["version"]].add(note["checksum"])
     had: dict[str, set[int]] = defaultdict(set)
+    continued: dict[str, set[int]] = defaultdict(set)
     for note in notes(witness):
         by = note["by"]
         match note["kind"]:
@@ -105,9 +109,11 @@ def _weights_are_those_of_their_version(
                 if note["checksum"] not in known[note["version"]]:
                     findings.old_weights.append(f"{by} has weights {note['checksum']} as version {note['version']}")
             case "took up":  # what others had sampled and kept
-                had[by] |= set(note["versions"])
-            case "stored" if unknown := set(note["versions"]) - had[by]:
+                continued[by].update(note["versions"])
+            case "stored" if unknown := set(note["versions"]) - had[by] - continued[by]:
                 findings.old_weights.append(f"{by} sampled as version {sorted(unknown)}, which it had not acknowledged")
+    sampled_before = set().union(*continued.values()) - set().union(*had.values())
+    findings.old_weights += [f"version {version} was continued, and no engine had it" for version in sampled_before]
 
 
 def _draws_are_fresh(buffer: Buffer, findings: Findings) -> None:
