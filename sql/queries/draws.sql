@@ -30,7 +30,7 @@ SELECT CASE
     OR EXISTS (
         SELECT FROM item i
         JOIN rft.experience e ON e.group_id = i.item_id
-        LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.pipeline_version = r.pipeline_version AND v.is_newest
+        LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = r.pipeline_version
         LEFT JOIN rft.draw d ON d.experience_id = e.experience_id AND d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
         WHERE coalesce(v.kept, r.pipeline_version = 'none') IS DISTINCT FROM (d.draw_id IS NOT NULL)
            OR (d.draw_id IS NOT NULL

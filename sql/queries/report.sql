@@ -85,8 +85,8 @@ WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
 -- Like rft.v_dropped, but reasons that differ only in the rows they name count as one.
 SELECT coalesce(stage, '–') AS stage, regexp_replace(coalesce(reason, '–'), '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g') AS reason,
        count(*) AS num_experiences, count(DISTINCT group_id) AS num_groups
-FROM rft.verdict v JOIN rft.rollout_group g USING (group_id) JOIN rft.run r ON r.run_id = g.run_id AND r.pipeline_version = v.pipeline_version
-WHERE r.run_id = %(run_id)s AND v.is_newest AND NOT v.kept GROUP BY 1, 2 ORDER BY num_experiences DESC, stage, reason;
+FROM rft.verdict v JOIN rft.rollout_group g USING (group_id) JOIN rft.run r ON r.run_id = g.run_id AND r.pipeline_version = v.newest_of
+WHERE r.run_id = %(run_id)s AND NOT v.kept GROUP BY 1, 2 ORDER BY num_experiences DESC, stage, reason;
 
 -- name: report_receipts
 -- Weights that went straight into engines, by what running requests did with their KV cache. num: receipts, one per transfer and engine.

@@ -48,8 +48,8 @@ GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2;
 -- name: compare_coverage
 -- Experiences of a run on which only one of two versions has decided.
 SELECT count(*) FILTER (WHERE a AND NOT b) AS only_before, count(*) FILTER (WHERE b AND NOT a) AS only_after
-FROM (SELECT EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(before)s AND v.is_newest) AS a,
-             EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(after)s AND v.is_newest) AS b
+FROM (SELECT EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.newest_of = %(before)s) AS a,
+             EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.newest_of = %(after)s) AS b
       FROM rft.experience e WHERE e.run_id = %(run_id)s) c;
 
 -- name: rows_that_differ
@@ -68,8 +68,7 @@ SELECT * FROM (
            CASE WHEN v.kept THEN 'kept' ELSE 'dropped' END AS what,
            CASE WHEN NOT v.kept THEN v.reason
                 ELSE concat_ws(', ', 'reward ' || v.reward, 'priority ' || nullif(v.priority, 0)) END AS detail
-    FROM rft.experience e JOIN rft.verdict v ON v.group_id = e.group_id AND v.experience_id = e.experience_id
-    WHERE e.experience_id = %(experience_id)s
+    FROM rft.verdict v WHERE v.experience_id = %(experience_id)s
     UNION ALL
     SELECT s.scored_at, NULL, s.stage, 'scored', coalesce(s.error, s.scores::text) FROM rft.score s WHERE s.experience_id = %(experience_id)s
     UNION ALL

@@ -16,12 +16,13 @@ CREATE TABLE rft.draw (
     draw_key double precision,
     drawn_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     times_sampled integer,
+    newest_of bigint GENERATED ALWAYS AS (CASE WHEN times_sampled IS NOT NULL THEN experience_id END) STORED,
     UNIQUE (attempt_id, trainer_step, slot)
 );
 CREATE INDEX draw_item ON rft.draw (item_id);
 CREATE INDEX draw_experience ON rft.draw (experience_id);
 -- Unique, as verdict_newest is.
-CREATE UNIQUE INDEX draw_newest ON rft.draw (experience_id) WHERE times_sampled IS NOT NULL;
+CREATE UNIQUE INDEX draw_newest ON rft.draw (newest_of);
 COMMENT ON TABLE rft.draw IS 'The use of an experience in a step of an attempt; append-only but for times_sampled.';
 COMMENT ON COLUMN rft.draw.draw_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.draw.attempt_id IS 'The attempt that drew.';
@@ -37,6 +38,7 @@ COMMENT ON COLUMN rft.draw.importance_weight IS 'Factor of its loss, which corre
 COMMENT ON COLUMN rft.draw.draw_key IS 'The group''s worklist.draw_key at the draw, if it may be drawn again; going back restores it.';
 COMMENT ON COLUMN rft.draw.drawn_at IS 'When.';
 COMMENT ON COLUMN rft.draw.times_sampled IS 'For the newest draw of an experience in the current history of its run: the number of its draws there. NULL for all other draws, and those of stored selections.';
+COMMENT ON COLUMN rft.draw.newest_of IS 'experience_id if times_sampled is not NULL, else NULL.';
 
 CREATE FUNCTION rft.count_uses(of_run bigint, of_items bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -324,7 +326,7 @@ BEGIN
     FROM item p
     JOIN rft.experience e ON e.group_id = p.item_id
     JOIN rft.rollout o USING (rollout_id)
-    LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.pipeline_version = version AND v.is_newest
+    LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = version
     WHERE coalesce(v.kept, version = 'none');
     IF reuses THEN
         PERFORM rft.count_uses(of_run, ARRAY(SELECT p.item_id FROM unnest(picked) p));

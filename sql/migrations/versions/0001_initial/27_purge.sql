@@ -134,7 +134,7 @@ BEGIN
 
     -- Results and questions may quote the purged text. Open questions are no longer shown, since the group is abandoned. A stage's error
     -- names no experience, so all errors of the run since the first of these was stored are purged.
-    UPDATE rft.verdict SET reason = '[purged]' WHERE group_id = ANY (groups) AND experience_id = ANY (ids) AND reason IS NOT NULL;
+    UPDATE rft.verdict SET reason = '[purged]' WHERE experience_id = ANY (ids) AND reason IS NOT NULL;
     UPDATE rft.operator_run o SET error = '[purged]'
     FROM (SELECT run_id, min(created_at) AS since FROM rft.experience WHERE experience_id = ANY (ids) GROUP BY run_id) r
     WHERE o.run_id = r.run_id AND o.ran_at >= r.since AND o.error IS NOT NULL;

@@ -39,8 +39,8 @@ LEFT JOIN rft.task t ON t.task_id = g.task_id
 LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 LEFT JOIN rft.group_baseline b ON b.group_id = e.group_id
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
-LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.pipeline_version = r.pipeline_version AND v.is_newest
-LEFT JOIN rft.draw u ON u.experience_id = e.experience_id AND u.times_sampled IS NOT NULL
+LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = r.pipeline_version
+LEFT JOIN rft.draw u ON u.newest_of = e.experience_id
 LEFT JOIN LATERAL (
     SELECT array_agg(d.trainer_step ORDER BY d.trainer_step) AS steps
     FROM (SELECT * FROM rft.draw WHERE experience_id = e.experience_id OFFSET 0) d
@@ -81,7 +81,7 @@ FROM rft.draw d
 JOIN rft.run_attempt a USING (attempt_id)
 JOIN rft.run r USING (run_id)
 JOIN rft.experience e USING (experience_id)
-LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.pipeline_version = r.pipeline_version AND v.is_newest
+LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = r.pipeline_version
 LEFT JOIN LATERAL (
     SELECT * FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step
     ORDER BY c.trainer_step LIMIT 1) c ON true;
@@ -109,8 +109,8 @@ CREATE VIEW rft.v_dropped AS
 SELECT r.name AS run, g.run_id, v.stage, v.reason, count(*) AS num_experiences, count(DISTINCT v.group_id) AS num_groups
 FROM rft.verdict v
 JOIN rft.rollout_group g USING (group_id)
-JOIN rft.run r ON r.run_id = g.run_id AND r.pipeline_version = v.pipeline_version
-WHERE v.is_newest AND NOT v.kept
+JOIN rft.run r ON r.run_id = g.run_id AND r.pipeline_version = v.newest_of
+WHERE NOT v.kept
 GROUP BY r.name, g.run_id, v.stage, v.reason;
 COMMENT ON VIEW rft.v_dropped IS 'Dropped experiences by stage and reason, according to the newest verdicts of the run''s pipeline.';
 
