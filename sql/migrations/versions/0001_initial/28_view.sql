@@ -30,7 +30,7 @@ SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_
             ELSE 'ready' END AS state,
        v.stage AS dropped_by, coalesce(v.reason, g.closed_reason) AS dropped_because,
        coalesce(u.times_sampled, 0)::bigint AS times_sampled, d.steps AS trainer_steps, l.num_labels,
-       e.source, rft.chat(gp.messages, e.response_messages, e.response) AS messages, e.parent_id, e.segment_id, e.segment_row, e.created_at
+       e.source, rft.chat(gp.messages, e.response_messages, e.response) AS messages, e.parent_id, e.segment_id, e.segment_row, e.created_at, e.response_hash
 FROM rft.experience e
 JOIN rft.run r USING (run_id)
 JOIN rft.rollout_group g USING (group_id)
