@@ -72,6 +72,7 @@ class Shape:
 # SmolLM2-135M, Qwen2.5-0.5B and -1.5B, and Llama-3.1-8B.
 SHAPES = {
     "tiny": Shape("qwen2", 64, 128, 2, 4, 2, vocab_size=512),
+    "small": Shape("llama", 256, 512, 4, 8, 4, vocab_size=512),
     "135M": Shape("llama", 576, 1536, 30, 9, 3, vocab_size=49_152, rope_theta=1.0e5),
     "0.5B": Shape("qwen2", 896, 4864, 24, 14, 2),
     "1.5B": Shape("qwen2", 1536, 8960, 28, 12, 2),

@@ -32,7 +32,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from benchmarks import weights_case, weights_table
 from benchmarks.trainer import Processes, names, numbers, version
@@ -187,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=numbers, default=(1, 2, 3), help="of the trainer")
     parser.add_argument("--engines", type=numbers, default=(1, 2))
     parser.add_argument("--tensor-parallel", type=numbers, default=(1, 2), help="processes of an engine")
-    parser.add_argument("--receivers", type=names(*get_args(Kind)), help="by default both if vLLM is installed")
+    parser.add_argument("--receivers", type=names("plain", "engines"), help="by default both if vLLM is installed")
     parser.add_argument("--following", type=int, default=5, help="timed transfers after the first")
     parser.add_argument("--bucket-mib", type=int, default=256, help="sync.bucket_mib")
     parser.add_argument("--seconds", type=float, default=1e9, help="for all cases; the one that runs then is killed")

@@ -26,7 +26,9 @@ from rftdata.config import (
 )
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
+from rftdata.planning.config import PlanConfig
 from rftdata.planning.mixing import check_weights
+from rftdata.planning.pacing import Pacing
 from rftdata.training.sampling import SamplingConfig
 
 STAGES = "stages"
@@ -128,6 +130,24 @@ class RunConfig(Section):
         return self.trainer.lora if self.sync.adapters == "alone" else None
 
     @property
+    def pacing(self) -> Pacing:
+        """How far explorers may be ahead of the trainer."""
+        return Pacing(interval=self.sync.interval, offset=self.sync.offset, window=self.sampling.window)
+
+    def plan(self, source: str) -> PlanConfig:
+        """Return what planning needs.
+
+        Args:
+            source: of the rollouts of planned groups.
+        """
+        return PlanConfig(
+            tasksets=tuple(self.tasks), selector=self.selector, seed=self.run.seed, batch_groups=self.trainer.batch_groups,
+            group_size=self.algorithm.group_size, max_refill=self.explorer.max_refill, pacing=self.pacing,
+            over_sampling=self.sampling.over_sampling, source=source, fresh_share=self.sampling.fresh_share(), base_dir=self.base_dir,
+            max_waiting_groups=self.pipelines.max_waiting_groups, mixing=self.mixing,
+        )  # fmt: skip
+
+    @property
     def has_explorer(self) -> bool:
         """Whether the run samples. A run on a stored selection samples only for its evaluations."""
         asked = self.sampling.source is None or bool(self.eval.tasks or self.eval.test)
@@ -161,6 +181,15 @@ class RunConfig(Section):
         if self.sync.adapters == "alone" and self.trainer.lora is None:
             raise ValueError(
                 "sync.adapters is alone, and no adapters are trained; set trainer.lora, or sync.adapters: merged"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sleeping_engines_keep_no_cache(self) -> RunConfig:
+        if self.explorer.sleep and self.sync.kv_cache == "keep":
+            raise ValueError(
+                "sync.kv_cache: keep is of no use with explorer.sleep: an engine that sleeps frees its KV cache, and computes running requests again; set "
+                "sync.kv_cache: recompute, or explorer.sleep: false"
             )
         return self
 

@@ -235,6 +235,7 @@ class ResolvedRun:
         elsewhere: dict[str, tuple[str, object]] = {
             "tensor_parallel_size": ("explorer.tensor_parallel_size", explorer.tensor_parallel_size),
             "kv_cache": ("sync.kv_cache", self.config.sync.kv_cache),
+            "sleep": ("explorer.sleep", explorer.sleep),
             "adapter_rank": ("sync.adapters", None if adapters is None else adapters.rank),
         }
         for name, (setting, value) in elsewhere.items():

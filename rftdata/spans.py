@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Activity = Literal[
-    "starting", "waiting", "sampling", "evaluating", "transferring", "checking", "deciding", "replaying", "training", "publishing",
+    "starting", "waiting", "asleep", "sampling", "evaluating", "transferring", "checking", "deciding", "replaying", "training", "publishing",
     "checkpointing", "watching", "working",
 ]  # fmt: skip
 # A worker that changes its activity more often between two heartbeats has its spans of that time put together, so that rows stay few.

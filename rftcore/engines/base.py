@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -63,6 +64,10 @@ class EngineConfig(BaseModel):
     quantization: str | None = Field(
         default=None,
         description="quantise the weights while they are loaded, as with fp8: a method of vLLM's (vLLM only)",
+    )
+    sleep: bool = Field(
+        default=False,
+        description="set as explorer.sleep: free the GPU's memory while another process has its turn on it (vLLM only)",
     )
     adapter_rank: int | None = Field(
         default=None,
@@ -188,6 +193,21 @@ class Engine(ABC):
             EngineStoppedError: the engine was closed, or ended by an error.
         """
 
+    async def generate_named(self, name: str, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        """Sample one response as `generate` does, for a request that `unfinished` finds by a name of the caller's."""
+        return await self.generate(prompt_token_ids, decoding)
+
+    def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
+        """Return what open requests have sampled so far, by name, as far as the engine can tell.
+
+        Blocks the calling thread until the engine is between two steps.
+
+        Args:
+            first_tokens: names of requests, with the first token that is asked for. A generation has the tokens from there on and no text; its
+                spans are those of all tokens.
+        """
+        return {}
+
     @abstractmethod
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
         """Load published weights into the live engine, between two steps of generation; return the seconds it took.
@@ -248,6 +268,23 @@ class Engine(ABC):
             ModelError: the file does not exist or is not the published one.
         """
         raise RftError(f"{type(self).__name__} cannot compare its weights", todo="set sync.check_weights: false")
+
+    def sleep(self) -> float:
+        """Free the device's memory, between two steps of generation; return the seconds it took.
+
+        Blocks the calling thread. Open and new requests wait, and go on after `wake`; what was computed of them is computed again.
+        """
+        raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
+
+    def wake(self, weights_only: bool = False) -> bool:
+        """Take the device's memory again after `sleep`; return whether the engine has its weights.
+
+        Blocks the calling thread. An engine that has lost its weights computes no token until `load_weights` or a transfer has succeeded.
+
+        Args:
+            weights_only: take room for the weights alone, to receive others while another process still has the device.
+        """
+        raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
 
     def set_policy_version(self, policy_version_id: int) -> None:
         """Set a new version for unchanged weights that were published again; new tokens carry it."""

@@ -19,11 +19,12 @@ import threading
 import time
 import traceback
 from abc import abstractmethod
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
+from rftcore.engines.commands import Cancel, Command, Compare, Load, Nudge, Receive, Request, Sleep, Unfinished, WakeUp
 from rftcore.sync.adapters_file import adapters_config, refuse_unfit_adapters
 from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
 from rftcore.sync.weights_file import (
@@ -36,47 +37,10 @@ from rftcore.sync.weights_file import (
 )
 from rftdata.errors import EngineStoppedError, RftError
 
+# A step, or a change of weights, may take this long; an engine that hangs must not keep its explorer from stopping.
+_TELL_S = 10.0
+
 ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """One response to generate; `request_id` is unique within the engine."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    decoding: Decoding
-    result: Future[Generation] = field(default_factory=Future)
-
-
-@dataclass(frozen=True, eq=False)
-class _Cancel:
-    request_id: str
-
-
-@dataclass(frozen=True, eq=False)
-class _Load:
-    path: Path | None
-    """None keeps the weights and changes only their version."""
-    policy_version_id: int
-    result: Future[None] = field(default_factory=Future)
-
-
-@dataclass(frozen=True, eq=False)
-class _Receive:
-    plan: TransferPlan
-    policy_version_id: int
-    result: Future[str] = field(default_factory=Future)
-
-
-@dataclass(frozen=True, eq=False)
-class _Compare:
-    path: Path
-    result: Future[list[str]] = field(default_factory=Future)
-
-
-class _Wake:
-    """Makes the thread check `_closing`."""
 
 
 class DrivenEngine(Engine):
@@ -95,11 +59,12 @@ class DrivenEngine(Engine):
         self.tokenizer = AutoTokenizer.from_pretrained(self.model_path)
         self._expected_shapes = read_shapes_of_model(Path(self.model_path))
         self._request_numbers = itertools.count()
-        self._inbox: queue.SimpleQueue[Request | _Cancel | _Load | _Receive | _Compare | _Wake] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Command | Cancel | Nudge] = queue.SimpleQueue()
         self._open_requests: dict[str, Request] = {}
         self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
         self._closing = False
         self._has_mixed_weights = False
+        self._is_asleep = False
         self._work_began: float | None = None  # monotonic; None without work
         self._stopped: EngineStoppedError | None = None
         ready: Future[None] = Future()
@@ -125,6 +90,10 @@ class DrivenEngine(Engine):
     def _step(self) -> list[tuple[str, Generation]]:
         """Do a bounded piece of work; return the finished generations."""
 
+    def _unfinished(self, request_id: str, first_token: int) -> Generation | None:
+        """Return what an open request has sampled from a token on; None if nothing is known of it yet."""
+        return None
+
     @abstractmethod
     def _replace_weights(self, path: Path) -> None:
         """Load a complete weights file, or one of adapters; nothing computed with the old weights may be used afterwards."""
@@ -141,6 +110,17 @@ class DrivenEngine(Engine):
         """Load a second model from a complete weights file; return the names of the tensors in which the engine differs from it."""
         raise RftError(f"{type(self).__name__} cannot compare its weights", todo="set sync.check_weights: false")
 
+    def _fall_asleep(self) -> None:
+        """Free the device's memory; requests stay."""
+        raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
+
+    def _loses_weights_asleep(self) -> bool:
+        """Return whether weights must be loaded after `_wake_up`."""
+        return True
+
+    def _wake_up(self, weights_only: bool) -> None:
+        """Take the device's memory again, or only that for weights."""
+
     def _name_version(self, policy_version_id: int) -> None:
         """Assign this version to the tokens from the next one on."""
 
@@ -151,20 +131,31 @@ class DrivenEngine(Engine):
     # The interface, called in any thread.
 
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
-        request = Request(str(next(self._request_numbers)), list(prompt_token_ids), decoding)
+        return await self.generate_named("", prompt_token_ids, decoding)
+
+    async def generate_named(self, name: str, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        request = Request(str(next(self._request_numbers)), list(prompt_token_ids), decoding, name)
         self._put(request)
         try:
             return await asyncio.wrap_future(request.result)
         except asyncio.CancelledError:
-            self._inbox.put(_Cancel(request.request_id))
+            self._inbox.put(Cancel(request.request_id))
             raise
+
+    def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
+        command = Unfinished(first_tokens)
+        self._put(command)
+        try:
+            return command.result.result(timeout=_TELL_S)
+        except TimeoutError:
+            return {}
 
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
         started = time.perf_counter()
         path = open_weights(uri, checksum)
         with hold(path) as held:
             self._refuse_file(held)
-            self._load_and_wait(_Load(held, policy_version_id))
+            self._load_and_wait(Load(held, policy_version_id))
         return time.perf_counter() - started
 
     def _refuse_file(self, path: Path) -> None:
@@ -189,18 +180,30 @@ class DrivenEngine(Engine):
         assert reception is not None
         plan.refuse_other_type(reception.dtype, reception.in_float32)
         self.refuse_unfit(plan.shapes, plan.adapters)
-        command = _Receive(plan, policy_version_id)
+        command = Receive(plan, policy_version_id)
         self._put(command)
         return command.result.result()
 
     def differing_weights(self, uri: str, checksum: str | None = None) -> list[str]:
         with hold(open_weights(uri, checksum)) as held:
-            command = _Compare(held)
+            command = Compare(held)
             self._put(command)
             return command.result.result()
 
+    def sleep(self) -> float:
+        started = time.perf_counter()
+        command = Sleep()
+        self._put(command)
+        command.result.result()
+        return time.perf_counter() - started
+
+    def wake(self, weights_only: bool = False) -> bool:
+        command = WakeUp(weights_only)
+        self._put(command)
+        return command.result.result()
+
     def set_policy_version(self, policy_version_id: int) -> None:
-        self._load_and_wait(_Load(None, policy_version_id))
+        self._load_and_wait(Load(None, policy_version_id))
 
     def stuck_s(self) -> float:
         began = self._work_began
@@ -212,14 +215,14 @@ class DrivenEngine(Engine):
 
     def close(self) -> None:
         self._closing = True
-        self._inbox.put(_Wake())
+        self._inbox.put(Nudge())
         self._thread.join()
 
-    def _load_and_wait(self, load: _Load) -> None:
+    def _load_and_wait(self, load: Load) -> None:
         self._put(load)
         load.result.result()
 
-    def _put(self, command: Request | _Load | _Receive | _Compare) -> None:
+    def _put(self, command: Command) -> None:
         with self._gate:
             if self._stopped is not None:
                 raise self._stopped
@@ -252,11 +255,11 @@ class DrivenEngine(Engine):
         self._end(failure)
 
     def _may_step(self) -> bool:
-        return bool(self._open_requests) and not self._closing and not self._has_mixed_weights
+        return bool(self._open_requests) and not self._closing and not self._has_mixed_weights and not self._is_asleep
 
     def _take_commands(self) -> None:
         """Empty the inbox; wait for a command only if there is no other work."""
-        wait = not self._open_requests or self._has_mixed_weights
+        wait = not self._open_requests or self._has_mixed_weights or self._is_asleep
         while True:
             try:
                 command = self._inbox.get(block=wait)
@@ -267,15 +270,21 @@ class DrivenEngine(Engine):
             match command:
                 case Request():
                     self._admit(command)
-                case _Cancel():
+                case Cancel():
                     if self._open_requests.pop(command.request_id, None) is not None:
                         self._abort(command.request_id)
-                case _Load():
+                case Load():
                     self._load(command)
-                case _Receive():
+                case Receive():
                     self._receive(command)
-                case _Compare():
+                case Compare():
                     self._compare(command)
+                case Unfinished():
+                    self._tell_unfinished(command)
+                case Sleep():
+                    self._sleep(command)
+                case WakeUp():
+                    self._wake(command)
             self._work_began = None
 
     def _admit(self, request: Request) -> None:
@@ -298,7 +307,7 @@ class DrivenEngine(Engine):
                 todo="shorten it, drop long tasks (text_length_filter), or raise explorer.engine_args.context_length if the model allows more",
             )
 
-    def _load(self, load: _Load) -> None:
+    def _load(self, load: Load) -> None:
         try:
             if load.path is not None:
                 self._replace_weights(load.path)
@@ -313,7 +322,7 @@ class DrivenEngine(Engine):
         self.policy_version_id = load.policy_version_id
         load.result.set_result(None)
 
-    def _receive(self, command: _Receive) -> None:
+    def _receive(self, command: Receive) -> None:
         try:
             checksum = self._receive_weights(command.plan)
         except RftError as error:
@@ -328,11 +337,39 @@ class DrivenEngine(Engine):
         self.policy_version_id = command.policy_version_id
         command.result.set_result(checksum)
 
-    def _compare(self, command: _Compare) -> None:
+    def _sleep(self, command: Sleep) -> None:
+        # Before the call: whatever becomes of it, no token is computed with weights that are gone.
+        self._has_mixed_weights |= self._loses_weights_asleep()
+        self._is_asleep = True
+        try:
+            self._fall_asleep()
+        except Exception as error:
+            command.result.set_exception(EngineStoppedError(f"the engine did not fall asleep: {error}"))
+            raise
+        command.result.set_result(None)
+
+    def _wake(self, command: WakeUp) -> None:
+        try:
+            self._wake_up(command.weights_only)
+        except Exception as error:
+            command.result.set_exception(EngineStoppedError(f"the engine did not wake up: {error}"))
+            raise
+        self._is_asleep = self._is_asleep and command.weights_only
+        command.result.set_result(not self._has_mixed_weights)
+
+    def _compare(self, command: Compare) -> None:
         try:
             command.result.set_result(self._differing_weights(command.path))
         except Exception as error:  # noqa: BLE001 - the engine's own weights are as they were; the caller gets the error
             command.result.set_exception(error)
+
+    def _tell_unfinished(self, command: Unfinished) -> None:
+        asked = {
+            request.name: self._unfinished(request.request_id, command.first_tokens[request.name])
+            for request in self._open_requests.values()
+            if request.name in command.first_tokens
+        }
+        command.result.set_result({name: generation for name, generation in asked.items() if generation is not None})
 
     def _finish(self, request_id: str, generation: Generation) -> None:
         request = self._open_requests.pop(request_id, None)
@@ -349,7 +386,7 @@ class DrivenEngine(Engine):
             command = self._inbox.get()
             if isinstance(command, Request) and command.result.set_running_or_notify_cancel():
                 self._open_requests[command.request_id] = command
-            elif isinstance(command, _Load | _Receive | _Compare):
+            elif isinstance(command, Load | Receive | Compare | Unfinished | Sleep | WakeUp):
                 command.result.set_exception(reason)
         for request in self._open_requests.values():
             if failure is None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.base import Decoding, Generation, Reception
-from rftcore.engines.driver import DrivenEngine, Request
+from rftcore.engines.commands import Request
+from rftcore.engines.driver import DrivenEngine
 from rftcore.sync.adapters_file import merged_weights, whole_weights
 from rftcore.sync.devices import device_id
 from rftcore.sync.transfer_plan import TransferPlan

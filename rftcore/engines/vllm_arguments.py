@@ -26,6 +26,7 @@ _ELSEWHERE = {
     "kv_cache_memory_bytes": "explorer.engine_args.kv_cache_gib",
     "tensor_parallel_size": "explorer.tensor_parallel_size",
     "data_parallel_size": "explorer.num_explorers",
+    "enable_sleep_mode": "explorer.sleep",
     "enable_lora": "sync.adapters",
     "max_loras": "sync.adapters",
     "max_lora_rank": "trainer.lora.rank",

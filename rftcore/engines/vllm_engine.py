@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.base import EngineConfig, Generation, Reception
-from rftcore.engines.driver import DrivenEngine, Request
+from rftcore.engines.commands import Request
+from rftcore.engines.driver import DrivenEngine
 from rftcore.engines.vllm_arguments import slot_rank
 from rftcore.sync.adapters_file import ADAPTERS_ID, ADAPTERS_NAME, adapters_config
 from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferPlan
@@ -95,7 +96,9 @@ class VllmEngine(DrivenEngine):
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             self._refuse_too_few_gpus(torch.cuda.device_count())
-            memory: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
+            memory: dict[str, Any] = {
+                "gpu_memory_utilization": config.gpu_memory_utilization, "enable_sleep_mode": config.sleep,
+            }  # fmt: skip
         else:
             # OMP_NUM_THREADS has no effect if torch was already imported; vLLM later forbids this call.
             torch.set_num_threads(config.resolve_num_threads())
@@ -128,6 +131,7 @@ class VllmEngine(DrivenEngine):
             ) from error
         self._llm.llm_engine.set_weight_version(str(self.policy_version_id))
         self._num_changes = 0
+        self._sleeping: list[str] = []  # vLLM's tags of memory that it has not, in the order in which it wakes
         self._adapters: LoRARequest | None = None
         self._reception = self._look_up_reception()
         self._detokenizer = self._llm.get_tokenizer()
@@ -188,6 +192,22 @@ class VllmEngine(DrivenEngine):
             version_spans=[(span.start, int(span.version)) for span in completion.weight_versions or []],
         )
 
+    def _unfinished(self, request_id: str, first_token: int) -> Generation | None:
+        processor = self._llm.llm_engine.output_processor
+        # vLLM gives every request a longer name of its own.
+        names = processor.external_req_ids.get(request_id)
+        state = processor.request_states.get(names[0]) if names else None
+        if state is None or state.detokenizer is None or state.logprobs_processor is None:
+            return None
+        flat = cast("FlatLogprobs | None", state.logprobs_processor.logprobs)
+        return Generation(
+            token_ids=list(state.detokenizer.output_token_ids[first_token:]),
+            logprobs=[flat.logprobs[start] for start in flat.start_indices[first_token:]] if flat is not None else [],
+            text="",
+            finish_reason="abort",
+            version_spans=[(start, int(version)) for version, start in state.weight_version_starts],
+        )
+
     def _refuse_file(self, path: Path) -> None:
         self._refuse_other_kind(adapters_config(path), f"the file {path} has")
         super()._refuse_file(path)
@@ -239,9 +259,25 @@ class VllmEngine(DrivenEngine):
 
         return LoRARequest(ADAPTERS_NAME, ADAPTERS_ID, self.model_path)
 
+    def _fall_asleep(self) -> None:
+        if "weights" not in self._sleeping:
+            # Level 2 drops the weights, and level 1 copies them to the host: with adapters alone the model's own are never sent again.
+            self._llm.llm_engine.sleep(2 if self._loses_weights_asleep() else 1, mode="keep")
+        self._sleeping = ["weights", "kv_cache"]
+
+    def _loses_weights_asleep(self) -> bool:
+        return self.config.adapter_rank is None
+
+    def _wake_up(self, weights_only: bool) -> None:
+        tags = [tag for tag in self._sleeping if tag == "weights" or not weights_only]
+        if tags:
+            self._llm.llm_engine.wake_up(tags)
+        self._sleeping = [tag for tag in self._sleeping if tag not in tags]
+
     def _weights_changed(self) -> None:
         self._num_changes += 1
-        if self.config.kv_cache == "recompute":
+        # An engine that has slept has no cache, and none yet if it took weights before its turn.
+        if self.config.kv_cache == "recompute" and not self._sleeping:
             self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
 
     @property

@@ -28,6 +28,10 @@ class ExplorerConfig(Section):
     tensor_parallel_size: int = Field(
         1, ge=1, description="GPUs over which the engine of each explorer divides its model (vllm only)."
     )
+    sleep: bool = Field(
+        False,
+        description="Let explorer and trainer take turns on the GPU that they share: the engine frees its memory while the trainer trains (vllm only).",
+    )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of training rollouts.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus of training rollouts.")
     top_k: int = Field(0, ge=0, description="Number of most likely tokens to sample from; 0 for all.")
@@ -68,6 +72,12 @@ class ExplorerConfig(Section):
         description="Seconds for which the engine may be at one step, or at one change of its weights. Then the process ends with its stack, and"
         " `rft run` starts the explorer again, with the newest weights. Above sync.acknowledge_s + sync.timeout_s.",
     )
+    keep_partial_s: float = Field(
+        10.0,
+        gt=0,
+        description="Seconds between two times at which the tokens of unfinished groups are kept in the buffer, so that after a crash another explorer"
+        " continues them; an orderly stop keeps all. Groups that take less time are not kept meanwhile.",
+    )
     max_failed_steps: int = Field(
         1,
         ge=1,
@@ -100,6 +110,19 @@ class ExplorerConfig(Section):
             raise ValueError(
                 f"explorer.engine {self.engine} does not divide a model over {self.tensor_parallel_size} GPUs; set explorer.engine: vllm, or "
                 "tensor_parallel_size: 1 and more explorers (num_explorers)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_can_sleep(self) -> ExplorerConfig:
+        if self.sleep and self.engine in ("transformers", "none"):
+            raise ValueError(
+                f"explorer.engine {self.engine} does not sleep; set explorer.engine: vllm, or explorer.sleep: false"
+            )
+        if self.sleep and self.tensor_parallel_size > 1:
+            raise ValueError(
+                "explorer.sleep is for an engine that shares its GPU with the trainer, and a tensor-parallel engine shares none; set explorer.sleep: false, or "
+                "tensor_parallel_size: 1"
             )
         return self
 

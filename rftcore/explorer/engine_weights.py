@@ -46,6 +46,7 @@ class EngineWeights:
         self._news: asyncio.Task[None] | None = None
         self.trainer_step: int | None = None
         self.checksum: str | None = None
+        self._are_lost = False
         sync = joined.resolved.config.sync
         self._kv_cache = {"kv_cache": "kept"} if sync.kv_cache == "keep" else {}
         self._check = WeightsCheck(self._run, worker, engine, sync.timeout_s) if sync.check_weights else None
@@ -72,6 +73,19 @@ class EngineWeights:
             self._news = asyncio.create_task(asyncio.to_thread(self._live.wait, 0.5))
         return [self._news]
 
+    def lose(self) -> None:
+        """Record that the engine has lost its weights, so that they are loaded whatever version they were."""
+        self.checksum, self._are_lost = None, True
+
+    async def take_sent(self) -> None:
+        """Take the newest version into a sleeping engine, if the trainer is sending it right now."""
+        policy = None if self._live is None or not self._listens else newest_policy(self._run)
+        if self._live is None or policy is None or policy.uri != LIVE_URI or not self._live.is_offered(policy):
+            return
+        await asyncio.to_thread(self._engine.wake, True)
+        self.lose()
+        await self.take_newest()
+
     async def take_newest(self) -> None:
         """Take the newest version of the run, if there is one that the engine has not."""
         if self._only_evaluates and self.trainer_step is not None:
@@ -82,8 +96,8 @@ class EngineWeights:
         version = policy.policy_version_id
         try:
             # The engine may already have the newest, loaded for an evaluation.
-            if version != self._engine.policy_version_id:
-                if policy.checksum == self.checksum:
+            if version != self._engine.policy_version_id or self._are_lost:
+                if policy.checksum == self.checksum and not self._are_lost:
                     await asyncio.to_thread(self._engine.set_policy_version, version)
                 elif policy.uri == LIVE_URI:
                     if not await self._take_live(policy):
@@ -92,6 +106,7 @@ class EngineWeights:
                         await self._check.compare_with_file_of(version)
                 else:
                     await self.load(policy)
+                self._are_lost = False
         except ModelError as error:
             if Path(policy.uri).exists():
                 raise
@@ -110,7 +125,7 @@ class EngineWeights:
         version = weights.policy_version_id
         self._worker.set_state(f"loads policy version {version}", activity="transferring")
         seconds = await asyncio.to_thread(self._engine.load_weights, weights.uri, version, weights.checksum)
-        self.checksum = weights.checksum
+        self.checksum, self._are_lost = weights.checksum, False
         self._worker.progress |= {"load_weights_s": round(seconds, 3), **self._kv_cache}
         if self._check is not None:
             await self._check.compare(weights)

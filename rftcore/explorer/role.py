@@ -12,9 +12,12 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping, Sequence
 
 from rftcore.config import RunConfig
 from rftcore.engines.base import Decoding, Engine
+from rftcore.explorer.drafts import Drafts
+from rftcore.explorer.engine_turn import EngineTurn, await_first_turn
 from rftcore.explorer.engine_watch import EngineWatch, end_hanging_process
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.failed_steps import FailedSteps
@@ -24,13 +27,14 @@ from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun, join_run
+from rftcore.sync.devices import own_device
 from rftcore.teachers.base import Teacher
 from rftcore.workflows.task import Task
 from rftdata.errors import FencedError, ModelError
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
-from rftdata.planning.config import PlanConfig
-from rftdata.planning.planner import Planner, last_startable_step
+from rftdata.planning.partial import PartialAnswer, take_up
+from rftdata.planning.planner import Planner
 from rftdata.training.evaluations import (
     Answer,
     Evaluation,
@@ -40,6 +44,7 @@ from rftdata.training.evaluations import (
     is_evaluation_planned,
     questions,
 )
+from rftdata.training.turns import GpuTurn
 from rftdata.user_code.blocked import end_blocked_process, report_path
 from rftdata.workers import Worker
 
@@ -66,48 +71,39 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
             on_waiting=joined.on_waiting,
         ) as worker,
     ):  # fmt: skip
+        engine_class = resolved.engine_class
+        turn = GpuTurn(joined.run, worker.worker_id, own_device()) if config.explorer.sleep else None
+        if turn is not None and not await_first_turn(turn, worker):
+            return 0
         worker.set_state("starts the engine", activity="starting")
-        engine = resolved.engine_class(resolved.model_folder, resolved.engine(index))
+        engine = engine_class(resolved.model_folder, resolved.engine(index))
         watch = EngineWatch(engine, config.explorer.hang_s, end_hanging_process)
         try:
-            asyncio.run(Explorer(joined, worker, engine).explore())
+            asyncio.run(Explorer(joined, worker, engine, turn).explore())
             joined.leave()
         finally:
             watch.close()
             engine.close()
+            if turn is not None:
+                turn.leave()  # the memory of the device is free now
     return 0
-
-
-def _plan_config(config: RunConfig, source: str) -> PlanConfig:
-    return PlanConfig(
-        tasksets=tuple(config.tasks),
-        selector=config.selector,
-        seed=config.run.seed,
-        batch_groups=config.trainer.batch_groups,
-        group_size=config.algorithm.group_size,
-        max_refill=config.explorer.max_refill,
-        interval=config.sync.interval,
-        offset=config.sync.offset,
-        source=source,
-        fresh_share=config.sampling.fresh_share(),
-        base_dir=config.base_dir,
-        max_waiting_groups=config.pipelines.max_waiting_groups,
-        mixing=config.mixing,
-    )
 
 
 class Explorer:
     """One explorer process.
 
     Args:
+        turn: on the device that it shares with the trainer; None if its engine never sleeps.
         missing_weights_s: seconds for which the weights of a live trainer may be missing. A trainer that ends in good order removes
             them just before it releases its lease.
     """
 
-    def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine, *, missing_weights_s: float = 10.0) -> None:
+    def __init__(
+        self, joined: JoinedRun, worker: Worker, engine: Engine, turn: GpuTurn | None = None, *, missing_weights_s: float = 10.0
+    ) -> None:  # fmt: skip
         resolved, config = joined.resolved, joined.resolved.config
         self.resolved, self.config = resolved, config.explorer
-        self.sync = config.sync
+        self.pacing = config.pacing
         self.run = joined.run
         self.worker = worker
         self.engine = engine
@@ -116,6 +112,7 @@ class Explorer:
         self.weights = EngineWeights(
             joined, worker, engine, only_evaluates=self.only_evaluates, missing_weights_s=missing_weights_s
         )
+        self.turn = EngineTurn(worker, engine, self.weights, turn)
         self.decoding = Decoding(
             temperature=self.config.temperature, top_p=self.config.top_p, top_k=self.config.top_k,
             max_tokens=self.config.max_tokens, stop=tuple(self.config.stop),
@@ -129,6 +126,8 @@ class Explorer:
             resolved.rewards, config.base_dir, timeout_s=self.config.reward_limit[0], limit=self.config.reward_limit[1],
             max_processes=self.config.reward_processes,
         )  # fmt: skip
+        self.drafts = Drafts(joined.run, engine, self.config.keep_partial_s)
+        self.max_staleness = config.sampling.max_staleness
         self.runner = RolloutRunner(
             engine=engine,
             workflow=resolved.workflow,
@@ -139,12 +138,13 @@ class Explorer:
             slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
             on_failure=self.failed_steps.record,
             has_baseline=resolved.has_greedy_baseline,
+            drafts=self.drafts,
         )
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
             report_path(joined.run.folder, os.getpid()),
         )  # fmt: skip
-        self.planner = Planner(joined.run, _plan_config(config, source))
+        self.planner = Planner(joined.run, config.plan(source))
         self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
         self.writer = joined.buffer.writer(joined.run)
         self.teacher: Teacher | None = None
@@ -158,11 +158,17 @@ class Explorer:
             self.weights.set_ready(True)
             while not self.worker.should_stop():
                 await self._store_finished()
+                if self.drafts.is_due:
+                    await asyncio.to_thread(self.drafts.save)
+                if not await self.turn.keep():
+                    await self._wait_asleep()
+                    continue
                 await self.weights.take_newest()
                 if await self._answer_evaluations() or self._claim():
                     continue
                 await self._sleep()
         finally:
+            await asyncio.to_thread(self.drafts.save, all_groups=True)
             for task in self.in_flight:
                 task.cancel()
             await asyncio.gather(*self.in_flight, return_exceptions=True)
@@ -171,6 +177,7 @@ class Explorer:
             if self.teacher is not None:
                 await self.teacher.close()
             await self.weights.leave()
+            await self.turn.leave()
             self.writer.close()
             release_groups(self.run, self.worker.worker_id)
 
@@ -184,12 +191,19 @@ class Explorer:
             self.worker.set_state(f"samples {len(self.in_flight)} groups", activity="sampling")
             started, before = time.monotonic(), self.engine.num_generated_tokens
             await asyncio.wait(
-                [*self.in_flight, *self.weights.news()], timeout=0.5, return_when=asyncio.FIRST_COMPLETED
-            )
+                [*self.in_flight, *self.weights.news(), *self.turn.news()], timeout=0.5,
+                return_when=asyncio.FIRST_COMPLETED,
+            )  # fmt: skip
             self._record_rate(self.engine.num_generated_tokens - before, time.monotonic() - started)
             return
         self.worker.set_state("waits", self._waiting_for())
         await asyncio.to_thread(self.worker.wait, 1.0)
+
+    async def _wait_asleep(self) -> None:
+        """Wait for the trainer to give the device, for weights that it sends, or for a rollout that needs the engine no more."""
+        await asyncio.wait(
+            [*self.in_flight, *self.weights.news(), *self.turn.news()], timeout=0.5, return_when=asyncio.FIRST_COMPLETED
+        )
 
     def _waiting_for(self) -> str:
         if self.weights.trainer_step is None:
@@ -200,6 +214,8 @@ class Explorer:
 
     async def _store_finished(self) -> None:
         done = {task: self.in_flight.pop(task) for task in list(self.in_flight) if task.done()}
+        for claimed in done.values():
+            self.drafts.end(claimed.group_id)
         errors = [error for task in done if (error := task.exception())]
         await self._store([task.result() for task in done if not task.exception()])
         if errors:
@@ -227,18 +243,32 @@ class Explorer:
         if self.only_evaluates or self.weights.trainer_step is None or room <= 0 or self._evaluation_waits():
             return False
         self.planner.plan()
-        last_step = last_startable_step(self.weights.trainer_step, self.sync.interval, self.sync.offset)
+        policy_step = self.weights.trainer_step
         groups = claim_groups(
-            self.run, self.worker.worker_id, last_step=last_step, count=room, lease_s=self.config.lease_s,
-            held=[claimed.group_id for claimed in self.in_flight.values()],
+            self.run, self.worker.worker_id, policy_step=policy_step, last_step=self.pacing.last_step(policy_step), count=room,
+            lease_s=self.config.lease_s, held=[claimed.group_id for claimed in self.in_flight.values()],
         )  # fmt: skip
         if groups and not self._has_claimed:
             # Groups on which explorers crashed too often are set aside as failed, and this explorer may have replaced the last of them.
             self.failed_steps.check({group.explore_step for group in groups})
             self._has_claimed = True
         self._drop_superseded({group.group_id for group in groups})
+        begun = take_up(
+            self.run, self.worker.worker_id, groups, policy_step=policy_step, max_staleness=self.max_staleness
+        )
+        self._tell_continued(begun)
+        for group in groups:
+            self.drafts.begin(group, begun.get(group.group_id, ()))
         self.in_flight |= {asyncio.create_task(self._explore(group)): group for group in groups}
         return bool(groups)
+
+    def _tell_continued(self, begun: Mapping[int, Sequence[PartialAnswer]]) -> None:
+        num_tokens = sum(len(answer.token_ids) for answers in begun.values() for answer in answers)
+        if num_tokens:
+            self.worker.progress["num_continued_tokens"] = num_tokens + self.worker.progress.get(
+                "num_continued_tokens", 0
+            )
+            logger.info("continues %d groups, of which %d tokens were sampled before", len(begun), num_tokens)
 
     def _drop_superseded(self, group_ids: set[int]) -> None:
         """Stop sampling for claims whose leases ended, as while the database restarts, and which this explorer has made again."""

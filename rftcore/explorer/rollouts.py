@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from rftcore.engines.base import Decoding, Engine
+from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.failures import FunctionFailedError, describe, user_stack, waited_at
 from rftcore.explorer.plain_workflow import run_plain
 from rftcore.explorer.rollout_clock import RolloutClock
 from rftcore.explorer.workflow_loop import BlockedError
 from rftcore.workflows.inputs import PER_TURN
-from rftcore.workflows.task import AsyncWorkflow, Model, Score, Scorer, Task, Workflow
+from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Workflow
 from rftdata.errors import ConfigError, EngineStoppedError, ModelError, RftError
 from rftdata.experience import Baseline, Group, Rollout, Sequence, successes_and_trials
 from rftdata.planning.claims import ClaimedGroup
@@ -40,6 +41,7 @@ class RolloutRunner:
         timeout_s: a rollout that takes longer, from its start, is recorded as timed out.
         slots: number of concurrent rollouts; waiting for a slot does not count as time.
         on_failure: receives the description of a failure and the user's stack.
+        drafts: if given, rollouts of claimed groups sample through them, so that others can continue them.
         has_baseline: whether each group also gets a greedy rollout, whose reward is a baseline for the others.
     """
 
@@ -52,6 +54,7 @@ class RolloutRunner:
     slots: asyncio.Semaphore
     on_failure: Callable[[str, str], None] = lambda *_: None
     has_baseline: bool = False
+    drafts: Drafts | None = None
 
     async def group(self, claimed: ClaimedGroup, decoding: Decoding, screening: Screening | None = None) -> Group:
         """Run all rollouts of a claimed group concurrently. With a screening rule, run the remaining ones only if the first are neither
@@ -70,35 +73,42 @@ class RolloutRunner:
         size = claimed.group_size
         group = Group([], claimed.group_id, claimed.claim_token, source=self.source)
         if screening and screening.rollouts < size:
-            group.rollouts += await self._rollouts(task, range(screening.rollouts), decoding)
+            group.rollouts += await self._rollouts(task, range(screening.rollouts), decoding, claimed)
             refusal = screening.refusal(*successes_and_trials(group))
             if refusal is not None:
                 first = len(group.rollouts)
                 group.rollouts += [Rollout(index, "cancelled", error=refusal) for index in range(first, size)]
                 return group
         rest, group.baseline = await asyncio.gather(
-            self._rollouts(task, range(len(group.rollouts), size), decoding), self._baseline(task, size, decoding)
+            self._rollouts(task, range(len(group.rollouts), size), decoding, claimed),
+            self._baseline(task, size, decoding, claimed),
         )
         group.rollouts += rest
         return group
 
-    async def _baseline(self, task: Task, index: int, decoding: Decoding) -> Baseline | None:
-        return Baseline.of(await self.rollout(task, index, decoding.greedy())) if self.has_baseline else None
+    async def _baseline(self, task: Task, index: int, decoding: Decoding, claimed: ClaimedGroup) -> Baseline | None:
+        return Baseline.of(await self.rollout(task, index, decoding.greedy(), claimed)) if self.has_baseline else None
 
-    async def _rollouts(self, task: Task, indices: range, decoding: Decoding) -> list[Rollout]:
-        return list(await asyncio.gather(*(self.rollout(task, index, decoding) for index in indices)))
+    async def _rollouts(self, task: Task, indices: range, decoding: Decoding, claimed: ClaimedGroup) -> list[Rollout]:
+        return list(await asyncio.gather(*(self.rollout(task, index, decoding, claimed) for index in indices)))
 
-    async def rollout(self, task: Task, index: int, decoding: Decoding) -> Rollout:
+    async def rollout(self, task: Task, index: int, decoding: Decoding, claimed: ClaimedGroup | None = None) -> Rollout:
         """Run one rollout and return its outcome.
+
+        Args:
+            claimed: its group; None for an answer of an evaluation.
 
         Raises:
             ConfigError, ModelError, EngineStoppedError: the run cannot continue.
         """
         async with self.slots:
-            return await self._try(task, index, decoding)
+            return await self._try(task, index, decoding, claimed)
 
-    async def _try(self, task: Task, index: int, decoding: Decoding) -> Rollout:
-        model = Model(self.engine, decoding)
+    async def _try(self, task: Task, index: int, decoding: Decoding, claimed: ClaimedGroup | None) -> Rollout:
+        sampler: Sampler = self.engine
+        if claimed is not None and self.drafts is not None:
+            sampler = self.drafts.rollout(claimed.group_id, index)
+        model = Model(sampler, decoding)
         started = time.monotonic()
         outcome, error, score = "ok", None, None
         clock = RolloutClock(self.timeout_s)

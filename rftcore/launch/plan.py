@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rftcore.config import RunConfig
 from rftcore.resolved import ResolvedRun
 from rftcore.run.placement import Bundle, Placement
 from rftcore.trainer.device_checks import estimated_models
-from rftcore.trainer.memory import GIB, Trained, engine_memory, training_memory
+from rftcore.trainer.memory import ASLEEP_BYTES, GIB, Trained, engine_memory, kept_memory, training_memory
 from rftdata.errors import ModelError
 
 
@@ -48,10 +49,39 @@ def plan(resolved: ResolvedRun, placement: Placement, gpu_bytes: int | None) -> 
             yield f"  {role:12} {_gpus(placement, bundle)}{taken}{f' ({why})' if why else ''}"
         known = [need for _, need, _ in needs if need is not None]
         if len(needs) > 1 and len(known) == len(needs):
-            yield f"  {'together':12} {sum(known) / GIB:.1f} GiB{size}"
+            if takes_turns(resolved.config, bundle):
+                yield f"  {'in turns':12} {_in_turns(resolved, models, known) / GIB:.1f} GiB{size}, the larger of the two with what the other keeps there"
+            else:
+                yield f"  {'together':12} {sum(known) / GIB:.1f} GiB{size}"
+    if (reason := without_turns(resolved.config, placement)) is not None:
+        yield f"  warning: {reason}"
     for role, machine in placement.without_gpu.items():
         where = "any machine" if machine is None else placement.machines[machine].name
         yield f"  {role:12} CPU of {where}"
+
+
+def takes_turns(config: RunConfig, bundle: Bundle) -> bool:
+    """Return whether the roles of a bundle take turns on its GPU."""
+    return config.explorer.sleep and bundle.num_gpus == 1 and "trainer" in bundle.roles and len(bundle.roles) > 1
+
+
+def without_turns(config: RunConfig, placement: Placement) -> str | None:
+    """Return why explorer.sleep is of no use in a placement; None if it is, or is not set."""
+    if not config.explorer.sleep or any(takes_turns(config, bundle) for bundle in placement.bundles):
+        return None
+    why = "explorer and trainer have GPUs of their own" if placement.bundles else "an engine on a CPU frees nothing"
+    return f"explorer.sleep has no effect: {why}"
+
+
+def _in_turns(resolved: ResolvedRun, models: Trained | None, needs: list[float]) -> float:
+    """Return the bytes of a GPU on which engine and trainer take turns.
+
+    Args:
+        needs: of the engine and of the trainer, in this order.
+    """
+    assert models is not None
+    engine, trainer = needs
+    return max(engine + kept_memory(resolved.config.trainer, models), trainer + ASLEEP_BYTES)
 
 
 def _need(resolved: ResolvedRun, models: Trained | None, role: str, gpu_bytes: int | None) -> tuple[float | None, str]:

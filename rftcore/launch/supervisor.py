@@ -21,7 +21,7 @@ from rftcore.config import RunConfig
 from rftcore.launch import cluster
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
-from rftcore.launch.plan import placed
+from rftcore.launch.plan import placed, without_turns
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.reviews import People
 from rftcore.launch.roles import Roles, failure
@@ -206,6 +206,8 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
         placement = place_run(resolved, cluster.machines())
         if (sentence := placed(placement)) is not None:
             view.message(sentence)
+        if (reason := without_turns(resolved.config, placement)) is not None:
+            view.message(f"warning: {reason}")
         started = cluster.start_roles(resolved, run.name, divide_threads(), placement)
         roles = Roles(started, Restarts(run), view, interrupts)
         progress, people = Progress(run), People(view, buffer_option(buffer.location))

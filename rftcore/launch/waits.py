@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rftdata.planning.planner import last_startable_step
+from rftdata.config import SyncConfig
+from rftdata.planning.pacing import Pacing
 from rftdata.progress import Snapshot, WorkerState
+from rftdata.training.sampling import SamplingConfig
 from rftdata.workers import doing
 
 _ROLES = ("trainer", "explorer", "pipeline")
@@ -90,12 +92,19 @@ def _pacing(waiting: list[WorkerState], config: Mapping[str, Any]) -> str:
     steps = [step for worker in waiting if isinstance(step := worker.progress.get("policy_step"), int)]
     if not steps:
         return ""
-    sync = config.get("sync", {})
-    interval, offset = int(sync.get("interval", 1)), int(sync.get("offset", 0))
-    newest = max(steps)
-    blocked = last_startable_step(newest, interval, offset) + 1
-    needed = (blocked - offset) // interval * interval
-    rule = {(1, 0): "on-policy", (1, 1): "one step off"}.get(
-        (interval, offset), f"sync.interval {interval}, sync.offset {offset}"
+    sync, sampling = (
+        SyncConfig.model_validate(config.get("sync", {})),
+        SamplingConfig.model_validate(config.get("sampling", {})),
     )
+    pacing = Pacing(interval=sync.interval, offset=sync.offset, window=sampling.window)
+    newest = max(steps)
+    blocked = pacing.last_step(newest) + 1
+    needed = pacing.needed_policy(blocked)
+    rule = {(1, 0): "on-policy", (1, 1): "one step off"}.get(
+        (sync.interval, sync.offset), f"sync.interval {sync.interval}, sync.offset {sync.offset}"
+    )
+    if blocked - needed >= pacing.window:
+        rule = f"sampling.max_staleness {sampling.max_staleness}"
+    if sampling.over_sampling:
+        rule += f", sampling.over_sampling {sampling.over_sampling:g}"
     return f"explorer step {blocked} needs the policy of trainer step {needed}, and has that of step {newest}: {rule}"

@@ -16,7 +16,7 @@ _ROLES = ("explorer", "pipeline", "trainer")
 _COLOURS = {
     "training": "#1b6ca8", "sampling": "#2a9d6f", "deciding": "#8f5bb5", "evaluating": "#b5cf6b", "publishing": "#c8553d",
     "transferring": "#e08e45", "checkpointing": "#b8860b", "checking": "#5fa8d3", "replaying": "#6d597a", "starting": "#a8a29e",
-    "working": "#555555", "waiting": "#ececec",
+    "working": "#555555", "asleep": "#c9d6e8", "waiting": "#ececec",
 }  # fmt: skip
 
 

@@ -118,6 +118,10 @@ def place(config: RunConfig, machines: Sequence[Machine], engine_share: float = 
     groups = _divided(config, names["explorer"], total, _where(machines, is_together)) if total else []
     for num_gpus, roles in groups:
         _refuse_crowd(num_gpus, roles, engine_share)
+        if config.explorer.sleep and "trainer" in roles:
+            _refuse_several_sleepers(roles)
+    if config.explorer.sleep and not groups:
+        _refuse_several_sleepers((*names["explorer"], *names["trainer"]))
     bundles = _assigned(groups, machines, is_together)
     without_gpu: dict[str, int | None] = {}
     if not bundles:
@@ -180,6 +184,16 @@ def _refuse_crowd(num_gpus: int, roles: tuple[str, ...], engine_share: float) ->
             + (", less what the trainer needs there" if "trainer" in roles else ""),
             todo="lower it, lower explorer.num_explorers, or use more GPUs",
         )
+
+
+def _refuse_several_sleepers(roles: tuple[str, ...]) -> None:
+    """Raise a ConfigError if several engines would take turns on one device with the trainer."""
+    num_engines = len(roles) - 1
+    if num_engines > 1:
+        raise ConfigError(
+            "explorer.sleep is for one explorer on the trainer's device, on which one process computes at a time", value=num_engines, allowed="1",
+            todo="lower explorer.num_explorers to the number of GPUs, or set explorer.sleep: false",
+        )  # fmt: skip
 
 
 def _assigned(

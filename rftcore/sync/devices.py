@@ -17,8 +17,15 @@ def device_id(device: str) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
+def own_device() -> str:
+    """Return the id of the device on which a role of one GPU computes."""
+    import torch
+
+    return device_id("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
 def choose_backend(trainer: str, engines: Sequence[str]) -> tuple[str, str]:
-    """Return nccl or gloo for the devices of a trainer and of engines, and the reason.
+    """Return nccl, ipc or gloo for the devices of a trainer and of engines, and the reason.
 
     Args:
         trainer, engines: a device of each process, with commas.
@@ -26,6 +33,8 @@ def choose_backend(trainer: str, engines: Sequence[str]) -> tuple[str, str]:
     devices = [device for member in (trainer, *engines) for device in member.split(",")]
     if "cpu" in devices:
         return "gloo", "not all of trainer and engines have GPUs"
+    if len(set(devices)) == 1:
+        return "ipc", "trainer and engine share a GPU"
     if len(set(devices)) < len(devices):
         return "gloo", "trainer and engines share a GPU, which NCCL refuses"
     return "nccl", f"trainer and engines have {len(devices)} GPUs of their own"

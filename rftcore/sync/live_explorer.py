@@ -111,6 +111,11 @@ class LiveReceiver:
         plan = self._await_group(transfer.transfer_id, version, stop)
         return Outcome() if plan is None else self._apply(plan, version)
 
+    def is_offered(self, policy: PolicyVersion) -> bool:
+        """Return whether the trainer offers a version right now."""
+        transfer = None if self._receive is None else self._answers.newest(policy.policy_version_id)
+        return transfer is not None and transfer.status == "offered"
+
     def leave(self) -> None:
         """Report that this explorer takes nothing any more."""
         self._set_state(False, None)

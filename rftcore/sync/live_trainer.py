@@ -140,9 +140,13 @@ class LiveWeights:
         self.serve_missed(version)
         return version
 
+    def is_missed(self, policy_version_id: int) -> bool:
+        """Return whether an explorer has missed the last version, which is in no file."""
+        return self.publication.uri == LIVE_URI and self._offers.is_file_wanted(policy_version_id)
+
     def serve_missed(self, policy_version_id: int) -> None:
         """Write the last version as a file, if an explorer has missed it and asks for that."""
-        if self.publication.uri == LIVE_URI and self._offers.is_file_wanted(policy_version_id):
+        if self.is_missed(policy_version_id):
             logger.info("an explorer missed policy version %d, which is written as a file for it", policy_version_id)
             self.as_file(policy_version_id)
 
@@ -164,7 +168,7 @@ class LiveWeights:
         if self._config.method == "nccl":
             return True
         backend, reason = choose_backend(self._source.weight_devices(), [*receivers.values()])
-        if backend == "nccl":
+        if backend in ("nccl", "ipc"):
             return True
         self._choose(f"through files ({self._config.file_method}): {reason}")
         return False

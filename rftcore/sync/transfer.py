@@ -20,7 +20,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rftcore.sync.hashes import hashes_of
-from rftcore.sync.transfer_group import Call, TransferGroup
+from rftcore.sync.ipc_group import IpcGroup
+from rftcore.sync.transfer_group import Pending, TransferGroup
 from rftcore.sync.transfer_plan import (
     HASH_BYTES,
     Bucket,
@@ -101,8 +102,7 @@ class TransferSender:
     def _join(self, plan: TransferPlan, store: TCPStore | None) -> TransferGroup:
         if self.group is None or self.group.group_id != plan.group_id:
             self.leave()
-            place = (plan.host, plan.port) if store is None else store
-            self.group = TransferGroup(plan.backend, place, plan.group_id, self.rank, plan.num_ranks, plan.timeout_s)
+            self.group = _joined(plan, (plan.host, plan.port) if store is None else store, self.rank)
         return self.group
 
     def _send(self, group: TransferGroup, plan: TransferPlan, held: Iterator[HeldRows]) -> list[int]:
@@ -208,9 +208,7 @@ class TransferReceiver:
     def _join(self, plan: TransferPlan, rank: int) -> None:
         if self.group is None or self.group.group_id != plan.group_id:
             self.leave()
-            self.group = TransferGroup(
-                plan.backend, (plan.host, plan.port), plan.group_id, rank, plan.num_ranks, plan.timeout_s
-            )
+            self.group = _joined(plan, (plan.host, plan.port), rank)
 
     def leave(self) -> None:
         """Leave the group, if there is one."""
@@ -281,7 +279,7 @@ class _Broadcast:
 
     message: Message
     packed: Tensor
-    call: Call
+    call: Pending
 
 
 class _Memory:
@@ -302,6 +300,13 @@ class _Memory:
     def fresh(self, num_bytes: int) -> Tensor:
         """Return memory that is used once."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+
+def _joined(plan: TransferPlan, store: TCPStore | tuple[str, int], rank: int) -> TransferGroup:
+    """Return the membership of a rank in the plan's group."""
+    if plan.backend == "ipc":
+        return IpcGroup(store, plan.group_id, rank, plan.num_ranks, plan.timeout_s)
+    return TransferGroup(plan.backend, store, plan.group_id, rank, plan.num_ranks, plan.timeout_s)
 
 
 def _exchange_header(group: TransferGroup, plan: TransferPlan) -> None:

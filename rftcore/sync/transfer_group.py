@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -74,9 +74,9 @@ class TransferGroup:
                 connect_s = min(_CONNECT_S, timeout_s)
                 store = TCPStore(*store, timeout=timedelta(seconds=connect_s), wait_for_workers=False)
                 store.set_timeout(timeout)
-            place = PrefixStore(str(group_id), store)
-            _meet(place, rank, num_ranks, timeout)
-            self._group = _open(backend, place, store.host, rank, num_ranks, timeout)
+            self._place = PrefixStore(str(group_id), store)
+            _meet(self._place, rank, num_ranks, timeout)
+            self._group = _open(backend, self._place, store.host, rank, num_ranks, timeout)
             members = torch.zeros(num_ranks, dtype=torch.int64, device=self.device)
             members[rank] = 1
             self._begin(self._group.allreduce([members])).wait()
@@ -88,7 +88,7 @@ class TransferGroup:
             self.abort()
             raise self.error("does not come together", error) from error
 
-    def broadcast(self, tensor: Tensor, sender: int) -> Call:
+    def broadcast(self, tensor: Tensor, sender: int) -> Pending:
         """Begin to send one rank's tensor to all, into tensors of the same size and type. All members begin the same calls in the same order.
 
         Between GPUs it begins after the work that has been queued on the current stream.
@@ -145,6 +145,17 @@ def refuse_missing(members: Tensor, group_id: int) -> None:
             allowed="each of them once",
             todo="check that NCCL loads on both sides (NCCL_DEBUG=INFO), or set sync.method: memory",
         )
+
+
+class Pending(Protocol):
+    """A message on its way."""
+
+    def wait(self) -> None:
+        """Return when its tensor may be used.
+
+        Raises:
+            GroupError: another member has gone, or the time is over.
+        """
 
 
 class Call:

@@ -119,6 +119,10 @@ class TrainerConfig(Section):
     lora: LoraConfig | None = Field(
         None, description="Train low-rank adapters instead of the weights; {} for those of every linear layer."
     )
+    offload: bool = Field(
+        True,
+        description="With explorer.sleep, keep weights and optimizer state in the host's memory while the engine has the GPU; false keeps them on the GPU.",
+    )
     offload_reference: bool = Field(
         False,
         description="Keep the reference model in the host's memory while it is not computed. With lora there is none: it is the policy without adapters.",

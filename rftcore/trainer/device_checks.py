@@ -20,6 +20,7 @@ from rftcore.run.gpus import this_machine
 from rftcore.run.placement import place_run
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.memory import (
+    ASLEEP_BYTES,
     GIB,
     Trained,
     engine_memory,
@@ -105,11 +106,12 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
     if has_gpu and not os.environ.get("RAY_ADDRESS"):
         sizes = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
         refuse_too_little_memory(trainer, models, available_bytes(resolved, sizes))
-        refuse_too_little_host_memory(trainer, models, psutil.virtual_memory().total)
+        in_turns = resolved.config.explorer.sleep
+        refuse_too_little_host_memory(trainer, models, psutil.virtual_memory().total, in_turns=in_turns)
 
 
 def available_bytes(resolved: ResolvedRun, sizes: list[int]) -> float:
-    """Return what the trainer may use of each GPU: a whole one, or what vLLM leaves where explorers have the same.
+    """Return what the trainer may use of each GPU: a whole one, or what vLLM leaves where an explorer has the same, awake or asleep.
 
     Args:
         sizes: bytes of each GPU of this machine.
@@ -119,6 +121,8 @@ def available_bytes(resolved: ResolvedRun, sizes: list[int]) -> float:
     """
     placement = place_run(resolved, [this_machine(len(sizes))])
     engines = sum(len(bundle.roles) - 1 for bundle in placement.bundles if "trainer" in bundle.roles)
+    if engines and resolved.config.explorer.sleep:
+        return min(sizes) - ASLEEP_BYTES
     takes_share = resolved.config.explorer.engine == "vllm"
     share = resolved.engine(worker_index=0).gpu_memory_utilization if takes_share else 0.0
     return min(sizes) * (1 - engines * share)
@@ -163,7 +167,7 @@ def _describe(resolved: ResolvedRun, models: Trained) -> Iterator[str]:
     yield f"estimated memory of the trainer on {'each of ' if gpus > 1 else ''}{gpus} GPU{'s' if gpus > 1 else ''}:"
     yield from (f"  {line}" for line in training_memory(config.trainer, models).lines())
     yield "estimated memory of its host, if all of its GPUs are there, while a checkpoint is written:"
-    yield from (f"  {line}" for line in host_memory(config.trainer, models).lines())
+    yield from (f"  {line}" for line in host_memory(config.trainer, models, in_turns=config.explorer.sleep).lines())
     if not config.has_explorer or config.explorer.engine == "none":
         return
     settings = resolved.engine(worker_index=0)

@@ -45,6 +45,7 @@ from rftcore.trainer.checkpoints import (
 )
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.divergence import Divergence
+from rftcore.trainer.host_copy import HostCopy
 from rftcore.trainer.micro_batches import MicroBatch
 from rftcore.trainer.models import Models, refuse_fewer_tokens, refuse_other_vocabulary
 from rftcore.trainer.network import Head, Network
@@ -117,6 +118,7 @@ class Learner:
         self._seed = seed
         self._model_path = model_path
         self._divergence = Divergence()
+        self._host_copy = HostCopy()
         self.writer = CheckpointWriter(self.grid)
         self.reference = None
         if "reference" in algorithm.signals and config.lora is None:
@@ -221,6 +223,30 @@ class Learner:
     def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
         """What this rank holds of every weight that travels. All ranks walk it."""
         return self.policy.held_rows(plan)
+
+    def leave_device(self, to_host: bool) -> int:
+        """Free what is not needed until the next step; return the bytes that wait in the memory of the host.
+
+        Nothing can be computed or exported before `to_device`.
+
+        Args:
+            to_host: move weights and optimizer state to the host, too.
+        """
+        self._models.release()
+        moved = self._host_copy.leave(self._device_tensors()) if to_host else 0
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return moved
+
+    def to_device(self) -> None:
+        """Take back what `leave_device` has moved to the host."""
+        self._host_copy.come_back()
+
+    def _device_tensors(self) -> Iterator[Tensor]:
+        for network in (self.policy, self.reference, self.teacher, self.critic):
+            if network is not None:
+                tensors = (*network.model.parameters(), *network.optimizer_state().values())
+                yield from (tensor for tensor in tensors if tensor.device.type == self.device.type)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write model and tokenizer as a Hugging Face folder."""

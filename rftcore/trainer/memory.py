@@ -20,6 +20,8 @@ LOGITS_BYTES = 2**29
 """Logits in float32 that exist at one time, besides their gradient."""
 RUNTIME_BYTES = 3 * GIB // 2
 """CUDA context, workspaces of matrix products, NCCL's buffers."""
+ASLEEP_BYTES = 3 * GIB
+"""What a vLLM engine that sleeps keeps of a GPU: CUDA context, CUDA graphs, workspaces."""
 
 _FP32 = 4
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -136,13 +138,37 @@ def _logits(models: Trained, tokens: int, item: int) -> list[Part]:
     return parts
 
 
-def host_memory(config: TrainerConfig, models: Trained) -> Estimate:
+def kept_memory(config: TrainerConfig, models: Trained) -> int:
+    """Return the bytes that a trainer keeps on its GPU while an engine has its turn there.
+
+    Raises:
+        ConfigError: trainer.lora names no layer of the policy.
+    """
+    if config.offload:
+        return RUNTIME_BYTES
+    found = training_memory(config, models)
+    kept = ("weights", "adapters", "optimizer", "reference", "teacher", "runtime")
+    critic = (
+        0
+        if models.critic is None
+        else sum(p.size_bytes for p in _states(config, models.critic, None) if p.name in kept)
+    )
+    return critic + sum(found.part(name) for name in kept)
+
+
+def host_memory(config: TrainerConfig, models: Trained, *, in_turns: bool = False) -> Estimate:
     """Return what a host holds while a checkpoint is written beside training, if all GPUs are on it.
+
+    Args:
+        in_turns: the trainer's state waits there while an engine has the GPU, too.
 
     Raises:
         ConfigError: trainer.lora names no layer of the policy.
     """
     parts = []
+    if in_turns and config.offload:
+        kept = kept_memory(config.model_copy(update={"offload": False}), models) - RUNTIME_BYTES
+        parts.append(Part("weights and optimizer", kept, "while the engine has the GPU (trainer.offload)"))
     for name, shape, lora in (("", models.policy, config.lora), ("critic's ", models.critic, None)):
         if shape is not None:
             weight = _BYTES[config.dtype] if lora is None else _compute_bytes(config)
@@ -300,9 +326,11 @@ def refuse_too_little_memory(config: TrainerConfig, models: Trained, available_b
     )
 
 
-def refuse_too_little_host_memory(config: TrainerConfig, models: Trained, available_bytes: float) -> None:
-    """Raise a ConfigError if a checkpoint's copy, and a reference that is offloaded, do not fit the host that has all GPUs."""
-    found = host_memory(config, models)
+def refuse_too_little_host_memory(
+    config: TrainerConfig, models: Trained, available_bytes: float, *, in_turns: bool = False
+) -> None:
+    """Raise a ConfigError if a checkpoint's copy, and what is offloaded, do not fit the host that has all GPUs; see `host_memory`."""
+    found = host_memory(config, models, in_turns=in_turns)
     if found.size_bytes > available_bytes:
         offloaded = "trainer.offload_reference: false, or " if found.part("reference") else ""
         raise ConfigError(

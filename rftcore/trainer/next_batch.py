@@ -20,7 +20,6 @@ from rftcore.config import RunConfig
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.drawn import ARRAYS, train_batch
 from rftdata.errors import BufferUnavailableError, RftError
-from rftdata.planning.planner import last_startable_step
 from rftdata.run import Run
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
@@ -50,8 +49,9 @@ def draws_ahead(config: RunConfig, run: Run, step: int) -> bool:
         return False
     if run.mode == "train" or not config.sampling.fresh_share():
         return True
-    # The step trains on groups of explorer step `step - 1`. The policy stands at `step - 2` while the step before is trained.
-    return last_startable_step(step - 2, config.sync.interval, config.sync.offset) >= step - 1
+    # The step trains on groups of explorer steps up to `step - 1`. The policy stands at `step - 2` while the step before is trained. With enough
+    # over-sampling a whole batch is left of earlier steps.
+    return config.sampling.over_sampling >= 1 or config.pacing.last_step(step - 2) >= step - 1
 
 
 class NextBatch:

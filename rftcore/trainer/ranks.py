@@ -147,6 +147,13 @@ class LearnerGroup:
         if self._others is not None and not self._others.ended:
             self._others.call(lambda: None, "leave_weight_group")
 
+    def leave_device(self, to_host: bool) -> int:
+        """See `Learner`; for one rank, because several share no device with an engine."""
+        return self.own.leave_device(to_host)
+
+    def to_device(self) -> None:
+        self.own.to_device()
+
     def begin_checkpoint(self, folder: Path) -> None:
         self._call("begin_checkpoint", folder)
 

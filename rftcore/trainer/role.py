@@ -32,6 +32,7 @@ from rftcore.trainer.next_batch import NextBatch, draws_ahead
 from rftcore.trainer.parity import weight_parity
 from rftcore.trainer.publish import Export, Exports, file_method, folder_bytes, live_weights
 from rftcore.trainer.ranks import LearnerGroup
+from rftcore.trainer.turns import TrainerTurns, trainer_turns
 from rftdata.errors import BufferUnavailableError
 from rftdata.failpoints import failpoint
 from rftdata.planning.run_selectors import selector_metrics
@@ -69,8 +70,10 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
             tasksets=[taskset.name for taskset in config.tasks],
         ) as attempt,
     ):
-        worker.set_state("loads the model", activity="starting")
-        TrainerRole(joined, worker, attempt).train()
+        turns = trainer_turns(config, joined.run, worker)
+        if turns.take(worker.should_stop, after_evaluations=False):
+            worker.set_state("loads the model", activity="starting")
+            TrainerRole(joined, worker, attempt, turns).train()
         joined.leave()
     return 0
 
@@ -99,7 +102,7 @@ class _Writing(NamedTuple):
 class TrainerRole:
     """One trainer process on one attempt."""
 
-    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt) -> None:
+    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt, turns: TrainerTurns) -> None:
         resolved, config = joined.resolved, joined.resolved.config
         self.config = config
         self.run = joined.run
@@ -116,7 +119,8 @@ class TrainerRole:
             teacher_path=None if resolved.teacher_folder is None else str(resolved.teacher_folder),
             critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
         )  # fmt: skip
-        self.learner = LearnerGroup(arguments, resolved.algorithm)
+        self.turns = turns
+        self.learner = turns.learner = LearnerGroup(arguments, resolved.algorithm)
         self.next_batch = NextBatch(attempt, self.learner.algorithm, config.trainer.batch_groups)
         self._remove_abandoned_checkpoints()
         if attempt.checkpoint:
@@ -143,6 +147,7 @@ class TrainerRole:
             self._ask_again_for_validations()
             self._publish(step)
             self._ask_for_validation(step)
+            self.turns.give()
             with self.next_batch:
                 while step < self.planned_steps and not self._should_stop() and self._step(step + 1):
                     step += 1
@@ -164,6 +169,7 @@ class TrainerRole:
                 self.live.close()
             self.publisher.close()
             self.learner.close()
+            self.turns.leave()
 
     def _step(self, step: int) -> bool:
         """One step; False when the run was asked to stop."""
@@ -176,12 +182,15 @@ class TrainerRole:
             return False
         if step < self.planned_steps and draws_ahead(self.config, self.run, step + 1):
             self.next_batch.draw_ahead(step + 1)
+        if not self.turns.take(self._should_stop):
+            return False
         batch, metrics = prepared.drawn, dict[str, float]()
         if prepared.train is not None:
             self.worker.set_state(f"trains step {step} on {len(batch)} experiences", activity="training")
             started = time.monotonic()
             metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
+            self.turns.free()
             timing.train = time.monotonic() - started
         if self.parity is not None and self.live is not None:
             staleness = batch.rows["staleness"].to_pylist()
@@ -200,15 +209,17 @@ class TrainerRole:
         self.writing = begun or self.writing
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
+        self.turns.give()
         return True
 
     def _should_stop(self) -> bool:
         """Whether the run was asked to stop. Called in waits, too: raises if a rank has died, commits a checkpoint that is written, and
         writes a file for engines that missed the weights."""
         self.learner.check()
-        if self.live is not None:
-            self.live.serve_missed(self.policy_version_id)
-            self.published = self.live.publication
+        if self.live is not None and self.live.is_missed(self.policy_version_id):
+            with self.turns.own(self.worker.should_stop) as has_turn:
+                if has_turn:
+                    self.published = self.live.as_file(self.policy_version_id)
         if self.learner.has_written_checkpoint:
             self._commit_checkpoint()
         return self.worker.should_stop()
@@ -352,7 +363,8 @@ class TrainerRole:
         """Asked to stop: keep what was trained."""
         self._commit_checkpoint()
         if step > self.attempt.start_step and not any(c.trainer_step == step for c in self._checkpoints()):
-            self.writing = self._begin_checkpoint(step)
+            with self.turns.own(lambda: False):
+                self.writing = self._begin_checkpoint(step)
             self._commit_checkpoint()
 
     def _finish(self) -> None:

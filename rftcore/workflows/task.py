@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rftcore.engines.base import Decoding, Engine
+from rftcore.engines.base import Decoding, Generation
 from rftcore.workflows import inputs
 from rftcore.workflows.chats import Message, chat_sequence, content_text
 from rftdata.experience import Array, Sequence
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TokenValues = list[float] | Array
 
@@ -109,23 +112,34 @@ class Score:
     parts: dict[str, float] = field(default_factory=dict)
 
 
+class Sampler(Protocol):
+    """What a model samples with: an engine, or one rollout's view of it."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        """Sample one response; see `Engine.generate`."""
+
+
 class Model:
     """The policy as a workflow uses it; every answer is recorded as a turn.
 
     Args:
-        engine: the engine that samples.
+        sampler: what samples.
         decoding: sampling parameters.
     """
 
-    def __init__(self, engine: Engine, decoding: Decoding) -> None:
-        self._engine = engine
+    def __init__(self, sampler: Sampler, decoding: Decoding) -> None:
+        self._sampler = sampler
         self._decoding = decoding
         self.turns: list[Turn] = []
 
     async def chat(self, messages: list[Message]) -> Turn:
         """Answer a chat, rendered with the model's chat template; without one, the contents are concatenated."""
-        text, prompt_ids = render_chat(self._engine.tokenizer, messages)
-        generation = await self._engine.generate(prompt_ids, self._decoding)
+        text, prompt_ids = render_chat(self._sampler.tokenizer, messages)
+        generation = await self._sampler.generate(prompt_ids, self._decoding)
         sequence = Sequence(
             prompt=text,
             response=generation.text,
@@ -141,7 +155,7 @@ class Model:
     def write(self, messages: list[Message], response: str) -> Turn:
         """Record an answer from another source (a demonstration), with the end token and without log-probabilities."""
         return self._record(
-            Turn(messages, response, "stop", written_sequence(self._engine.tokenizer, messages, response))
+            Turn(messages, response, "stop", written_sequence(self._sampler.tokenizer, messages, response))
         )
 
     def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
@@ -150,7 +164,7 @@ class Model:
         Raises:
             ConfigError: the chat template does not fit the chat.
         """
-        sequence = chat_sequence(self._engine.tokenizer, messages, start=start, turns=turns)
+        sequence = chat_sequence(self._sampler.tokenizer, messages, start=start, turns=turns)
         *before, last = sequence.messages or []
         return self._record(Turn(before, content_text(last), "stop", sequence))
 

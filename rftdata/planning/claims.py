@@ -14,7 +14,11 @@ from rftdata.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedGroup:
-    """A group to roll out, and its task."""
+    """A group to roll out, and its task.
+
+    Attributes:
+        is_begun: whether an earlier claim kept parts of answers; see `rftdata.planning.partial`.
+    """
 
     group_id: int
     claim_token: int
@@ -25,21 +29,29 @@ class ClaimedGroup:
     taskset: str
     task_key: str
     payload: dict[str, Any]
+    is_begun: bool = False
 
 
 def claim_groups(
-    run: Run, worker_id: int, *, last_step: int, count: int, lease_s: float, held: Collection[int] | None = None,
+    run: Run, worker_id: int, *, policy_step: int, last_step: int, count: int, lease_s: float, held: Collection[int] | None = None,
 ) -> list[ClaimedGroup]:  # fmt: skip
     """Claim up to `count` planned groups of explorer steps up to `last_step`, in planning order.
 
     Args:
+        policy_step: trainer step of the policy that will sample them.
         held: all groups this worker works on. With it, a claim is retried across a restart of the database: groups from a claim
             whose answer was lost are released. None raises instead.
     """
 
     def claim() -> list[Row]:
         return run.database.fetch(
-            "claim_groups", run_id=run.run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s
+            "claim_groups",
+            run_id=run.run_id,
+            worker_id=worker_id,
+            policy_step=policy_step,
+            last_step=last_step,
+            count=count,
+            lease_s=lease_s,
         )
 
     def release_others() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rftdata.config import MixingConfig, SelectorConfig, TasksetConfig
+from rftdata.planning.pacing import Pacing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,6 +14,7 @@ class PlanConfig:
     """The parts of a run's configuration that planning needs.
 
     Attributes:
+        over_sampling: share of a step's new groups that are planned in addition.
         fresh_share: new groups per group of a batch.
         max_waiting_groups: no groups are planned while this many wait for the pipeline; None for no limit.
     """
@@ -23,8 +25,8 @@ class PlanConfig:
     batch_groups: int
     group_size: int
     max_refill: int
-    interval: int
-    offset: int
+    pacing: Pacing
+    over_sampling: float = 0.0
     source: str = "explorer"
     fresh_share: float = 1.0
     base_dir: Path | None = None

@@ -4,11 +4,13 @@ Any explorer may plan; an advisory lock admits one at a time. Nothing is queued.
 from the existing groups, so the next plan sees places freed by a drop, an abandonment or ageing out, and planning is the same after
 a crash. Selector states and planned groups are written in one transaction.
 
-Pacing (design: "Freshness and synchronization as one rule"): explorer step s may start once the policy is at trainer
-step >= floor((s - offset) / interval) * interval. Explorer step s feeds trainer step s + 1.
+A step that may start (`rftdata.planning.pacing`) has as many groups as its trainer step takes. With over-sampling the first step has more:
+the trainer takes the groups that are ready first, the others serve the next step, and so on, so that slow groups are not waited for.
 """
 
 from __future__ import annotations
+
+import math
 
 from rftdata.failpoints import failpoint
 from rftdata.planning.active_tasks import ActiveTasks
@@ -19,11 +21,6 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.postgres.retry import ride_out
 from rftdata.run import Run
-
-
-def last_startable_step(policy_step: int, interval: int, offset: int) -> int:
-    """Return the highest explorer step that may start while the policy is at `policy_step`."""
-    return (policy_step // interval + 1) * interval - 1 + offset
 
 
 class Planner:
@@ -52,6 +49,7 @@ class Planner:
             raise
 
     def _plan_once(self) -> int:
+        config = self._config
         with self._database.transaction() as connection:
             if not fetch(connection, "try_plan_lock", run_id=self._run_id)[0]["locked"]:
                 return 0
@@ -61,10 +59,14 @@ class Planner:
                 connection,
                 "planning_state",
                 run_id=self._run_id,
-                interval=self._config.interval,
-                offset=self._config.offset,
-                per_step=self._config.batch_groups * self._config.fresh_share,
-                enough=self._config.batch_groups * (self._config.interval + self._config.offset + 1),
+                interval=config.pacing.interval,
+                offset=config.pacing.offset,
+                window=config.pacing.window,
+                per_step=config.batch_groups * config.fresh_share,
+                over_sampling=config.over_sampling,
+                enough=math.ceil(
+                    config.batch_groups * (config.pacing.interval + config.pacing.offset + config.over_sampling + 1)
+                ),
             )
             lacking = self._lacking(steps)
             if not lacking:
@@ -93,10 +95,10 @@ class Planner:
         lacking: list[tuple[int, bool]] = []
         for row in steps:
             base = max(row["due"] - row["base"], 0)
-            missing = row["due"] - row["live"] - base - spare
-            refills = max(min(missing, config.max_refill - row["refills"]), 0)
+            there = row["live"] + base + spare
+            refills = max(min(row["taken"] + row["surplus"] - there, config.max_refill - row["refills"]), 0)
             lacking += [(row["explore_step"], False)] * base + [(row["explore_step"], True)] * refills
-            spare = max(-missing, 0)
+            spare = max(there + refills - row["taken"], 0)
         return lacking
 
     def _insert(self, connection: Connection, state: Row, lacking: list[tuple[int, bool]]) -> int:

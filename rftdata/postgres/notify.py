@@ -20,6 +20,7 @@ READY = "rft_ready"
 POLICY = "rft_policy"
 RUN = "rft_run"
 WEIGHTS = "rft_weights"
+TURN = "rft_turn"
 
 POLL_S = 0.25
 

@@ -10,6 +10,7 @@ This module keeps no state: the policy is stored in `rft.sampler` and `rft.sampl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,9 @@ from pydantic import Field, model_validator
 from rftdata.config import Section
 from rftdata.errors import ConfigError
 from rftdata.postgres.database import Database, execute, fetch, limit_statements
+
+# Greater numbers of steps mean no limit, and would not fit the database's integers when steps are added.
+MOST_STEPS = 2**30
 
 Order = Literal["fifo", "newest", "uniform", "prioritized", "rank"]
 Source = Literal["explorer", "human", "import", "synthesis", "replay"]
@@ -120,6 +124,13 @@ class SamplingConfig(Section):
         ge=0,
         description="Age, in trainer steps, of the oldest policy from which a drawn group may come; older groups age out.",
     )
+    over_sampling: float = Field(
+        0.0,
+        ge=0,
+        le=64,
+        description="Share of a batch that explorers sample in addition: the trainer takes the groups that are ready first, and the others serve"
+        " the next steps, so that it does not wait for the slowest. 1 with sync.offset 0 is a window of two batches.",
+    )
     max_times_sampled: int = Field(1, ge=0, description="How often one group may be drawn in one history; 0: no limit.")
     cooldown_steps: int = Field(1, ge=1, description="Minimum number of trainer steps between two draws of a group.")
     priority: PriorityConfig = PriorityConfig()
@@ -145,6 +156,15 @@ class SamplingConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _surplus_stays_fresh(self) -> SamplingConfig:
+        if self.window < 0:
+            raise ValueError(
+                f"with over_sampling ({self.over_sampling:g}) groups are trained on up to {math.ceil(self.over_sampling)} steps later, and "
+                f"max_staleness ({self.max_staleness}) allows less; raise max_staleness, or lower over_sampling"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _selections_have_an_order_of_their_own(self) -> SamplingConfig:
         if self.source is None:
             return self
@@ -160,7 +180,7 @@ class SamplingConfig(Section):
             )
         useless = {
             "mixture": self.mixture, "stratify": self.stratify, "samples_per_insert": self.samples_per_insert,
-            "max_times_sampled": self.max_times_sampled != 1, "cooldown_steps": self.cooldown_steps != 1,
+            "over_sampling": self.over_sampling, "max_times_sampled": self.max_times_sampled != 1, "cooldown_steps": self.cooldown_steps != 1,
         }  # fmt: skip
         for key in (key for key, given in useless.items() if given):
             raise ValueError(
@@ -190,6 +210,11 @@ class SamplingConfig(Section):
         return share / (self.samples_per_insert.ratio if self.samples_per_insert else 1.0)
 
     @property
+    def window(self) -> int:
+        """The most trainer steps between the policy of a new group and the step for which it is planned; see `Pacing`."""
+        return min(self.max_staleness, MOST_STEPS) - math.ceil(self.over_sampling)
+
+    @property
     def is_fifo(self) -> bool:
         """Whether groups are drawn in the order of their planning, wherever they are drawn from: later ones change no earlier draw."""
         orders = [lane.order or self.order for lane in self.mixture] or [self.order]
@@ -207,12 +232,13 @@ class SamplingConfig(Section):
         if self.stratify:
             lanes = [self._lane(f"taskset {name}", LaneConfig(taskset=name, ratio=1)) for name in tasksets]
         return {
-            "max_staleness": min(self.max_staleness, 2**30),
+            "max_staleness": min(self.max_staleness, MOST_STEPS),
             "formula": formula,
             "samples_per_insert": limit.ratio if limit else None,
             "min_size_to_sample": limit.min_size_to_sample if limit else 0,
             "error_buffer": limit.tolerance if limit else 0.0,
             "fresh_share": self.fresh_share(),
+            "over_sampling": self.over_sampling,
             "lanes": lanes or [self._lane("all", None)],
         }
 

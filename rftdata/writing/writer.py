@@ -333,6 +333,7 @@ class Writer:
                 connection, "insert_baselines", group_ids=[group_id for group_id, _ in baselines],
                 baselines=[Jsonb(storable(vars(baseline))) for _, baseline in baselines],
             )  # fmt: skip
+        send(connection, "forget_partial_tokens", group_ids=group_ids)
         if sealed:
             send(connection, "seal_groups", group_ids=sealed)
         if ready:

@@ -1,7 +1,7 @@
 -- name: claim_groups
--- Claim groups of steps that may start at the policy of the explorer's engine (`policy_step`). A group on which two explorers crashed is a
+-- Claim groups of steps that may start at the policy of the explorer's engine (`policy_step`; up to `last_step`). A group on which two explorers crashed is a
 -- suspect. It is sampled alone, so that it cannot take other groups with it: by an explorer that holds nothing, and that claims nothing
--- while it holds the suspect. While a suspect waits, explorers claim only groups of earlier steps, so that it gets its turn.
+-- while it holds the suspect, and from the beginning, in case that what was sampled is the reason. While a suspect waits, explorers claim only groups of earlier steps, so that it gets its turn.
 WITH mine AS MATERIALIZED (
     SELECT count(*) AS num, bool_or(num_lost >= 2) AS alone FROM rft.rollout_group
     WHERE run_id = %(run_id)s AND status = 'claimed' AND claimed_by = %(worker_id)s),
@@ -21,10 +21,11 @@ suspect AS (
     ORDER BY explore_step, ordinal LIMIT 1 FOR UPDATE SKIP LOCKED),
 picked AS (SELECT group_id FROM suspect UNION ALL SELECT group_id FROM others)
 UPDATE rft.rollout_group g
-SET status = 'claimed', claimed_by = %(worker_id)s, claim_token = claim_token + 1, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
+SET status = 'claimed', claimed_by = %(worker_id)s, claimed_policy_step = %(policy_step)s, claim_token = claim_token + 1, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
 FROM picked p, rft.task t
 WHERE g.group_id = p.group_id AND t.task_id = g.task_id
-RETURNING g.group_id, g.attempt_id, g.ordinal, g.explore_step, g.group_size, g.claim_token, g.task_id, t.taskset, t.task_key, t.payload;
+RETURNING g.group_id, g.attempt_id, g.ordinal, g.explore_step, g.group_size, g.claim_token, g.task_id, t.taskset, t.task_key, t.payload,
+          g.num_lost < 2 AND EXISTS (SELECT FROM rft.partial_tokens x WHERE x.group_id = g.group_id) AS is_begun;
 
 -- name: plan_by_index
 -- For this transaction: find the few rows of each statement by an index, whatever the tables held when the statement was planned.

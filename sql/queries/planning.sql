@@ -5,7 +5,8 @@ SELECT pg_try_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer) AS l
 -- name: planning_state
 -- One row per explorer step that may run now, with its groups. It is one statement, so that one snapshot sees a draw together with the
 -- groups it took. A step that the current attempt has drawn needs no more groups, even if it is not finished yet.
--- due: new groups of the step. live: groups that can still train, neither closed nor ever drawn. spare: live groups of earlier steps,
+-- due: new groups to plan for the step. taken: those that its trainer step takes. surplus: those that are to be left after it
+-- (over-sampling). live: groups that can still train, neither closed nor ever drawn. spare: live groups of earlier steps,
 -- counted up to `enough`, because the exact number does not matter in a large buffer.
 WITH run AS (
     SELECT r.run_id, r.current_attempt_id, r.planned_steps,
@@ -18,9 +19,11 @@ WITH run AS (
                          WHERE a.attempt_id = r.current_attempt_id), 0)) AS first_step
     FROM rft.run r WHERE r.run_id = %(run_id)s AND NOT r.stop_requested),
 span AS (
-    SELECT *, least((policy_step / %(interval)s::integer + 1) * %(interval)s::integer - 1 + %(offset)s::integer, planned_steps - 1) AS last_step
+    SELECT *, least((policy_step / %(interval)s::integer + 1) * %(interval)s::integer - 1 + %(offset)s::integer,
+                    policy_step + %(window)s::integer, planned_steps - 1) AS last_step
     FROM run WHERE policy_step IS NOT NULL)
-SELECT s.current_attempt_id, s.policy_step, step AS explore_step, rft.num_planned(step + 1, %(per_step)s) AS due, n.base, n.refills, n.live,
+SELECT s.current_attempt_id, s.policy_step, step AS explore_step, c.planned - c.planned_before AS due, c.taken - c.taken_before AS taken,
+       c.planned - c.taken AS surplus, n.base, n.refills, n.live,
        (SELECT count(*) FROM (
             SELECT FROM rft.worklist WHERE consumer = 'trainer/' || s.run_id AND available AND times_sampled = 0
                 AND lane = ANY (rft.explorer_lanes(s.run_id)) AND sort_key < s.first_step::bigint << 32 LIMIT %(enough)s) w)
@@ -30,6 +33,10 @@ SELECT s.current_attempt_id, s.policy_step, step AS explore_step, rft.num_planne
                         AND d.item_id = group_id AND d.times_sampled > 0)) AS spare
 FROM span s
 CROSS JOIN LATERAL generate_series(s.first_step, s.last_step) AS step
+CROSS JOIN LATERAL (
+    SELECT rft.num_planned(step + 1, %(per_step)s, %(over_sampling)s, s.planned_steps) AS planned,
+           rft.num_planned(step, %(per_step)s, %(over_sampling)s, s.planned_steps) AS planned_before,
+           rft.num_planned(step + 1, %(per_step)s, 0, 0) AS taken, rft.num_planned(step, %(per_step)s, 0, 0) AS taken_before) c
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE NOT g.is_refill AND rft.is_paced(g)) AS base, count(*) FILTER (WHERE g.is_refill) AS refills,
            count(*) FILTER (WHERE g.trainable AND g.status <> 'abandoned' AND coalesce(w.times_sampled, 0) = 0

@@ -24,6 +24,7 @@ gone AS (
 undecided AS (
     DELETE FROM rft.worklist w USING gone
     WHERE w.consumer = 'pipeline/' || gone.run_id AND w.item_kind = 'group' AND w.item_id = gone.group_id),
+unfinished AS (DELETE FROM rft.partial_tokens p USING gone WHERE p.group_id = gone.group_id),
 seen AS (
     -- Selectors no longer learn from them.
     UPDATE rft.task_observation o SET applied = true, applied_in = NULL, applied_seq = NULL FROM gone

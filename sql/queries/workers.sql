@@ -93,6 +93,7 @@ groups AS (
     FROM lost l WHERE g.group_id = l.group_id
     RETURNING g.group_id, g.run_id, g.attempt_id, g.task_id, g.explore_step, g.ordinal, g.group_size, g.status, g.num_lost, l.error),
 sealed AS (SELECT * FROM groups WHERE status = 'sealed'),
+unfinished AS (DELETE FROM rft.partial_tokens p USING sealed WHERE p.group_id = sealed.group_id),
 failed AS (
     INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns, seconds, error)
     SELECT s.group_id, i, 'failed', 0, 0, format('the explorer did not survive this group %%s times: %%s', s.num_lost, s.error)

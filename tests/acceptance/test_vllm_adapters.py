@@ -241,11 +241,11 @@ def test_adapters_of_another_model_are_refused(trained: Trained, tmp_path: Path)
         other.close()
 
 
-def test_a_run_sends_adapters_alone(server_folders: Path, warm: Warm) -> None:
+def test_a_run_sends_adapters_alone_to_an_engine_that_sleeps_meanwhile(server_folders: Path, warm: Warm) -> None:
     buffer = server_folders / "adapters" / "buffer"
     options = settings(
         warm, "explorer.engine=vllm", "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625}",
-        "trainer.lora={rank: 4}", "trainer.learning_rate=0.01", "sync={adapters: alone, method: nccl}",
+        "trainer.lora={rank: 4}", "trainer.learning_rate=0.01", "sync={adapters: alone, method: nccl}", "explorer.sleep=true",
     )  # fmt: skip
     process = start("run", "--plain", "--buffer", buffer, *options)
     try:

@@ -178,6 +178,35 @@ def test_requests_in_flight_during_an_update_name_the_version_of_every_token(liv
         assert min(after_switch) > 10 * EXACT, "they go on with the old policy's keys and values"
 
 
+def test_a_request_that_is_interrupted_tells_what_it_sampled_and_can_be_continued(live: Live) -> None:
+    ids = live.engine.tokenizer.encode("u:4*5=\na:")
+
+    async def interrupted() -> list[Generation]:
+        request = asyncio.create_task(
+            live.engine.generate_named("mine", ids, Decoding(max_tokens=100, stop=("never!",)))
+        )
+        parts: list[Generation] = []
+        while sum(len(part.token_ids) for part in parts) < 4:
+            assert not request.done(), "it ended by itself"
+            await asyncio.sleep(0.01)
+            known = sum(len(part.token_ids) for part in parts)
+            told = await asyncio.to_thread(live.engine.unfinished, {"mine": known, "other": 0})
+            parts += [part for name, part in told.items() if name == "mine" and part.token_ids]
+        request.cancel()
+        return parts
+
+    for _ in range(20):  # short answers end before they can be asked for
+        with contextlib.suppress(AssertionError):
+            parts = asyncio.run(interrupted())
+            break
+    token_ids = [token for part in parts for token in part.token_ids]
+    logprobs = [logprob for part in parts for logprob in part.logprobs]
+    assert len(logprobs) == len(token_ids) and parts[-1].version_spans == [(0, live.engine.policy_version_id)]
+    rest = asyncio.run(live.engine.generate([*ids, *token_ids], Decoding(max_tokens=100 - len(token_ids))))
+    whole = replace(rest, token_ids=token_ids + rest.token_ids, logprobs=logprobs + rest.logprobs)
+    assert max(abs(a - b) for a, b in zip(whole.logprobs, live.expected(ids, whole), strict=True)) < EXACT
+
+
 def test_a_prompt_that_was_cached_is_computed_with_new_weights(live: Live) -> None:
     """Its blocks are full, so that a later request would begin with them."""
     prompt = "u:what is twice twelve and then three hundred minus eleven times nine?\na:"
@@ -259,6 +288,42 @@ def test_a_transfer_that_breaks_off_stops_sampling_until_another_has_succeeded(l
         with pytest.raises(TimeoutError):
             sampling.result(timeout=0.5)
         live.transfer()
+        assert sampling.result(timeout=60) < EXACT
+
+
+def test_a_sleeping_engine_computes_nothing_until_it_has_weights_again(live: Live) -> None:
+    """On a CPU no memory is freed, and the scheduler, the requests and the order of the calls are those of a GPU."""
+    if live.engine.reception.num_ranks > 1:
+        pytest.skip("such an engine has its GPUs for itself")
+    before, ids = live.engine.policy_version_id, live.engine.tokenizer.encode("u:7*8=\na:")
+    live.change_reference()
+
+    async def sample_and_sleep() -> list[Generation]:
+        tasks = [asyncio.create_task(live.engine.generate(ids, Decoding(max_tokens=100))) for _ in range(16)]
+        await asyncio.sleep(0.15)
+        await asyncio.to_thread(live.engine.sleep)
+        open_before = sum(not task.done() for task in tasks)
+        tasks.append(asyncio.create_task(live.engine.generate(ids, Decoding(max_tokens=100))))  # waits in the scheduler
+        await asyncio.sleep(0.3)
+        assert not await asyncio.to_thread(live.engine.wake, True)  # room for weights alone
+        assert not await asyncio.to_thread(live.engine.wake)
+        await asyncio.sleep(0.3)
+        assert open_before and sum(not task.done() for task in tasks) == open_before + 1
+        await asyncio.to_thread(live.push)
+        return await asyncio.gather(*tasks)
+
+    generations = asyncio.run(sample_and_sleep())
+    spans = [[version for _, version in generation.version_spans] for generation in generations]
+    assert [before, live.version] in spans and spans[-1] == [live.version]
+    assert live.worst_difference() < EXACT
+    live.engine.sleep()
+    assert not live.engine.wake(weights_only=True)
+    live.transfer()  # while another process would still have the device
+    with ThreadPoolExecutor() as pool:
+        sampling = pool.submit(live.worst_difference)
+        with pytest.raises(TimeoutError):
+            sampling.result(timeout=0.5)
+        assert live.engine.wake()
         assert sampling.result(timeout=60) < EXACT
 
 

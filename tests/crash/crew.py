@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -78,15 +79,18 @@ class Crew:
         folder: gets configuration, buffer, the witness's notes and the roles' logs.
         model: a model folder.
         network: with a machine for each of `MACHINES`; None to keep all roles on this one.
+        overrides: of the configuration, where there is no network.
     """
 
-    def __init__(self, folder: Path, model: Path, network: Network | None = None) -> None:
+    def __init__(
+        self, folder: Path, model: Path, network: Network | None = None, overrides: Sequence[str] = ()
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.lives: dict[str, Life] = {}
         for name in ("config.yaml", "plugins.py"):
             shutil.copy(HERE / name, folder)
         (folder / "model").symlink_to(model)
-        self.config: RunConfig = load_config(folder / "config.yaml", [f"buffer.uri={folder / 'buffer'}"])
+        self.config: RunConfig = load_config(folder / "config.yaml", [f"buffer.uri={folder / 'buffer'}", *overrides])
         self.server = EmbeddedServer(folder / "buffer", None if network is None else f"{network.address}:{_PORT}")
         self.cuts = Cuts({} if network is None else network.machines)
         self._trainer_machine = "trainer"

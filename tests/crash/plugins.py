@@ -47,7 +47,7 @@ def score(turn: Turn, task: Task) -> float:
 
 class Scribe(Engine):
     """Writes random text; takes and checks the weights it is given as every engine does, and keeps none of them. It writes nothing while it has had
-    some tensors of a version, and not the others."""
+    some tensors of a version, and not the others, nor while it sleeps."""
 
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
         from transformers import AutoTokenizer
@@ -56,10 +56,10 @@ class Scribe(Engine):
         self.policy_version_id = policy_version_id
         self.num_generated_tokens = 0
         self._receiver = TransferReceiver()
-        self._has_mixed_weights = False
+        self._has_mixed_weights = self._is_asleep = False
 
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
-        while self._has_mixed_weights:
+        while self._has_mixed_weights or self._is_asleep:
             await asyncio.sleep(0.01)
         text = os.urandom(_RESPONSE_BYTES).hex()
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
@@ -89,6 +89,14 @@ class Scribe(Engine):
         self._has_mixed_weights = False
         self.policy_version_id = policy_version_id
         return checksum
+
+    def sleep(self) -> float:
+        self._is_asleep = self._has_mixed_weights = True
+        return 0.0
+
+    def wake(self, weights_only: bool = False) -> bool:
+        self._is_asleep = self._is_asleep and weights_only
+        return not self._has_mixed_weights
 
     def close(self) -> None:
         self._receiver.leave()

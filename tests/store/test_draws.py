@@ -101,7 +101,7 @@ def test_the_trainer_waits_for_groups_and_wakes_when_they_are_ready(buffer: Buff
 
 
 def test_a_group_above_max_staleness_ages_out_as_one_and_its_place_is_planned_again(buffer: Buffer) -> None:
-    roles = Roles(buffer, offset=3, max_staleness=1, max_refill=2, steps=4)
+    roles = Roles(buffer, offset=3, max_staleness=1, window=3, max_refill=2, steps=4)
     with roles.attempt() as attempt:
         roles.work()
         for step in (1, 2):
@@ -119,7 +119,7 @@ def test_a_group_above_max_staleness_ages_out_as_one_and_its_place_is_planned_ag
 
 
 def test_going_back_undoes_ageing_out(buffer: Buffer) -> None:
-    roles = Roles(buffer, offset=3, max_staleness=1, steps=4)
+    roles = Roles(buffer, offset=3, max_staleness=1, window=3, steps=4)
     with roles.attempt() as attempt:
         roles.work()
         for step in (1, 2):

@@ -28,7 +28,7 @@ def explorer(roles: Roles) -> int:
 
 
 def claims(roles: Roles, worker: int, count: int = 9) -> list[int]:
-    groups = claim_groups(roles.run, worker, last_step=0, count=count, lease_s=60)
+    groups = claim_groups(roles.run, worker, policy_step=0, last_step=0, count=count, lease_s=60)
     return [group.group_id for group in groups]
 
 
@@ -62,7 +62,7 @@ def test_the_third_explorer_that_a_group_takes_along_is_the_last(buffer: Buffer)
         worker = explorer(roles)
         assert claims(roles, worker) == [1]  # from now on each alone
         assert claims(roles, worker) == []
-        (late,) = claim_groups(roles.run, explorer(roles), last_step=0, count=1, lease_s=60)
+        (late,) = claim_groups(roles.run, explorer(roles), policy_step=0, last_step=0, count=1, lease_s=60)
         assert late.group_id == 2  # by another explorer, which holds nothing else
         end_worker(roles, worker)
         assert roles.insert(roles.result(late, [0.0, 1.0])) == [2]  # it survived
@@ -151,7 +151,10 @@ def test_a_suspect_gets_its_turn_by_an_explorer_that_is_never_idle(buffer: Buffe
         worker = explorer(roles)
 
         def claim(count: int) -> list[int]:
-            return [group.group_id for group in claim_groups(roles.run, worker, last_step=2, count=count, lease_s=60)]
+            return [
+                group.group_id
+                for group in claim_groups(roles.run, worker, policy_step=0, last_step=2, count=count, lease_s=60)
+            ]
 
         def finish(*groups: int) -> None:
             buffer.sql(

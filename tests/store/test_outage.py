@@ -90,7 +90,7 @@ def test_every_role_continues_through_a_restart_between_any_two_of_its_steps(
         with down(own):
             assert roles.plan() == 2
         with down(own):
-            claimed = claim_groups(roles.run, roles.worker_id, last_step=0, count=9, lease_s=60, held=[])
+            claimed = claim_groups(roles.run, roles.worker_id, policy_step=0, last_step=0, count=9, lease_s=60, held=[])
         with down(own):
             ids = roles.insert(*[roles.result(group, [0.0, 1.0]) for group in claimed])
         with down(own):
@@ -331,7 +331,9 @@ def test_a_claim_whose_answer_was_lost_leaves_no_group_claimed_for_ever(lossy: t
         def claim(held: list[int], number: int) -> list[int]:
             return [
                 group.group_id
-                for group in claim_groups(roles.run, roles.worker_id, last_step=0, count=number, lease_s=60, held=held)
+                for group in claim_groups(
+                    roles.run, roles.worker_id, policy_step=0, last_step=0, count=number, lease_s=60, held=held
+                )
             ]
 
         first = claim([], 1)

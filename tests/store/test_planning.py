@@ -12,7 +12,8 @@ import rftdata
 from rftdata import Buffer
 from rftdata.errors import PluginError, TaskSourceError
 from rftdata.planning.active_tasks import ActiveTasks
-from rftdata.planning.planner import Planner, last_startable_step
+from rftdata.planning.pacing import Pacing
+from rftdata.planning.planner import Planner
 from tests.support.store_roles import Roles, own_group
 
 PACINGS = [(1, 0), (1, 1), (1, 3), (2, 0), (2, 1), (3, 0), (3, 2), (4, 4)]
@@ -20,11 +21,14 @@ PACINGS = [(1, 0), (1, 1), (1, 3), (2, 0), (2, 1), (3, 0), (3, 2), (4, 4)]
 
 @pytest.mark.parametrize(("interval", "offset"), PACINGS)
 def test_a_step_may_start_when_the_policy_is_new_enough(interval: int, offset: int) -> None:
-    """Step s needs the policy after trainer step floor((s - offset) / interval) · interval, and none before offset."""
-    for policy_step in range(25):
-        for step in range(40):
-            needed = max((step - offset) // interval * interval, 0)
-            assert (step <= last_startable_step(policy_step, interval, offset)) == (policy_step >= needed)
+    """Step s needs the policy after trainer step floor((s - offset) / interval) · interval, none before offset, and none older than window."""
+    for window in (0, 1, 2, 5, 99):
+        pacing = Pacing(interval=interval, offset=offset, window=window)
+        for policy_step in range(25):
+            for step in range(40):
+                needed = max((step - offset) // interval * interval, step - window, 0)
+                assert pacing.needed_policy(step) == needed
+                assert (step <= pacing.last_step(policy_step)) == (policy_step >= needed)
 
 
 @pytest.mark.parametrize(("interval", "offset"), [(1, 0), (1, 1), (2, 0), (3, 2)])

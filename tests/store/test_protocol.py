@@ -35,6 +35,7 @@ REWARDS = st.sampled_from([0.0, 0.25, 1.0])
 NEVER_STALE = 10**6
 POLICIES: list[dict[str, Any]] = [
     {},
+    {"over_sampling": 1.5},
     {"order": "uniform"},
     {"max_times_sampled": 2},
     {"order": "prioritized", "max_times_sampled": 3, "cooldown_steps": 2, "priority": {"formula": "mean_reward"}},

@@ -179,6 +179,7 @@ def test_another_policy_after_a_resume_gives_everybody_a_place_in_it(buffer: Buf
         ({"mixture": [{"source": "replay", "ratio": 1}]}, "replay alone"),
         ({"mixture": [{"source": "human", "ratio": 1}], "stratify": "taskset"}, "both divide a batch"),
         ({"samples_per_insert": {"ratio": 4, "error_buffer": 2}}, "stops every draw"),
+        ({"over_sampling": 1.5, "max_staleness": 1}, "trained on up to 2 steps later"),
         ({"priority": {"exponent": 1}}, "no effect without order: prioritized"),
         ({"cooldown_steps": 0}, "cooldown_steps"),
     ],

@@ -1,7 +1,7 @@
 """The schedule of each mode, recorded: when trainer and explorer work and wait, and how old what is trained on is.
 
 Explorer, pipeline and trainer do everything that they do in a run to a real database; only sampling and training are replaced by a number of
-ticks of a clock. All modes are one rule (`sync.interval`, `sync.offset`), with `max_staleness` as the bound that it leads to.
+ticks of a clock. All modes are one rule (`sync.interval`, `sync.offset`, `sampling.max_staleness`, `sampling.over_sampling`).
 """
 
 from __future__ import annotations
@@ -63,13 +63,9 @@ class Schedule:
 
     def _end_sampling(self) -> None:
         if self._claimed and self.end == self._sampled_at:
-            self.roles.insert(*[self._sampled(group) for group in self._claimed])
+            self.roles.insert(*[sampled(group, self._version) for group in self._claimed])
             self.roles.decide()
             self._claimed = []
-
-    def _sampled(self, group: ClaimedGroup) -> Group:
-        rollouts = [Rollout(index, "ok", float(index), [tokens(float(index), self._version)]) for index in range(2)]
-        return Group(rollouts, group.group_id, group.claim_token)
 
     def _begin_training(self, attempt: Attempt) -> None:
         step = len(self.trained) + 1
@@ -86,6 +82,11 @@ class Schedule:
             self.roles.publish(attempt, step)
             attempt.record_step(step, self._batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
             self._batch = None
+
+
+def sampled(group: ClaimedGroup, version: int | None) -> Group:
+    rollouts = [Rollout(index, "ok", float(index), [tokens(float(index), version)]) for index in range(2)]
+    return Group(rollouts, group.group_id, group.claim_token)
 
 
 def recorded(buffer: Buffer, interval: int, offset: int, sample_ticks: int, train_ticks: int) -> Schedule:
@@ -134,3 +135,115 @@ def test_fully_asynchronous_the_explorer_runs_ahead_to_the_bound_and_no_further(
         assert schedule.sampled == [(0, 0, 0), (1, 0, 3), (2, 1, 6), (3, 2, 9), (4, 3, 12), (5, 4, 15)]
         assert schedule.trained == [(1, 3, 0), (2, 6, 1), (3, 9, 1), (4, 12, 1), (5, 15, 1), (6, 18, 1)]
         assert schedule.end == 6 * 3 + 1, "the explorer never waits"
+
+
+def sealed(roles: Roles, *groups: ClaimedGroup) -> None:
+    roles.insert(*[roles.result(group, (0.0, 1.0)) for group in groups])
+    roles.decide()
+
+
+def drawn(attempt: Attempt, step: int) -> list[int] | None:
+    batch = attempt.draw(step, BATCH, timeout_s=0)
+    return None if batch is None else sorted(set(batch.rows["group_id"].to_pylist()))
+
+
+def test_over_sampling_trains_on_what_is_ready_first_and_later_on_the_rest(buffer: Buffer) -> None:
+    roles = Roles(buffer, steps=3, batch_groups=BATCH, sampling={"over_sampling": 0.5})
+    with roles.attempt() as attempt:
+        roles.plan()
+        slow, *others = roles.claim()
+        assert len(others) == BATCH
+        sealed(roles, *others)
+        assert drawn(attempt, 1) == [2, 3]
+        roles.publish(attempt, 1)
+        assert roles.plan() == BATCH
+        fourth, fifth = roles.claim()
+        sealed(roles, fourth)
+        assert drawn(attempt, 2) is None, "one of two groups is ready"
+        sealed(roles, slow)
+        assert drawn(attempt, 2) == [1, 4]
+        roles.publish(attempt, 2)
+        assert roles.plan() == 1, "the last step takes what is left"
+        sealed(roles, fifth, *roles.claim())
+        assert drawn(attempt, 3) == [5, 6]
+    assert roles.planned("status = 'ready'") == [(0, 3), (1, 2), (2, 1)]
+
+
+def test_a_lost_group_of_the_surplus_is_planned_again(buffer: Buffer) -> None:
+    roles = Roles(buffer, steps=3, batch_groups=BATCH, max_refill=4, sampling={"over_sampling": 1.0})
+    with roles.attempt():
+        assert roles.plan() == 2 * BATCH
+        roles.explore()
+        roles.decide(keep=lambda row: row["group_id"] != 4)
+        assert roles.plan() == 1 and roles.planned("is_refill") == [(0, 1)]
+        assert roles.plan() == 0
+
+
+def test_a_group_that_the_next_step_would_refuse_is_waited_for(buffer: Buffer) -> None:
+    roles = Roles(buffer, steps=4, batch_groups=BATCH, max_staleness=1, sampling={"over_sampling": 1.0})
+    with roles.attempt() as attempt:
+        roles.plan()
+        slow, *others = roles.claim()
+        sealed(roles, *others)
+        assert drawn(attempt, 1) == [2, 3]
+        roles.publish(attempt, 1)
+        roles.plan()
+        sealed(roles, *roles.claim())
+        assert drawn(attempt, 2) is None, "a full batch is ready, and the slow group would be too old for step 3"
+        sealed(roles, slow)
+        assert drawn(attempt, 2) == [1, 4]
+
+
+def test_explorers_do_not_sample_what_would_be_too_old(buffer: Buffer) -> None:
+    roles = Roles(buffer, steps=9, offset=100, batch_groups=BATCH, max_staleness=2)
+    with roles.attempt() as attempt:
+        roles.plan()
+        assert roles.planned() == [(0, 2), (1, 2), (2, 2)]
+        sealed(roles, *roles.claim())
+        roles.train(attempt, 1)
+        roles.plan()
+        assert roles.planned("status = 'planned'") == [(3, 2)]
+
+
+def with_a_slow_group(buffer: Buffer, over_sampling: float) -> list[tuple[int, int]]:
+    """(first tick, greatest staleness) of each step on-policy, where the second of four groups takes six ticks, the others and training two."""
+    roles = Roles(buffer, steps=STEPS, batch_groups=4, sampling={"over_sampling": over_sampling})
+    trained: list[tuple[int, int]] = []
+    sampling: dict[int, list[Group]] = {}
+    batch, published_at = None, 0
+    with roles.attempt() as attempt:
+        for tick in range(100):
+            step = len(trained)
+            if batch is not None and tick == published_at:
+                roles.publish(attempt, step)
+                attempt.record_step(step, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
+                batch = None
+                if step == STEPS:
+                    break
+            if tick in sampling:
+                roles.insert(*sampling.pop(tick))
+                roles.decide()
+            if batch is None and (batch := attempt.draw(step + 1, 4, timeout_s=0)) is not None:
+                trained.append((tick, max(batch.rows["staleness"].to_pylist())))
+                published_at = tick + 2
+            roles.plan()
+            for group in roles.claim():
+                sampling.setdefault(tick + (6 if group.ordinal % 4 == 1 else 2), []).append(
+                    sampled(group, roles.version)
+                )
+    assert roles.planned("NOT trainable OR status <> 'ready'") == [], "nothing is sampled only to be thrown away"
+    assert sum(n for _, n in roles.planned()) == STEPS * 4
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("over_sampling", "trained"),
+    [
+        (0.0, [(6, 0), (14, 0), (22, 0), (30, 0), (38, 0), (46, 0)]),
+        (0.5, [(2, 0), (6, 1), (10, 1), (14, 1), (18, 1), (22, 1)]),
+    ],
+)
+def test_over_sampling_hides_the_slowest_group(
+    buffer: Buffer, over_sampling: float, trained: list[tuple[int, int]]
+) -> None:
+    assert with_a_slow_group(buffer, over_sampling) == trained

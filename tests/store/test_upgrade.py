@@ -30,7 +30,7 @@ DEMANDED = {
 }
 BY_TYPE: dict[str, Any] = {
     "bigint": 1, "integer": 1, "text": "ünï", "jsonb": '{"a": [1, null]}', "double precision": 0.5, "boolean": True,
-    "smallint": 1, "bytea": b"\x01\xff", "real[]": [0.5], "text[]": ["ünï"],
+    "smallint": 1, "bytea": b"\x01\xff", "real[]": [0.5], "text[]": ["ünï"], "integer[]": [7], "bigint[]": [8],
     "timestamp with time zone": "2026-01-31 12:00+00", "uuid": "0c2ad1b5-7d3f-4f7e-9d5e-3a1a4b0b7f11",
 }  # fmt: skip
 RIGHTS = """

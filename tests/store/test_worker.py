@@ -32,7 +32,7 @@ buffer = rftdata.open(BufferConfig(uri=uri, segments=segments))
 run = buffer.find_run(run_id)
 worker = Worker(run, "explorer", lease_s=3)
 held = [
-    claim_groups(run, worker.worker_id, last_step=9, count=9, lease_s=3),
+    claim_groups(run, worker.worker_id, policy_step=0, last_step=9, count=9, lease_s=3),
     claim_sealed_groups(run, worker.worker_id, count=9, lease_s=3),
     claim_evaluation(run, worker.worker_id, lease_s=3),
 ]

@@ -17,7 +17,8 @@ from rftdata.pipeline.records import SealedBatch, Verdicts, concatenated, droppe
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.planning.claims import ClaimedGroup, claim_groups
 from rftdata.planning.config import PlanConfig
-from rftdata.planning.planner import Planner, last_startable_step
+from rftdata.planning.pacing import Pacing
+from rftdata.planning.planner import Planner
 from rftdata.run import Run
 from rftdata.training import stored_selection
 from rftdata.training.attempt import Attempt
@@ -68,20 +69,25 @@ class Roles:
         num_tasks: tasks of each taskset.
         steps, batch_groups, group_size, interval, offset, max_refill: as in a run's configuration.
         weights: weight of each taskset.
+        max_staleness: what the pacing may need by default.
+        window: of the pacing; greater, groups are sampled that may age out.
         sampling: keys of the section `sampling`.
     """
 
     def __init__(
         self, buffer: Buffer, *, num_tasks: int = 40, steps: int = 4, batch_groups: int = 2, group_size: int = 2,
         interval: int = 1, offset: int = 0, max_refill: int = 0, weights: Sequence[float] = (1.0,), selector: str = "sequential",
-        selector_args: dict[str, Any] | None = None, base_dir: Path | None = None, max_staleness: int = 4,
+        selector_args: dict[str, Any] | None = None, base_dir: Path | None = None, max_staleness: int | None = None, window: int | None = None,
         sampling: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.buffer = buffer
         self.database = buffer.database
-        self.interval, self.offset = interval, offset
         self.max_refill, self.batch_groups = max_refill, batch_groups
-        self.sampling = SamplingConfig.model_validate({"max_staleness": max_staleness, **(sampling or {})})
+        bound = max(4, interval - 1 + offset) if max_staleness is None else max_staleness
+        self.sampling = SamplingConfig.model_validate({"max_staleness": bound, **(sampling or {})})
+        self.pacing = Pacing(
+            interval=interval, offset=offset, window=self.sampling.window if window is None else window
+        )
         self.run = buffer.create_run(name="roles", config={}, seed=3, steps=steps, pipeline_version="p1")
         self.run_id: int = self.run.run_id
         self.worker_id: int = self.database.fetch(
@@ -104,8 +110,8 @@ class Roles:
             batch_groups=batch_groups,
             group_size=group_size,
             max_refill=max_refill,
-            interval=interval,
-            offset=offset,
+            pacing=self.pacing,
+            over_sampling=self.sampling.over_sampling,
             base_dir=base_dir,
             fresh_share=self.sampling.fresh_share(),
         )
@@ -148,8 +154,10 @@ class Roles:
         return [(row["taskset"], row["task_key"]) for row in rows.to_pylist()]
 
     def claim(self, count: int = 100) -> list[ClaimedGroup]:
-        last_step = last_startable_step(self.policy_step, self.interval, self.offset)
-        return claim_groups(self.run, self.worker_id, last_step=last_step, count=count, lease_s=60)
+        last_step = self.pacing.last_step(self.policy_step)
+        return claim_groups(
+            self.run, self.worker_id, policy_step=self.policy_step, last_step=last_step, count=count, lease_s=60
+        )
 
     def result(self, group: ClaimedGroup, rewards: Sequence[float | None]) -> Group:
         rollouts = [

@@ -173,7 +173,7 @@ def imitated(task: Task, **args: Any) -> tuple[list[tuple[bool, str]], Any]:
 
     reward = asyncio.run(demonstration(task, model, score, **args)).reward
     (turn,) = model.turns
-    return parts(model._engine.tokenizer, turn.sequence), (turn.messages, reward)
+    return parts(model._sampler.tokenizer, turn.sequence), (turn.messages, reward)
 
 
 def chat_task(prompt: Any = CHAT, answer: str | None = None, **metadata: Any) -> Task:

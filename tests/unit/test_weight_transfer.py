@@ -422,7 +422,8 @@ def test_every_small_change_gives_another_hash(num_words: int) -> None:
     [
         ("cpu", ["cpu"], "gloo"),
         ("GPU-1", ["GPU-2", "cpu"], "gloo"),
-        ("GPU-1", ["GPU-1"], "gloo"),
+        ("GPU-1", ["GPU-1"], "ipc"),
+        ("GPU-1", ["GPU-1", "GPU-2"], "gloo"),
         ("GPU-1", ["GPU-2,GPU-3", "GPU-3"], "gloo"),
         ("GPU-1", ["GPU-2,GPU-3", "GPU-4"], "nccl"),
         ("GPU-1,GPU-2", ["GPU-3"], "nccl"),

@@ -46,7 +46,7 @@ CREATE TABLE rft.worker_span (
 COMMENT ON TABLE rft.worker_span IS 'What a worker did when: times of one activity each, one after another, up to its last heartbeat. Where it changed its activity often between two heartbeats, the times of each activity are put together.';
 COMMENT ON COLUMN rft.worker_span.worker_id IS 'The worker.';
 COMMENT ON COLUMN rft.worker_span.ordinal IS 'Number of the span, from 0.';
-COMMENT ON COLUMN rft.worker_span.activity IS 'starting, waiting, sampling, evaluating, transferring (loading weights into an engine), checking, deciding, replaying, training, publishing, checkpointing, watching or working.';
+COMMENT ON COLUMN rft.worker_span.activity IS 'starting, waiting, asleep (its device is another process''s), sampling, evaluating, transferring (loading weights into an engine), checking, deciding, replaying, training, publishing, checkpointing, watching or working.';
 COMMENT ON COLUMN rft.worker_span.detail IS 'What it waited for; NULL for work.';
 COMMENT ON COLUMN rft.worker_span.started_at IS 'Its beginning.';
 COMMENT ON COLUMN rft.worker_span.ended_at IS 'Its end, or the last heartbeat within it.';

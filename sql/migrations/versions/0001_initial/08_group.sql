@@ -24,6 +24,7 @@ CREATE TABLE rft.rollout_group (
     left_by bigint,
     claimed_by bigint,
     claim_token bigint NOT NULL DEFAULT 0,
+    claimed_policy_step integer,
     lease_until timestamptz,
     num_lost smallint NOT NULL DEFAULT 0,
     planned_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -51,6 +52,7 @@ COMMENT ON COLUMN rft.rollout_group.closed_reason IS 'Why it cannot train; NULL 
 COMMENT ON COLUMN rft.rollout_group.left_by IS 'The attempt that went back to before the group was planned. The group stays stored but no longer counts. NULL while it counts.';
 COMMENT ON COLUMN rft.rollout_group.claimed_by IS 'The worker that holds it.';
 COMMENT ON COLUMN rft.rollout_group.claim_token IS 'Counts claims; a write under an older token is refused (fencing).';
+COMMENT ON COLUMN rft.rollout_group.claimed_policy_step IS 'The trainer step of the policy of its explorer when it claimed the group; none of the group''s tokens is older. NULL for a group that was never claimed.';
 COMMENT ON COLUMN rft.rollout_group.lease_until IS 'Until when the claim is valid without a heartbeat.';
 COMMENT ON COLUMN rft.rollout_group.num_lost IS 'How many explorers crashed while they held it, in the current attempt of the run. After the second crash it is sampled alone; after the third it is sealed, and its missing rollouts are recorded as failed.';
 COMMENT ON COLUMN rft.rollout_group.planned_at IS 'When planned.';

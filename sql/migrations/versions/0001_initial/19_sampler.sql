@@ -11,6 +11,7 @@ CREATE TABLE rft.sampler (
     min_size_to_sample integer NOT NULL,
     error_buffer double precision NOT NULL,
     fresh_share double precision NOT NULL,
+    over_sampling double precision NOT NULL,
     epoch integer NOT NULL DEFAULT 0,
     num_inserted bigint NOT NULL DEFAULT 0
 );
@@ -22,6 +23,7 @@ COMMENT ON COLUMN rft.sampler.samples_per_insert IS 'Groups drawn per group that
 COMMENT ON COLUMN rft.sampler.min_size_to_sample IS 'Groups that must have become ready before the first draw, where the ratio is limited.';
 COMMENT ON COLUMN rft.sampler.error_buffer IS 'Number of samples by which the ratio may be exceeded.';
 COMMENT ON COLUMN rft.sampler.fresh_share IS 'New groups that explorers supply per group of a batch.';
+COMMENT ON COLUMN rft.sampler.over_sampling IS 'Share of what explorers supply for a batch that they sample in addition; the trainer takes what is ready first, and the rest serves the next steps.';
 COMMENT ON COLUMN rft.sampler.epoch IS 'Grows when the policy changes; counts of an earlier epoch are not continued.';
 COMMENT ON COLUMN rft.sampler.num_inserted IS 'Groups that became ready in this epoch, without those in rft.sampler_insert; counted if the ratio is limited.';
 
@@ -88,7 +90,7 @@ COMMENT ON COLUMN rft.sampler_step.clock IS 'Greatest draw_key drawn from it: th
 CREATE FUNCTION rft.sampler_policy(of_run bigint) RETURNS jsonb
 LANGUAGE sql STABLE
 AS $$
-    SELECT (to_jsonb(s) - ARRAY['run_id', 'max_staleness', 'fresh_share', 'epoch', 'num_inserted']) || jsonb_build_object(
+    SELECT (to_jsonb(s) - ARRAY['run_id', 'max_staleness', 'fresh_share', 'over_sampling', 'epoch', 'num_inserted']) || jsonb_build_object(
         'lanes', (SELECT jsonb_agg(to_jsonb(l) - 'run_id' ORDER BY l.place) FROM rft.sampler_lane l WHERE l.run_id = of_run))
     FROM rft.sampler s WHERE s.run_id = of_run
 $$;
@@ -100,12 +102,14 @@ AS $$
 DECLARE
     before CONSTANT jsonb := rft.sampler_policy(of_run);
 BEGIN
-    INSERT INTO rft.sampler AS s (run_id, max_staleness, formula, samples_per_insert, min_size_to_sample, error_buffer, fresh_share)
-    SELECT of_run, p.max_staleness, p.formula, p.samples_per_insert, p.min_size_to_sample, p.error_buffer, p.fresh_share
+    INSERT INTO rft.sampler AS s (run_id, max_staleness, formula, samples_per_insert, min_size_to_sample, error_buffer, fresh_share,
+        over_sampling)
+    SELECT of_run, p.max_staleness, p.formula, p.samples_per_insert, p.min_size_to_sample, p.error_buffer, p.fresh_share, p.over_sampling
     FROM jsonb_populate_record(NULL::rft.sampler, policy) p
     ON CONFLICT (run_id) DO UPDATE
     SET max_staleness = excluded.max_staleness, formula = excluded.formula, samples_per_insert = excluded.samples_per_insert,
-        min_size_to_sample = excluded.min_size_to_sample, error_buffer = excluded.error_buffer, fresh_share = excluded.fresh_share;
+        min_size_to_sample = excluded.min_size_to_sample, error_buffer = excluded.error_buffer, fresh_share = excluded.fresh_share,
+        over_sampling = excluded.over_sampling;
     DELETE FROM rft.sampler_lane WHERE run_id = of_run;
     INSERT INTO rft.sampler_lane
     SELECT (jsonb_populate_record(NULL::rft.sampler_lane, l.lane || jsonb_build_object('run_id', of_run, 'place', l.place))).*

@@ -162,10 +162,14 @@ END
 $$;
 COMMENT ON FUNCTION rft.age_out IS 'Removes groups too old for a step from the worklist; the planner replaces those that were never drawn.';
 
-CREATE FUNCTION rft.num_planned(step integer, per_step double precision) RETURNS integer
+-- Over-sampling runs ahead by part of a batch: what it adds is planned with the first step, carried over from step to step, and trained on
+-- at the end, so that a run plans as many groups as it takes.
+CREATE FUNCTION rft.num_planned(step integer, per_step double precision, over_sampling double precision, num_steps integer) RETURNS integer
 LANGUAGE sql IMMUTABLE
-AS $$ SELECT (ceil(round((step * per_step)::numeric, 6)) - ceil(round(((step - 1) * per_step)::numeric, 6)))::integer $$;
-COMMENT ON FUNCTION rft.num_planned IS 'Returns how many new groups are planned for a trainer step (from 1) if a step takes per_step on average.';
+AS $$
+    SELECT CASE WHEN step <= 0 THEN 0 ELSE ceil(round((least(step + over_sampling, greatest(num_steps, step)) * per_step)::numeric, 6))::integer END
+$$;
+COMMENT ON FUNCTION rft.num_planned IS 'Returns how many new groups are planned for the trainer steps up to this one (from 1) if a step takes per_step on average, explorers are ahead by over_sampling of that, and the run has num_steps.';
 
 -- Groups that a step can still expect.
 CREATE FUNCTION rft.outlook(
@@ -206,6 +210,22 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.held_for_review IS 'For a step: the number of groups that wait for a person''s answer (of some lanes; NULL: of any; including later explorer steps if they count; then of all steps), how many take a place that explorers would fill, and their ids as text.';
 
+-- A batch that is full without them may be drawn before the slowest groups are ready. Those that would be too old for the next step are
+-- waited for, so that they are not sampled in vain; not those that wait for people, which may take days.
+CREATE FUNCTION rft.is_last_chance(of_run bigint, step integer, oldest integer) RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT EXISTS (
+        SELECT FROM rft.rollout_group g
+        WHERE g.run_id = of_run AND g.status IN ('claimed', 'sealed') AND g.explore_step < step AND g.trainable AND g.left_by IS NULL
+          AND g.claimed_policy_step = oldest
+          AND NOT EXISTS (
+              SELECT FROM rft.worklist w
+              WHERE w.consumer = 'pipeline/' || of_run AND w.item_kind = 'group' AND w.item_id = g.group_id AND NOT w.available
+                AND w.claimed_by IS NULL AND w.lease_until > rft.clock()))
+$$;
+COMMENT ON FUNCTION rft.is_last_chance IS 'Returns whether groups are still sampled or decided on that this step is the last to take, because their policy (claimed_policy_step) is the oldest that it accepts.';
+
 -- What an incomplete batch can still expect, in one statement and so one snapshot, since between two statements a label may move a group from
 -- the queue to the undecided ones. Groups that another transaction has locked become available again (waiting).
 CREATE FUNCTION rft.batch_prospects(
@@ -219,11 +239,16 @@ DECLARE
     supplied CONSTANT text[] := rft.explorer_lanes(of_run);
     stored_only CONSTANT boolean := (SELECT mode = 'train' FROM rft.run WHERE run_id = of_run);
     later_too CONSTANT boolean := stored_only OR allowed < wanted;
-    due CONSTANT integer := rft.num_planned(step, wanted * (SELECT fresh_share FROM rft.sampler WHERE run_id = of_run));
+    due integer;
+    taken integer;
     short_lanes text[];
     among_lanes text[];
     f record;
 BEGIN
+    SELECT rft.num_planned(step, wanted * s.fresh_share, s.over_sampling, r.planned_steps)
+           - rft.num_planned(step - 1, wanted * s.fresh_share, s.over_sampling, r.planned_steps),
+           rft.num_planned(step, wanted * s.fresh_share, 0, 0) - rft.num_planned(step - 1, wanted * s.fresh_share, 0, 0)
+    INTO due, taken FROM rft.sampler s JOIN rft.run r USING (run_id) WHERE s.run_id = of_run;
     SELECT array_agg(s.lane) INTO short_lanes FROM unnest(shares) s
     WHERE allowed < wanted OR s.places > (SELECT count(*) FROM unnest(picked) p WHERE p.lane = s.lane);
     among_lanes := CASE WHEN cardinality(shares) > 1 THEN short_lanes END;
@@ -246,7 +271,7 @@ BEGIN
     -- Counts like the planner, which plans the groups due for a step, and replacements for lost ones.
     may_come := f.waiting OR f.undecided > f.num_groups
         OR (NOT stored_only AND short_lanes && supplied
-            AND (f.base < due OR (f.refills < refill_limit AND f.fresh + f.num_paced < due)));
+            AND (f.base < due OR (f.refills < refill_limit AND f.fresh + f.num_paced < taken)));
     is_held := f.num_groups > 0;
     is_only_held := f.all_undecided <= f.num_all;
     held := f.listed;
@@ -412,12 +437,12 @@ BEGIN
         RETURN;
     END IF;
 
-    SELECT p.max_staleness, step - 1 - p.max_staleness AS oldest, p.samples_per_insert IS NOT NULL AS is_limited, n.reuses,
+    SELECT p.max_staleness, step - 1 - p.max_staleness AS oldest, p.samples_per_insert IS NOT NULL AS is_limited, n.reuses, n.is_fifo,
            p.samples_per_insert IS NOT NULL OR n.num_lanes > 1 OR n.has_race AS keeps_state
     INTO s FROM rft.sampler p
     CROSS JOIN LATERAL (
         SELECT count(*) AS num_lanes, bool_or(max_times_sampled IS NULL OR max_times_sampled > 1) AS reuses,
-               bool_or(sample_order IN ('uniform', 'prioritized')) AS has_race
+               bool_or(sample_order IN ('uniform', 'prioritized')) AS has_race, bool_and(sample_order = 'fifo') AS is_fifo
         FROM rft.sampler_lane WHERE run_id = of_run) n
     WHERE p.run_id = of_run;
     IF s.reuses THEN
@@ -444,6 +469,11 @@ BEGIN
         IF outcome <> 'drawn' THEN
             RETURN;
         END IF;
+    END IF;
+
+    IF s.is_fifo AND cardinality(picked) = wanted AND rft.is_last_chance(of_run, step, s.oldest) THEN
+        outcome := 'not yet';
+        RETURN;
     END IF;
 
     PERFORM rft.record_draws(of_run, of_attempt, step, picked, s.reuses);

@@ -1,0 +1,243 @@
+"""Drafts: what rollouts of unfinished groups have sampled so far, kept in the buffer, and continued by whoever claims the group next.
+
+Every rollout samples through its own `RolloutDraft`. A workflow whose rollout is taken up runs from its beginning. A request equal to one
+that was kept (the same prompt, token by token, and the same sampling parameters) gets the kept answer, or goes on from its last token;
+every other request is sampled as usual. So a rollout whose environment now answers differently goes on with what is left that fits.
+Each token keeps its log-probability and the policy version that sampled it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rftcore.engines.base import Decoding, Engine, Generation
+from rftdata.errors import EngineStoppedError, RftError
+from rftdata.planning.claims import ClaimedGroup
+from rftdata.planning.partial import Part, PartialAnswer, keep
+from rftdata.run import Run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+_names = itertools.count()
+
+
+def input_digest(prompt_token_ids: list[int], decoding: Decoding) -> bytes:
+    """Return a digest of a request."""
+    digest = hashlib.sha256(repr(sorted(asdict(decoding).items())).encode())
+    digest.update(np.asarray(prompt_token_ids, np.int64).tobytes())
+    return digest.digest()
+
+
+@dataclass(eq=False)
+class _Draft:
+    """One answer: what was kept of it, and what its request has sampled since.
+
+    Attributes:
+        name: of the open request in the engine.
+        kept: from an earlier claim; the request continues it.
+        finished: the whole answer.
+        stored: number of tokens in the buffer under the present claim or those before.
+        is_stored: whether the whole answer is.
+    """
+
+    index: int
+    digest: bytes
+    kept: Generation
+    name: str = field(default_factory=lambda: f"draft {next(_names)}")
+    finished: Generation | None = None
+    stored: int = 0
+    is_stored: bool = False
+
+
+class RolloutDraft:
+    """The engine as one rollout uses it.
+
+    Args:
+        kept: what earlier claims sampled for this rollout.
+    """
+
+    def __init__(self, engine: Engine, index: int, kept: Iterable[PartialAnswer] = ()) -> None:
+        self._engine = engine
+        self._kept = {answer.generation_index: answer for answer in kept}
+        self._next_index = max(self._kept, default=-1) + 1
+        self.index = index
+        self.answers: list[_Draft] = []
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The engine's tokenizer."""
+        return self._engine.tokenizer
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        """Sample one response, or continue one; see `Engine.generate`."""
+        draft = self._begin(prompt_token_ids, decoding)
+        if draft.finished is None:
+            kept = draft.kept
+            rest = replace(decoding, max_tokens=decoding.max_tokens - len(kept.token_ids))
+            sampled = await self._engine.generate_named(draft.name, [*prompt_token_ids, *kept.token_ids], rest)
+            if sampled.finish_reason == "abort":
+                return sampled
+            draft.finished = self._joined(kept, sampled, decoding.stop) if kept.token_ids else sampled
+        return draft.finished
+
+    def _begin(self, prompt_token_ids: list[int], decoding: Decoding) -> _Draft:
+        digest = input_digest(prompt_token_ids, decoding)
+        found = next((answer for answer in self._kept.values() if answer.input_digest == digest), None)
+        if found is None:
+            draft = _Draft(self._next_index, digest, _generation([], [], []))
+            self._next_index += 1
+        else:
+            draft = self._take_up(self._kept.pop(found.generation_index), decoding)
+        self.answers.append(draft)
+        return draft
+
+    def _take_up(self, answer: PartialAnswer, decoding: Decoding) -> _Draft:
+        if answer.finish_reason is not None:
+            whole = _generation(answer.token_ids, answer.logprobs, answer.version_spans)
+            text = self._text(whole.token_ids, decoding.stop if answer.finish_reason == "stop" else ())
+            finished = replace(whole, text=text, finish_reason=answer.finish_reason)
+            return _Draft(answer.generation_index, answer.input_digest, whole, finished=finished, is_stored=True)
+        # The engine looks for a text that ends the response in new tokens only, so those in which one may have begun are sampled again.
+        length = len(answer.token_ids) - max(map(len, decoding.stop), default=0)
+        kept = _generation(answer.token_ids[: max(0, length)], answer.logprobs[: max(0, length)], answer.version_spans)
+        return _Draft(answer.generation_index, answer.input_digest, kept, stored=len(kept.token_ids))
+
+    def _joined(self, kept: Generation, sampled: Generation, stop: tuple[str, ...]) -> Generation:
+        whole = _continued(kept, sampled)
+        text = self._text(whole.token_ids, stop if sampled.finish_reason == "stop" else ())
+        return replace(whole, text=text, finish_reason=sampled.finish_reason)
+
+    def _text(self, token_ids: list[int], stop: tuple[str, ...]) -> str:
+        text = str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+        places = [place for place in map(text.find, stop) if place >= 0]
+        return text[: min(places)] if places else text
+
+
+class Drafts:
+    """The drafts of the groups that one explorer holds. `save` is called in one thread at a time; rollouts sample meanwhile.
+
+    Args:
+        keep_s: seconds after its claim from which a group is saved, and between two saves.
+    """
+
+    def __init__(self, run: Run, engine: Engine, keep_s: float) -> None:
+        self._run, self._engine, self._keep_s = run, engine, keep_s
+        self._groups: dict[int, _GroupDraft] = {}
+        self._saved_at = time.monotonic()
+
+    def begin(self, claimed: ClaimedGroup, kept: Iterable[PartialAnswer] = ()) -> None:
+        """Follow a group from its claim on."""
+        self._groups[claimed.group_id] = _GroupDraft(claimed, list(kept))
+
+    def rollout(self, group_id: int, index: int) -> RolloutDraft:
+        """Return what a rollout of the group samples with."""
+        return self._groups[group_id].rollout(self._engine, index)
+
+    def end(self, group_id: int) -> None:
+        """Forget a group that is complete, or held no longer."""
+        self._groups.pop(group_id, None)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the time for the next save has come."""
+        return bool(self._groups) and time.monotonic() - self._saved_at > self._keep_s
+
+    def save(self, *, all_groups: bool = False) -> int:
+        """Store what is new; return the number of tokens. What cannot be stored now is left for the next time.
+
+        Args:
+            all_groups: also those that were claimed a moment ago.
+        """
+        self._saved_at = time.monotonic()
+        groups = [group for group in self._groups.values() if all_groups or group.age_s > self._keep_s]
+        open_drafts = [draft for group in groups for _, draft in group.drafts() if draft.finished is None]
+        try:
+            unfinished = self._unfinished(open_drafts)
+            news = [news for group in groups for news in group.news(unfinished)]
+            if news:
+                keep(self._run, [part for part, _, _ in news])
+        except RftError as error:
+            logger.warning("unfinished rollouts could not be kept: %s", error)
+            return 0
+        for part, draft, is_whole in news:
+            draft.stored = part.first_token + len(part.answer.token_ids)
+            draft.is_stored = is_whole
+        return sum(len(part.answer.token_ids) for part, _, _ in news)
+
+    def _unfinished(self, drafts: list[_Draft]) -> dict[str, Generation]:
+        try:
+            return self._engine.unfinished({d.name: d.stored - len(d.kept.token_ids) for d in drafts}) if drafts else {}
+        except EngineStoppedError:
+            return {}
+
+
+@dataclass(eq=False)
+class _GroupDraft:
+    claimed: ClaimedGroup
+    kept: list[PartialAnswer]
+    rollouts: list[RolloutDraft] = field(default_factory=list)
+    claimed_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.claimed_at
+
+    def rollout(self, engine: Engine, index: int) -> RolloutDraft:
+        draft = RolloutDraft(engine, index, [answer for answer in self.kept if answer.rollout_index == index])
+        self.rollouts.append(draft)
+        return draft
+
+    def drafts(self) -> list[tuple[RolloutDraft, _Draft]]:
+        return [(rollout, draft) for rollout in list(self.rollouts) for draft in list(rollout.answers)]
+
+    def news(self, unfinished: dict[str, Generation]) -> list[tuple[Part, _Draft, bool]]:
+        """Return what is not stored yet: the part, its draft, and whether the answer is whole with it."""
+        found = []
+        for rollout, draft in self.drafts():
+            finished, partial = draft.finished, unfinished.get(draft.name)
+            if draft.is_stored:
+                continue
+            if finished is not None:
+                new = replace(
+                    finished, token_ids=finished.token_ids[draft.stored :], logprobs=finished.logprobs[draft.stored :]
+                )
+            elif partial is not None and partial.token_ids and partial.version_spans:
+                new = replace(partial, version_spans=_continued(draft.kept, partial).version_spans)
+            else:
+                continue
+            answer = PartialAnswer(
+                rollout_index=rollout.index, generation_index=draft.index, input_digest=draft.digest, token_ids=new.token_ids,
+                logprobs=new.logprobs, version_spans=new.version_spans, finish_reason=finished.finish_reason if finished else None,
+            )  # fmt: skip
+            part = Part(
+                group_id=self.claimed.group_id, claim_token=self.claimed.claim_token, first_token=draft.stored, answer=answer
+            )  # fmt: skip
+            found.append((part, draft, finished is not None))
+        return found
+
+
+def _generation(token_ids: list[int], logprobs: list[float], version_spans: list[tuple[int, int]]) -> Generation:
+    """Return the tokens of an unfinished answer, with the spans that begin within them."""
+    return Generation(token_ids, logprobs, "", "abort", [span for span in version_spans if span[0] < len(token_ids)])
+
+
+def _continued(kept: Generation, sampled: Generation) -> Generation:
+    """Return both, one after the other."""
+    spans = list(kept.version_spans)
+    for start, version in sampled.version_spans:
+        if not spans or spans[-1][1] != version:
+            spans.append((len(kept.token_ids) + start, version))
+    return Generation(
+        [*kept.token_ids, *sampled.token_ids], [*kept.logprobs, *sampled.logprobs], "", sampled.finish_reason, spans
+    )

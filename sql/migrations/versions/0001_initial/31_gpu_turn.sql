@@ -1,0 +1,18 @@
+-- Engine and trainer that take turns on a device they share (`explorer.sleep`).
+
+CREATE TABLE rft.gpu_turn (
+    run_id bigint NOT NULL,
+    host text NOT NULL,
+    device text NOT NULL,
+    holder bigint,
+    wanted_by bigint,
+    since timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, host, device)
+);
+COMMENT ON TABLE rft.gpu_turn IS 'A device on which the processes of a run take turns: the engine sleeps while the trainer trains.';
+COMMENT ON COLUMN rft.gpu_turn.run_id IS 'The run.';
+COMMENT ON COLUMN rft.gpu_turn.host IS 'The machine.';
+COMMENT ON COLUMN rft.gpu_turn.device IS 'The id of the GPU, or cpu.';
+COMMENT ON COLUMN rft.gpu_turn.holder IS 'The worker whose turn it is. One that has stopped has no turn. NULL if none has taken it.';
+COMMENT ON COLUMN rft.gpu_turn.wanted_by IS 'The worker that has asked for the next turn; NULL if none has.';
+COMMENT ON COLUMN rft.gpu_turn.since IS 'When the turn began or ended.';

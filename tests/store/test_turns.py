@@ -1,0 +1,157 @@
+"""Whose turn it is on a shared device: one holder at a time, whatever is killed, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import rftdata
+from rftdata.run import Run
+from rftdata.training.turns import GpuTurn
+from rftdata.workers import Worker
+from tests.support.command_line import CHECKOUT
+
+HOLDER = """
+import sys, time
+import rftdata
+from rftdata.config import BufferConfig
+from rftdata.training.turns import GpuTurn
+from rftdata.workers import Worker
+
+with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2])) as buffer:
+    run = buffer.find_run("turns")
+    with Worker(run, "trainer") as worker:
+        turn = GpuTurn(run, worker.worker_id, "GPU-1")
+        while not turn.take():
+            turn.wait(0.1)
+        print(worker.worker_id, flush=True)
+        time.sleep(600)
+"""
+
+
+def started(buffer: rftdata.Buffer) -> subprocess.Popen[str]:
+    """A process that takes the turn on GPU-1, and prints its worker's id then."""
+    command = [sys.executable, "-c", HOLDER, buffer.config.uri, str(buffer.config.segments)]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.fixture
+def run(buffer: rftdata.Buffer) -> Run:
+    return buffer.create_run(name="turns", config={}, seed=1, steps=9, pipeline_version="p1")
+
+
+def test_a_turn_is_given_to_the_worker_that_has_asked(run: Run) -> None:
+    with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
+        engine, trainer = GpuTurn(run, one.worker_id, "GPU-1"), GpuTurn(run, other.worker_id, "GPU-1")
+        assert engine.take() and engine.take() and not engine.is_wanted()
+        assert not trainer.take()
+        assert engine.is_wanted() and not trainer.is_wanted()
+        trainer.give()  # it has none
+        assert not trainer.take()
+        engine.give()
+        assert not engine.take(), "the turn is the trainer's before it has looked"
+        assert trainer.take() and trainer.is_wanted()
+        trainer.give()
+        assert engine.take() and not engine.is_wanted()
+        trainer.take()
+        trainer.waive()
+        assert not engine.is_wanted()
+        elsewhere = GpuTurn(run, other.worker_id, "GPU-2")
+        assert elsewhere.take(), "another device has turns of its own"
+        for turn in (engine, trainer, elsewhere):
+            turn.leave()
+
+
+def test_asking_wakes_the_holder_and_giving_the_one_that_waits(run: Run) -> None:
+    with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
+        engine, trainer = GpuTurn(run, one.worker_id, "cpu"), GpuTurn(run, other.worker_id, "cpu")
+        assert engine.take()
+        for turn in (engine, trainer):
+            turn.wait(0.01)  # listens from here on
+        woken: list[float] = []
+
+        def hold() -> None:
+            while not engine.is_wanted():
+                engine.wait(5.0)
+            engine.give()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        time.sleep(0.2)
+        started = time.monotonic()
+        while not trainer.take():
+            trainer.wait(5.0)
+        woken.append(time.monotonic() - started)
+        thread.join()
+        assert woken[0] < 2.0, "a wait that is not woken takes 5 s"
+        for turn in (engine, trainer):
+            turn.leave()
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_a_holder_that_is_killed_has_no_turn(run: Run, buffer: rftdata.Buffer, wants: bool) -> None:
+    with Worker(run, "explorer") as worker:
+        turn = GpuTurn(run, worker.worker_id, "GPU-1")
+        holder = started(buffer)
+        assert holder.stdout is not None
+        assert int(holder.stdout.readline()) > worker.worker_id
+        assert not wants or not turn.take()
+        # Suspended, it sends no heartbeats and still has its memory on the device.
+        holder.send_signal(signal.SIGSTOP)
+        assert not turn.take()
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.communicate()
+        assert turn.take(), "at once: its process is of this machine"
+        turn.leave()
+
+
+def test_one_that_asked_and_was_killed_is_not_waited_for(run: Run, buffer: rftdata.Buffer) -> None:
+    with Worker(run, "explorer") as worker:
+        turn = GpuTurn(run, worker.worker_id, "GPU-1")
+        assert turn.take()
+        asker = started(buffer)
+        deadline = time.monotonic() + 60
+        while not turn.is_wanted():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        asker.kill()
+        asker.communicate()
+        turn.give()  # to a process that nobody has noticed to be gone
+        assert turn.take()
+        turn.leave()
+
+
+def test_the_holder_is_the_only_one(run: Run) -> None:
+    """Threads that take turns as fast as they can: two are never in their turns together."""
+    inside, most, count = 0, 0, 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal inside, most, count
+        with Worker(run, "explorer") as worker:
+            turn = GpuTurn(run, worker.worker_id, "GPU-1")
+            for _ in range(8):
+                while not turn.take():
+                    turn.wait(0.05)
+                with lock:
+                    inside, count = inside + 1, count + 1
+                    most = max(most, inside)
+                time.sleep(0.002)
+                with lock:
+                    inside -= 1
+                turn.give()
+            turn.leave()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (most, count) == (1, 24)
