@@ -30,8 +30,13 @@ test-postgres: setup  ## tests/store on PostgreSQL 15, the oldest version that a
 	RFT_TEST_POSTGRES=$$(scripts/oldest_postgres) && export RFT_TEST_POSTGRES && \
 	  $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/store
 
-crash-test: setup  ## kills processes and cuts networks at random and looks for what is lost; KILLS=1000, SEED=n repeats a schedule
+crash-test: setup  ## kills processes (Ray's too) and cuts networks at random, looks for what is lost; KILLS=1000, LIVES=20, SEED=n, GPU=1
+ifneq ($(filter-out 0,$(GPU)),)
+	$(BIN)/python -m tests.crash.ray_storm --gpu --lives $(or $(LIVES),20) $(if $(SEED),--seed $(SEED))
+else
 	$(BIN)/python -m tests.crash.storm --kills $(or $(KILLS),1000) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.crash.ray_storm --lives $(or $(LIVES),20) $(if $(SEED),--seed $(SEED))
+endif
 
 bench: setup  ## the speed of buffer and pipelines beside peers, as in the README; wants a machine with nothing else to do
 	$(BIN)/rft bench buffer

@@ -18,6 +18,7 @@ import pyarrow as pa
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
+from rftdata.archives.files import ArchiveFolder
 from rftdata.config import BufferConfig
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import PurgedError, QueryError
@@ -65,6 +66,12 @@ class Buffer:
         """Folder in which runs keep files other than experiences, each in its own folder (`Run.folder`)."""
         return (self.folder or Path(self.config.segments or ".").parent) / "runs"
 
+    @property
+    def archives(self) -> ArchiveFolder:
+        """Folder with the Parquet files of archived runs: `archives` in the folder of an embedded buffer, else beside the segments."""
+        owner = self.database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
+        return ArchiveFolder((self.folder or Path(self.config.segments or ".").parent).resolve() / "archives", owner)
+
     def close(self) -> None:
         """Close the connections; an embedded server that no other process uses stops after `buffer.idle_stop_s`."""
         self.database.close()
@@ -104,8 +111,8 @@ class Buffer:
 
         The tables are those of schema rft. `experience` has the columns of rft.v_experience and the arrays token_ids, loss_mask and
         behavior_logprobs, and if the query names them token_rewards, teacher_logprobs, step_reward and state_hash; arrays of purged
-        experiences are NULL. Only the columns, and by simple conditions only the rows, that the query needs are read, all as of one
-        moment. Close the reader, or read it to its end, before the buffer is closed.
+        experiences are NULL. What archived runs no longer have in the database is read from their files. Only the columns, and by simple
+        conditions only the rows, that the query needs are read, all as of one moment. Close the reader, or read it to its end, before the buffer is closed.
 
         Args:
             run: `experience` has only the experiences of this run.
@@ -120,7 +127,13 @@ class Buffer:
 
         run_id = None if run is None else self._own(run).run_id
         return run_query(
-            self.database, self.segments, text, run_id=run_id, limit_bytes=limit_bytes, on_damage=on_damage
+            self.database,
+            self.segments,
+            self.archives,
+            text,
+            run_id=run_id,
+            limit_bytes=limit_bytes,
+            on_damage=on_damage,
         )
 
     def create_run(
@@ -287,6 +300,7 @@ class Buffer:
         Raises:
             QueryError: an experience does not exist, or none of them has such an array.
             PurgedError: the arrays of an experience were purged.
+            ArchivedError: the run of an experience is archived.
         """
         places = self.reader.places(experience_ids)
         if purged == "refuse":

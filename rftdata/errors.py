@@ -168,6 +168,10 @@ class PurgedError(RftError):
     """Arrays of a purged experience, which are deleted for good."""
 
 
+class ArchivedError(RftError):
+    """A request for what lies in the archive of a run, or for a change of an archived run; the run must be restored first."""
+
+
 class FencedError(RftError):
     """A write that was refused because the worker's claim or attempt has passed to another worker."""
 

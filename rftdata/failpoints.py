@@ -39,6 +39,14 @@ FAILPOINTS = {
     "trainer.recorded": "the step is recorded; its checkpoint may be half-written",
     "trainer.checkpoint_committed": "the checkpoint counts; older ones have not been forgotten",
     "trainer.checkpoint_forgotten": "an old checkpoint is recorded as removed; its folder is still there",
+    "archive.begun": "it is recorded that an archive is being written; it has no file",
+    "archive.written": "an archive's files are durable and verified; no row was moved",
+    "archive.moving": "the rows of an archived run are moved; the transaction has not committed",
+    "archive.moved": "a run is archived; the space of its rows is not free",
+    "restore.appended": "the arrays of an archived run are in segments again; no row refers to them",
+    "restore.moving": "the rows of an archived run are whole again; the transaction has not committed",
+    "restore.moved": "a run is restored; the files of its archive are still there",
+    "restore.removed": "a run is restored, and the files of its archive are gone; its record is still there",
 }
 
 _armed: str | None = None

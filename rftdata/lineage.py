@@ -156,3 +156,9 @@ def purge_of(database: Database, experience_id: int) -> PurgeRecord | None:
     """Return the purge of an experience; None if it was not purged."""
     rows = database.fetch("purge_of_experience", experience_id=experience_id)
     return records(PurgeRecord, rows)[0] if rows else None
+
+
+def archived_with(database: Database, experience_id: int) -> str | None:
+    """Return the name of the archived run of an experience; None if the run is not archived."""
+    rows = database.fetch("archived_experiences_among", experience_ids=[experience_id])
+    return str(rows[0]["run"]) if rows else None

@@ -71,8 +71,10 @@ def building(run: Run, *, dry_run: bool = False) -> Iterator[PairBuild]:
     """Build pairs of a run; all are stored at the end, or none.
 
     Raises:
+        ArchivedError: the run is archived.
         ConflictError: another session's labels stay uncommitted, or the same pairs are being built elsewhere.
     """
+    run.refuse_archived("pairs are built from its texts")
     with at_label_cut(run.database, read_only=dry_run) as (connection, label_cut):
         yield PairBuild(run, label_cut, dry_run, connection)
 
@@ -83,6 +85,7 @@ def export_pairs(run: Run, file: Path) -> int:
     The columns `prompt`, `chosen` and `rejected` are those that other DPO trainers read; the others give the origin.
 
     Raises:
+        ArchivedError: the run is archived.
         QueryError: the suffix is unknown, or there is no pair to write; no file is created.
     """
     if file.suffix not in EXPORTS:
@@ -92,6 +95,7 @@ def export_pairs(run: Run, file: Path) -> int:
             allowed=" or ".join(EXPORTS),
             todo="name such a file",
         )
+    run.refuse_archived("its pairs have no texts to export")
     rows = run.database.fetch("pairs_that_stand", run_id=run.run_id)
     if not rows:
         raise QueryError(

@@ -69,6 +69,7 @@ class Snapshot:
     """The state of a run at one moment.
 
     Attributes:
+        archived: whether its texts and arrays are in Parquet files (`rft archive`).
         remaining_seconds: estimated from the pace of the newest steps.
         mean_reward, pass_rate: of `reward_step`, the newest explorer step with rewards.
         rewards: mean reward of every explorer step that has one.
@@ -81,6 +82,7 @@ class Snapshot:
     run_id: int
     status: str
     outcome: str | None
+    archived: bool
     step: int
     planned_steps: int
     num_skipped: int
@@ -126,7 +128,7 @@ class Progress:
         newest = max(self._rewards, default=None)
         return Snapshot(
             run=run["name"], run_id=run["run_id"], status=run["status"], outcome=run["outcome"],
-            step=run["step"], planned_steps=run["planned_steps"], num_skipped=run["num_skipped"],
+            archived=run["archived"], step=run["step"], planned_steps=run["planned_steps"], num_skipped=run["num_skipped"],
             seconds=self._row("run_seconds")["seconds"],
             remaining_seconds=_remaining(run["planned_steps"] - run["step"], steps),
             mean_reward=None if newest is None else self._rewards[newest]["mean_reward"],

@@ -13,8 +13,9 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from rftdata.errors import ArchivedError
 from rftdata.postgres import notify
-from rftdata.postgres.database import Database, Row
+from rftdata.postgres.database import Connection, Database, Row, fetch
 
 _ENDED = ("finished", "interrupted", "failed")
 
@@ -88,7 +89,28 @@ class Run:
         )  # fmt: skip
         return self.refreshed()
 
+    def refuse_archived(self, purpose: str) -> None:
+        """Refuse a request that needs the texts, arrays or scores of the run; see `refuse_archived`."""
+        with self.database.connection() as connection:
+            refuse_archived(connection, self.run_id, purpose)
+
     def refreshed(self) -> Run:
         """Return the run as it is now."""
         (row,) = self.database.fetch("find_run", run=str(self.run_id), by_name=False)
         return Run.of_row(self.database, self.folder.parent, row)
+
+
+def refuse_archived(connection: Connection, run_id: int, purpose: str) -> None:
+    """Refuse a request that needs what lies in the archive of a run. Changes of an archived run are refused by the database itself.
+
+    Args:
+        purpose: what cannot be done, such as "it cannot be forked".
+
+    Raises:
+        ArchivedError: the run is archived.
+    """
+    for row in fetch(connection, "archived_among", run_ids=[run_id]):
+        raise ArchivedError(
+            f"the run {row['run']!r} is archived: {purpose}",
+            todo=f"bring it back first: `rft restore-run {row['run']}`",
+        )

@@ -16,6 +16,7 @@ import typer
 from typer.main import get_command
 
 from rftcore.cli import (
+    archive,
     bench,
     check,
     db,
@@ -66,6 +67,8 @@ app.command("export")(export.export)
 app.command("import")(import_.import_)
 app.command("purge")(purge.purge)
 app.command("retention")(retention.retention)
+app.command("archive")(archive.archive)
+app.command("restore-run")(archive.restore_run)
 app.command("check")(check.check)
 app.command("setup")(setup.setup)
 app.command("doctor")(doctor.doctor)

@@ -26,7 +26,7 @@ def backup(
     if as_json:
         print_json(asdict(manifest))
         return
-    size = (manifest.dump_bytes + manifest.segment_bytes) / 2**20
+    size = (manifest.dump_bytes + manifest.segment_bytes + manifest.archive_bytes) / 2**20
     print(f"{folder}: {manifest.num_experiences} experiences, {manifest.num_segments} segments, {size:.1f} MiB")
 
 

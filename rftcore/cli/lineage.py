@@ -65,6 +65,8 @@ def lineage(
             return
         check_experience(found, experience)
         rows, columns, none = _answer(found, experience, origin=origin, pipeline=pipeline)
+        if not (origin or as_json):
+            _tell_archive(found, experience)
         if not (origin or pipeline or as_json):
             _tell(found, experience)
         if rows or as_json:
@@ -86,6 +88,14 @@ def _answer(
         columns = ("at", "version", "stage", "what", "detail")
         return lineage.findings(buffer.database, experience), columns, "has not been decided on by any pipeline"
     return lineage.uses(buffer.database, experience), _STEPS, "has not been trained on: no step drew it"
+
+
+def _tell_archive(buffer: Buffer, experience: int) -> None:
+    from rftdata.lineage import archived_with
+
+    if (run := archived_with(buffer.database, experience)) is not None:
+        there = f"its text, arrays and scores are archived with the run {run!r}"
+        print(f"{there}: `rft query` reads them, and `rft restore-run {run}` brings them back")
 
 
 def _tell(buffer: Buffer, experience: int) -> None:

@@ -32,7 +32,7 @@ def query(
     `experience` has the columns of rft.v_experience and token_ids, loss_mask, behavior_logprobs, and if a query names them
     token_rewards, teacher_logprobs, step_reward and state_hash (lists, NULL where a workflow recorded none). All other tables and
     views of schema rft have their own names (run, draw, verdict, task, evaluation, v_group, …). Arrays of purged experiences are
-    NULL. Only the columns that the query needs are read, and by simple conditions only such rows:
+    NULL. Archived runs are read from their files. Only the columns that the query needs are read, and by simple conditions only such rows:
     `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.
     """
     from rftcore.cli.output import print_json_rows, print_rows

@@ -96,6 +96,8 @@ def _show(
         console = Console(highlight=False, width=160)
     outcome = f": {snapshot.outcome}" if snapshot.outcome else ""
     console.print(f"{name}: {snapshot.status}{outcome}", markup=False)
+    if snapshot.archived:
+        console.print(f"archived: `rft restore-run {name}{option}` brings its texts and arrays back", markup=False)
     console.print(block(replace(snapshot, workers=[]) if show_left else snapshot, console.width))
     if waits is not None:
         console.print(waits, markup=False)

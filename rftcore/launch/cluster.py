@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from rftcore.config import RunConfig
 from rftcore.garbage import collect_rarely, large_imports
+from rftcore.launch.cluster_watch import ClusterWatch
 from rftcore.launch.deaths import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
 from rftcore.resolved import ResolvedRun
@@ -149,6 +150,11 @@ def _probe(address: str | None) -> None:
     host, _, port = (address or "").rpartition(":")
     if port.isdigit() and "://" not in host:
         socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def watch_cluster() -> ClusterWatch:
+    """Return an observer of the cluster that `start_cluster` has joined."""
+    return ClusterWatch(is_local=not os.environ.get("RAY_ADDRESS"))
 
 
 def machines() -> list[Machine]:
@@ -288,6 +294,13 @@ def kill(processes: list[RoleProcess]) -> None:
     for process in processes:
         with contextlib.suppress(RayError):  # it, or the whole cluster, has already ended
             ray.kill(process.actor, no_restart=True)
+
+
+def kill_directly(processes: list[RoleProcess]) -> None:
+    """Kill roles of this machine without Ray, whose head or raylet has ended; those of other machines end with their raylet."""
+    for process in processes:
+        if process.watch is not None:
+            process.watch.kill()
 
 
 def stop_cluster() -> None:

@@ -58,6 +58,8 @@ class ProcessWatch:
         self._status: int | None = None
         self._oom_kills = _count_oom_kills()
         self._ended: threading.Thread | None = None
+        self._pidfd = -1  # closed
+        self._closes = threading.Lock()
         if host == socket.gethostname():
             with contextlib.suppress(OSError):
                 self._pidfd = os.pidfd_open(pid)
@@ -96,6 +98,12 @@ class ProcessWatch:
             return RoleDiedError(why, crashed=True)
         return RoleDiedError(f"was killed by signal 9, possibly for lack of memory (process {self.pid})")
 
+    def kill(self) -> None:
+        """Kill the process without Ray, if it runs on this machine."""
+        with self._closes, contextlib.suppress(ProcessLookupError):
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
     def last_words(self) -> str:
         """Return the last lines of the process's log, or where it is; empty if nothing is known."""
         if not self.log:
@@ -124,7 +132,9 @@ class ProcessWatch:
                     self._status = _zombie_status(self.pid)
                 time.sleep(0.001)  # the pidfd has the status only once the process is reaped
         finally:
-            os.close(self._pidfd)
+            with self._closes:
+                os.close(self._pidfd)
+                self._pidfd = -1
 
 
 def _collected_status(pidfd: int) -> int | None:

@@ -2,7 +2,7 @@
 
 It does none of the run's work: it reads the buffer for its display, and watches the processes. An explorer or pipeline worker that is killed
 or crashes is started again, as is every role that a user's function blocked (`restarts`). If the trainer ends before its work is done, or
-another role fails for good, the others are asked to stop, and the exit code reports it. The buffer keeps everything, and `--resume`
+another role or the Ray cluster fails for good, the others are asked to stop, and the exit code reports it. The buffer keeps everything, and `--resume`
 continues. A signal stops the run in good order (`interrupts`). Roles that do not
 stop in time are killed, which does not count as their failure. Once the run has finished, its results are complete: a role that fails
 after that causes a warning, and the exit code stays 0.
@@ -19,6 +19,7 @@ import time
 import rftdata
 from rftcore.config import RunConfig
 from rftcore.launch import cluster
+from rftcore.launch.cluster_watch import STOP_S
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.launch.plan import placed, without_turns
@@ -209,7 +210,7 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
         if (reason := without_turns(resolved.config, placement)) is not None:
             view.message(f"warning: {reason}")
         started = cluster.start_roles(resolved, run.name, divide_threads(), placement)
-        roles = Roles(started, Restarts(run), view, interrupts)
+        roles = Roles(started, Restarts(run), view, interrupts, cluster.watch_cluster())
         progress, people = Progress(run), People(view, buffer_option(buffer.location))
         asked_at: float | None = None
         grace_s = resolved.config.run.stop_grace_s
@@ -217,6 +218,8 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
         while roles.running:
             roles.watch(_REFRESH_S)
             revive()
+            if roles.has_lost_cluster:
+                grace_s = min(grace_s, STOP_S)
             if interrupts.stop or roles.failed:
                 if asked_at is None:
                     asked_at = time.monotonic()

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from rftdata.buffer import Buffer
-from rftdata.errors import QueryError
+from rftdata.errors import ArchivedError, QueryError
 from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, packed
 from rftdata.exchange.formats import check_format, written
 from rftdata.maintenance.conditions import chosen
@@ -52,10 +52,12 @@ def export(
         whole_groups: whether to write the whole group of each chosen experience.
 
     Raises:
+        ArchivedError: one of the runs is archived.
         QueryError: a run does not exist, the condition is invalid, there is nothing to write, or the file exists or cannot be written.
     """
     check_format(path)
     run_ids = [buffer.find_run(name).run_id for name in runs] or None
+    _refuse_archived(buffer, run_ids)
     buffer_id = str(buffer.database.fetch("buffer_id")[0]["buffer_id"])
     with buffer.database.transaction() as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -78,6 +80,14 @@ def export(
             if not counts["num_rollouts"]:
                 raise QueryError("everything chosen was purged, so there is nothing to export", value=where)
     return Exported(str(path), **counts)
+
+
+def _refuse_archived(buffer: Buffer, run_ids: list[int] | None) -> None:
+    for row in buffer.database.fetch("archived_among", run_ids=run_ids):
+        raise ArchivedError(
+            f"the run {row['run']!r} is archived: its texts and arrays are in Parquet files in {buffer.archives.folder}",
+            todo=f"use these, name other runs with --run, or bring it back first: `rft restore-run {row['run']}`",
+        )
 
 
 def _selected(

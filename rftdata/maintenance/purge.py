@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rftdata.buffer import Buffer
-from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError
+from rftdata.errors import ArchivedError, BufferUnavailableError, ConflictError, QueryError, RftError
 from rftdata.maintenance.conditions import chosen
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.segments.base import SegmentAddress, SegmentAppender
@@ -81,6 +81,7 @@ def purge(
         tries: number of times each part is tried if it conflicts with other transactions.
 
     Raises:
+        ArchivedError: the run of an experience is archived.
         QueryError: there is no reason, the condition is invalid, or no experience meets it.
         RftError: a trainer is reading one of them; parts purged before it stay purged.
     """
@@ -104,12 +105,19 @@ def purge_experiences(
 ) -> Purged:  # fmt: skip
     """Purge experiences by their ids; see `purge`.
 
+    Retention leaves archived runs alone.
+
     Copies of an experience in other runs may share its arrays, and have its texts. A request purges the copies too. Retention keeps
     experiences that have copies, since another run may still need them.
     """
     copies = buffer.database.fetch("sharers_of_arrays", experience_ids=list(ids))
     if kind == "request":
         ids = [*ids, *(row["experience_id"] for row in copies)]
+        for row in buffer.database.fetch("archived_experiences_among", experience_ids=ids):
+            raise ArchivedError(
+                f"the run {row['run']!r} is archived: the texts and arrays of experience {row['experience_id']} are in its files",
+                todo=f"bring it back first: `rft restore-run {row['run']}`; nothing was purged",
+            )
     else:
         copied = {i for row in copies for i in row["shares_with"]}
         ids = [i for i in ids if i not in copied]

@@ -1,4 +1,4 @@
-"""Verification: compares the rows of the database with the segments, byte by byte."""
+"""Verification: compares the rows of the database with the segments and the files of archives, byte by byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rftdata.segments.codec import purged_rows
 
 
 def verify(buffer: Buffer) -> Iterator[str]:
-    """Check every segment's checksum, references and purges; yield one sentence per problem.
+    """Check every segment's checksum, references and purges, and every archive; yield one sentence per problem.
 
     Raises:
         BufferUnavailableError: the folder of the segments cannot be read.
@@ -35,3 +35,32 @@ def verify(buffer: Buffer) -> Iterator[str]:
     for row in database.fetch("dangling_references"):
         place = f"row {row['segment_row']} of segment {row['segment_id']}"
         yield f"experience {row['experience_id']} refers to {place}, which does not exist"
+    yield from verify_archives(buffer)
+
+
+def verify_archives(buffer: Buffer) -> Iterator[str]:
+    """Check the files of every archive: their checksums, and their rows against the database; yield one sentence per problem."""
+    folder = buffer.archives
+    files = buffer.database.fetch("archive_files", run_id=None)
+    for row in files:
+        if problem := folder.problem(row["path"], row["num_bytes"], row["checksum"]):
+            yield f"{problem}: it holds {row['num_rows']} rows of {row['table_name']} of the run {row['run']!r}; restore it from a backup"
+    archives = buffer.database.fetch("archives")
+    for row in archives:
+        name = row["run"]
+        if row["status"] == "writing":
+            yield f"archiving the run {name!r} was interrupted; the run is whole: `rft archive {name}` again, or `rft restore-run {name}`"
+        elif row["status"] == "restored":
+            yield f"the run {name!r} was restored, and files of its archive may be left: `rft restore-run {name}` removes them"
+        else:
+            held = sum(f["num_rows"] for f in files if f["run_id"] == row["run_id"] and f["table_name"] == "experience")
+            if not held == row["num_experiences"] == row["num_in_database"]:
+                yield (
+                    f"the archive of the run {name!r} holds {held} experiences of {row['num_experiences']},"
+                    f" and the database {row['num_in_database']}"
+                )
+    known = {folder.folder / row["path"] for row in files}
+    busy = {row["run_id"] for row in archives if row["status"] != "archived"}
+    for file in folder.all_files():
+        if file not in known and folder.run_id_of(file) not in busy:
+            yield f"the file {file} is of no archive; remove it"

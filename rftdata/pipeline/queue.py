@@ -59,9 +59,14 @@ def release_sealed_groups(run: Run, worker_id: int) -> int:
 
 
 def sample_groups(run: Run, num_experiences: int, seed: int) -> list[int]:
-    """Choose whole groups of a run with at least so many experiences together, or all; the choice depends on the seed."""
+    """Choose whole groups of a run with at least so many experiences together, or all; the choice depends on the seed.
+
+    Raises:
+        ArchivedError: the run is archived.
+    """
     chosen: list[int] = []
     found = 0
+    run.refuse_archived("stages need its texts and arrays")
     for row in run.database.fetch("sample_groups", run_id=run.run_id, seed=seed, count=num_experiences):
         if found >= num_experiences:
             break

@@ -121,8 +121,10 @@ def replaying(run: Run, version: str) -> Iterator[None]:
     """Lock the replay of a version of a run, so that only this process replays it.
 
     Raises:
+        ArchivedError: the run is archived.
         ConflictError: another process replays it.
     """
+    run.refuse_archived("stages need its texts and arrays")
     with contextlib.closing(run.database.dedicated()) as lock:  # held until the block or this process ends
         if not fetch(lock, "lock_replay", version=version, run_id=run.run_id)[0]["locked"]:
             raise ConflictError(

@@ -25,7 +25,14 @@ import psycopg.errors
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
+from rftdata.errors import (
+    ArchivedError,
+    BufferUnavailableError,
+    ConflictError,
+    DiskFullError,
+    QueryError,
+    SchemaVersionError,
+)
 from rftdata.postgres.lost_peers import client_settings, is_remote, server_settings
 from rftdata.postgres.retry import ride_out
 from rftdata.uri import redacted
@@ -41,6 +48,8 @@ Row = dict[str, Any]
 Connection = psycopg.Connection[DictRow]
 Cursor = psycopg.Cursor[DictRow]
 
+# SQLSTATE of the refusal to change an archived run.
+_ARCHIVED = "RFT02"
 _MINIMUM_SERVER = 150000
 _CONNECT_S = 8.0
 # Interval between connection attempts while the server is unavailable. The pool's own pauses double: 1 s, 2 s, 4 s, …
@@ -320,6 +329,10 @@ def translated(uri: str) -> Iterator[None]:
         ) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
         raise QueryError(_one_line(error)) from error
+    except psycopg.DatabaseError as error:
+        if error.sqlstate != _ARCHIVED:
+            raise
+        raise ArchivedError(str(error.diag.message_primary), todo=error.diag.message_hint) from error
 
 
 def _one_line(error: Exception) -> str:

@@ -105,7 +105,12 @@ def _piece(batch: pa.RecordBatch, column: str, places: npt.NDArray[np.int64], ki
     else:
         missing = np.isin(places, list(gone)) if gone else None
         found = stored.take(pa.array(places, mask=missing))
-    dtype = (batch.schema.field(column).metadata or {}).get(b"dtype")
+    return typed(found, batch.schema.field(column), kind)
+
+
+def typed(found: pa.Array, field: pa.Field, kind: pa.ListType) -> pa.Array:
+    """Return stored lists with the element type of a query; `field` is theirs in the segment."""
+    dtype = (field.metadata or {}).get(b"dtype")
     if dtype is not None and named_dtype(dtype.decode()).kind == "V":  # a type that Arrow lacks, stored as integers
         found = _decoded(found, dtype.decode(), kind)
     return found if found.type == kind else found.cast(kind, safe=False)

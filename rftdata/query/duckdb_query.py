@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import duckdb
 import pyarrow as pa
-from psycopg import sql
 
+from rftdata.archives.files import ArchiveFolder
 from rftdata.errors import QueryError, RftError
 from rftdata.postgres.database import Database, translated
 from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, ArrayColumns, OnDamage
@@ -24,12 +24,12 @@ _OPEN_SEGMENTS = 64
 
 
 def run_query(
-    database: Database, store: SegmentStore, text: str, *, run_id: int | None = None, limit_bytes: int | None = None,
+    database: Database, store: SegmentStore, archives: ArchiveFolder, text: str, *, run_id: int | None = None, limit_bytes: int | None = None,
     on_damage: OnDamage | None = None,
 ) -> pa.RecordBatchReader:  # fmt: skip
     """Return the result of a DuckDB query; arguments and errors as in `Buffer.query`."""
     arrays = ArrayColumns(SegmentReader(database, store, max_segments=_OPEN_SEGMENTS), on_damage)
-    batches = _stream(database, Reading(database, arrays, limit_bytes), text, run_id)
+    batches = _stream(database, Reading(database, arrays, archives, limit_bytes), text, run_id)
     # The first batches are computed here, so that a query that is refused raises at the call.
     first = next(batches)
     assert isinstance(first, pa.Schema)
@@ -79,9 +79,8 @@ def _register(
         if name == "experience":
             view = known["v_experience"]
             arrays = [*BASE_ARRAYS, *(array for array in OPTIONAL_ARRAYS if array in _identifiers(text))]
-            where = None if run_id is None else sql.SQL("run_id = {}").format(sql.Literal(run_id))
             same = {column: kind for column, kind in columns.items() if view.get(column) == kind}
-            table = Table(name, view, reading, arrays=arrays, where=where, direct=(name, same))
+            table = Table(name, view, reading, arrays=arrays, run_id=run_id, direct=(name, same))
         connection.register(name, table)
         connection.execute(f'CREATE VIEW rft."{name}" AS FROM memory.main."{name}"')
 

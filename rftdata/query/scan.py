@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from psycopg import IsolationLevel, sql
 
+from rftdata.archives.files import ArchiveFolder
 from rftdata.errors import QueryError
 from rftdata.postgres.arrow_copy import arrow_type, copy_batches
-from rftdata.postgres.database import Connection, Database, fetch, one, send
+from rftdata.postgres.database import Connection, Database, Row, fetch, one, send
+from rftdata.query.archived import ArchivedRows
 from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, PLACE, ArrayColumns
 from rftdata.query.conditions import columns_of, condition, parse
 
@@ -25,14 +28,19 @@ Columns = Mapping[str, str]
 
 
 class Reading:
-    """What the scans of one query share: the snapshot, the arrays, the limit of bytes, and the error that ended a scan.
+    """What the scans of one query share: the snapshot, the arrays, the archives, the limit of bytes, and the error that ended a scan.
 
     Args:
+        archives: folder of the archived runs.
         limit_bytes: scans that would exceed it together, by estimate, are refused before they begin; None for no limit.
     """
 
-    def __init__(self, database: Database, arrays: ArrayColumns, limit_bytes: int | None) -> None:
+    def __init__(
+        self, database: Database, arrays: ArrayColumns, archives: ArchiveFolder, limit_bytes: int | None
+    ) -> None:
         self.arrays = arrays
+        self._archives = archives
+        self._archived: ArchivedRows | None = None
         self.error: Exception | None = None
         self._database = database
         self._limit_bytes = limit_bytes
@@ -51,6 +59,13 @@ class Reading:
             _begin_reading(self._first)
             self._snapshot = one(send(self._first, "share_snapshot"))["snapshot"]
         return self._first
+
+    def archived(self) -> ArchivedRows:
+        """Return the archived runs in the query's snapshot."""
+        if self._archived is None:
+            files = fetch(self._snapshot_holder(), "archive_files", run_id=None)
+            self._archived = ArchivedRows(self._archives, files)
+        return self._archived
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -78,7 +93,17 @@ class Reading:
         if with_arrays:
             [stored] = fetch(connection, "array_sizes")
             self._bytes += int(stored["size_bytes"] * min(1.0, num_rows / max(1, stored["num_rows"])))
-        if self._bytes > self._limit_bytes:
+        self._check_limit(name, num_rows)
+
+    def admit_files(self, name: str, files: Sequence[Row], columns: Sequence[str]) -> None:
+        """Count the bytes of archive files that a scan will read; raises as `admit` does."""
+        if self._limit_bytes is not None and files:
+            num_rows, num_bytes = self.archived().size(files, columns)
+            self._bytes += num_bytes
+            self._check_limit(name, num_rows)
+
+    def _check_limit(self, name: str, num_rows: int) -> None:
+        if self._limit_bytes is not None and self._bytes > self._limit_bytes:
             raise QueryError(
                 f"the query would read about {self._bytes:,} bytes, the last of them from {name} ({num_rows:,} rows)",
                 allowed=f"at most {self._limit_bytes:,} (--limit-bytes)",
@@ -98,17 +123,17 @@ class Table(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
     Args:
         columns: names and types of its columns, as in `rftdata.query.catalogue`.
         arrays: names of the array columns that it has besides.
-        where: a condition that all rows meet; None for all rows.
+        run_id: the only run that it has rows of; None for all.
         direct: a table with the same rows and, by name, some of the same columns, for scans that need no other; None if there is none.
     """
 
     def __init__(
-        self, name: str, columns: Columns, reading: Reading, *, arrays: Sequence[str] = (), where: sql.Composable | None = None,
+        self, name: str, columns: Columns, reading: Reading, *, arrays: Sequence[str] = (), run_id: int | None = None,
         direct: tuple[str, Columns] | None = None,
     ) -> None:  # fmt: skip
         # `Dataset` has no constructor for subclasses in Python. DuckDB uses only `schema` and `scanner`.
         self.name, self._columns, self._arrays = name, columns, list(arrays)
-        self._reading, self._where, self._direct = reading, where, direct
+        self._reading, self._run_id, self._direct = reading, run_id, direct
         fields = [pa.field(column, arrow_type(kind)) for column, kind in columns.items()]
         self._schema = pa.schema([*fields, *((a, BASE_ARRAYS.get(a) or OPTIONAL_ARRAYS[a]) for a in arrays)])
 
@@ -132,15 +157,25 @@ class Table(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         arrays = [name for name in self._arrays if name in needed]
         rows = {name: kind for name, kind in self._columns.items() if name in needed or (arrays and name in PLACE)}
         rows = rows or dict([next(iter(self._columns.items()))])
-        conditions = [self._where, None if node is None else condition(node, self._columns)]
+        files = self._reading.archived().files(self.name, needed, self._run_id)
+        of_run = None if self._run_id is None else sql.SQL("run_id = {}").format(sql.Literal(self._run_id))
+        conditions = [
+            of_run,
+            self._reading.archived().others(self.name, files),
+            None if node is None else condition(node, self._columns),
+        ]
         where = sql.SQL(" AND ").join([c for c in conditions if c is not None]) if any(conditions) else None
-        used = set(rows) | ({"run_id"} if self._where is not None else set()) | (needed & set(self._columns))
+        used = set(rows) | ({"run_id"} if of_run is not None else set()) | (needed & set(self._columns))
         table = self.name
         if self._direct is not None:
             table = self._direct[0] if used <= set(self._direct[1]) else f"v_{self.name}"
         source = sql.Identifier("rft", table)
         self._reading.admit(self.name, _select(source, rows, where), with_arrays=bool(arrays))
-        return self._read(source, rows, where, arrays, names, filter)
+        self._reading.admit_files(self.name, files, sorted(needed))
+        return chain(
+            self._read(source, rows, where, arrays, names, filter),
+            self._read_files(files, sorted(needed), names, filter),
+        )
 
     def _read(
         self, source: sql.Composable, rows: Columns, where: sql.Composable | None, arrays: list[str], names: list[str],
@@ -155,6 +190,18 @@ class Table(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
                         kept = part.filter(filter) if late else part
                         if kept.num_rows:
                             yield kept.select(names)
+        except Exception as error:
+            self._reading.error = self._reading.error or error
+            raise
+
+    def _read_files(
+        self, files: Sequence[Row], needed: list[str], names: list[str], filter: pc.Expression | None
+    ) -> Iterator[pa.RecordBatch]:
+        schema = pa.schema([self._schema.field(name) for name in needed])
+        try:
+            for batch in self._reading.archived().read(files, schema, filter):
+                if batch.num_rows:
+                    yield batch.select(names)
         except Exception as error:
             self._reading.error = self._reading.error or error
             raise

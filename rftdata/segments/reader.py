@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
+from rftdata.errors import ArchivedError, BufferUnavailableError, QueryError, SegmentCorruptError
 from rftdata.postgres.database import Database
 from rftdata.segments.base import ADDRESS_MAX_AGE_S, SegmentAddress, SegmentStore
 from rftdata.segments.codec import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader, purged_rows
@@ -48,6 +48,7 @@ class SegmentReader:
 
         Raises:
             SegmentCorruptError: a segment is unknown or cannot be served; names its experiences.
+            ArchivedError: the run of a segment is archived.
             BufferUnavailableError: the folder of the segments cannot be read.
         """
         batches, damaged = self._load(segment_ids)
@@ -79,6 +80,8 @@ class SegmentReader:
             wanted = sorted(set(segment_ids) - set(self._batches))
             damaged = []
             addresses = self._addresses(wanted) if wanted else {}
+            if len(addresses) < len(wanted):
+                self._refuse_archived(set(wanted) - set(addresses))
             for segment_id in wanted:
                 try:
                     if segment_id not in addresses:
@@ -91,6 +94,13 @@ class SegmentReader:
                 except SegmentCorruptError as error:
                     damaged.append(error)
             return {i: self._batches[i] for i in segment_ids if i in self._batches}, damaged
+
+    def _refuse_archived(self, segment_ids: set[int]) -> None:
+        for row in self._database.fetch("archive_of_segments", segment_ids=sorted(segment_ids)):
+            raise ArchivedError(
+                f"the run {row['run']!r} is archived: the arrays of segment {row['segment_id']} are in its files",
+                todo=f"`rft query` reads them there; bring the run back with `rft restore-run {row['run']}`",
+            )
 
     def read(self, address: SegmentAddress) -> pa.RecordBatch:
         """Return the batch at an address, or at the address to which it was moved since.

@@ -20,10 +20,12 @@ from rftdata.errors import ConfigError
 from rftdata.pipeline.verdicts import ready_groups
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch
-from rftdata.run import Run
+from rftdata.run import Run, refuse_archived
 from rftdata.training.attempt import refuse_if_held, start_attempt
 from rftdata.workers import mark_dead_workers
 from rftdata.writing.writer import NO_PIPELINE
+
+_NO_FORK = "it cannot be forked"
 
 
 def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
@@ -61,6 +63,7 @@ def fork(parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: b
             todo="start a new run with the checkpoint as model.path and a separate selection (sampling.source)",
         )
     with parent.database.transaction() as connection:
+        refuse_archived(connection, parent.run_id, _NO_FORK)
         if step is None:
             step = _kept_steps(connection, parent.current_attempt_id)[-1]
         checkpoint = _checkpoint(connection, parent.name, parent.current_attempt_id, step)
@@ -93,6 +96,8 @@ def fork(parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: b
             group_ids=[row["group_id"] for row in copied if row["group_id"] not in set(direct)],
         )
         ready_groups(connection, dict.fromkeys(direct, 0.0))
+        # Again: archiving locks the same groups, and may have moved their texts while the copying waited for it.
+        refuse_archived(connection, parent_id, _NO_FORK)
         return run
 
 

@@ -1,6 +1,7 @@
 -- name: progress_run
 -- The status of a run, and the number of steps trained and skipped.
 SELECT r.run_id, r.name, r.status::text AS status, r.outcome, r.planned_steps, r.stop_requested,
+       EXISTS (SELECT FROM rft.archive a WHERE a.run_id = r.run_id AND a.status = 'archived') AS archived,
        count(s.trainer_step) FILTER (WHERE s.outcome = 'trained') AS num_trained,
        count(s.trainer_step) FILTER (WHERE s.outcome = 'skipped') AS num_skipped,
        coalesce(max(s.trainer_step), 0) AS step

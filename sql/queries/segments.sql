@@ -13,9 +13,10 @@ SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.num_rows, s.checks
 FROM rft.segment s JOIN rft.segment_file f USING (file_id) ORDER BY s.segment_id;
 
 -- name: dangling_references
--- Experiences whose arrays are in no segment.
+-- Experiences whose arrays are in no segment, of the database or of an archive.
 SELECT e.experience_id, e.segment_id, e.segment_row FROM rft.experience e LEFT JOIN rft.segment s USING (segment_id)
-WHERE s.segment_id IS NULL OR e.segment_row >= s.num_rows ORDER BY e.experience_id LIMIT 1000;
+LEFT JOIN rft.archived_segment a USING (segment_id)
+WHERE (s.segment_id IS NULL OR e.segment_row >= s.num_rows) AND (a.segment_id IS NULL OR e.segment_row >= a.num_rows) ORDER BY e.experience_id LIMIT 1000;
 
 -- name: experiences_of_segments
 -- Experiences of segments. It scans the table, so it is used only for segments that cannot be read.

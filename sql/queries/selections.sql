@@ -15,7 +15,7 @@ SELECT i.item_id,
                  CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN coalesce(rft.reward_at(e.experience_id, %(label_cut)s)::text, 'none') END) AS line,
        CASE WHEN e.experience_id IS NULL THEN 'does not exist'
             WHEN x.experience_id IS NOT NULL THEN 'was purged'
-            WHEN s.segment_id IS NULL THEN 'has no token arrays any more' END AS problem
+            WHEN s.segment_id IS NULL THEN rft.why_no_arrays(e.segment_id) END AS problem
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
 LEFT JOIN rft.experience e ON e.experience_id = i.item_id
 LEFT JOIN rft.segment s USING (segment_id)
@@ -34,7 +34,8 @@ SELECT i.item_id,
        CASE WHEN p.pair_id IS NULL THEN 'does not exist'
             WHEN xc.experience_id IS NOT NULL OR xj.experience_id IS NOT NULL THEN
                 format('names experience %%s, which was purged', coalesce(xc.experience_id, xj.experience_id))
-            WHEN sc.segment_id IS NULL OR sj.segment_id IS NULL THEN 'has no token arrays any more'
+            WHEN sc.segment_id IS NULL OR sj.segment_id IS NULL
+                THEN rft.why_no_arrays(CASE WHEN sc.segment_id IS NULL THEN c.segment_id ELSE j.segment_id END)
             WHEN (c.group_id, c.prompt_digest) <> (j.group_id, j.prompt_digest)
                 AND (SELECT prompt FROM rft.group_prompt WHERE group_id = c.group_id AND prompt_digest = c.prompt_digest)
                     <> (SELECT prompt FROM rft.group_prompt WHERE group_id = j.group_id AND prompt_digest = j.prompt_digest)
@@ -61,7 +62,7 @@ SELECT i.item_id,
        CASE WHEN count(g.group_id) = 0 THEN 'does not exist'
             WHEN count(e.experience_id) = 0 THEN 'has no experiences'
             WHEN count(x.experience_id) > 0 THEN format('contains experience %%s, which was purged', min(x.experience_id))
-            WHEN count(*) > count(s.segment_id) THEN 'has no token arrays any more' END AS problem
+            WHEN count(*) > count(s.segment_id) THEN rft.why_no_arrays(min(e.segment_id) FILTER (WHERE s.segment_id IS NULL)) END AS problem
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
 LEFT JOIN rft.rollout_group g ON g.group_id = i.item_id
 LEFT JOIN rft.experience e ON e.group_id = i.item_id

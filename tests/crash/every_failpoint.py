@@ -20,6 +20,8 @@ _ROLE = {
     "pipeline": "pipeline",
     "trainer": "trainer",
 }
+# Those of archives are in tests/store/test_archive.py: no role passes them.
+OF_ROLES = [name for name in FAILPOINTS if name.partition(".")[0] in _ROLE]
 
 
 def crash_at_each(crew: Crew) -> None:
@@ -33,7 +35,7 @@ def crash_at_each(crew: Crew) -> None:
         if role != "explorer-1":
             crew.start(role)
     watch = Watch(crew)
-    for name in FAILPOINTS:
+    for name in OF_ROLES:
         # A life of a trainer has one start.
         for passing in (1,) if name == "trainer.started" else (1, 2):
             role = _ROLE[name.partition(".")[0]]
@@ -58,7 +60,7 @@ def main() -> int:
     finally:
         crew.close()
     print(findings)
-    print(f"{len(FAILPOINTS)} failpoints, {findings.attempts} attempts, {findings.steps} steps")
+    print(f"{len(OF_ROLES)} failpoints, {findings.attempts} attempts, {findings.steps} steps")
     return 0 if findings.nothing and findings.steps and findings.experiences and findings.transfers else 1
 
 

@@ -14,9 +14,10 @@ from rftdata import Buffer
 from rftdata.maintenance.states import wrong_states
 from rftdata.maintenance.verification import verify
 from tests.crash.plugins import logprobs_of, reward_of
-from tests.crash.witness import TRAINED, digest, notes
+from tests.crash.witness import TRAINED, digest, digest_of_logprobs, notes
 from tests.support.models import make_character_tokenizer
 
+Digests = tuple[str, str]
 _PER_READ = 2000
 MAX_STALENESS = 3  # as in config.yaml
 
@@ -26,6 +27,7 @@ class Findings:
     """The errors found, and how much was examined.
 
     Attributes:
+        continued_tokens: that one process sampled and another continued.
         old_weights: engines that sampled from, or stayed on, other weights than they should have had.
         lives: processes that got to their first claim, the slowest first: `seconds` it took, `parts` of them (`stopwatch`), `by` whom.
     """
@@ -39,6 +41,7 @@ class Findings:
     attempts: int = 0
     labels: int = 0
     transfers: int = 0
+    continued_tokens: int = 0
     lives: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -46,16 +49,20 @@ class Findings:
         return not (self.lost or self.trained_twice or self.mislabelled or self.old_weights)
 
 
-def examine(folder: Path) -> Findings:
-    """Everything that the processes of a run noted, against the buffer they left."""
+def examine(folder: Path, *, has_scribe: bool = True) -> Findings:
+    """Everything that the processes of a run noted, against the buffer they left.
+
+    Args:
+        has_scribe: whether the engine was `plugins.Scribe`, whose texts are all different and prove their log-probabilities.
+    """
     findings = Findings()
     noted: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for note in notes(folder / "witness"):
         noted[note["kind"]].append(note)
     with rftdata.open(str(folder / "buffer"), create=False) as buffer:
         findings.lost += [*verify(buffer), *wrong_states(buffer.database)]
-        digests = _rows_belong_together(buffer, findings)
-        _stored_is_there(buffer, noted["stored"], digests, findings)
+        digests = _rows_belong_together(buffer, findings, has_scribe=has_scribe)
+        _stored_is_there(buffer, noted["stored"], digests, findings, has_scribe=has_scribe)
         _labels_count(buffer, noted, findings)
         _draws_are_as_seen(buffer, noted["drawn"], digests, findings)
         _nothing_waits_for_ever(buffer, findings)
@@ -67,6 +74,7 @@ def examine(folder: Path) -> Findings:
         findings.steps = _one(buffer, "SELECT coalesce(max(trainer_step), 0) FROM rft.v_train_step")
     findings.lives = sorted(noted["first claim"], key=lambda life: -life["seconds"])
     findings.labels = len(noted["labelled"])
+    findings.continued_tokens = sum(note["tokens"] for note in noted["took up"])
     return findings
 
 
@@ -97,6 +105,8 @@ def _weights_are_those_of_their_version(
                 had[by].add(note["version"])
                 if note["checksum"] not in known[note["version"]]:
                     findings.old_weights.append(f"{by} has weights {note['checksum']} as version {note['version']}")
+            case "took up":  # what others had sampled and kept
+                had[by] |= set(note["versions"])
             case "stored" if unknown := set(note["versions"]) - had[by]:
                 findings.old_weights.append(f"{by} sampled as version {sorted(unknown)}, which it had not acknowledged")
 
@@ -118,10 +128,10 @@ def _one(buffer: Buffer, query: str) -> int:
     return int(buffer.sql(query).column(0)[0].as_py())
 
 
-def _rows_belong_together(buffer: Buffer, findings: Findings) -> dict[int, str]:
-    """Text, reward and arrays of every experience; the digests of their tokens."""
+def _rows_belong_together(buffer: Buffer, findings: Findings, *, has_scribe: bool) -> dict[int, Digests]:
+    """Text, reward and arrays of every experience; the digests of their tokens and log-probabilities."""
     decode = make_character_tokenizer().decode
-    digests: dict[int, str] = {}
+    digests: dict[int, Digests] = {}
     last = 0
     while True:
         rows = buffer.sql(
@@ -138,27 +148,38 @@ def _rows_belong_together(buffer: Buffer, findings: Findings) -> dict[int, str]:
         ):
             response = token_ids[row["num_prompt_tokens"] :]
             sampled = logprobs[-len(response) :]
-            if decode(response) != row["response"] or not np.array_equal(logprobs_of(response), np.float32(sampled)):
+            if has_scribe and (
+                decode(response) != row["response"] or not np.array_equal(logprobs_of(response), np.float32(sampled))
+            ):
                 findings.mislabelled.append(f"experience {row['experience_id']} has the arrays of another")
             if decode(token_ids[: row["num_prompt_tokens"]]) != row["prompt"]:
                 findings.mislabelled.append(f"experience {row['experience_id']} has the prompt of another")
             if row["reward_sampled"] != reward_of(row["response"]):
                 findings.mislabelled.append(f"experience {row['experience_id']} has the reward of another")
-            digests[row["experience_id"]] = digest(token_ids)
+            digests[row["experience_id"]] = digest(token_ids), digest_of_logprobs(sampled)
     findings.experiences = len(digests)
     return digests
 
 
-def _stored_is_there(buffer: Buffer, stored: list[dict[str, Any]], digests: dict[int, str], findings: Findings) -> None:
+def _stored_is_there(
+    buffer: Buffer,
+    stored: list[dict[str, Any]],
+    digests: dict[int, Digests],
+    findings: Findings,
+    *,
+    has_scribe: bool,
+) -> None:
     found: dict[int, list[list[str]]] = defaultdict(list)
     rows = buffer.sql("SELECT e.group_id, e.experience_id, e.response FROM rft.experience e ORDER BY e.experience_id")
     for row in rows.to_pylist():
-        found[row["group_id"]].append([row["response"], digests[row["experience_id"]]])
+        found[row["group_id"]].append([row["response"], *digests[row["experience_id"]]])
     for note in stored:
         for group_id, sequences in note["groups"]:
             if found.get(group_id) != sequences:
                 findings.lost.append(f"group {group_id}, acknowledged to {note['by']}, is not there as it was written")
-    texts = Counter(response for group in found.values() for response, _ in group)
+    if not has_scribe:
+        return
+    texts = Counter(response for group in found.values() for response, *_ in group)
     findings.trained_twice += [f"the response {text} is stored {n} times" for text, n in texts.items() if n > 1]
 
 
@@ -191,7 +212,7 @@ def _labels_count(buffer: Buffer, noted: dict[str, list[dict[str, Any]]], findin
 
 
 def _draws_are_as_seen(
-    buffer: Buffer, drawn: list[dict[str, Any]], digests: dict[int, str], findings: Findings
+    buffer: Buffer, drawn: list[dict[str, Any]], digests: dict[int, Digests], findings: Findings
 ) -> None:
     stored: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
     for row in buffer.sql(
@@ -200,15 +221,12 @@ def _draws_are_as_seen(
         stored[row["attempt_id"], row["trainer_step"]].append((row["experience_id"], row["reward_used"]))
     for note in drawn:
         place = f"step {note['step']} of attempt {note['attempt']}"
-        findings.mislabelled += [
-            f"{place}: experience {i} came with the log-probabilities of another" for i in note["wrong"]
-        ]
-        if stored[note["attempt"], note["step"]] != [(i, reward) for i, reward, _ in note["rows"]]:
+        if stored[note["attempt"], note["step"]] != [(i, reward) for i, reward, *_ in note["rows"]]:
             findings.lost.append(f"{place}: the draws are not those that the trainer saw")
         findings.mislabelled += [
-            f"{place}: experience {i} came with the tokens of another"
-            for i, _, seen in note["rows"]
-            if digests.get(i) != seen
+            f"{place}: experience {i} came with the tokens or log-probabilities of another"
+            for i, _, *seen in note["rows"]
+            if digests.get(i) != tuple(seen)
         ]
     twice = buffer.sql(
         "SELECT d.experience_id, count(*) AS times FROM rft.run r JOIN rft.v_history h ON h.history_id = r.current_attempt_id"

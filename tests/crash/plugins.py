@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,9 @@ from rftcore.sync.weights_file import open_weights
 from rftcore.workflows.task import Task, Turn
 
 NUM_TASKS = 200
-_RESPONSE_BYTES = 12
+_RESPONSE_TOKENS = 24
+_TO_SPARE = 8  # max_tokens, in config.yaml, beyond these
+_SLOW_SHARE, _PAUSE_S = 0.05, 0.1
 
 
 def questions() -> Iterator[dict[str, str]]:
@@ -46,8 +50,8 @@ def score(turn: Turn, task: Task) -> float:
 
 
 class Scribe(Engine):
-    """Writes random text; takes and checks the weights it is given as every engine does, and keeps none of them. It writes nothing while it has had
-    some tensors of a version, and not the others, nor while it sleeps."""
+    """Writes random text, some of it slowly, token by token; takes and checks the weights it is given as every engine does, and keeps none of
+    them. It writes nothing while it has had some tensors of a version, and not the others, nor while it sleeps."""
 
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
         from transformers import AutoTokenizer
@@ -57,15 +61,39 @@ class Scribe(Engine):
         self.num_generated_tokens = 0
         self._receiver = TransferReceiver()
         self._has_mixed_weights = self._is_asleep = False
+        self._open: dict[str, Generation] = {}
 
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
-        while self._has_mixed_weights or self._is_asleep:
-            await asyncio.sleep(0.01)
-        text = os.urandom(_RESPONSE_BYTES).hex()
+        return await self.generate_named("", prompt_token_ids, decoding)
+
+    async def generate_named(self, name: str, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        # What was kept of an answer is at the end of its prompt, and leaves less to write.
+        text = os.urandom(_RESPONSE_TOKENS).hex()[: decoding.max_tokens - _TO_SPARE]
+        is_slow = random.random() < _SLOW_SHARE
+        spans: list[tuple[int, int]] = []
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        try:
+            for place in range(len(token_ids)):
+                while self._has_mixed_weights or self._is_asleep:
+                    await asyncio.sleep(0.01)
+                if not spans or spans[-1][1] != self.policy_version_id:
+                    spans.append((place, self.policy_version_id))
+                if is_slow:
+                    so_far = token_ids[: place + 1]
+                    self._open[name] = Generation(so_far, logprobs_of(so_far).tolist(), "", "abort", list(spans))
+                    await asyncio.sleep(_PAUSE_S)
+        finally:
+            self._open.pop(name, None)
         self.num_generated_tokens += len(token_ids)
         reason = "length" if text.startswith("0") else "stop"
-        return Generation(token_ids, logprobs_of(token_ids).tolist(), text, reason, [(0, self.policy_version_id)])
+        return Generation(token_ids, logprobs_of(token_ids).tolist(), text, reason, spans)
+
+    def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
+        found = {name: self._open.get(name) for name in first_tokens}
+        return {
+            name: replace(part, token_ids=part.token_ids[first_tokens[name] :], logprobs=part.logprobs[first_tokens[name] :])
+            for name, part in found.items() if part is not None
+        }  # fmt: skip
 
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
         open_weights(uri, checksum)

@@ -24,11 +24,11 @@ from rftcore.trainer.learner import Learner
 from rftcore.trainer.next_batch import NextBatch, PreparedBatch
 from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.sharding import Grid
+from rftdata.experience import Sequence
 from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import SealedBatch
 from rftdata.training.attempt import Attempt
 from rftdata.writing.writer import Writer
-from tests.crash.plugins import logprobs_of
 from tests.crash.stopwatch import Stopwatch
 
 TRAINED = "trained.npy"
@@ -65,6 +65,10 @@ def notes(folder: Path) -> Iterator[dict[str, Any]]:
 
 def digest(token_ids: npt.ArrayLike) -> str:
     return xxhash.xxh3_64_hexdigest(np.asarray(token_ids, dtype=np.int32).tobytes())
+
+
+def digest_of_logprobs(logprobs: npt.ArrayLike) -> str:
+    return xxhash.xxh3_64_hexdigest(np.asarray(logprobs, dtype=np.float32).tobytes())
 
 
 def observe(witness: Witness) -> None:
@@ -112,18 +116,31 @@ def _observe_weights(witness: Witness) -> None:
     EngineWeights.take_newest = take_and_note  # type: ignore[method-assign]
 
 
+def _digests(sequence: Sequence) -> tuple[str, str]:
+    """Of the tokens, and of the log-probabilities of the response."""
+    return digest(sequence.token_ids), digest_of_logprobs(sequence.behavior_logprobs or [])
+
+
 def _observe_explorer(witness: Witness) -> None:
-    insert, claim = Writer.insert, explorer.claim_groups
+    insert, claim, take_up = Writer.insert, explorer.claim_groups, explorer.take_up
 
     def insert_and_note(self: Writer, *groups: Any) -> list[int]:
         ids = insert(self, *groups)
         stored = [
-            [group_id, [[s.response, digest(s.token_ids)] for r in group.rollouts for s in r.sequences]]
+            [group_id, [[s.response, *_digests(s)] for r in group.rollouts for s in r.sequences]]
             for group_id, group in zip(ids, groups, strict=True)
         ]
         versions = {span[1] for group in groups for r in group.rollouts for s in r.sequences for span in s.policy_spans}
         witness.note("stored", groups=stored, versions=sorted(versions))
         return ids
+
+    def take_up_and_note(*args: Any, **options: Any) -> Any:
+        found = take_up(*args, **options)
+        answers = [answer for of_group in found.values() for answer in of_group]
+        if answers:
+            versions = {version for answer in answers for _, version in answer.version_spans}
+            witness.note("took up", versions=sorted(versions), tokens=sum(len(answer.token_ids) for answer in answers))
+        return found
 
     def claim_and_note(*args: Any, **options: Any) -> Any:
         groups = claim(*args, **options)
@@ -131,6 +148,7 @@ def _observe_explorer(witness: Witness) -> None:
         return groups
 
     Writer.insert = insert_and_note  # type: ignore[method-assign]
+    explorer.take_up = take_up_and_note
     explorer.claim_groups = claim_and_note
 
 
@@ -165,13 +183,11 @@ def _observe_trainer(witness: Witness) -> None:
             rows = batch.rows.to_pylist()
             token_ids = np.split(batch.packed("token_ids"), batch.offsets[1:-1])
             logprobs = np.split(batch.packed("behavior_logprobs"), batch.offsets[1:-1])
-            drawn = [[row["experience_id"], row["reward"], digest(t)] for row, t in zip(rows, token_ids, strict=True)]
-            wrong = [
-                row["experience_id"]
-                for row, t, found in zip(rows, token_ids, logprobs, strict=True)
-                if not np.array_equal(found[row["num_prompt_tokens"] :], logprobs_of(t[row["num_prompt_tokens"] :]))
+            drawn = [
+                [row["experience_id"], row["reward"], digest(t), digest_of_logprobs(p[row["num_prompt_tokens"] :])]
+                for row, t, p in zip(rows, token_ids, logprobs, strict=True)
             ]
-            witness.note("drawn", attempt=self.attempt.attempt_id, step=step, rows=drawn, wrong=wrong)
+            witness.note("drawn", attempt=self.attempt.attempt_id, step=step, rows=drawn)
             pending[:] = batch.rows["experience_id"].to_pylist()
         return prepared
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import rftdata
 from rftcore.cli import run_command
 from rftdata.errors import QueryError, SegmentCorruptError
+from rftdata.maintenance.archive import archive
 from rftdata.query.catalogue import tables
 from tests.store.test_damage import flip, segments
 
@@ -130,10 +131,14 @@ def canonical(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(json.dumps(row, default=str) for row in rows)
 
 
-def test_what_a_query_returns_equals_the_same_query_over_full_tables(filled: rftdata.Buffer) -> None:
+@pytest.mark.parametrize("archived", [False, True])
+def test_what_a_query_returns_equals_the_same_query_over_full_tables(filled: rftdata.Buffer, archived: bool) -> None:
+    filled.find_run("first").end("finished", "done")
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         full_tables(filled, connection)
+        if archived:
+            archive(filled, "first", author="ada")
 
         @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
         @given(st.sampled_from(SHAPES), conditions, conditions)

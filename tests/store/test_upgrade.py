@@ -104,6 +104,8 @@ def _insert_a_row(connection: Any, table: str) -> None:
     assert unknown == [], table
     if table == "run_attempt":
         values["parent_attempt_id"] = None
+    if table == "archive":
+        values["status"] = "writing"  # the rows of an archived run do not change
     names = sql.SQL(", ").join(map(sql.Identifier, values))
     places = sql.SQL(", ").join(sql.Placeholder() * len(values))
     connection.execute(

@@ -27,6 +27,7 @@ _SECONDS = {
     "acceptance/test_example_pipelines.py": 104,
     "acceptance/test_bad_input.py": 100,
     "acceptance/test_server_url.py": 78,
+    "crash/test_ray_storm.py": 70,
     "acceptance/test_explorers_come_and_go.py": 67,
     "acceptance/test_going_back.py": 67,
     "acceptance/test_reward_model_run.py": 65,

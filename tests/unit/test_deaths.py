@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,6 +85,16 @@ def test_what_ray_knows_better_is_said() -> None:
     assert str(elsewhere.death("The process receives a SIGTERM.")) == "was ended by SIGTERM"
     assert str(elsewhere.death("The actor died because its node has died.")).startswith("was lost with its machine")
     assert str(elsewhere.death(RAY_SAYS)) == "died without an error, possibly killed for lack of memory"
+
+
+def test_a_process_is_killed_without_ray_and_only_while_it_runs() -> None:
+    with grandchild("import sys; sys.stdin.read()") as (pid, parent):
+        watch = ProcessWatch(socket.gethostname(), pid)
+        watch.kill()
+        assert parent.wait(20) == 0
+        assert "killed by signal 9" in str(watch.death(RAY_SAYS)) or not kernel_reports()
+        watch.kill()
+        ProcessWatch("elsewhere", os.getpid()).kill()
 
 
 def test_the_last_lines_of_the_log_are_shown_without_rays_marks(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ BEGIN
         FOR relation IN
             SELECT c.relname FROM pg_class c
             WHERE c.relnamespace = 'rft'::regnamespace AND c.relkind IN ('r', 'p')
-              AND c.relname NOT IN ('schema_version', 'buffer', 'experience', 'label', 'rollout', 'purge', 'purged_experience', 'retired_range')
+              AND c.relname NOT IN ('schema_version', 'buffer', 'experience', 'label', 'rollout', 'purge', 'purged_experience', 'retired_range',
+                                'archive', 'archive_file', 'archived_segment')
         LOOP
             EXECUTE format('GRANT %s ON rft.%I TO rft_worker',
                            CASE WHEN relation.relname = ANY (append_only) THEN 'INSERT' ELSE 'INSERT, UPDATE' END, relation.relname);
