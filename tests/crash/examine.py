@@ -11,6 +11,7 @@ import numpy as np
 
 import rftdata
 from rftdata import Buffer
+from rftdata.maintenance.states import wrong_states
 from rftdata.maintenance.verification import verify
 from tests.crash.plugins import logprobs_of, reward_of
 from tests.crash.witness import TRAINED, digest, digest_of_logprobs, notes
@@ -59,7 +60,7 @@ def examine(folder: Path, *, has_scribe: bool = True) -> Findings:
     for note in notes(folder / "witness"):
         noted[note["kind"]].append(note)
     with rftdata.open(str(folder / "buffer"), create=False) as buffer:
-        findings.lost += verify(buffer)
+        findings.lost += [*verify(buffer), *wrong_states(buffer.database)]
         digests = _rows_belong_together(buffer, findings, has_scribe=has_scribe)
         _stored_is_there(buffer, noted["stored"], digests, findings, has_scribe=has_scribe)
         _labels_count(buffer, noted, findings)
