@@ -316,10 +316,14 @@ def test_a_purge_takes_the_texts_of_verdicts_and_of_stages_errors(
     errors = [StageRun("tag", 0, 4, 4, 0, 0.1, error="cannot convert 'my secret'")]
     with buffer.database.transaction() as connection:
         insert_stage_runs(connection, "p1", errors, run_id=roles.run_id, worker_id=roles.worker_id)
+    columns = buffer.sql(
+        "SELECT string_agg(attname, ', ') AS names FROM pg_attribute"
+        " WHERE attrelid = 'rft.experience'::regclass AND attnum > 0 AND attgenerated = '' AND NOT attisdropped"
+    )["names"][0].as_py()
     buffer.sql(
-        "INSERT INTO rft.experience SELECT (jsonb_populate_record(NULL::rft.experience, to_jsonb(e) || jsonb_build_object("
-        "'experience_id', nextval('rft.experience_experience_id_seq'), 'parent_id', 1, 'segment_row', 77))).*"
-        " FROM rft.experience e WHERE experience_id = 4"
+        f"INSERT INTO rft.experience ({columns}) SELECT {columns} FROM (SELECT (jsonb_populate_record(NULL::rft.experience, to_jsonb(e) ||"
+        " jsonb_build_object('experience_id', nextval('rft.experience_experience_id_seq'), 'parent_id', 1, 'segment_row', 77))).*"
+        " FROM rft.experience e WHERE experience_id = 4) copied"
     )
     buffer.sql(
         """INSERT INTO rft.task (taskset, task_key, payload, features) VALUES ('harder', 'h1', '{}', '{"parent_experience_id": 5}')"""

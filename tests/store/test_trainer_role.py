@@ -22,6 +22,7 @@ from rftcore.run.join import JoinedRun
 from rftcore.run.prepare import stored_config
 from rftcore.sync.weights_file import iterate_weights, open_weights
 from rftcore.trainer.role import TrainerRole
+from rftcore.trainer.turns import trainer_turns
 from rftdata import Buffer
 from rftdata.errors import ConfigError, RftError, RoleFailedError
 from rftdata.pipeline.queue import claim_sealed_groups
@@ -105,7 +106,8 @@ class Training:
             Worker(self.run, "trainer") as worker,
             self.buffer.attempt(self.run, sampling=SamplingConfig(max_staleness=1000)) as attempt,
         ):
-            TrainerRole(JoinedRun(self.buffer, self.run, ResolvedRun(self.config)), worker, attempt).train()
+            turns = trainer_turns(self.config, self.run, worker)
+            TrainerRole(JoinedRun(self.buffer, self.run, ResolvedRun(self.config)), worker, attempt, turns).train()
 
     def stop(self) -> None:
         self.run.request_stop()
