@@ -305,11 +305,8 @@ def test_an_explorer_that_is_stopped_leaves_its_rollouts_to_the_next(buffer: rft
         while not explorer.done():
             engine.allowed += 1
             await asyncio.sleep(0.02)
-            if (
-                until_second_turn
-                and len(engine.prompts) > 2
-                and any(len(g.token_ids) > 3 for g in engine.open.values())
-            ):
+            written = [len(generation.token_ids) for generation in engine.open.values()]
+            if until_second_turn and len(engine.prompts) == 4 and len(written) == 2 and min(written) > 3:
                 break
             if status() == ["sealed"]:
                 break
