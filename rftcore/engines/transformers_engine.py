@@ -7,7 +7,7 @@ so every response has one policy version.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -53,6 +53,10 @@ class TransformersEngine(DrivenEngine):
         self._model.generation_config = GenerationConfig(
             eos_token_id=self._end_token_ids or None, pad_token_id=self._model.generation_config.pad_token_id
         )
+
+    def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
+        # Nothing is known of a batch before it is finished, so nobody waits for that.
+        return {}
 
     def _add(self, request: Request) -> None:
         self._waiting[request.request_id] = request

@@ -108,8 +108,9 @@ class RolloutDraft:
             text = self._text(whole.token_ids, decoding.stop if answer.finish_reason == "stop" else ())
             finished = replace(whole, text=text, finish_reason=answer.finish_reason)
             return _Draft(answer.generation_index, answer.input_digest, whole, finished=finished, is_stored=True)
-        # The engine looks for a text that ends the response in new tokens only, so those in which one may have begun are sampled again.
-        length = len(answer.token_ids) - max(map(len, decoding.stop), default=0)
+        # The engine looks for a text that ends the response in new tokens only, so those in which one may have begun are sampled again: a
+        # token may be one byte of a character.
+        length = len(answer.token_ids) - max((len(text.encode()) for text in decoding.stop), default=0)
         kept = _generation(answer.token_ids[: max(0, length)], answer.logprobs[: max(0, length)], answer.version_spans)
         return _Draft(answer.generation_index, answer.input_digest, kept, stored=len(kept.token_ids))
 

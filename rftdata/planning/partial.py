@@ -70,16 +70,16 @@ def take_up(
     begun = {group.group_id: group for group in groups if group.is_begun}
     if not begun:
         return {}
-    rows = ride_out(lambda: run.database.fetch("partial_tokens", group_ids=list(begun)))
+    rows = ride_out(lambda: run.database.fetch("partial_tokens", run_id=run.run_id, group_ids=list(begun)))
     found: dict[int, list[PartialAnswer]] = {}
     oldest: dict[int, int] = {}
     for parts in _by_answer(rows):
         group = begun[parts[0]["group_id"]]
         steps = [part["oldest_step"] for part in parts if part["oldest_step"] is not None]
-        if steps and min(steps) < max(group.explore_step, policy_step) - max_staleness:
+        if steps and min(steps) < max(group.explore_step, policy_step, parts[0]["drawn_step"]) - max_staleness:
             continue
         found.setdefault(group.group_id, []).append(_joined(parts))
-        oldest[group.group_id] = min(oldest.get(group.group_id, policy_step), *steps)
+        oldest[group.group_id] = min([oldest.get(group.group_id, policy_step), *steps])
     if oldest:
         ride_out(
             lambda: run.database.run(

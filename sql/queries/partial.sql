@@ -11,10 +11,13 @@ SET token_ids = excluded.token_ids, logprobs = excluded.logprobs, version_starts
     policy_version_ids = excluded.policy_version_ids, finish_reason = excluded.finish_reason;
 
 -- name: partial_tokens
--- The parts of answers for groups, in the order in which they were sampled, with the trainer step of the oldest policy of each.
+-- The parts of answers for groups, in the order in which they were sampled, with the trainer step of the oldest policy of each, and
+-- the newest step for which the run has drawn: none of them is in its batch.
 SELECT t.group_id, t.rollout_index, t.generation_index, t.first_token, t.input_digest, t.token_ids, t.logprobs, t.version_starts,
        t.policy_version_ids, t.finish_reason,
-       (SELECT min(p.trainer_step) FROM rft.policy_version p WHERE p.policy_version_id = ANY (t.policy_version_ids)) AS oldest_step
+       (SELECT min(p.trainer_step) FROM rft.policy_version p WHERE p.policy_version_id = ANY (t.policy_version_ids)) AS oldest_step,
+       (SELECT coalesce(max(d.trainer_step), 0) FROM rft.draw d JOIN rft.run r ON r.current_attempt_id = d.attempt_id
+        WHERE r.run_id = %(run_id)s) AS drawn_step
 FROM unnest(%(group_ids)s::bigint[]) AS c (group_id)
 CROSS JOIN LATERAL (SELECT * FROM rft.partial_tokens WHERE group_id = c.group_id OFFSET 0) t
 ORDER BY t.group_id, t.rollout_index, t.generation_index, t.claim_token, t.first_token;

@@ -18,11 +18,11 @@ from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftcore.workflows.task import Model, Score, Scorer, Task
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
-from rftdata.planning.partial import take_up
+from rftdata.planning.partial import Part, PartialAnswer, keep, take_up
 from rftdata.training.attempt import Attempt
 from rftdata.workers import Worker
 from tests.support.models import make_character_tokenizer
-from tests.support.store_roles import Roles
+from tests.support.store_roles import Roles, own_group
 
 TEXT = "the answer is 42, as 6 times 7 is."
 
@@ -204,6 +204,14 @@ def test_a_text_that_ends_an_answer_is_found_where_it_was_interrupted(roles: Rol
     assert engine.tokenizer.decode(whole.token_ids) == "the answer is 42"
 
 
+def test_a_text_that_ends_an_answer_may_take_a_token_for_each_of_its_bytes(roles: Roles, attempt: Attempt) -> None:
+    decoding = Decoding(max_tokens=99, stop=("\u2192",))
+    interrupted(roles, 10, decoding)
+    engine = Typist(roles.version or 0)
+    continued(roles, engine, another_worker(roles), decoding)
+    assert engine.prompts == ["6*7=" + TEXT[: 10 - 3]]
+
+
 @pytest.mark.parametrize("change", [{"temperature": 0.5}, {"max_tokens": 98}])
 def test_other_sampling_parameters_begin_anew(roles: Roles, attempt: Attempt, change: dict[str, Any]) -> None:
     interrupted(roles, 5, Decoding(max_tokens=99))
@@ -219,6 +227,33 @@ def test_tokens_that_would_be_too_old_are_not_continued(roles: Roles, attempt: A
     engine = Typist(roles.version or 0)
     continued(roles, engine, another_worker(roles), Decoding(), policy_step=2)
     assert engine.prompts == ["6*7="]
+
+
+def test_tokens_are_not_continued_that_are_too_old_for_every_step_not_drawn_yet(roles: Roles, attempt: Attempt) -> None:
+    interrupted(roles, 5, Decoding())
+    # Others take its place in the first two steps.
+    roles.buffer.sql("UPDATE rft.rollout_group SET trainable = false")
+    roles.insert(*[own_group(task_key=key) for key in ("one", "two")])
+    roles.decide()
+    attempt.draw(1, 1, timeout_s=5)
+    roles.publish(attempt, 1)
+    attempt.draw(2, 1, timeout_s=5)  # which is being trained, and the policy is that of step 1
+    roles.buffer.sql("UPDATE rft.rollout_group SET trainable = true")
+    engine = Typist(roles.version or 0)
+    continued(roles, engine, another_worker(roles), Decoding(), policy_step=1)
+    assert engine.prompts == ["6*7="]
+
+
+def test_an_answer_without_tokens_is_kept(roles: Roles, attempt: Attempt) -> None:
+    group = claimed_by(roles, roles.worker_id)
+    answer = PartialAnswer(
+        rollout_index=0, generation_index=0, input_digest=b"1", token_ids=[], logprobs=[], version_spans=[], finish_reason="stop"
+    )  # fmt: skip
+    keep(roles.run, [Part(group_id=group.group_id, claim_token=group.claim_token, first_token=0, answer=answer)])
+    release_groups(roles.run, roles.worker_id)
+    worker_id = another_worker(roles)
+    again = claimed_by(roles, worker_id)
+    assert take_up(roles.run, worker_id, [again], policy_step=0, max_staleness=1) == {again.group_id: [answer]}
 
 
 def test_the_oldest_token_counts_as_the_policy_of_the_claim(roles: Roles, attempt: Attempt) -> None:
@@ -270,11 +305,8 @@ def test_an_explorer_that_is_stopped_leaves_its_rollouts_to_the_next(buffer: rft
         while not explorer.done():
             engine.allowed += 1
             await asyncio.sleep(0.02)
-            if (
-                until_second_turn
-                and len(engine.prompts) > 2
-                and any(len(g.token_ids) > 3 for g in engine.open.values())
-            ):
+            written = [len(generation.token_ids) for generation in engine.open.values()]
+            if until_second_turn and len(engine.prompts) == 4 and len(written) == 2 and min(written) > 3:
                 break
             if status() == ["sealed"]:
                 break

@@ -45,3 +45,21 @@ def test_weights_published_again_are_kept_under_the_new_version(tmp_path: Path) 
     engine.close()
     assert (before.version_spans, after.version_spans) == ([(0, 1)], [(0, 2)])
     assert before.token_ids == after.token_ids
+
+
+def test_nobody_waits_for_what_a_running_batch_does_not_tell(tmp_path: Path) -> None:
+    engine = TransformersEngine(make_tiny_model(tmp_path / "model"), CONFIG)
+    prompt = engine.tokenizer.encode("u:1+2=\na:")
+
+    async def ask() -> None:
+        running = asyncio.create_task(
+            engine.generate_named("long", prompt, Decoding(temperature=0, max_tokens=200, stop=("never",)))
+        )
+        while engine.stuck_s() == 0.0:
+            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(engine.unfinished, {"long": 0}) == {}
+        assert engine.stuck_s() > 0.0 and not running.done(), "it waited for the batch"
+        await running
+
+    asyncio.run(ask())
+    engine.close()
