@@ -2,9 +2,10 @@
 
 `rft bench exchange [--sizes N,N] [--runs N]` fills a buffer with groups of 8 (`benchmarks.workload`). Every fourth group is made of an
 experience of another group, and every eighth experience has a label of its own batch. The buffer is exported to Parquet and imported
-into an empty one. JSON on stdout; beside each size two limits from the same buffer: binary COPY of the rows of `rft.experience` with
-a plain read of the segment files (what an export cannot be faster than), and COPY of the same rows into an empty table with the
-same indexes (what an import cannot be faster than).
+into an empty one, and its arrays are scanned (`Buffer.scan`). JSON on stdout; beside each size limits from the same buffer: binary COPY of
+the rows of `rft.experience` (what an export cannot be faster than), COPY of the same rows into an empty table with the same indexes (what an
+import cannot be faster than), and a plain read of the segment files (what a scan cannot be faster than). `export_cpu_s` and
+`import_cpu_s` are the processor time of this process, which other work on the machine changes less than the seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import rftdata
 from benchmarks.workload import GROUP_SIZE, make_samples
+from rftcore.garbage import collect_rarely
 from rftdata import Buffer, Group, Rollout, exchange, labels
 from rftdata import Sequence as Experience
 
@@ -95,28 +97,40 @@ def _copied_in(buffer: Buffer, file: Path) -> None:
             copy.write(file.read_bytes())
 
 
+def _scan(buffer: Buffer) -> None:
+    for _ in buffer.scan(["experience_id", "reward", "token_ids", "loss_mask", "behavior_logprobs"]):
+        pass
+
+
 def measure(num: int, runs: int, folder: Path) -> dict[str, Any]:
     """The figures of one size."""
     file, rows = folder / "all.parquet", folder / "rows.bin"
     with rftdata.open(str(folder / "from")) as source:
         fill(source, num, runs)
         print(f"{num} experiences stored", file=sys.stderr)
+        before = time.process_time()
         export_s = timed(lambda: exchange.export(source, file))
-        copy_out_s = timed(lambda: _copied_out(source, rows)) + timed(
-            lambda: _read_segments(folder / "from" / "segments")
-        )
+        export_cpu_s = time.process_time() - before
+        copy_out_s = timed(lambda: _copied_out(source, rows))
+        segments = folder / "from" / "segments"
+        read_s = min(timed(lambda: _read_segments(segments)) for _ in range(3))
+        scan_s = min(timed(lambda: _scan(source)) for _ in range(3))
+        segment_bytes = sum(file.stat().st_size for file in segments.rglob("*") if file.is_file())
         num = int(source.sql("SELECT count(*) AS n FROM rft.experience")["n"][0].as_py())
     print(f"exported in {export_s:.1f} s", file=sys.stderr)
     with rftdata.open(str(folder / "to")) as target:
+        before = time.process_time()
         import_s = timed(lambda: exchange.load(target, file))
+        import_cpu_s = time.process_time() - before
         again_s = timed(lambda: exchange.load(target, file))
         copy_in_s = timed(lambda: _copied_in(target, rows))
     return {
         "experiences": num, "runs": runs, "file_bytes": file.stat().st_size,
         "export_s": round(export_s, 2), "export_per_s": round(num / export_s),
-        "copy_out_and_read_s": round(copy_out_s, 2),
-        "import_s": round(import_s, 2), "import_per_s": round(num / import_s), "import_again_s": round(again_s, 2),
-        "copy_in_s": round(copy_in_s, 2),
+        "export_mb_per_s": round(file.stat().st_size / export_s / 1e6), "export_cpu_s": round(export_cpu_s, 2), "copy_out_s": round(copy_out_s, 2),
+        "import_s": round(import_s, 2), "import_per_s": round(num / import_s), "import_cpu_s": round(import_cpu_s, 2),
+        "import_again_s": round(again_s, 2), "copy_in_s": round(copy_in_s, 2),
+        "scan_mb_per_s": round(segment_bytes / scan_s / 1e6), "read_segments_mb_per_s": round(segment_bytes / read_s / 1e6),
     }  # fmt: skip
 
 
@@ -125,6 +139,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="3000,25000,100000", help="numbers of experiences")
     parser.add_argument("--runs", type=int, default=2)
     options = parser.parse_args()
+    collect_rarely()  # as `rft import` and `rft export` do
     results = []
     for size in options.sizes.split(","):
         with tempfile.TemporaryDirectory(prefix="rft-exchange-") as folder:

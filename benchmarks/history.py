@@ -10,7 +10,8 @@ run is the same statement in DuckDB over Parquet files of the tables and views t
     ratio           seconds / duckdb_seconds
     agrees          whether the answers are equal
 
-The exit code is 1 if an answer differs.
+`commands`: seconds of export, backup, pairs, status, report, lineage and doctor, beside a limit of the same machine (`limit`, `limit_seconds`), and
+megabytes of what they wrote. Imports and scans are in `rft bench exchange`. The exit code is 1 if an answer differs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import pyarrow.parquet as pq
 
 import rftdata
 from benchmarks.history_buffer import add_run
+from benchmarks.history_commands import measure_commands
 from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.inspection import tables
@@ -50,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
             for number in range(options.runs):
                 add_run(buffer, number, options.experiences // options.runs)
                 print(f"run {number + 1} of {options.runs}: {time.monotonic() - started:.0f} s", file=sys.stderr)
-            rows = measure(buffer, Path(folder))
-    result = {"experiences": options.experiences, "runs": options.runs, "questions": rows}
+            rows, commands = measure(buffer, Path(folder)), measure_commands(buffer, Path(folder))
+    result = {"experiences": options.experiences, "runs": options.runs, "questions": rows, "commands": commands}
     print(json.dumps(result, indent=2))
     return int(not all(row["agrees"] for row in rows))
 

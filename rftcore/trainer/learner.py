@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm, Plan
+from rftcore.sync.devices import torch_device
 from rftcore.sync.transfer import HeldRows
 from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 from rftcore.trainer.backends import BACKENDS
@@ -40,6 +41,7 @@ from rftcore.trainer.checkpoints import (
     read_state,
     read_tensors,
     set_random_state,
+    sizes_under,
     staged,
     write_training_state,
 )
@@ -48,7 +50,8 @@ from rftcore.trainer.divergence import Divergence
 from rftcore.trainer.host_copy import HostCopy
 from rftcore.trainer.micro_batches import MicroBatch
 from rftcore.trainer.models import Models, refuse_fewer_tokens, refuse_other_vocabulary
-from rftcore.trainer.network import Head, Network
+from rftcore.trainer.network import Network
+from rftcore.trainer.opened_model import Head
 from rftcore.trainer.optimizers import learning_rate_at
 from rftcore.trainer.sharding import Grid, make_grid
 from rftdata.errors import ConfigError, ModelError
@@ -112,7 +115,7 @@ class Learner:
         self.algorithm = algorithm
         self.temperature = temperature if algorithm.uses_behavior_logprobs else 1.0
         self.total_steps = total_steps
-        self.grid = make_grid(_device(device), config.tensor_parallel)
+        self.grid = make_grid(torch_device(device), config.tensor_parallel)
         self.step = 0
         self._network_class: type[Network] = BACKENDS.load(config.backend, base_dir)
         self._seed = seed
@@ -312,9 +315,10 @@ class Learner:
         self._set_models(self._model_path if has_adapters else str(folder), str(folder / _CRITIC))
         if has_adapters:
             self.policy.load_adapters(folder)
-        random = {name: torch.zeros(size, dtype=torch.uint8) for name, size in _under("random", sizes).items()}
+        random = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes_under("random", sizes).items()}
         moments = {
-            prefix: network.empty_optimizer_state(_under(prefix, sizes)) for prefix, network in self._trained().items()
+            prefix: network.empty_optimizer_state(sizes_under(prefix, sizes))
+            for prefix, network in self._trained().items()
         }
         read_tensors(folder, {"random": random, **moments})
         set_random_state(random, self.device)
@@ -382,16 +386,6 @@ class Learner:
         if not self._warms_up_critic(step):
             norms["grad_norm"] = self.policy.update(share)
         return norms | {"skipped": float(self._divergence.saw(norms))}
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    """The CUDA device of this process where there is one, else the CPU."""
-    found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return torch.device("cuda", torch.cuda.current_device()) if str(found) == "cuda" else found
-
-
-def _under(prefix: str, sizes: dict[str, torch.Size]) -> dict[str, torch.Size]:
-    return {name.removeprefix(f"{prefix}/"): size for name, size in sizes.items() if name.startswith(f"{prefix}/")}
 
 
 def _restricted(algorithm: Algorithm, plan: Plan, members: list[int]) -> Plan:

@@ -14,13 +14,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rftcore.sync.transfer import HeldRows
 from rftcore.sync.transfer_plan import TransferPlan, WireTensor
@@ -29,7 +29,7 @@ from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.head import Output, logprobs_and_entropy
 from rftcore.trainer.lora import adapter_tensors, add_adapters, load_adapters, merged, named_adapters, save_adapters
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
-from rftcore.trainer.model_shape import refuse_indivisible
+from rftcore.trainer.opened_model import Head, opened_model
 from rftcore.trainer.optimizers import build_optimizers, value_head
 from rftcore.trainer.sharding import (
     Grid,
@@ -46,7 +46,6 @@ from rftdata.errors import ModelError
 
 # Their attention sees the whole prompt, so continuations can share it.
 _MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3"})
-Head = Literal["vocabulary", "value"]
 Result = TypeVar("Result")
 ADAPTERS = "adapters"  # folder beside the weights that they are merged into
 
@@ -98,7 +97,7 @@ class Network:
         self.config = config
         self.grid = grid
         self.learning_rate = learning_rate
-        self.model = _open(path, config, grid, head)
+        self.model = opened_model(path, config, grid, head)
         self.optimizers: list[Optimizer] = []
         trained = learning_rate is not None
         on_gpu = self.device.type == "cuda"
@@ -344,39 +343,6 @@ def output_layer(model: PreTrainedModel, temperature: float) -> Output:
     )  # fmt: skip
 
 
-def _open(path: str, config: TrainerConfig, grid: Grid, head: str) -> PreTrainedModel:
-    dtype = getattr(torch, config.dtype)
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention.NAME}
-    try:
-        model_config = AutoConfig.from_pretrained(path)
-        attention.refuse_unpackable(model_config)
-        if grid.num_tensor_ranks > 1:
-            refuse_indivisible(model_config.to_dict(), grid.num_tensor_ranks)
-        model: PreTrainedModel = (
-            AutoModelForCausalLM.from_pretrained(path, **options)
-            if head == "vocabulary"
-            else AutoModelForTokenClassification.from_pretrained(path, num_labels=1, **options)
-        )
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise ModelError(
-            f"the model {path} cannot be opened: {first_line}",
-            allowed="a folder with config.json and safetensors, or a Hugging Face id",
-            todo="correct model.path",
-        ) from error
-    # Dropout is off for good: the ratio has to compare two policies, not two draws of noise.
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]  # torch takes every attribute for a tensor
-    if head == "value":
-        value_head(model)
-    else:
-        refuse_other_head(model)
-    return model
-
-
 def _blank(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """The model without memory for its weights: what transformers needs to write a folder, while the model itself is in use."""
     blanks = {
@@ -386,20 +352,6 @@ def _blank(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     for parameter in model.parameters():
         blanks[id(parameter)] = nn.Parameter(blanks[id(parameter)], requires_grad=False)
     return copy.deepcopy(model, blanks)
-
-
-def refuse_other_head(model: PreTrainedModel) -> None:
-    """Raise a ConfigError if logits are more than the output layer's products with the last hidden states (BERT's transform)."""
-    known = (model.base_model, model.get_output_embeddings())
-    others = [
-        name
-        for name, module in model.named_children()
-        if module not in known and any(True for _ in module.parameters())
-    ]
-    if others:
-        raise attention.unpackable(
-            f"it has layers between the last hidden states and the logits ({', '.join(others)})", model.config
-        )
 
 
 def _can_share_prompts(model_config: Any) -> bool:

@@ -20,7 +20,8 @@ from rftcore.trainer import attention
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.head import logprobs_and_entropy
 from rftcore.trainer.micro_batches import Cutting, split_batch
-from rftcore.trainer.network import Computation, output_layer, refuse_other_head
+from rftcore.trainer.network import Computation, output_layer
+from rftcore.trainer.opened_model import refuse_other_head
 from rftdata.errors import ConfigError
 
 _VOCABULARY = 64

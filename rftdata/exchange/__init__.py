@@ -5,7 +5,8 @@ of each. `check` reads such a file and refuses what cannot be stored. `load` wri
 origin. See docs/decisions/0015.
 """
 
+from rftdata.exchange.contents import Contents, check
 from rftdata.exchange.export import Exported, export
-from rftdata.exchange.import_ import Contents, Imported, check, load
+from rftdata.exchange.import_ import Imported, load
 
 __all__ = ["Contents", "Exported", "Imported", "check", "export", "load"]

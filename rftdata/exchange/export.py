@@ -6,6 +6,7 @@ out and counted.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from rftdata.buffer import Buffer
 from rftdata.errors import ArchivedError, QueryError
+from rftdata.exchange.ahead import one_ahead
 from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, packed
 from rftdata.exchange.formats import check_format, written
 from rftdata.maintenance.conditions import chosen
@@ -23,6 +25,7 @@ from rftdata.segments.codec import SCHEMA as BASE
 from rftdata.segments.codec import SHAPE_SUFFIX, ColumnReader
 
 _CHUNK_GROUPS = 64
+_NOT_WRITTEN = ("segment_id", "segment_row", "purged")
 _LABEL_FIELDS = [field.name for field in SCHEMA.field("labels").type.value_type]
 
 
@@ -66,17 +69,15 @@ def export(
             raise QueryError(
                 "no experience is chosen, so there is nothing to export", value=where, todo="widen the condition"
             )
-        with written(path) as write:
+        with contextlib.closing(one_ahead(_fetched(connection, groups, wanted))) as chunks, written(path) as write:
             counts = {"num_groups": 0, "num_rollouts": 0, "num_experiences": 0, "num_purged": 0}
-            for start in range(0, len(groups), _CHUNK_GROUPS):
-                rows = fetch(connection, "export_rows", group_ids=groups[start : start + _CHUNK_GROUPS])
-                kept = [row for row in rows if wanted is None or row["experience_id"] in wanted]
+            for kept, labels in chunks:
                 counts["num_purged"] += sum(row["purged"] for row in kept)
-                kept = [row for row in kept if not row["purged"]]
-                write(list(_complete(buffer, connection, kept, buffer_id)))
-                counts["num_groups"] += len({row["group_id"] for row in kept})
-                counts["num_rollouts"] += len({(row["group_id"], row["rollout_index"]) for row in kept})
-                counts["num_experiences"] += sum(row["experience_id"] is not None for row in kept)
+                stored = [row for row in kept if not row["purged"]]
+                write(list(_complete(buffer, stored, labels, buffer_id)))
+                counts["num_groups"] += len({row["group_id"] for row in stored})
+                counts["num_rollouts"] += len({(row["group_id"], row["rollout_index"]) for row in stored})
+                counts["num_experiences"] += sum(row["experience_id"] is not None for row in stored)
             if not counts["num_rollouts"]:
                 raise QueryError("everything chosen was purged, so there is nothing to export", value=where)
     return Exported(str(path), **counts)
@@ -102,23 +103,35 @@ def _selected(
     return [i for i in everything if i in groups], None if whole_groups else {i for _, i in pairs}
 
 
-def _complete(buffer: Buffer, connection: Connection, rows: list[Row], buffer_id: str) -> Iterator[Row]:
+def _fetched(
+    connection: Connection, groups: list[int], wanted: set[int] | None
+) -> Iterator[tuple[list[Row], dict[int, list[Row]]]]:
+    """Yield the chosen rows of some groups after the other, and the labels by experience."""
+    for start in range(0, len(groups), _CHUNK_GROUPS):
+        rows = fetch(connection, "export_rows", group_ids=groups[start : start + _CHUNK_GROUPS])
+        kept = [row for row in rows if wanted is None or row["experience_id"] in wanted]
+        labels: dict[int, list[Row]] = {row["experience_id"]: [] for row in kept if row["experience_id"] is not None}
+        for label in fetch(connection, "export_labels", experience_ids=list(labels)):
+            labels[label["experience_id"]].append({name: label[name] for name in _LABEL_FIELDS})
+        yield kept, labels
+
+
+def _complete(buffer: Buffer, rows: list[Row], labels: dict[int, list[Row]], buffer_id: str) -> Iterator[Row]:
     """Convert rows of the query to rows of the file: with labels and arrays, in the order of columns."""
-    ids = [row["experience_id"] for row in rows if row["experience_id"] is not None]
-    labels: dict[int, list[Row]] = {i: [] for i in ids}
-    for label in fetch(connection, "export_labels", experience_ids=ids):
-        labels[label["experience_id"]].append({name: label[name] for name in _LABEL_FIELDS})
     arrays = _Arrays(
         buffer.reader.batches(sorted({row["segment_id"] for row in rows if row["segment_id"] is not None}))
     )
+    columns = dict.fromkeys(SCHEMA.names) | {"buffer_id": buffer_id}
     for row in rows:
-        whole: Row = {"buffer_id": buffer_id, **row}
+        whole: Row = {**columns, **row}
         if row["experience_id"] is not None:
             whole |= arrays.of(row["segment_id"], row["segment_row"])
             whole |= {"labels": labels[row["experience_id"]], "earlier": row["earlier"] or "[]"}
         else:
             whole["earlier"] = None
-        yield {name: whole.get(name) for name in SCHEMA.names}
+        for name in _NOT_WRITTEN:
+            del whole[name]
+        yield whole
 
 
 class _Arrays:

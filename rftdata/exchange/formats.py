@@ -10,17 +10,19 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
 from rftdata.durable_files import sync_path
 from rftdata.errors import QueryError
-from rftdata.exchange.columns import BASE_ARRAYS, REQUIRED, SCHEMA, Row, from_json, to_json
+from rftdata.exchange.ahead import one_ahead
+from rftdata.exchange.arrow_rows import rows_of
+from rftdata.exchange.columns import REQUIRED, SCHEMA, Row, from_json, to_json
 
 Write = Callable[[list[Row]], None]
 FORMATS = {
@@ -46,6 +48,17 @@ def check_format(path: Path) -> None:
     if path.suffix not in FORMATS:
         allowed = ", ".join(f"{suffix or 'no suffix'} ({name})" for suffix, name in FORMATS.items())
         raise QueryError("files of this kind are neither written nor read", value=str(path), allowed=allowed)
+
+
+def check_exists(path: Path) -> None:
+    """Refuse a path that is not there or has the suffix of no format.
+
+    Raises:
+        QueryError: with what is allowed.
+    """
+    check_format(path)
+    if not path.exists():
+        raise QueryError("the file does not exist", value=str(path), todo="correct the path")
 
 
 @contextmanager
@@ -85,8 +98,11 @@ def _remove(path: Path) -> None:
 @contextmanager
 def _opened(suffix: str, draft: Path) -> Iterator[Write]:
     if suffix == ".parquet":
-        with pa.parquet.ParquetWriter(draft, SCHEMA, compression="zstd", use_dictionary=_REPEATED) as writer:
-            yield lambda rows: writer.write_table(_table(rows))
+        with (
+            pa.parquet.ParquetWriter(draft, SCHEMA, compression="zstd", use_dictionary=_REPEATED) as writer,
+            _behind(writer) as write,
+        ):
+            yield write
     elif suffix:
         with open(draft, "x", encoding="utf-8") as file:
             yield lambda rows: file.writelines(to_json(row) + "\n" for row in rows)
@@ -94,12 +110,29 @@ def _opened(suffix: str, draft: Path) -> Iterator[Write]:
         datasets = _datasets()
         stream = draft.with_name(f"{draft.name}.arrow")
         try:
-            with pa.ipc.new_stream(str(stream), SCHEMA) as writer:
-                yield lambda rows: writer.write_table(_table(rows))
+            with pa.ipc.new_stream(str(stream), SCHEMA) as writer, _behind(writer) as write:
+                yield write
             # Mapped, because save_to_disk copies it piece by piece.
             datasets.Dataset.from_file(str(stream)).save_to_disk(str(draft))
         finally:
             stream.unlink(missing_ok=True)
+
+
+@contextmanager
+def _behind(writer: Any) -> Iterator[Write]:
+    """Yield a function that returns while another thread writes its rows; it waits for those before them."""
+    with ThreadPoolExecutor(1, thread_name_prefix="export") as pool:
+        pending: list[Future[None]] = []
+
+        def write_rows(rows: list[Row]) -> None:
+            table = _table(rows)
+            while pending:
+                pending.pop().result()
+            pending.append(pool.submit(writer.write_table, table))
+
+        yield write_rows
+        for last in pending:
+            last.result()
 
 
 def _datasets() -> Any:
@@ -124,9 +157,7 @@ def read(path: Path) -> Iterator[tuple[str, Row]]:
     Raises:
         QueryError: the file does not exist, has another format, or lacks a required column.
     """
-    check_format(path)
-    if not path.exists():
-        raise QueryError("the file does not exist", value=str(path), todo="correct the path")
+    check_exists(path)
     try:
         yield from _lines(path) if path.suffix in (".jsonl", ".ndjson") else _arrow_rows(path)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
@@ -152,27 +183,26 @@ def _lines(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _arrow_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    number = 0
+    number, where = 0, str(path)
     for batch in _parquet(path) if path.suffix == ".parquet" else _dataset(path):
         _check_columns(batch.schema.names, str(path))
-        columns: dict[str, Iterable[Any]] = {name: [None] * batch.num_rows for name in SCHEMA.names}
+        columns: dict[str, pa.Array] = {}
         for name in set(SCHEMA.names) & set(batch.schema.names):
             try:
-                column = batch.column(name).cast(SCHEMA.field(name).type)
+                columns[name] = batch.column(name).cast(SCHEMA.field(name).type)
             except pa.ArrowException as error:
                 raise QueryError(
                     f"the column {name} of {path} cannot be read: {' '.join(str(error).split())}",
                     value=str(batch.schema.field(name).type), allowed=str(SCHEMA.field(name).type), todo="correct the file; nothing was imported",
                 ) from error  # fmt: skip
-            columns[name] = _views(column) if name in BASE_ARRAYS else column.to_pylist()
-        for values in zip(*columns.values(), strict=True):
+        for row in rows_of(columns, batch.num_rows, SCHEMA.names):
             number += 1
-            yield f"row {number} of {path}", dict(zip(columns, values, strict=True))
+            yield f"row {number} of {where}", row
 
 
 def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
     with contextlib.closing(pa.parquet.ParquetFile(path)) as file:
-        yield from file.iter_batches(_BATCH_ROWS)
+        yield from one_ahead(file.iter_batches(_BATCH_ROWS))
 
 
 def _dataset(path: Path) -> Iterator[pa.RecordBatch]:
@@ -184,13 +214,6 @@ def _dataset(path: Path) -> Iterator[pa.RecordBatch]:
     found = _datasets().load_from_disk(os.fspath(path)).with_format("arrow")
     for table in found.iter(_BATCH_ROWS):
         yield from table.combine_chunks().to_batches()
-
-
-def _views(column: pa.Array) -> list[np.ndarray[Any, Any] | None]:
-    """Return a list column as one array per row, None for null."""
-    offsets, values = column.offsets.to_numpy(), column.values.to_numpy(zero_copy_only=False)
-    missing = column.is_null().to_numpy(zero_copy_only=False)
-    return [None if missing[i] else values[offsets[i] : offsets[i + 1]] for i in range(len(column))]
 
 
 def _check_columns(names: Iterable[str], place: str) -> None:

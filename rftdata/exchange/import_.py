@@ -1,8 +1,10 @@
 """Import of an exported file into a run.
 
-The file is read twice, first to check everything and then to write it, so that a bad row stores nothing. `Writer` writes the groups, each
-with its origin in the same transaction. Groups that the run already has are skipped, so a repeated or resumed import adds only what
-is missing. Groups are imported whole: a run takes no further rollouts of a group it has.
+The file is read twice, first to check everything (`rftdata.exchange.contents`) and then to write it, so that a bad row stores nothing.
+`Writer` writes the groups, each with its origin in the same transaction. Groups that the run already has are skipped, so a repeated or
+resumed import adds only what is missing. Groups are imported whole: a run takes no further rollouts of a group it has.
+`rft.import_file` has the digest of every file from before its first group is stored, so that an interrupted import continues with
+the same content only.
 """
 
 from __future__ import annotations
@@ -10,8 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-import uuid
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,36 +19,22 @@ from pathlib import Path
 from psycopg.types.json import Jsonb
 
 from rftdata.buffer import Buffer
-from rftdata.errors import QueryError, RftError
-from rftdata.exchange.columns import REQUIRED, REQUIRED_OF_EXPERIENCE, Row, unpacked
-from rftdata.exchange.formats import read
-from rftdata.experience import (
-    SOURCES,
-    Baseline,
-    Group,
-    GroupOrigin,
-    LabelRecord,
-    Rollout,
-    Sequence,
-    SequenceOrigin,
-    check_reward,
-    validate,
-)
+from rftdata.errors import QueryError
+from rftdata.exchange.contents import Contents, check
+from rftdata.exchange.groups import Origin, Placed, group_of, grouped, origin_of
+from rftdata.experience import Group
 from rftdata.postgres.database import Row as DatabaseRow
 from rftdata.postgres.database import execute
 from rftdata.postgres.values import storable
 from rftdata.run import Run
-from rftdata.segments.codec import encode
 from rftdata.writing.writer import NO_PIPELINE
 
-_MAX_ROWS, _MAX_BYTES = 4096, 256 * 2**20  # being stored for one run: two full transactions of the writer
+# Groups are handed to the writer in bursts that fill one transaction, and it waits a moment for a burst to be complete.
+_TRANSACTION_ROWS, _TRANSACTION_BYTES, _LINGER_MS = 2048, 128 * 2**20, 5.0
 _MAX_WRITERS = 8
 _LABEL_BATCHES_AT_ONCE = 256
 _TASKS_AT_ONCE = 1000
 _GROUPS_AT_ONCE = 1000
-
-Origin = tuple[str, int, str]  # buffer id, run id and run name
-Placed = tuple[str, Row]
 
 
 @dataclass
@@ -82,9 +68,11 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
             nothing was imported.
     """
     contents = file if isinstance(file, Contents) else check(file, taskset_prefix=taskset_prefix)
+    contents.check_unchanged()
     known = {origin: _known_target(buffer, origin, run) for origin in contents.groups}
     for origin, target in known.items():
         if target is not None:
+            _check_interrupted(buffer, target, contents)
             _check_present(buffer, target.run_id, origin, contents)
     _store_tasks(buffer, contents.tasks)
     done = Imported()
@@ -97,40 +85,18 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
     return done
 
 
-@dataclass
-class Contents:
-    """The contents of a checked file: groups with their experiences, by origin, and tasks."""
+def _check_interrupted(buffer: Buffer, run: Run, contents: Contents) -> None:
+    for row in buffer.database.fetch("interrupted_import", run_id=run.run_id, path=_path(contents)):
+        if row["digest"] != contents.digest:
+            raise QueryError(
+                f"the file was changed since {row['started_at']:%Y-%m-%d %H:%M:%S %Z}, when its import into the run {run.name!r} was interrupted",
+                value=str(contents.path), allowed=f"the content whose xxh3-128 is {row['digest']}",
+                todo="put the old file back, or import this one into another run (--run); nothing was imported",
+            )  # fmt: skip
 
-    path: Path
-    taskset_prefix: str
-    groups: dict[Origin, dict[int, list[int]]] = field(default_factory=dict)
-    tasks: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
-
-def check(path: Path, *, taskset_prefix: str = "") -> Contents:
-    """Read a whole file and refuse what cannot be stored; needs no buffer.
-
-    Raises:
-        QueryError: the file cannot be read, or holds rows that cannot be stored.
-    """
-    found = Contents(path, taskset_prefix)
-    for rows in _groups(path):
-        place, first = rows[0]
-        group = _group(rows, taskset_prefix, {})
-        found.groups.setdefault(_origin(first), {})[first["group_id"]] = [
-            row["experience_id"] for _, row in rows if row["experience_id"] is not None
-        ]
-        key = (str(group.taskset), str(group.task_key))
-        task = (first["task_payload"], first["task_features"])
-        if found.tasks.setdefault(key, task) != task:
-            raise _bad(
-                place,
-                f"the task {key[1]!r} of {key[0]!r} has other content in an earlier row",
-                "import the files one by one",
-            )
-    if not found.groups:
-        raise QueryError("the file holds no rows", value=str(path))
-    return found
+def _path(contents: Contents) -> str:
+    return str(storable(str(contents.path.resolve())))
 
 
 def _check_present(buffer: Buffer, run_id: int, origin: Origin, contents: Contents) -> None:
@@ -205,11 +171,14 @@ def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done:
     with buffer.database.dedicated() as lock, contextlib.ExitStack() as opened:
         for run_id in sorted(set(targets.values())):  # in one order, so that two imports do not wait for each other
             execute(lock, "import_lock", run_id=run_id)
+        file = {"run_ids": sorted(set(targets.values())), "path": _path(contents)}
+        contents.check_unchanged()
+        buffer.database.run("insert_import", **file, digest=contents.digest)
         present = {origin: _present(buffer, run_id, origin, contents) for origin, run_id in targets.items()}
         writers: dict[int, _Writing] = {}
-        for rows in _groups(contents.path):
+        for rows in grouped(contents.path):
             first = rows[0][1]
-            origin = _origin(first)
+            origin = origin_of(first)
             if first["group_id"] in present[origin]:
                 done.num_present += 1
                 continue
@@ -220,40 +189,50 @@ def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done:
                     oldest.settle()
                     oldest.close()
                 writers[run_id] = opened.enter_context(contextlib.closing(_Writing(buffer, run_id)))
-            writers[run_id].submit(_group(rows, contents.taskset_prefix, batches.of(rows)))
+            writers[run_id].submit(group_of(rows, contents.taskset_prefix, batches.of(rows)))
             done.num_groups += 1
             done.num_experiences += sum(row["experience_id"] is not None for _, row in rows)
         for writing in writers.values():
             writing.settle()
+        contents.check_unchanged()
+        buffer.database.run("finish_import", **file)
 
 
 class _Writing:
-    """A writer of one run with the groups that it is still storing, few enough for memory and enough for full transactions."""
+    """A writer of one run: collects groups for a full transaction, and waits while two of them are being stored."""
 
     def __init__(self, buffer: Buffer, run_id: int) -> None:
-        self._writer = buffer.writer(run_id)
-        self._pending: collections.deque[tuple[Future[list[int]], int, int]] = collections.deque()
+        self._writer = buffer.writer(
+            run_id, max_rows=_TRANSACTION_ROWS, max_bytes=_TRANSACTION_BYTES, linger_ms=_LINGER_MS
+        )
+        self._collected: list[Group] = []
         self._rows = self._bytes = 0
+        self._pending: collections.deque[list[Future[list[int]]]] = collections.deque()
 
     def submit(self, group: Group) -> None:
-        """Store a group, and wait while too many are being stored."""
+        """Store a group, soon."""
         sequences = [s for rollout in group.rollouts for s in rollout.sequences]
-        num_bytes = sum(
+        self._collected.append(group)
+        self._rows += max(1, len(sequences))
+        self._bytes += sum(
             9 * len(s.token_ids) + len(s.response) + sum(a.nbytes for a in s.arrays.values()) for s in sequences
         )
-        self._pending.append((self._writer.submit(group), max(1, len(sequences)), num_bytes))
-        self._rows, self._bytes = self._rows + self._pending[-1][1], self._bytes + num_bytes
-        self.settle(_MAX_ROWS, _MAX_BYTES)
+        if self._rows >= _TRANSACTION_ROWS or self._bytes >= _TRANSACTION_BYTES:
+            self._store(max_pending=1)
 
-    def settle(self, max_rows: int = 0, max_bytes: int = 0) -> None:
-        """Wait until no more experiences and bytes than these are being stored."""
-        while self._pending and (self._rows > max_rows or self._bytes > max_bytes):
-            future, rows, num_bytes = self._pending.popleft()
-            future.result()
-            self._rows, self._bytes = self._rows - rows, self._bytes - num_bytes
+    def settle(self) -> None:
+        """Store what was submitted, and wait for it."""
+        self._store(max_pending=0)
 
     def close(self) -> None:
         self._writer.close()
+
+    def _store(self, max_pending: int) -> None:
+        self._pending.append([self._writer.submit(group) for group in self._collected])
+        self._collected, self._rows, self._bytes = [], 0, 0
+        while len(self._pending) > max_pending:
+            for future in self._pending.popleft():
+                future.result()
 
 
 class _Batches:
@@ -274,127 +253,3 @@ class _Batches:
                         self._free = [int(new["label_batch_id"]) for new in reversed(found)]
                     self._ids[label["label_batch_id"]] = self._free.pop()
         return self._ids
-
-
-def _groups(path: Path) -> Iterator[list[Placed]]:
-    """Yield the rows of one group after the other.
-
-    Raises:
-        QueryError: a required value is missing, or the rows of a group are not adjacent.
-    """
-    seen: set[tuple[str, int]] = set()
-    rows: list[Placed] = []
-    for place, row in read(path):
-        required = REQUIRED if row["experience_id"] is None else (*REQUIRED, *REQUIRED_OF_EXPERIENCE)
-        missing = [name for name in required if row[name] is None]
-        if missing:
-            raise _bad(place, f"the row has no {', '.join(missing[:5])}")
-        key = (row["buffer_id"], row["group_id"])
-        if rows and key != (rows[0][1]["buffer_id"], rows[0][1]["group_id"]):
-            yield rows
-            rows = []
-        if not rows:
-            if key in seen:
-                raise _bad(place, f"rows of group {key[1]} are not adjacent", "sort the file by buffer_id and group_id")
-            seen.add(key)
-        rows.append((place, row))
-    if rows:
-        yield rows
-
-
-def _origin(row: Row) -> Origin:
-    return str(row["buffer_id"]), int(row["run_id"]), str(row["run"])
-
-
-def _group(rows: list[Placed], prefix: str, batches: dict[int, int]) -> Group:
-    """Build a group from its rows.
-
-    Args:
-        batches: ids in this buffer of label batches; missing ones keep their own.
-
-    Raises:
-        QueryError: a value is not valid for its column.
-    """
-    place, first = rows[0]
-    try:
-        uuid.UUID(first["buffer_id"])
-        for name in ("task_payload", "task_features"):
-            if not isinstance(json.loads(first[name]), dict):
-                raise ValueError(f"{name} is not a JSON object")
-        rollouts: dict[int, Rollout] = {}
-        for row_place, row in rows:
-            place = row_place
-            index = int(row["rollout_index"])
-            if index not in rollouts:
-                # Renumbered: a partly exported group becomes a smaller group.
-                rollouts[index] = Rollout(
-                    len(rollouts),
-                    row["outcome"],
-                    row["rollout_reward"],
-                    seconds=float(row["seconds"]),
-                    error=row["error"],
-                )
-            if row["experience_id"] is not None:
-                rollouts[index].sequences.append(_sequence(row, batches))
-        place = rows[0][0]
-        origin = GroupOrigin(
-            buffer_id=first["buffer_id"],
-            origin_run_id=first["run_id"],
-            origin_run=first["run"],
-            origin_group_id=first["group_id"],
-            explore_step=first["explore_step"],
-            group_size=first["group_size"],
-        )
-        group = Group(
-            list(rollouts.values()), source="import", taskset=prefix + first["taskset"], task_key=first["task_key"],
-            payload=json.loads(first["task_payload"]), origin=origin, baseline=_baseline(first["baseline"]),
-        )  # fmt: skip
-        validate((group,))
-        encode([s for rollout in group.rollouts for s in rollout.sequences])
-    except (RftError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _bad(place, " ".join(str(error).split())) from error
-    return group
-
-
-def _baseline(text: str | None) -> Baseline | None:
-    return None if text is None else Baseline(**json.loads(text))
-
-
-def _sequence(row: Row, batches: dict[int, int]) -> Sequence:
-    prompt = int(row["num_prompt_tokens"])
-    labels = tuple(
-        LabelRecord(**{**label, "label_batch_id": batches.get(label["label_batch_id"], label["label_batch_id"])})
-        for label in row["labels"]
-    )
-    if row["source"] not in SOURCES:
-        raise RftError("an experience has an unknown source", value=row["source"], allowed=", ".join(SOURCES))
-    origin = SequenceOrigin(
-        origin_experience_id=row["experience_id"],
-        origin_parent_id=row["parent_id"],
-        policy_version_min=row["policy_version_min"],
-        policy_version_max=row["policy_version_max"],
-        policy_step=row["policy_step"],
-        sampled_at=row["created_at"],
-        earlier=json.loads(row["earlier"]),
-        source=row["source"],
-        reward=row["reward"],
-        reward_final=bool(row["reward_final"]),
-        labels=labels,
-    )
-    for name in ("loss_mask", "behavior_logprobs"):
-        if len(row[name]) != len(row["token_ids"]):
-            raise RftError(
-                f"{name} must have one value per token", value=len(row[name]), allowed=str(len(row["token_ids"]))
-            )
-    check_reward(row["reward"])
-    return Sequence(
-        row["prompt"], row["response"], row["token_ids"], prompt, row["finish_reason"], reward=row["reward_sampled"],
-        behavior_logprobs=row["behavior_logprobs"][prompt:], loss_mask=row["loss_mask"][prompt:],
-        policy_spans=[(span["start"], span["policy_version_id"]) for span in row["policy_spans"]], reward_parts=json.loads(row["reward_parts"]),
-        metrics=json.loads(row["metrics"]), messages=None if row["messages"] is None else json.loads(row["messages"]),
-        arrays={array["name"]: unpacked(array) for array in row["arrays"]}, origin=origin,
-    )  # fmt: skip
-
-
-def _bad(place: str, what: str, todo: str = "correct the file; nothing was imported") -> QueryError:
-    return QueryError(f"{place}: {what.rstrip('.')}", todo=todo)

@@ -128,7 +128,13 @@ def _closed_reason(reasons: set[str]) -> str:
 def insert_verdicts(
     connection: Connection, pipeline_version: str, label_cuts: Mapping[int, int], decisions: pa.Table
 ) -> None:
-    """Append verdicts; `label_cuts` has, per group, the newest label or answer that they take into account."""
+    """Append verdicts; `label_cuts` has, per group, the newest label or answer that they take into account.
+
+    The caller holds locks on the groups.
+    """
+    execute(
+        connection, "supersede_verdicts", experience_ids=decisions["experience_id"].to_pylist(), pipeline_version=pipeline_version
+    )  # fmt: skip
     columns = [
         ("experience_id", "int8"), ("group_id", "int8"), ("pipeline_version", "text"), ("kept", "bool"), ("stage", "text"),
         ("reason", "text"), ("priority", "float8"), ("reward", "float8"), ("label_cut", "int8"),

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import ConfigError, ConflictError
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts, store_scores
-from rftdata.postgres.database import Database, fetch, records
+from rftdata.postgres.database import Database, execute, fetch, records
 from rftdata.postgres.values import storable
 from rftdata.run import Run
 
@@ -147,6 +147,7 @@ def has_sealed_groups(run: Run) -> bool:
 def commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> None:
     """Store verdicts of a replay beside the existing ones; the groups stay where they are."""
     with run.database.transaction() as connection:
+        execute(connection, "lock_groups", group_ids=batch.group_ids)
         store_scores(connection, verdicts.scores)
         insert_verdicts(connection, version, batch.label_cuts, verdicts.decisions)
         insert_stage_runs(connection, version, verdicts.stages, run_id=run.run_id, worker_id=worker_id)

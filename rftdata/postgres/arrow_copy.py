@@ -38,19 +38,23 @@ def arrow_type(kind: str) -> pa.DataType:
 
 
 def copy_batches(
-    connection: Connection, source: sql.Composable, columns: Mapping[str, str], where: sql.Composable | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a table as record batches, in the order of the server.
+    connection: Connection, source: sql.Composable, columns: Mapping[str, str], where: sql.Composable | None = None, *,
+    order: sql.Composable | None = None,
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Yield the rows of a table as record batches.
 
     Args:
         source: the table or view.
         columns: names and types, as in `rftdata.inspection.tables`; at least one.
         where: condition, without parameters.
+        order: by what the rows are sorted; None for the order of the server.
     """
     written = sql.SQL(", ").join(_written(name, kind) for name, kind in columns.items())
     query = sql.SQL("SELECT {} FROM {}").format(written, source)
     if where is not None:
         query = sql.SQL("{} WHERE {}").format(query, where)
+    if order is not None:
+        query = sql.SQL("{} ORDER BY {}").format(query, order)
     statement = sql.SQL("COPY ({}) TO STDOUT (FORMAT CSV)").format(query)
     with connection.cursor(row_factory=tuple_row) as cursor, cursor.copy(statement) as copy:
         lines: list[Any] = []

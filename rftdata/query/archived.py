@@ -18,7 +18,7 @@ from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, typed
 from rftdata.query.conditions import columns_of, parse
 
 # What archiving takes away: columns; None for whole rows.
-_TEXTS = frozenset({"prompt", "response", "messages", "reward_parts", "metrics"})
+_TEXTS = frozenset({"prompt", "response", "response_hash", "messages", "reward_parts", "metrics"})
 _TAKEN: Mapping[str, frozenset[str] | None] = {
     "experience": _TEXTS | BASE_ARRAYS.keys() | OPTIONAL_ARRAYS.keys(), "v_experience": _TEXTS,
     "group_prompt": frozenset({"prompt", "messages"}), "group_baseline": frozenset({"response", "messages", "reward_parts"}), "score": None,

@@ -56,7 +56,7 @@ class Reading:
         """Return the connection whose transaction holds the snapshot of all scans."""
         if self._first is None:
             self._first = self._resources.enter_context(self._database.dedicated())
-            _begin_reading(self._first)
+            begin_reading(self._first)
             self._snapshot = one(send(self._first, "share_snapshot"))["snapshot"]
         return self._first
 
@@ -72,7 +72,7 @@ class Reading:
         """Yield a connection of its own in a transaction that sees the query's snapshot."""
         self._snapshot_holder()
         with self._database.dedicated() as connection:
-            _begin_reading(connection)
+            begin_reading(connection)
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self._snapshot)))
             yield connection
 
@@ -111,7 +111,8 @@ class Reading:
             )
 
 
-def _begin_reading(connection: Connection) -> None:
+def begin_reading(connection: Connection) -> None:
+    """Let the connection's transaction see one snapshot, and change nothing."""
     connection.autocommit = False
     connection.isolation_level = IsolationLevel.REPEATABLE_READ
     connection.read_only = True

@@ -66,13 +66,27 @@ def encode(experiences: Sequence[Experience]) -> pa.RecordBatch:
     )
     columns = [_list(offsets, pa.array(flat)) for flat in (token_ids, loss_mask, logprobs)] + [_spans(experiences)]
     fields = list(SCHEMA)
-    for name in sorted({name for e in experiences for name in e.arrays}):
-        for field, column in _extra(name, [e.arrays.get(name) for e in experiences]):
-            fields.append(field)
-            columns.append(column)
+    for field, column in _further(experiences):
+        fields.append(field)
+        columns.append(column)
     return pa.record_batch(
         columns, schema=pa.schema([f.with_type(c.type) for f, c in zip(fields, columns, strict=True)])
     )
+
+
+def check_further_arrays(experiences: Sequence[Experience]) -> None:
+    """Refuse experiences whose further arrays `encode` would refuse.
+
+    Raises:
+        RftError: as `encode`.
+    """
+    for _ in _further(experiences):
+        pass
+
+
+def _further(experiences: Sequence[Experience]) -> Iterable[tuple[pa.Field, pa.Array]]:
+    for name in sorted({name for e in experiences for name in e.arrays}):
+        yield from _extra(name, [e.arrays.get(name) for e in experiences])
 
 
 def _tokens(experiences: Sequence[Experience]) -> Array:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
-from rftdata.postgres.database import Row, execute, one, send
+from rftdata.postgres.database import Connection, Row, execute, fetch, one, send
 from rftdata.postgres.retry import ride_out
 from rftdata.segments.reader import SegmentReader
 from rftdata.training.batch import Batch
@@ -106,11 +106,12 @@ class Drawing:
 
         def drop() -> None:
             with self._fence.transaction() as connection:
-                execute(connection, "release_draws", **self._keys, step=step)
-                execute(
-                    connection, "drop_damaged_groups", **self._keys, group_ids=list(reasons),
-                    reasons=list(reasons.values()), experience_ids=[row["experience_id"] for row in lost],
-                )  # fmt: skip
+                self._undo(connection, step)
+                damage = {
+                    "group_ids": list(reasons), "reasons": list(reasons.values()), "experience_ids": [row["experience_id"] for row in lost],
+                }  # fmt: skip
+                execute(connection, "supersede_before_damage", **self._keys, **damage)
+                execute(connection, "drop_damaged_groups", **self._keys, **damage)
                 execute(connection, "reopen_stale_groups", **self._keys)
 
         ride_out(drop)
@@ -135,6 +136,11 @@ class Drawing:
                 execute(connection, "release_selected", **self._keys, step=step)
                 execute(connection, "restore_selection", **self._keys)
                 return
-            execute(connection, "release_draws", **self._keys, step=step)
+            self._undo(connection, step)
             # Meanwhile, labels treated the groups as drawn.
             execute(connection, "reopen_stale_groups", **self._keys)
+
+    def _undo(self, connection: Connection, step: int) -> None:
+        """Delete the draws of a step. Those before them count as the newest again."""
+        released = fetch(connection, "release_draws", **self._keys, step=step)
+        execute(connection, "count_uses", run_id=self._keys["run_id"], group_ids=[row["item_id"] for row in released])

@@ -37,6 +37,21 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND datname IS
 SELECT (SELECT count(*) FROM rft.segment) AS segments, (SELECT coalesce(sum(num_rows), 0)::bigint FROM rft.segment) AS rows,
        (SELECT count(*) FROM rft.experience) AS experiences;
 
+-- name: wrong_states
+-- Stored parts of the states of experiences that differ from what verdicts, draws and histories say.
+SELECT 'verdict' AS part, w.verdict_id AS part_id, w.experience_id FROM rft.wrong_verdicts() w
+UNION ALL
+SELECT 'draw', w.draw_id, w.experience_id FROM rft.run r CROSS JOIN LATERAL rft.wrong_uses(r.run_id) w
+ORDER BY 1, 2;
+
+-- name: lock_runs
+-- Keep attempts from starting and groups from being drawn.
+SELECT run_id FROM rft.run ORDER BY run_id FOR UPDATE;
+
+-- name: correct_states
+-- Derive the stored parts of all states again; return how many were wrong.
+SELECT rft.correct_verdicts() + coalesce((SELECT sum(rft.correct_uses(run_id)) FROM rft.run), 0)::bigint AS num_corrected;
+
 -- name: kin_of_experience
 -- What an experience was created from, and what was created from it.
 SELECT 'parent' AS kin, p.experience_id, p.source::text AS source, NULL AS task_key

@@ -30,10 +30,7 @@ SELECT CASE
     OR EXISTS (
         SELECT FROM item i
         JOIN rft.experience e ON e.group_id = i.item_id
-        LEFT JOIN LATERAL (
-            SELECT v.kept, v.reward FROM rft.verdict v
-            WHERE v.experience_id = e.experience_id AND v.pipeline_version = r.pipeline_version
-            ORDER BY v.verdict_id DESC LIMIT 1) v ON true
+        LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = r.pipeline_version
         LEFT JOIN rft.draw d ON d.experience_id = e.experience_id AND d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
         WHERE coalesce(v.kept, r.pipeline_version = 'none') IS DISTINCT FROM (d.draw_id IS NOT NULL)
            OR (d.draw_id IS NOT NULL
@@ -73,7 +70,22 @@ JOIN rft.rollout_group g ON g.group_id = d.item_id
 JOIN rft.task t USING (task_id)
 LEFT JOIN rft.worklist before ON before.consumer = 'trainer/' || g.run_id AND before.item_kind = 'group' AND before.item_id = d.item_id
 LEFT JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, before.times_sampled - 1) n ON true
-WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = d.item_id;
+WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = d.item_id
+RETURNING w.item_id;
+
+-- name: count_uses
+-- Count the draws of the experiences of some groups again.
+SELECT rft.count_uses(%(run_id)s, %(group_ids)s::bigint[]);
+
+-- name: supersede_before_damage
+-- The verdicts that drop_damaged_groups replaces no longer count. Its condition, so that repeating both changes nothing.
+SELECT rft.supersede_verdicts(array_agg(e.experience_id), r.pipeline_version)
+FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS d (group_id, reason)
+JOIN rft.rollout_group g USING (group_id)
+JOIN rft.experience e USING (group_id)
+JOIN rft.run r ON r.run_id = %(run_id)s
+WHERE g.closed_reason IS DISTINCT FROM 'dropped by storage: ' || d.reason AND e.experience_id = ANY (%(experience_ids)s)
+GROUP BY r.pipeline_version;
 
 -- name: drop_damaged_groups
 -- Make groups undrawable whose arrays cannot be read, so that the planner replaces them. The experiences in the damaged segments get

@@ -50,6 +50,19 @@ ORDER BY run_id LIMIT 1;
 -- Allow one import into a run at a time, until the connection closes.
 SELECT pg_advisory_lock(hashtext('rft.import'), %(run_id)s::integer);
 
+-- name: interrupted_import
+-- The import of a file into a run that did not finish.
+SELECT digest, started_at FROM rft.import_file WHERE run_id = %(run_id)s AND path = %(path)s AND finished_at IS NULL;
+
+-- name: insert_import
+-- Record that the import of a file into some runs begins, or continues.
+INSERT INTO rft.import_file (run_id, path, digest) SELECT run_id, %(path)s, %(digest)s FROM unnest(%(run_ids)s::bigint[]) AS i (run_id)
+ON CONFLICT (run_id, path) DO UPDATE SET digest = excluded.digest, started_at = excluded.started_at, finished_at = NULL;
+
+-- name: finish_import
+-- Record that all groups of a file are stored.
+UPDATE rft.import_file SET finished_at = clock_timestamp() WHERE run_id = ANY (%(run_ids)s) AND path = %(path)s;
+
 -- name: imported_groups
 -- The groups of a buffer that a run already has, with their experiences. The lookups go from the lists to the tables, key by key, so that
 -- an import reads in proportion to its file and not to the buffer.

@@ -71,6 +71,10 @@ SELECT name, pipeline_version FROM rft.run WHERE run_id = %(run_id)s FOR SHARE;
 -- Lock groups in the order that all other statements use.
 SELECT group_id FROM rft.rollout_group WHERE group_id = ANY (%(group_ids)s) ORDER BY group_id FOR UPDATE;
 
+-- name: supersede_verdicts
+-- The verdicts of a version on these experiences no longer count: new ones follow. The groups are locked.
+SELECT rft.supersede_verdicts(%(experience_ids)s::bigint[], %(pipeline_version)s);
+
 -- name: still_claimed
 -- Groups whose verdicts may be committed. A relabel in between removes the claim. (Looked up by key, one after the other: see
 -- claim_sealed_groups.)

@@ -85,11 +85,8 @@ WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
 -- Like rft.v_dropped, but reasons that differ only in the rows they name count as one.
 SELECT coalesce(stage, '–') AS stage, regexp_replace(coalesce(reason, '–'), '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g') AS reason,
        count(*) AS num_experiences, count(DISTINCT group_id) AS num_groups
-FROM (SELECT DISTINCT ON (v.experience_id) v.stage, v.reason, v.group_id, v.kept
-      FROM rft.verdict v JOIN rft.experience e USING (experience_id) JOIN rft.run r USING (run_id)
-      WHERE r.run_id = %(run_id)s AND v.pipeline_version = r.pipeline_version
-      ORDER BY v.experience_id, v.verdict_id DESC) v
-WHERE NOT kept GROUP BY 1, 2 ORDER BY num_experiences DESC, stage, reason;
+FROM rft.verdict v JOIN rft.rollout_group g USING (group_id) JOIN rft.run r ON r.run_id = g.run_id AND r.pipeline_version = v.newest_of
+WHERE r.run_id = %(run_id)s AND NOT v.kept GROUP BY 1, 2 ORDER BY num_experiences DESC, stage, reason;
 
 -- name: report_receipts
 -- Weights that went straight into engines, by what running requests did with their KV cache. num: receipts, one per transfer and engine.

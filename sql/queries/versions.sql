@@ -29,9 +29,8 @@ SELECT v.pipeline_version, v.pipeline_version = r.pipeline_version AS used, v.nu
 FROM rft.run r
 CROSS JOIN LATERAL (
     SELECT n.pipeline_version, count(*) FILTER (WHERE n.kept) AS num_kept, count(*) FILTER (WHERE NOT n.kept) AS num_dropped
-    FROM (SELECT DISTINCT ON (v.pipeline_version, v.experience_id) v.pipeline_version, v.kept
-          FROM rft.verdict v JOIN rft.experience e USING (experience_id) WHERE e.run_id = r.run_id
-          ORDER BY v.pipeline_version, v.experience_id, v.verdict_id DESC) n
+    FROM rft.verdict n JOIN rft.rollout_group g USING (group_id)
+    WHERE g.run_id = r.run_id AND n.is_newest
     GROUP BY n.pipeline_version) v
 LEFT JOIN rft.pipeline p ON p.pipeline_version = v.pipeline_version
 WHERE r.run_id = %(run_id)s
@@ -49,8 +48,8 @@ GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2;
 -- name: compare_coverage
 -- Experiences of a run on which only one of two versions has decided.
 SELECT count(*) FILTER (WHERE a AND NOT b) AS only_before, count(*) FILTER (WHERE b AND NOT a) AS only_after
-FROM (SELECT EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(before)s) AS a,
-             EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(after)s) AS b
+FROM (SELECT EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.newest_of = %(before)s) AS a,
+             EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.newest_of = %(after)s) AS b
       FROM rft.experience e WHERE e.run_id = %(run_id)s) c;
 
 -- name: rows_that_differ

@@ -11,6 +11,7 @@ import numpy as np
 
 import rftdata
 from rftdata import Buffer
+from rftdata.maintenance.states import wrong_states
 from rftdata.maintenance.verification import verify
 from tests.crash.plugins import logprobs_of, reward_of
 from tests.crash.witness import TRAINED, digest, digest_of_logprobs, notes
@@ -59,7 +60,7 @@ def examine(folder: Path, *, has_scribe: bool = True) -> Findings:
     for note in notes(folder / "witness"):
         noted[note["kind"]].append(note)
     with rftdata.open(str(folder / "buffer"), create=False) as buffer:
-        findings.lost += verify(buffer)
+        findings.lost += [*verify(buffer), *wrong_states(buffer.database)]
         digests = _rows_belong_together(buffer, findings, has_scribe=has_scribe)
         _stored_is_there(buffer, noted["stored"], digests, findings, has_scribe=has_scribe)
         _labels_count(buffer, noted, findings)
@@ -89,7 +90,10 @@ def _weights_are_as_sent(sent: list[dict[str, Any]], applied: list[dict[str, Any
 def _weights_are_those_of_their_version(
     buffer: Buffer, witness: Path, noted: dict[str, list[dict[str, Any]]], findings: Findings
 ) -> None:
-    """Every token is of a version that its engine had acknowledged before, with weights, by their checksum, that were sent or written as that version."""
+    """Every token is of a version that its engine had acknowledged before, with weights, by their checksum, that were sent or written as that version.
+
+    An explorer that continues the answers of another one stores tokens of that one's engine, which must have acknowledged their versions.
+    """
     known: dict[int, set[str | None]] = defaultdict(set)
     for row in buffer.sql("SELECT policy_version_id, checksum FROM rft.policy_version").to_pylist():
         known[row["policy_version_id"]].add(row["checksum"])
@@ -97,6 +101,7 @@ def _weights_are_those_of_their_version(
     for note in (*noted["applied"], *noted["loaded"]):
         known[note["version"]].add(note["checksum"])
     had: dict[str, set[int]] = defaultdict(set)
+    continued: dict[str, set[int]] = defaultdict(set)
     for note in notes(witness):
         by = note["by"]
         match note["kind"]:
@@ -105,9 +110,11 @@ def _weights_are_those_of_their_version(
                 if note["checksum"] not in known[note["version"]]:
                     findings.old_weights.append(f"{by} has weights {note['checksum']} as version {note['version']}")
             case "took up":  # what others had sampled and kept
-                had[by] |= set(note["versions"])
-            case "stored" if unknown := set(note["versions"]) - had[by]:
+                continued[by].update(note["versions"])
+            case "stored" if unknown := set(note["versions"]) - had[by] - continued[by]:
                 findings.old_weights.append(f"{by} sampled as version {sorted(unknown)}, which it had not acknowledged")
+    sampled_before = set().union(*continued.values()) - set().union(*had.values())
+    findings.old_weights += [f"version {version} was continued, and no engine had it" for version in sampled_before]
 
 
 def _draws_are_fresh(buffer: Buffer, findings: Findings) -> None:

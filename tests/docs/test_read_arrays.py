@@ -46,12 +46,14 @@ def test_the_programs_of_the_page_run(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {}
     programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(programs) == 5
+    assert len(programs) == 7
     for program in programs:
         exec(program, names)
     assert names["frame"]["logprob"].tolist() == pytest.approx([-0.5, -1.0])
     assert names["first_response"].tolist() == [ord("3")] and names["lengths"].tolist() == [5, 6]
     assert names["heights"] == [4]
+    assert names["example"]["token_ids"].shape in [(5,), (6,)]
+    assert [row["reward"] for row in names["stream"]] == [1.0, 0.0]
     assert names["table"].to_pylist() == [{"run": "sums", "tokens": 5.5}] and names["batch"].num_rows == 2
 
 

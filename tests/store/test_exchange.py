@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +149,55 @@ def test_a_second_import_adds_nothing_and_an_interrupted_one_is_completed(
     rest = exchange.load(other, file, run="half")
     assert (rest.num_groups, rest.num_present) == (2, 1)
     assert len(experience_ids(other, "half")) == 5
+
+
+def test_an_import_killed_half_way_continues_and_a_file_changed_meanwhile_is_refused(
+    buffer: Buffer, other: Buffer, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        run = buffer.create_run(name=name, config={}, seed=1, steps=1, pipeline_version="none")
+        with buffer.writer(run) as writer:
+            writer.insert(own_group(task_key="a"), own_group(task_key="b"))
+    file, changed = tmp_path / "a.parquet", tmp_path / "changed.parquet"
+    exchange.export(buffer, file)
+    table = pyarrow.parquet.read_table(file)
+    pyarrow.parquet.write_table(
+        table.set_column(table.column_names.index("response"), "response", [["x"] * 8]), changed
+    )
+    program = (
+        "import sys, pathlib, rftdata; from rftdata import exchange; from rftdata.config import BufferConfig\n"
+        "with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2])) as b: exchange.load(b, pathlib.Path(sys.argv[3]))"
+    )
+    # Killed when the groups of one run are stored and those of the other are not.
+    done = subprocess.run(
+        [sys.executable, "-c", program, other.config.uri, str(other.config.segments), str(file)], check=False,
+        env={**os.environ, "RFT_FAILPOINT": "writer.committed"},
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    assert len(experience_ids(other)) == 4
+    whole = file.read_bytes()
+    file.write_bytes(changed.read_bytes())
+    with pytest.raises(
+        QueryError, match=r"was changed since .*'(first|second)' was interrupted.*put the old file back"
+    ):
+        exchange.load(other, file)
+    assert len(experience_ids(other)) == 4
+    file.write_bytes(whole)
+    rest = exchange.load(other, file)
+    assert (rest.num_groups, rest.num_present) == (2, 2)
+    exchange.export(other, tmp_path / "again.parquet")
+    assert rows_of(tmp_path / "again.parquet") == rows_of(file)
+
+
+def test_a_file_that_changes_between_its_check_and_its_import_is_refused(
+    full: Buffer, other: Buffer, tmp_path: Path
+) -> None:
+    exchange.export(full, tmp_path / "a.jsonl")
+    contents = exchange.check(tmp_path / "a.jsonl")
+    _break(tmp_path / "a.jsonl", response="other")
+    with pytest.raises(QueryError, match="was changed while it was imported"):
+        exchange.load(other, contents)
+    assert experience_ids(other) == []
 
 
 def test_labels_come_with_their_history_and_can_be_undone_here(full: Buffer, other: Buffer, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def hasty(database_uri: str, tmp_path: Any) -> Iterator[Buffer]:
                 "rollout",
                 "task",
                 "draw",
+                "verdict",
                 "task_stat",
                 "task_observation",
             ):
@@ -101,20 +102,51 @@ def test_a_write_and_a_draw_read_no_more_rows_when_the_queue_is_long(hasty: Buff
 
 
 def test_the_states_of_all_experiences_cost_as_much_for_each_when_they_are_many(hasty: Buffer) -> None:
-    hasty.create_run(name="r", config={}, seed=1, steps=10**6, pipeline_version="none")
+    roles = Roles(hasty)
     written, pages_of_each = 0, []
-    with hasty.writer("r") as writer, hasty.attempt("r") as attempt:
+    with roles.attempt() as attempt:
         for step, num in ((1, 100), (2, 300)):
-            writer.insert(*(own_group([0.5] * 64, task_key=str(written + i)) for i in range(num)))
-            assert attempt.draw(step, num) is not None
+            roles.insert(*(own_group([0.5] * 64, task_key=str(written + i)) for i in range(num)))
+            while roles.decide(keep=lambda row: row["group_id"] % 5 > 0):
+                pass
+            assert attempt.draw(step, num // 2) is not None
             written += num
-            with hasty.database.connection() as connection:
-                (row,) = connection.execute(
-                    "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT state, count(*) FROM rft.v_experience GROUP BY 1"
-                )
-            plan = row["QUERY PLAN"][0]["Plan"]
+            plan = _explained(hasty, "SELECT state, count(*) FROM rft.v_experience GROUP BY 1")
             pages_of_each.append((plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]) / written)
     assert 0 < pages_of_each[1] < 1.5 * pages_of_each[0], pages_of_each
+    # Experiences, verdicts and draws are each read once, and not for every experience again.
+    with hasty.database.connection() as connection:
+        connection.execute("ANALYZE")
+    scans = _scans(_explained(hasty, "SELECT state, count(*) FROM rft.v_experience GROUP BY 1"))
+    assert {"experience", "verdict", "draw", "rollout_group", "run"} <= scans.keys() and max(scans.values()) < 10, scans
+
+
+def test_a_question_reads_only_the_tables_of_its_columns(buffer: Buffer) -> None:
+    for question, tables in {
+        "SELECT finish_reason, avg(reward) FROM rft.v_experience GROUP BY 1": set(),
+        "SELECT taskset, avg(reward) FROM rft.v_experience GROUP BY 1": {"task"},
+        "SELECT response_hash, count(*) FROM rft.v_experience GROUP BY 1": set(),
+        "SELECT times_sampled, count(*) FROM rft.v_experience GROUP BY 1": {"draw"},
+        "SELECT state, count(*) FROM rft.v_experience GROUP BY 1": {"verdict", "draw"},
+    }.items():
+        found = _scans(_explained(buffer, question)).keys() - {"experience", "rollout_group", "run"}
+        assert found == tables, question
+
+
+def _explained(buffer: Buffer, question: str) -> dict[str, Any]:
+    with buffer.database.connection() as connection:
+        (row,) = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {question}")
+    plan: dict[str, Any] = row["QUERY PLAN"][0]["Plan"]
+    return plan
+
+
+def _scans(plan: dict[str, Any]) -> dict[str, int]:
+    """How often each table of a plan was scanned."""
+    found = {plan["Relation Name"]: int(plan["Actual Loops"])} if "Relation Name" in plan else {}
+    for part in plan.get("Plans", []):
+        for name, loops in _scans(part).items():
+            found[name] = found.get(name, 0) + loops
+    return found
 
 
 @pytest.mark.parametrize(

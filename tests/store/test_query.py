@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 import rftdata
 from rftcore.cli import run_command
-from rftdata.errors import QueryError, SegmentCorruptError
+from rftdata.errors import ArchivedError, ConfigError, QueryError, SegmentCorruptError
 from rftdata.maintenance.archive import archive
 from rftdata.query.catalogue import tables
 from tests.store.test_damage import flip, segments
@@ -279,3 +280,46 @@ def test_a_scan_of_more_than_the_memory_succeeds(buffer: rftdata.Buffer) -> None
     assert scan("length(string_agg(response))").returncode != 0, (
         "the limit would be met by a query that needs all texts at once"
     )
+
+
+@pytest.mark.parametrize(
+    "where", [None, "reward > 0 -- the good ones", "run = 'first' AND experience_id % 3 = 0", "false"]
+)
+def test_a_scan_returns_what_a_query_returns_in_order(filled: rftdata.Buffer, where: str | None) -> None:
+    columns = ["response", "reward", "loss_mask", "run", "token_ids", "token_rewards", "experience_id"]
+    condition = (where or "true").split(" --")[0]
+    expected = filled.query(f"SELECT {', '.join(columns)} FROM experience WHERE {condition} ORDER BY experience_id")
+    assert filled.scan(columns, where).read_all().to_pylist() == expected.read_all().to_pylist()
+    ids = filled.sql(f"SELECT experience_id FROM rft.v_experience WHERE {condition} ORDER BY 1")
+    found = filled.scan(["token_ids"], where).read_all()
+    expected_ids = ids["experience_id"].to_pylist() if ids.num_rows else []
+    assert found["token_ids"].to_pylist() == [array.tolist() for array in filled.arrays(expected_ids, "token_ids")]  # type: ignore[union-attr]
+
+
+def test_shares_of_a_scan_have_every_row_once(filled: rftdata.Buffer) -> None:
+    everything = filled.scan(["experience_id"]).read_all()["experience_id"].to_pylist()
+    for count in (2, 3):
+        parts = [
+            filled.scan(["experience_id", "token_ids"], share=(i, count)).read_all()["experience_id"].to_pylist()
+            for i in range(count)
+        ]
+        assert sorted(id for part in parts for id in part) == everything and all(parts[:2])
+
+
+def test_a_scan_refuses_what_it_cannot_do(filled: rftdata.Buffer) -> None:
+    for columns, where, what in (
+        (["token_id"], None, "did you mean 'token_ids'"),
+        (["reward"], "rewad > 1", 'column "rewad" does not exist'),
+        (["reward"], "true); DROP TABLE rft.draw; SELECT (1", "multiple commands"),
+        (["reward"], "rft.purge_texts(ARRAY[1], 1, false) IS NULL", "read-only transaction"),
+        (["reward"], "1 / (experience_id - experience_id) = 1", "division by zero"),
+    ):
+        with pytest.raises(QueryError, match=re.escape(what)):
+            filled.scan(columns, where).read_all()
+    with pytest.raises(ConfigError, match="share"):
+        filled.scan(["reward"], share=(2, 2))
+    filled.find_run("first").end("finished", "done")
+    archive(filled, "first", author="ada")
+    with pytest.raises(ArchivedError, match="'first' is archived"):
+        filled.scan(["token_ids"])
+    assert filled.scan(["token_ids"], run='the "second"').read_all().num_rows == NUM_GROUPS * GROUP_SIZE

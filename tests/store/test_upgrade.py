@@ -91,7 +91,7 @@ def _insert_a_row(connection: Any, table: str) -> None:
         "SELECT a.attname::text AS name, format_type(a.atttypid, NULL) AS type, t.typtype = 'e' AS is_enum,"
         " (SELECT min(enumlabel::text) FROM pg_enum WHERE enumtypid = a.atttypid) AS label"
         " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
-        " WHERE a.attrelid = to_regclass('rft.' || quote_ident(%s)) AND a.attnum > 0 AND a.attidentity = ''",
+        " WHERE a.attrelid = to_regclass('rft.' || quote_ident(%s)) AND a.attnum > 0 AND a.attidentity = '' AND a.attgenerated = ''",
         [table],
     ).fetchall()
     values = {

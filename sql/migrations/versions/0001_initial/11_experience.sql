@@ -26,7 +26,8 @@ CREATE TABLE rft.experience (
     finish_reason text NOT NULL,
     segment_id bigint NOT NULL,
     segment_row integer NOT NULL,
-    created_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    response_hash bigint NOT NULL GENERATED ALWAYS AS (hashtextextended(response, 0)) STORED
 ) WITH (fillfactor = 75, toast_tuple_target = 1024);
 -- Separate statements, because CREATE TABLE accepts STORAGE only from PostgreSQL 16 on.
 ALTER TABLE rft.experience
@@ -58,6 +59,7 @@ COMMENT ON COLUMN rft.experience.finish_reason IS 'stop, length or abort, as rep
 COMMENT ON COLUMN rft.experience.segment_id IS 'The segment with its arrays.';
 COMMENT ON COLUMN rft.experience.segment_row IS 'Its row in that segment.';
 COMMENT ON COLUMN rft.experience.created_at IS 'When it was stored.';
+COMMENT ON COLUMN rft.experience.response_hash IS 'Hash of the response, of 64 bits: equal responses are grouped by it without reading texts.';
 
 CREATE TRIGGER experience_facts
     BEFORE UPDATE OF experience_id, run_id, group_id, rollout_id, turn_index, source, parent_id, prompt_digest, response, response_messages,

@@ -11,12 +11,15 @@ CREATE TABLE rft.verdict (
     priority double precision NOT NULL DEFAULT 0,
     reward double precision,
     label_cut bigint NOT NULL DEFAULT 0,
-    decided_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    decided_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    is_newest boolean NOT NULL DEFAULT true,
+    newest_of text GENERATED ALWAYS AS (CASE WHEN is_newest THEN pipeline_version END) STORED
 );
 CREATE INDEX verdict_group ON rft.verdict (group_id);
--- See label_experience.
-CREATE INDEX verdict_experience ON rft.verdict (experience_id, verdict_id);
-COMMENT ON TABLE rft.verdict IS 'Decision of one pipeline version on an experience, append-only; the newest of a version counts.';
+-- Unique, so that a join with the verdicts that count is left out of queries that read nothing of them. The planner does that for no partial
+-- index (docs/decisions/0037). Superseded verdicts have NULL and are found by their experience.
+CREATE UNIQUE INDEX verdict_newest ON rft.verdict (experience_id, newest_of);
+COMMENT ON TABLE rft.verdict IS 'Decision of one pipeline version on an experience, append-only but for is_newest; the newest of a version counts.';
 COMMENT ON COLUMN rft.verdict.verdict_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.verdict.experience_id IS 'The experience.';
 COMMENT ON COLUMN rft.verdict.group_id IS 'Its group.';
@@ -28,6 +31,51 @@ COMMENT ON COLUMN rft.verdict.priority IS 'If the order is by priority, higher o
 COMMENT ON COLUMN rft.verdict.reward IS 'The shaped reward; NULL if no stage shaped it.';
 COMMENT ON COLUMN rft.verdict.label_cut IS 'Newest label of the group, or answer to a question about it, when the verdict was made.';
 COMMENT ON COLUMN rft.verdict.decided_at IS 'When.';
+COMMENT ON COLUMN rft.verdict.is_newest IS 'Whether it is the newest of its version on the experience, which counts. Call rft.supersede_verdicts before adding a verdict.';
+COMMENT ON COLUMN rft.verdict.newest_of IS 'pipeline_version if is_newest, else NULL; with the experience it is a key.';
+
+-- The caller holds the groups, so two writers of verdicts on one experience take turns, and rows keep their places. OFFSET 0: each verdict
+-- is found by its key.
+CREATE FUNCTION rft.supersede_verdicts(of_experiences bigint[], version text) RETURNS void
+LANGUAGE sql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_material = off
+AS $$
+    UPDATE rft.verdict SET is_newest = false
+    WHERE ctid = ANY (ARRAY(
+        SELECT n.place FROM unnest(of_experiences) i (experience_id)
+        CROSS JOIN LATERAL (
+            SELECT ctid AS place FROM rft.verdict v
+            WHERE v.experience_id = i.experience_id AND v.newest_of = version OFFSET 0) n))
+$$;
+COMMENT ON FUNCTION rft.supersede_verdicts(bigint[], text) IS 'Marks the verdicts of a version on experiences as no longer the newest, before new ones are added.';
+
+CREATE FUNCTION rft.wrong_verdicts() RETURNS TABLE (verdict_id bigint, experience_id bigint, derived boolean)
+LANGUAGE sql STABLE
+AS $$
+    SELECT n.verdict_id, n.experience_id, n.derived
+    FROM (SELECT v.*, v.verdict_id = max(v.verdict_id) OVER (PARTITION BY v.experience_id, v.pipeline_version) AS derived FROM rft.verdict v) n
+    WHERE n.is_newest <> n.derived
+$$;
+COMMENT ON FUNCTION rft.wrong_verdicts IS 'Returns the verdicts whose is_newest differs from the value derived from all verdicts.';
+
+CREATE FUNCTION rft.correct_verdicts() RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    ids bigint[];
+BEGIN
+    LOCK TABLE rft.verdict IN SHARE ROW EXCLUSIVE MODE;
+    SELECT array_agg(w.verdict_id) INTO ids FROM rft.wrong_verdicts() w;
+    -- Two statements, because a unique index is checked row by row.
+    UPDATE rft.verdict SET is_newest = false WHERE verdict_id = ANY (ids) AND is_newest;
+    UPDATE rft.verdict v SET is_newest = true
+    WHERE v.verdict_id = ANY (ids) AND NOT EXISTS (
+        SELECT FROM rft.verdict n
+        WHERE n.group_id = v.group_id AND n.experience_id = v.experience_id AND n.pipeline_version = v.pipeline_version
+          AND n.verdict_id > v.verdict_id);
+    RETURN coalesce(cardinality(ids), 0);
+END
+$$;
+COMMENT ON FUNCTION rft.correct_verdicts IS 'Sets is_newest where it is wrong; returns the number of verdicts.';
 
 CREATE TABLE rft.score (
     experience_id bigint NOT NULL,
@@ -58,12 +106,8 @@ AS $$
            a.kept, a.stage, a.reason, CASE WHEN e.reward_final THEN e.reward ELSE coalesce(a.reward, e.reward) END,
            b.kept, b.stage, b.reason, CASE WHEN e.reward_final THEN e.reward ELSE coalesce(b.reward, e.reward) END
     FROM rft.experience e
-    CROSS JOIN LATERAL (
-        SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = version_a
-        ORDER BY v.verdict_id DESC LIMIT 1) a
-    CROSS JOIN LATERAL (
-        SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = version_b
-        ORDER BY v.verdict_id DESC LIMIT 1) b
+    JOIN rft.verdict a ON a.experience_id = e.experience_id AND a.newest_of = version_a
+    JOIN rft.verdict b ON b.experience_id = e.experience_id AND b.newest_of = version_b
     WHERE e.run_id = of_run
 $$;
 COMMENT ON FUNCTION rft.compare_verdicts IS 'Returns the experiences of a run on which two versions have decided, with the last verdict of each; rewards are those used for training.';

@@ -56,8 +56,7 @@ AS $$
             SELECT (SELECT count(*) FROM rft.label l WHERE l.experience_id = x.experience_id) AS labels,
                    (SELECT p.trainer_step FROM rft.policy_version p WHERE p.policy_version_id = x.policy_version_min) AS step,
                    CASE WHEN x.reward_final THEN x.reward ELSE coalesce((
-                       SELECT v.reward FROM rft.verdict v WHERE v.experience_id = x.experience_id AND v.pipeline_version = r.pipeline_version
-                       ORDER BY v.verdict_id DESC LIMIT 1), x.reward) END AS reward) t
+                       SELECT v.reward FROM rft.verdict v WHERE v.experience_id = x.experience_id AND v.newest_of = r.pipeline_version), x.reward) END AS reward) t
         WHERE x.group_id = i.item_id) e ON true
     WHERE g.run_id = of_run
 $$;

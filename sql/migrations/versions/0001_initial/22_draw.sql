@@ -15,11 +15,15 @@ CREATE TABLE rft.draw (
     importance_weight double precision,
     draw_key double precision,
     drawn_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    times_sampled integer,
+    newest_of bigint GENERATED ALWAYS AS (CASE WHEN times_sampled IS NOT NULL THEN experience_id END) STORED,
     UNIQUE (attempt_id, trainer_step, slot)
 );
 CREATE INDEX draw_item ON rft.draw (item_id);
 CREATE INDEX draw_experience ON rft.draw (experience_id);
-COMMENT ON TABLE rft.draw IS 'The use of an experience in a step of an attempt; append-only.';
+-- Unique, as verdict_newest is.
+CREATE UNIQUE INDEX draw_newest ON rft.draw (newest_of);
+COMMENT ON TABLE rft.draw IS 'The use of an experience in a step of an attempt; append-only but for times_sampled.';
 COMMENT ON COLUMN rft.draw.draw_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.draw.attempt_id IS 'The attempt that drew.';
 COMMENT ON COLUMN rft.draw.trainer_step IS 'The step it was drawn for, from 1.';
@@ -33,6 +37,65 @@ COMMENT ON COLUMN rft.draw.staleness IS 'Trainer step - 1 - trainer step of the 
 COMMENT ON COLUMN rft.draw.importance_weight IS 'Factor of its loss, which corrects for the probability of the draw; NULL: 1.';
 COMMENT ON COLUMN rft.draw.draw_key IS 'The group''s worklist.draw_key at the draw, if it may be drawn again; going back restores it.';
 COMMENT ON COLUMN rft.draw.drawn_at IS 'When.';
+COMMENT ON COLUMN rft.draw.times_sampled IS 'For the newest draw of an experience in the current history of its run: the number of its draws there. NULL for all other draws, and those of stored selections.';
+COMMENT ON COLUMN rft.draw.newest_of IS 'experience_id if times_sampled is not NULL, else NULL.';
+
+CREATE FUNCTION rft.count_uses(of_run bigint, of_items bigint[]) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    -- Two statements, because a unique index is checked row by row.
+    UPDATE rft.draw d SET times_sampled = NULL
+    FROM unnest(of_items) i (item_id) WHERE d.item_id = i.item_id AND d.item_kind = 'group' AND d.times_sampled IS NOT NULL;
+    UPDATE rft.draw d SET times_sampled = u.times
+    FROM (
+        SELECT (array_agg(d.draw_id ORDER BY d.trainer_step DESC, d.draw_id DESC))[1] AS draw_id, count(*) AS times
+        FROM rft.run r
+        CROSS JOIN unnest(of_items) i (item_id)
+        CROSS JOIN LATERAL (SELECT * FROM rft.draw WHERE item_id = i.item_id AND item_kind = 'group' OFFSET 0) d
+        JOIN rft.attempt_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = d.attempt_id
+            AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
+        WHERE r.run_id = of_run
+        GROUP BY d.experience_id) u
+    WHERE d.draw_id = u.draw_id;
+END
+$$;
+COMMENT ON FUNCTION rft.count_uses IS 'Sets times_sampled of the draws of some groups of a run.';
+
+CREATE FUNCTION rft.wrong_uses(of_run bigint) RETURNS TABLE (draw_id bigint, experience_id bigint, derived integer)
+LANGUAGE sql STABLE SET enable_nestloop = off SET enable_mergejoin = off
+AS $$
+    WITH own AS MATERIALIZED (
+        SELECT d.draw_id, d.experience_id, d.attempt_id, d.trainer_step, d.times_sampled
+        FROM rft.draw d JOIN rft.rollout_group g ON g.group_id = d.item_id
+        WHERE d.item_kind = 'group' AND g.run_id = of_run),
+    newest AS (
+        SELECT (array_agg(d.draw_id ORDER BY d.trainer_step DESC, d.draw_id DESC))[1] AS draw_id, count(*)::integer AS times
+        FROM own d
+        JOIN rft.attempt_history h ON h.attempt_id = d.attempt_id AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
+        WHERE h.history_id = (SELECT r.current_attempt_id FROM rft.run r WHERE r.run_id = of_run)
+        GROUP BY d.experience_id)
+    SELECT d.draw_id, d.experience_id, n.times
+    FROM own d LEFT JOIN newest n USING (draw_id) WHERE d.times_sampled IS DISTINCT FROM n.times
+$$;
+COMMENT ON FUNCTION rft.wrong_uses IS 'Returns the draws of a run''s own groups whose times_sampled differs from the value derived from all draws of its current history.';
+
+CREATE FUNCTION rft.correct_uses(of_run bigint) RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    ids bigint[];
+    times integer[];
+BEGIN
+    SELECT array_agg(w.draw_id), array_agg(w.derived) INTO ids, times FROM rft.wrong_uses(of_run) w;
+    UPDATE rft.draw d SET times_sampled = NULL
+    FROM unnest(ids) i (draw_id) WHERE d.draw_id = i.draw_id AND d.times_sampled IS NOT NULL;
+    UPDATE rft.draw d SET times_sampled = i.times
+    FROM unnest(ids, times) i (draw_id, times) WHERE d.draw_id = i.draw_id AND i.times IS NOT NULL;
+    RETURN coalesce(cardinality(ids), 0);
+END
+$$;
+COMMENT ON FUNCTION rft.correct_uses IS 'Sets times_sampled where it is wrong, as it is for draws that a new attempt undoes; returns the number of draws. The caller holds the run''s row.';
 
 CREATE FUNCTION rft.wake_items(of_run bigint, step integer) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -280,19 +343,19 @@ BEGIN
             SELECT * FROM rft.worklist WHERE consumer = queue AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) w
         JOIN rft.sampler_lane n ON n.run_id = of_run AND n.lane = p.lane)
     INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, reward_used, staleness,
-        importance_weight, draw_key)
+        importance_weight, draw_key, times_sampled)
     SELECT of_attempt, step, row_number() OVER (ORDER BY p.place, o.rollout_index, e.turn_index) - 1, 'group', p.item_id,
            e.experience_id, CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END,
            CASE WHEN p.policy_step = 2147483647 THEN 0 ELSE step - 1 - p.policy_step END, p.importance,
-           CASE WHEN reuses THEN p.draw_key END
+           CASE WHEN reuses THEN p.draw_key END, CASE WHEN NOT reuses THEN 1 END
     FROM item p
     JOIN rft.experience e ON e.group_id = p.item_id
     JOIN rft.rollout o USING (rollout_id)
-    LEFT JOIN LATERAL (
-        SELECT v.kept, v.reward FROM rft.verdict v
-        WHERE v.experience_id = e.experience_id AND v.pipeline_version = version
-        ORDER BY v.verdict_id DESC LIMIT 1) v ON true
+    LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = version
     WHERE coalesce(v.kept, version = 'none');
+    IF reuses THEN
+        PERFORM rft.count_uses(of_run, ARRAY(SELECT p.item_id FROM unnest(picked) p));
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION rft.record_draws IS 'Records every experience of the picked groups as drawn for a step, with its current reward and its importance weight.';
@@ -486,6 +549,7 @@ BEGIN
         WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = d.item_id
         RETURNING w.item_id, w.priority, w.times_sampled)
     SELECT array_agg(item_id), array_agg(priority), array_agg(times_sampled) INTO items, priorities, times FROM returned;
+    PERFORM rft.correct_uses(of_run);
     -- The weight is that of the lane to which it returned.
     IF items IS NOT NULL THEN
         FOR placed IN SELECT * FROM rft.place_items(of_run, items, rft.formula_values(of_run, items, priorities, times), times) LOOP

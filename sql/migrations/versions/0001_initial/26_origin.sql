@@ -45,3 +45,18 @@ COMMENT ON COLUMN rft.experience_origin.policy_version_max IS 'There, the policy
 COMMENT ON COLUMN rft.experience_origin.policy_step IS 'Trainer step of policy_version_min there.';
 COMMENT ON COLUMN rft.experience_origin.sampled_at IS 'When it was first stored in any buffer.';
 COMMENT ON COLUMN rft.experience_origin.earlier IS 'Its earlier origins: objects with buffer_id, run and experience_id, the first buffer first.';
+
+CREATE TABLE rft.import_file (
+    run_id bigint NOT NULL REFERENCES rft.run,
+    path text NOT NULL,
+    digest text NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    finished_at timestamptz,
+    PRIMARY KEY (run_id, path)
+);
+COMMENT ON TABLE rft.import_file IS 'A file that was imported into a run; the newest import of its path.';
+COMMENT ON COLUMN rft.import_file.run_id IS 'The run.';
+COMMENT ON COLUMN rft.import_file.path IS 'The absolute path of the file or folder, on the machine that imported it.';
+COMMENT ON COLUMN rft.import_file.digest IS 'xxh3-128 of its bytes, hexadecimal. An interrupted import continues only with the same content.';
+COMMENT ON COLUMN rft.import_file.started_at IS 'When.';
+COMMENT ON COLUMN rft.import_file.finished_at IS 'When all of its groups were stored; NULL if the import was interrupted.';

@@ -13,8 +13,9 @@ JOIN rft.draw d ON d.attempt_id = h.attempt_id AND (h.last_step IS NULL OR d.tra
 WHERE EXISTS (SELECT FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step);
 COMMENT ON VIEW rft.v_consumption IS 'Draws at or before a committed checkpoint of their run''s current history: the rows that the weights on disk were trained on.';
 
--- Prompts, rollouts and tasks are joined from outside: a query that reads nothing of them does not read them. OFFSET 0: the draws of an experience are found by its id. Before the
--- first statistics of a growing buffer, the planner would also look through the draws of the whole attempt for each experience.
+-- Everything is joined from outside and at most once, by unique indexes or in aggregates: a query that reads nothing of a table does not read
+-- it, and one that does reads the whole of it once if it reads many experiences (docs/decisions/0037). OFFSET 0: the draws of an experience are found by its id. Before the first
+-- statistics of a growing buffer, the planner would also look through the draws of the whole attempt for each experience.
 CREATE VIEW rft.v_experience AS
 SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_id, g.explore_step, ro.rollout_index, e.turn_index,
        ro.outcome, gp.prompt, e.response, t.payload ->> 'answer' AS answer,
@@ -22,14 +23,14 @@ SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_
        CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END AS reward_trained, b.reward AS baseline_reward,
        e.reward_parts, e.metrics, e.finish_reason, e.num_prompt_tokens, e.num_response_tokens,
        p.trainer_step AS policy_step, e.policy_version_min, e.policy_version_max,
-       CASE WHEN d.times > 0 THEN 'drawn'
+       CASE WHEN u.times_sampled IS NOT NULL THEN 'drawn'
             WHEN g.status = 'sealed' THEN 'awaits verdict'
             WHEN NOT v.kept THEN 'dropped'
             WHEN NOT g.trainable THEN 'closed'
             ELSE 'ready' END AS state,
        v.stage AS dropped_by, coalesce(v.reason, g.closed_reason) AS dropped_because,
-       d.times AS times_sampled, d.steps AS trainer_steps, l.num_labels,
-       e.source, rft.chat(gp.messages, e.response_messages, e.response) AS messages, e.parent_id, e.segment_id, e.segment_row, e.created_at
+       coalesce(u.times_sampled, 0)::bigint AS times_sampled, d.steps AS trainer_steps, l.num_labels,
+       e.source, rft.chat(gp.messages, e.response_messages, e.response) AS messages, e.parent_id, e.segment_id, e.segment_row, e.created_at, e.response_hash
 FROM rft.experience e
 JOIN rft.run r USING (run_id)
 JOIN rft.rollout_group g USING (group_id)
@@ -38,12 +39,10 @@ LEFT JOIN rft.task t ON t.task_id = g.task_id
 LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 LEFT JOIN rft.group_baseline b ON b.group_id = e.group_id
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
+LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = r.pipeline_version
+LEFT JOIN rft.draw u ON u.newest_of = e.experience_id
 LEFT JOIN LATERAL (
-    SELECT v.* FROM rft.verdict v
-    WHERE v.experience_id = e.experience_id AND v.pipeline_version = r.pipeline_version
-    ORDER BY v.verdict_id DESC LIMIT 1) v ON true
-LEFT JOIN LATERAL (
-    SELECT count(*) AS times, array_agg(d.trainer_step ORDER BY d.trainer_step) AS steps
+    SELECT array_agg(d.trainer_step ORDER BY d.trainer_step) AS steps
     FROM (SELECT * FROM rft.draw WHERE experience_id = e.experience_id OFFSET 0) d
     JOIN rft.v_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = d.attempt_id
         AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)) d ON true
@@ -76,15 +75,13 @@ COMMENT ON VIEW rft.v_pass_rate IS 'Sampled rewards by run, taskset and explorer
 
 CREATE VIEW rft.v_lineage AS
 SELECT d.experience_id, r.name AS run, d.attempt_id, d.trainer_step, d.reward_used, e.reward AS reward_now,
-       d.reward_used IS DISTINCT FROM coalesce(CASE WHEN e.reward_final THEN e.reward END, (
-           SELECT v.reward FROM rft.verdict v
-           WHERE v.experience_id = e.experience_id AND v.pipeline_version = r.pipeline_version
-           ORDER BY v.verdict_id DESC LIMIT 1), e.reward) AS corrected_since,
+       d.reward_used IS DISTINCT FROM coalesce(CASE WHEN e.reward_final THEN e.reward END, v.reward, e.reward) AS corrected_since,
        c.checkpoint_id, c.trainer_step AS checkpoint_step, c.uri AS checkpoint_uri
 FROM rft.draw d
 JOIN rft.run_attempt a USING (attempt_id)
 JOIN rft.run r USING (run_id)
 JOIN rft.experience e USING (experience_id)
+LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = r.pipeline_version
 LEFT JOIN LATERAL (
     SELECT * FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step
     ORDER BY c.trainer_step LIMIT 1) c ON true;
@@ -109,14 +106,12 @@ JOIN rft.train_step s ON s.attempt_id = h.attempt_id AND (h.last_step IS NULL OR
 COMMENT ON VIEW rft.v_train_step IS 'The steps of a run''s current history: one continuous curve, even across crashes.';
 
 CREATE VIEW rft.v_dropped AS
-SELECT r.name AS run, v.run_id, v.stage, v.reason, count(*) AS num_experiences, count(DISTINCT v.group_id) AS num_groups
-FROM (SELECT DISTINCT ON (v.experience_id) e.run_id, v.*
-      FROM rft.verdict v JOIN rft.experience e USING (experience_id) JOIN rft.run USING (run_id)
-      WHERE v.pipeline_version = run.pipeline_version
-      ORDER BY v.experience_id, v.verdict_id DESC) v
-JOIN rft.run r USING (run_id)
+SELECT r.name AS run, g.run_id, v.stage, v.reason, count(*) AS num_experiences, count(DISTINCT v.group_id) AS num_groups
+FROM rft.verdict v
+JOIN rft.rollout_group g USING (group_id)
+JOIN rft.run r ON r.run_id = g.run_id AND r.pipeline_version = v.newest_of
 WHERE NOT v.kept
-GROUP BY r.name, v.run_id, v.stage, v.reason;
+GROUP BY r.name, g.run_id, v.stage, v.reason;
 COMMENT ON VIEW rft.v_dropped IS 'Dropped experiences by stage and reason, according to the newest verdicts of the run''s pipeline.';
 
 CREATE VIEW rft.v_task AS

@@ -71,6 +71,7 @@ BEGIN
                            CASE WHEN relation.relname = ANY (append_only) THEN 'INSERT' ELSE 'INSERT, UPDATE' END, relation.relname);
         END LOOP;
         GRANT INSERT ON rft.experience, rft.rollout TO rft_worker;
+        GRANT UPDATE (is_newest) ON rft.verdict TO rft_worker;
         GRANT UPDATE (reward, reward_final) ON rft.experience TO rft_worker;
         -- Rows that are deleted because they never counted (finished items, undone draws, unanswered questions), and
         -- the sampler's policy and going back, which are written again.

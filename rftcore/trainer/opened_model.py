@@ -1,0 +1,71 @@
+"""A transformer as the trainer takes it from a folder: with attention over packed sequences, its head, and without dropout."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+
+from rftcore.trainer import attention
+from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.model_shape import refuse_indivisible
+from rftcore.trainer.optimizers import value_head
+from rftcore.trainer.sharding import Grid
+from rftdata.errors import ModelError
+
+Head = Literal["vocabulary", "value"]
+
+
+def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> PreTrainedModel:
+    """Return the model in a folder, in the type of the configuration.
+
+    Raises:
+        ModelError: the folder has no model.
+        ConfigError: its attention cannot be packed, its layers cannot be divided over the ranks, or it has another head.
+    """
+    dtype = getattr(torch, config.dtype)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention.NAME}
+    try:
+        model_config = AutoConfig.from_pretrained(path)
+        attention.refuse_unpackable(model_config)
+        if grid.num_tensor_ranks > 1:
+            refuse_indivisible(model_config.to_dict(), grid.num_tensor_ranks)
+        model: PreTrainedModel = (
+            AutoModelForCausalLM.from_pretrained(path, **options)
+            if head == "vocabulary"
+            else AutoModelForTokenClassification.from_pretrained(path, num_labels=1, **options)
+        )
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"the model {path} cannot be opened: {first_line}",
+            allowed="a folder with config.json and safetensors, or a Hugging Face id",
+            todo="correct model.path",
+        ) from error
+    # Dropout is off for good: the ratio has to compare two policies, not two draws of noise.
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]  # torch takes every attribute for a tensor
+    if head == "value":
+        value_head(model)
+    else:
+        refuse_other_head(model)
+    return model
+
+
+def refuse_other_head(model: PreTrainedModel) -> None:
+    """Raise a ConfigError if logits are more than the output layer's products with the last hidden states (BERT's transform)."""
+    known = (model.base_model, model.get_output_embeddings())
+    others = [
+        name
+        for name, module in model.named_children()
+        if module not in known and any(True for _ in module.parameters())
+    ]
+    if others:
+        raise attention.unpackable(
+            f"it has layers between the last hidden states and the logits ({', '.join(others)})", model.config
+        )

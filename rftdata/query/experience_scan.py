@@ -1,0 +1,137 @@
+"""One pass over experiences with their arrays, for data loaders: rows from PostgreSQL by COPY, arrays from the mapped segments.
+
+Rows come in the order of `experience_id`, in which they were stored, so that segments are read from their beginning to their end. A
+share of a pass consists of blocks of adjacent ids: every row is in exactly one share, whatever is stored meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from rftdata.config_errors import did_you_mean
+from rftdata.errors import ArchivedError, ConfigError, QueryError
+from rftdata.postgres.arrow_copy import arrow_type, copy_batches
+from rftdata.postgres.database import Connection, Database, fetch, translated
+from rftdata.postgres.query_errors import query_error
+from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, PLACE, ArrayColumns, OnDamage
+from rftdata.query.catalogue import tables
+from rftdata.query.scan import begin_reading
+from rftdata.segments.base import SegmentStore
+from rftdata.segments.reader import SegmentReader
+
+_OPEN_SEGMENTS = 64
+_BLOCK_IDS = 64
+_ORDER = sql.SQL("experience_id")
+
+
+def scan_experiences(
+    database: Database, store: SegmentStore, columns: Sequence[str], where: str | None, *, run_id: int | None = None,
+    share: tuple[int, int] = (0, 1), on_damage: OnDamage | None = None,
+) -> pa.RecordBatchReader:  # fmt: skip
+    """Return rows of `rft.v_experience` with arrays; arguments and errors as in `Buffer.scan`."""
+    index, count = share
+    if not 0 <= index < count:
+        raise ConfigError(
+            "a share is its index and the number of all shares", value=share, allowed="(0, 1), (0, 2), (1, 2), …"
+        )
+    known = tables(database)
+    kinds = known["v_experience"]
+    arrays = BASE_ARRAYS | OPTIONAL_ARRAYS
+    for name in columns:
+        if name not in kinds and name not in arrays:
+            raise QueryError(
+                "unknown column", value=name, allowed="the columns of rft.v_experience, " + ", ".join(arrays),
+                todo=did_you_mean(name, [*kinds, *arrays], "`rft sql '\\d rft.v_experience'` lists the columns"),
+            )  # fmt: skip
+    schema = pa.schema([(name, arrays[name] if name in arrays else arrow_type(kinds[name])) for name in columns])
+    conditions = [sql.SQL("(\n{}\n)").format(sql.SQL(where))] if where is not None else []
+    if run_id is not None:
+        conditions.append(sql.SQL("run_id = {}").format(sql.Literal(run_id)))
+    if count > 1:
+        conditions.append(sql.SQL("experience_id / {} % {} = {}").format(*map(sql.Literal, (_BLOCK_IDS, count, index))))
+    condition = sql.SQL(" AND ").join(conditions) if conditions else None
+    both = {name: kind for name, kind in known["experience"].items() if kinds.get(name) == kind}
+    reader = ArrayColumns(SegmentReader(database, store, max_segments=_OPEN_SEGMENTS), on_damage)
+    batches = _batches(database, reader, schema, kinds, both, run_id, where, condition)
+    next(batches)  # so that a condition that is refused raises at the call
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def _batches(
+    database: Database, arrays: ArrayColumns, schema: pa.Schema, kinds: Mapping[str, str], both: Mapping[str, str],
+    run_id: int | None, where: str | None, condition: sql.Composable | None,
+) -> Iterator[pa.RecordBatch | None]:  # fmt: skip
+    """Yield None once the condition was accepted, and then the rows.
+
+    Args:
+        kinds: columns of rft.v_experience.
+        both: those that rft.experience has as well.
+    """
+    wanted = [name for name in schema.names if name not in kinds]
+    names = {*(name for name in schema.names if name in kinds), *(PLACE if wanted else ())} or {"experience_id"}
+    rows = {name: kind for name, kind in kinds.items() if name in names}
+    with ExitStack() as resources:
+        resources.enter_context(translated(database.uri))
+        connection = resources.enter_context(database.dedicated())
+        begin_reading(connection)
+        _refuse_archived(connection, run_id)
+        # The view joins many tables, so it is read only where its own columns are needed.
+        direct = sql.SQL("(SELECT {} FROM rft.experience) AS v_experience").format(
+            sql.SQL(", ").join(map(sql.Identifier, both))
+        )
+        source: sql.Composable = direct
+        if not set(rows) <= set(both) or not _accepts(connection, direct, condition, where):
+            source = sql.Identifier("rft", "v_experience")
+            _accepts(connection, source, condition, where)
+        yield None
+        try:
+            for batch in copy_batches(connection, source, rows, condition, order=_ORDER):
+                for part in arrays.add(batch, wanted) if wanted else [batch]:
+                    yield part.select(schema.names)
+        except psycopg.OperationalError:
+            raise
+        except psycopg.DatabaseError as error:  # of some row, such as a division by zero
+            raise _refused(error, where) from error
+
+
+def _refuse_archived(connection: Connection, run_id: int | None) -> None:
+    for row in fetch(connection, "archived_among", run_ids=None if run_id is None else [run_id]):
+        raise ArchivedError(
+            f"the run {row['run']!r} is archived: its texts and arrays cannot be scanned",
+            todo=f"name another run (run=), use `Buffer.query`, which reads archives, or bring it back first: `rft restore-run {row['run']}`",
+        )
+
+
+def _accepts(
+    connection: Connection, source: sql.Composable, condition: sql.Composable | None, where: str | None
+) -> bool:
+    """Return whether a table or view has the columns that a condition names.
+
+    Raises:
+        QueryError: the condition is invalid for another reason, or the view lacks a column.
+    """
+    query = sql.SQL("SELECT FROM {} WHERE {} LIMIT 0").format(source, condition or sql.SQL("true"))
+    try:
+        with connection.transaction():
+            # Binary, which allows only one statement, whatever the condition contains.
+            connection.cursor(binary=True).execute(query.as_bytes(connection))
+    except psycopg.OperationalError:
+        raise
+    except psycopg.DatabaseError as error:
+        if isinstance(error, psycopg.errors.UndefinedColumn) and not isinstance(source, sql.Identifier):
+            return False
+        raise _refused(error, where) from error
+    return True
+
+
+def _refused(error: psycopg.DatabaseError, where: str | None) -> QueryError:
+    refused = query_error(error)
+    return QueryError(
+        f"the condition cannot be used: {refused.what}", value=where,
+        allowed="SQL over the columns of rft.v_experience, such as: reward < 0.5 AND taskset = 'gsm8k'", todo=refused.todo,
+    )  # fmt: skip
