@@ -7,6 +7,7 @@ the trainer sends straight into the engine is taken within the trainer's turn, w
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from rftcore.engines.base import Engine
 from rftcore.explorer.engine_weights import EngineWeights
@@ -32,10 +33,14 @@ class EngineTurn:
 
     Args:
         turn: this explorer's, which it has; None where it takes no turns, so that the engine never sleeps.
+        stop_time: called with true before the engine sleeps, and with false when it is awake: rollouts wait through no fault of theirs.
     """
 
-    def __init__(self, worker: Worker, engine: Engine, weights: EngineWeights, turn: GpuTurn | None) -> None:
+    def __init__(
+        self, worker: Worker, engine: Engine, weights: EngineWeights, turn: GpuTurn | None, stop_time: Callable[[bool], None]
+    ) -> None:  # fmt: skip
         self._worker, self._engine, self._weights, self._turn = worker, engine, weights, turn
+        self._stop_time = stop_time
         self._is_awake = True
         self._news: asyncio.Task[None] | None = None
 
@@ -55,6 +60,7 @@ class EngineTurn:
         if not await asyncio.to_thread(self._engine.wake):
             self._weights.lose()
         self._is_awake = True
+        self._stop_time(False)
         failpoint("explorer.awake")
         return True
 
@@ -73,6 +79,7 @@ class EngineTurn:
 
     async def _sleep(self, turn: GpuTurn) -> None:
         self._worker.set_state("puts its engine to sleep", activity="transferring")
+        self._stop_time(True)
         seconds = await asyncio.to_thread(self._engine.sleep)
         self._is_awake = False
         self._worker.progress["sleep_s"] = round(seconds, 3)

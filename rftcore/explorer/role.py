@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from rftcore.config import RunConfig
 from rftcore.engines.base import Decoding, Engine
@@ -112,7 +113,7 @@ class Explorer:
         self.weights = EngineWeights(
             joined, worker, engine, only_evaluates=self.only_evaluates, missing_weights_s=missing_weights_s
         )
-        self.turn = EngineTurn(worker, engine, self.weights, turn)
+        self.turn = EngineTurn(worker, engine, self.weights, turn, self._stop_time)
         self.decoding = Decoding(
             temperature=self.config.temperature, top_p=self.config.top_p, top_k=self.config.top_k,
             max_tokens=self.config.max_tokens, stop=tuple(self.config.stop),
@@ -282,6 +283,10 @@ class Explorer:
         if self.teacher is not None:
             await self.teacher.score(group)
         return group
+
+    def _stop_time(self, value: bool) -> None:
+        """Suspend the time limits of rollouts, or let them go on."""
+        self.workflows.call(partial(self.runner.clocks.stand_still, value))
 
     def _show_blocking(self, what: str) -> None:
         """Show in `rft status` which line blocks the workflows; called from another thread."""

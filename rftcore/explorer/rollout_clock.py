@@ -1,4 +1,4 @@
-"""The time limit of a rollout, which is suspended while the rollout waits for something with its own limit."""
+"""The time limit of a rollout, which is suspended while the rollout waits for something with its own limit, and while the engine sleeps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,46 @@ from types import TracebackType
 _current: ContextVar[RolloutClock | None] = ContextVar("rollout_clock", default=None)
 
 
+class RolloutClocks:
+    """The running clocks of one event loop, which can be suspended together."""
+
+    def __init__(self) -> None:
+        self._running: set[RolloutClock] = set()
+        self._stand_still = False
+
+    def stand_still(self, value: bool) -> None:
+        """Suspend all clocks, also those that begin later, or let them go on; called in their event loop."""
+        if value == self._stand_still:
+            return
+        self._stand_still = value
+        for clock in self._running:
+            clock.suspend() if value else clock.go_on()
+
+    def begin(self, clock: RolloutClock) -> None:
+        """Add a clock that begins to run."""
+        self._running.add(clock)
+        if self._stand_still:
+            clock.suspend()
+
+    def end(self, clock: RolloutClock) -> None:
+        """Remove a clock."""
+        self._running.discard(clock)
+
+
 class RolloutClock:
     """An `asyncio.timeout` that can be suspended. An asynchronous context manager, for one event loop.
 
     Args:
         limit_s: seconds that the rollout may take.
+        clocks: with which it is suspended.
 
     Raises:
         TimeoutError: the rollout took longer.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, clocks: RolloutClocks) -> None:
         self._timeout = asyncio.timeout(limit_s)
+        self._clocks = clocks
         self._left_s = limit_s
         self._num_waits = 0
         self._counts = False
@@ -35,6 +63,7 @@ class RolloutClock:
     async def __aenter__(self) -> RolloutClock:
         await self._timeout.__aenter__()
         self._counts = True
+        self._clocks.begin(self)
         _current.set(self)
         return self
 
@@ -42,23 +71,23 @@ class RolloutClock:
         self, kind: type[BaseException] | None, raised: BaseException | None, stack: TracebackType | None
     ) -> None:
         self._counts = False
+        self._clocks.end(self)
         _current.set(None)
         await self._timeout.__aexit__(kind, raised, stack)
 
-    @contextmanager
-    def _standing_still(self) -> Iterator[None]:
-        now = asyncio.get_running_loop().time
+    def suspend(self) -> None:
+        """Stop the time until as many calls of `go_on`."""
         when = self._timeout.when()
         if when is not None and self._can_change():
-            self._left_s = when - now()
+            self._left_s = when - asyncio.get_running_loop().time()
             self._timeout.reschedule(None)
         self._num_waits += 1
-        try:
-            yield
-        finally:
-            self._num_waits -= 1
-            if self._num_waits == 0 and self._can_change():
-                self._timeout.reschedule(now() + self._left_s)
+
+    def go_on(self) -> None:
+        """End one suspension."""
+        self._num_waits -= 1
+        if self._num_waits == 0 and self._can_change():
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
 
     def _can_change(self) -> bool:
         return self._counts and not self._timeout.expired()
@@ -71,5 +100,8 @@ def clock_stands_still() -> Iterator[None]:
     if clock is None:
         yield
         return
-    with clock._standing_still():
+    clock.suspend()
+    try:
         yield
+    finally:
+        clock.go_on()

@@ -12,14 +12,14 @@ import inspect
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.failures import FunctionFailedError, describe, user_stack, waited_at
 from rftcore.explorer.plain_workflow import run_plain
-from rftcore.explorer.rollout_clock import RolloutClock
+from rftcore.explorer.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.explorer.workflow_loop import BlockedError
 from rftcore.workflows.inputs import PER_TURN
 from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Workflow
@@ -41,6 +41,7 @@ class RolloutRunner:
         timeout_s: a rollout that takes longer, from its start, is recorded as timed out.
         slots: number of concurrent rollouts; waiting for a slot does not count as time.
         on_failure: receives the description of a failure and the user's stack.
+        clocks: those of its rollouts, to be suspended while the engine sleeps.
         drafts: if given, rollouts of claimed groups sample through them, so that others can continue them.
         has_baseline: whether each group also gets a greedy rollout, whose reward is a baseline for the others.
     """
@@ -55,6 +56,7 @@ class RolloutRunner:
     on_failure: Callable[[str, str], None] = lambda *_: None
     has_baseline: bool = False
     drafts: Drafts | None = None
+    clocks: RolloutClocks = field(default_factory=RolloutClocks)
 
     async def group(self, claimed: ClaimedGroup, decoding: Decoding, screening: Screening | None = None) -> Group:
         """Run all rollouts of a claimed group concurrently. With a screening rule, run the remaining ones only if the first are neither
@@ -111,7 +113,7 @@ class RolloutRunner:
         model = Model(sampler, decoding)
         started = time.monotonic()
         outcome, error, score = "ok", None, None
-        clock = RolloutClock(self.timeout_s)
+        clock = RolloutClock(self.timeout_s, self.clocks)
         try:
             async with clock:
                 score = checked_score(await self._run_workflow(task, model), task)

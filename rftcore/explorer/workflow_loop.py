@@ -80,6 +80,10 @@ class WorkflowLoop:
         """Run a coroutine in the loop and return its result; cancelling the caller cancels it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function in the loop, soon."""
+        self._loop.call_soon_threadsafe(function)
+
     def close(self) -> None:
         """Cancel running coroutines and end the loop."""
         self._closed.set()

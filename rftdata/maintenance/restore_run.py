@@ -53,7 +53,7 @@ def restore_run(buffer: Buffer, name: str | int) -> Restored:
     Raises:
         QueryError: the run is not archived.
         ArchivedError: it shares arrays with an archived run, which must be restored first.
-        RftError: a file is missing or damaged; nothing was changed.
+        RftError: a file is missing or damaged, and nothing was changed; or files cannot be removed, and the run is restored.
         ConflictError: another process is archiving or restoring.
     """
     run, folder = buffer.find_run(name), buffer.archives
@@ -65,7 +65,13 @@ def restore_run(buffer: Buffer, name: str | int) -> Restored:
         if found[0]["status"] == "archived":
             done = _bring_back(buffer, folder, run, found[0])
         # Here the run is whole: it was just restored, or before, or never moved.
-        folder.remove(run.run_id)
+        try:
+            folder.remove(run.run_id)
+        except QueryError as error:
+            raise RftError(
+                f"the run {run.name!r} is whole in the database, but files of its archive cannot be removed: {error}",
+                todo=f"run `rft restore-run {run.name}` again then",
+            ) from error
         failpoint("restore.removed")
         buffer.database.run("forget_archive", run_id=run.run_id)
     buffer.reader.forget()

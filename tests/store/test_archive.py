@@ -415,6 +415,22 @@ def test_the_commands(
     assert run_command(["restore-run", "old", "--buffer", uri]) == 2
 
 
+def test_a_restored_run_whose_files_cannot_be_removed_is_said_to_be_whole(filled: rftdata.Buffer) -> None:
+    before = catalogue(filled)
+    archive(filled, "old", author="ada")
+    first = filled.archives.all_files()[0]
+    obstacle = first.with_name(first.name.replace("00000", "99999"))
+    obstacle.mkdir()
+    with pytest.raises(RftError, match="'old' is whole in the database, but files of its archive cannot be removed"):
+        restore_run(filled, "old")
+    assert (
+        filled.query("select count(response) as n from experience where run = 'old'").read_all()["n"][0].as_py() == 54
+    )
+    obstacle.rmdir()
+    restore_run(filled, "old")
+    assert filled.archives.all_files() == [] and catalogue(filled) == before
+
+
 def test_a_full_disk_leaves_a_whole_run_and_no_file(filled: rftdata.Buffer) -> None:
     script = (
         "import resource, signal, sys, rftdata\n"

@@ -328,6 +328,31 @@ def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when
     assert "3 rollouts of a plain workflow were timed out and cannot be stopped (test_rollouts.py" in stuck[0][0]
 
 
+def test_the_time_in_which_the_engine_sleeps_does_not_count() -> None:
+    async def workflow(task: Task, model: Model, score: Scorer) -> Score:
+        await asyncio.to_thread(awake.wait, 30)
+        if task is not TASK:
+            await asyncio.sleep(30)
+        return Score(1.0)
+
+    async def run() -> list[Rollout]:
+        rollouts = [asyncio.create_task(loop.run(runner.rollout(task, 0, Decoding()))) for task in (TASK, other)]
+        await asyncio.sleep(0.1)
+        loop.call(lambda: runner.clocks.stand_still(True))
+        rollouts.append(asyncio.create_task(loop.run(runner.rollout(TASK, 1, Decoding()))))  # begins meanwhile
+        await asyncio.sleep(2.0)
+        loop.call(lambda: runner.clocks.stand_still(False))
+        awake.set()
+        return await asyncio.gather(*rollouts)
+
+    other, awake = Task(2, "sums", "two", "1+2=", "3"), threading.Event()
+    loop, runner = WorkflowLoop(60.0), runner_of(workflow, timeout_s=1.0)
+    try:
+        assert [rollout.outcome for rollout in asyncio.run(run())] == ["ok", "timeout", "ok"]
+    finally:
+        loop.close()
+
+
 def test_time_counts_from_the_moment_a_rollout_begins() -> None:
     assert {rollout.outcome for rollout in tried(slow, timeout_s=0.5, slots=2, count=8)} == {"ok"}
 
