@@ -204,6 +204,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _surplus_is_replaced(self) -> RunConfig:
+        if self.sampling.over_sampling and not self.explorer.max_refill:
+            raise ValueError(
+                "sampling.over_sampling samples groups that replace lost ones and those of a longer run, and explorer.max_refill is 0; raise"
+                " max_refill, or remove over_sampling"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _names_are_unique(self) -> RunConfig:
         names = [taskset.name for taskset in (*self.tasks, *self.eval.tasks, *self.eval.test)]
         doubled = sorted({name for name in names if names.count(name) > 1})

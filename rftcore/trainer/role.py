@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -216,13 +217,17 @@ class TrainerRole:
         """Whether the run was asked to stop. Called in waits, too: raises if a rank has died, commits a checkpoint that is written, and
         writes a file for engines that missed the weights."""
         self.learner.check()
-        if self.live is not None and self.live.is_missed(self.policy_version_id):
-            with self.turns.own(self.worker.should_stop) as has_turn:
-                if has_turn:
-                    self.published = self.live.as_file(self.policy_version_id)
+        self._write_missed_weights(self.worker.should_stop)
         if self.learner.has_written_checkpoint:
             self._commit_checkpoint()
         return self.worker.should_stop()
+
+    def _write_missed_weights(self, stop: Callable[[], bool]) -> None:
+        """Write a file for engines that missed the weights; an explorer that was started later has no others."""
+        if self.live is not None and self.live.is_missed(self.policy_version_id):
+            with self.turns.own(stop) as has_turn:
+                if has_turn:
+                    self.published = self.live.as_file(self.policy_version_id)
 
     def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
         """Ready groups, or where nothing else is missing the `reviews` of people."""
@@ -404,6 +409,7 @@ class TrainerRole:
         while num_open_evaluations(self.run):
             self.worker.set_state("waits", f"the explorer to answer {what}")
             self.learner.check()
+            self._write_missed_weights(self.worker.is_asked_to_stop)
             if self.worker.is_asked_to_stop():
                 return False
             self.worker.wait(1.0)

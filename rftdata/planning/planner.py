@@ -74,9 +74,10 @@ class Planner:
             execute(connection, "insert_selector_snapshot", run_id=self._run_id, policy_step=steps[0]["policy_step"])
             planned = self._insert(connection, steps[0], lacking)
             if not planned:
-                if lacking[0][0] == steps[0]["explore_step"]:
+                first = steps[0]
+                if lacking[0][0] == first["explore_step"] and first["live"] + first["spare"] < first["taken"]:
                     raise refuse_exhausted(self._config.tasksets)
-                return 0  # the steps before those that lack groups continue
+                return 0  # the steps that have their groups continue
             failpoint("planner.inserted")
         notify.notify(self._database, notify.PLANNED)
         return planned

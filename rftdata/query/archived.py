@@ -13,6 +13,7 @@ import pyarrow.dataset as ds
 from psycopg import sql
 
 from rftdata.archives.files import ArchiveFolder
+from rftdata.errors import QueryError
 from rftdata.postgres.database import Row
 from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, typed
 from rftdata.query.conditions import columns_of, parse
@@ -24,6 +25,9 @@ _TAKEN: Mapping[str, frozenset[str] | None] = {
     "group_prompt": frozenset({"prompt", "messages"}), "group_baseline": frozenset({"response", "messages", "reward_parts"}), "score": None,
 }  # fmt: skip
 _ROWS_AT_ONCE = 4096
+_CHECKED = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
 
 
 class ArchivedRows:
@@ -78,7 +82,7 @@ class ArchivedRows:
             yield from self._read(str(self._folder.folder / row["path"]), schema, filter)
 
     def _read(self, path: str, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-        stored = ds.dataset(path, format="parquet")
+        stored = ds.dataset(path, format=_CHECKED)
         node = None if filter is None else parse(filter)
         arrays = BASE_ARRAYS.keys() | OPTIONAL_ARRAYS.keys()
         early = node is not None and (columns_of(node) - arrays) == columns_of(node) <= set(stored.schema.names)
@@ -89,11 +93,27 @@ class ArchivedRows:
             columns=names, filter=filter if early else None, batch_size=_ROWS_AT_ONCE, batch_readahead=1, fragment_readahead=1,
             use_threads=False,
         )  # fmt: skip
-        for batch in scanner.to_batches():
+        for batch in _whole(scanner.to_batches(), path):
             found = pa.RecordBatch.from_arrays(
                 [_column(batch, field, stored.schema, field.name in arrays) for field in schema], schema=schema
             )
             yield found if early or filter is None else found.filter(filter)
+
+
+def _whole(batches: Iterator[pa.RecordBatch], path: str) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a file.
+
+    Raises:
+        QueryError: it is damaged.
+    """
+    try:
+        yield from batches
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise QueryError(
+            f"a file of an archived run is damaged: {error}",
+            value=path,
+            todo="run `rft doctor`, and bring the file back from a backup",
+        ) from error
 
 
 def _column(batch: pa.RecordBatch, field: pa.Field, stored: pa.Schema, is_array: bool) -> pa.Array:

@@ -446,3 +446,19 @@ def test_a_full_disk_leaves_a_whole_run_and_no_file(filled: rftdata.Buffer) -> N
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "the folder of the archives cannot be written: " in done.stderr, done.stderr
     assert catalogue(filled) == before and filled.archives.all_files() == [] and list(verify(filled)) == []
+
+
+def test_a_damaged_file_is_an_error_that_names_it_and_never_another_answer(filled: rftdata.Buffer) -> None:
+    question = "select experience_id, response, token_ids from experience where run = 'old' order by 1"
+    expected = answers(filled, question)
+    archive(filled, "old", author="ada")
+    file = next(path for path in filled.archives.files_of(1) if path.parent.parent.name == "experience")
+    data = file.read_bytes()
+    errors = []
+    for place in range(4, len(data) - 4, len(data) // 40):
+        file.write_bytes(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
+        try:
+            assert answers(filled, question) == expected
+        except RftError as error:
+            errors.append(str(error))
+    assert len(errors) > 10 and all(str(file) in error for error in errors)

@@ -6,7 +6,7 @@ ticks of a clock. All modes are one rule (`sync.interval`, `sync.offset`, `sampl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -247,3 +247,26 @@ def test_over_sampling_hides_the_slowest_group(
     buffer: Buffer, over_sampling: float, trained: list[tuple[int, int]]
 ) -> None:
     assert with_a_slow_group(buffer, over_sampling) == trained
+
+
+def test_tasks_that_are_used_up_do_not_end_a_run_whose_step_has_its_groups(buffer: Buffer) -> None:
+    roles = Roles(
+        buffer,
+        steps=3,
+        batch_groups=BATCH,
+        num_tasks=3,
+        max_refill=4,
+        sampling={"over_sampling": 0.5},
+        selector="shuffle",
+    )
+    roles.planner._config = replace(
+        roles.plan_config,
+        tasksets=tuple(taskset.model_copy(update={"max_repeats": 1}) for taskset in roles.plan_config.tasksets),
+    )
+    with roles.attempt() as attempt:
+        assert roles.plan() == 3
+        sealed(roles, *roles.claim())
+        roles.buffer.sql("UPDATE rft.rollout_group SET trainable = false, status = 'ready' WHERE group_id = 3")
+        roles.buffer.sql("UPDATE rft.worklist SET available = false WHERE item_id = 3")
+        assert roles.plan() == 0, "the group that is lost is not one that the step needs"
+        assert drawn(attempt, 1) == [1, 2]

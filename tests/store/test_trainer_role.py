@@ -426,4 +426,5 @@ def learner_temperature(training: Training) -> float:
         Worker(training.run, "trainer") as worker,
         training.buffer.attempt(training.run) as attempt,
     ):
-        return TrainerRole(joined, worker, attempt).learner.own.temperature
+        turns = trainer_turns(training.config, training.run, worker)
+        return TrainerRole(joined, worker, attempt, turns).learner.own.temperature

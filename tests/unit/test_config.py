@@ -70,6 +70,7 @@ def test_evaluations_without_an_explorer_are_refused(change: dict[str, Any], wor
         ({"sampling": {"order": "lifo"}}, r"sampling\.order"),
         ({"sampling": {"mixture": [{"source": "human", "ratio": 1}]}}, "explorers supply"),
         ({"algorithm": {"group_size": 4, "min_group_size": 5}}, "min_group_size"),
+        ({"sampling": {"over_sampling": 0.5}, "explorer": {"max_refill": 0}}, "max_refill is 0"),
         ({"trainer": {"optimizer": {"betas": [0.9, 1.0]}}}, r"trainer\.optimizer\.betas"),
         ({"trainer": {"optimizer": {"betas": [-0.1, 0.9]}}}, r"trainer\.optimizer\.betas"),
         ({"explorer": {"reward": ["exact_match", "exact_match"]}}, "exact_match is named more than once"),
