@@ -323,6 +323,7 @@ def _right(bench: _Bench) -> Row:
     _one_turn(bench)
     bench.learner.to_device()
     bench.write_file()
+    bench.learner.leave_device(to_host=True)  # the comparison loads a second model beside the engine
     differing = bench.engine.call("differing", bench.file)
     found = bench.engine.call("probe")
     difference, stale = _difference(bench, found, bench.file), _difference(bench, found, bench.blank)
