@@ -132,12 +132,10 @@ def test_an_offloaded_reference_changes_nothing(cuda: torch.device, tmp_path: Pa
     found = {}
     for offload in (False, True):
         algorithm = build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.1}})
-        # Sums of a GPU differ in their last digits from run to run. AdamW's first step is the sign of a gradient, so those near zero would decide the
-        # second loss; with a large eps it is proportional to the gradient.
-        settings = config(autocast="bfloat16", offload_reference=offload, learning_rate=0.2, optimizer={"eps": 1.0})
-        learner = Learner(model, settings, algorithm, 0)
+        learner = Learner(model, config(autocast="bfloat16", offload_reference=offload), algorithm, 0)
         found[offload] = [learner.update(many_lengths(), step)["loss"] for step in (1, 2)]
-    assert found[True] == pytest.approx(found[False], rel=1e-3, abs=1e-4)
+    # Sums of a GPU differ from run to run, by up to 1.6e-4 in the second loss of twelve pairs. Its penalty, where the reference counts, is 8e-3.
+    assert found[True] == pytest.approx(found[False], abs=1e-3)
 
 
 def test_a_checkpoint_of_a_gpu_is_resumed_on_the_cpu(cuda: torch.device, tmp_path: Path) -> None:
