@@ -21,7 +21,7 @@ LOGITS_BYTES = 2**29
 RUNTIME_BYTES = 3 * GIB // 2
 """CUDA context, workspaces of matrix products, NCCL's buffers."""
 ASLEEP_BYTES = 3 * GIB // 2
-"""What a vLLM engine that sleeps keeps of a GPU: CUDA context, CUDA graphs, workspaces. 1.0 GB were measured at 135M and at 1.5B (docs/decisions/0035)."""
+"""What a vLLM engine that sleeps keeps of a GPU: CUDA context, CUDA graphs, workspaces. 1.0 GB were measured at 135M and at 1.5B on an H200."""
 
 _FP32 = 4
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
