@@ -13,6 +13,7 @@ import ray
 
 from rftcore.config import RunConfig
 from rftcore.launch.cluster import RoleProcess, Seats, identity, machines, reserve, stop_cluster
+from rftcore.launch.cluster_watch import ClusterWatch
 from rftcore.launch.interrupts import Interrupts
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.roles import Roles
@@ -129,6 +130,7 @@ def test_an_explorer_that_dies_again_and_again_is_given_up_while_another_works(f
         Restarts(run),
         view,
         Interrupts(),
+        ClusterWatch(is_local=True),
     )
     deadline = time.monotonic() + 60
     while not any("not started again" in text for text in view.said):
