@@ -42,8 +42,13 @@ def limits(folder: Path) -> dict[str, float]:
     block = os.urandom(2 * 2**20)
     path = folder / "limit"
     with open(path, "wb", buffering=0) as file:
-        large = [_seconds(lambda: (file.write(block), os.fdatasync(file.fileno()))) for _ in range(24)]
-        small = [_seconds(lambda: (file.write(b"x" * 4096), os.fdatasync(file.fileno()))) for _ in range(50)]
+
+        def flushed(content: bytes) -> None:
+            file.write(content)
+            os.fdatasync(file.fileno())
+
+        large = [_seconds(lambda: flushed(block)) for _ in range(24)]
+        small = [_seconds(lambda: flushed(b"x" * 4096)) for _ in range(50)]
     path.unlink()
     source = np.frombuffer(block * 32, np.uint8)
     target = np.empty_like(source)

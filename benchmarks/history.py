@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,13 @@ def measure(buffer: Buffer, folder: Path) -> list[dict[str, Any]]:
     questions = [(found[1], found[2]) for found in QUESTION.finditer(PAGE.read_text(encoding="utf-8"))]
     first = {}
     for title, question in questions:
-        first[title], _ = _timed(lambda text=question: buffer.sql(text))
+        first[title], _ = _timed(partial(buffer.sql, question))
     with duckdb.connect() as connection:
         _export(buffer, folder, connection, " ".join(question for _, question in questions))
         rows = []
         for title, question in questions:
-            ours = [_timed(lambda text=question: buffer.sql(text)) for _ in range(_TIMES)]
-            theirs = [_timed(lambda text=question: connection.sql(text).to_arrow_table()) for _ in range(_TIMES)]
+            ours = [_timed(partial(buffer.sql, question)) for _ in range(_TIMES)]
+            theirs = [_timed(partial(_answered, connection, question)) for _ in range(_TIMES)]
             seconds, duckdb_seconds = (statistics.median(taken for taken, _ in both) for both in (ours, theirs))
             rows.append({
                 "question": title, "first_seconds": first[title], "seconds": seconds, "duckdb_seconds": duckdb_seconds,
@@ -77,6 +78,10 @@ def measure(buffer: Buffer, folder: Path) -> list[dict[str, Any]]:
             })  # fmt: skip
             print(f"{seconds:8.3f} s  {duckdb_seconds:8.3f} s in DuckDB  {title}", file=sys.stderr)
     return rows
+
+
+def _answered(connection: duckdb.DuckDBPyConnection, question: str) -> pa.Table:
+    return connection.sql(question).to_arrow_table()
 
 
 def _export(buffer: Buffer, folder: Path, connection: duckdb.DuckDBPyConnection, questions: str) -> None:

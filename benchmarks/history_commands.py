@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def measure_commands(buffer: Buffer, folder: Path) -> list[dict[str, Any]]:
     experience = buffer.sql("SELECT max(experience_id) AS id FROM rft.experience")["id"][0].as_py()
     step = buffer.sql("SELECT max(trainer_step) AS step FROM rft.checkpoint")["step"][0].as_py()
     exported, saved = folder / "all.parquet", folder / "backup"
-    read, copy, start = (lambda: _read_segments(buffer)), (lambda: _copy_rows(buffer)), (lambda: _rft("--version"))
+    read, copy, start = partial(_read_segments, buffer), partial(_copy_rows, buffer), partial(_rft, "--version")
     at = ["--buffer", str(buffer.folder)]
     commands: list[tuple[str, list[str], str, Callable[[], float], Path | None]] = [
         (

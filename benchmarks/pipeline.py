@@ -279,7 +279,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for number in range(options.rounds):
         load.append(round(os.getloadavg()[0], 2))
         _say(f"round {number + 1} of {options.rounds}, load {load[-1]}")
-        for one in (*stages.values(), *overheads, *plain.values()):
+        timed: list[_Timed | Overhead] = [*stages.values(), *overheads, *plain.values()]
+        for one in timed:
             one.round()
     figures = {name: timed.figures() for name, timed in stages.items()}
     slowest = min(FILTERS, key=lambda name: figures[name]["rows_per_s_per_core"]["median"])

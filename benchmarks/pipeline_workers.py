@@ -72,7 +72,8 @@ def _round(buffer: rftdata.Buffer, name: str, stages: list[dict[str, Any]], work
     )["n"][0].as_py()
     if decided != num:
         raise RuntimeError(f"{decided} of {num} experiences were decided")
-    return num / (max(end for _, end in spans) - min(start for start, _ in spans))
+    seconds_of_all: float = max(end for _, end in spans) - min(start for start, _ in spans)
+    return num / seconds_of_all
 
 
 def _work(

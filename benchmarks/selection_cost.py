@@ -28,6 +28,7 @@ import rftdata
 from rftdata import Buffer
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.planning.config import PlanConfig
+from rftdata.planning.pacing import Pacing
 from rftdata.planning.planner import Planner
 from rftdata.selectors import Observation, Selector, build_selector
 from rftdata.training.attempt import Attempt
@@ -125,8 +126,7 @@ class Run:
             batch_groups=self.options.groups,
             group_size=_ROLLOUTS,
             max_refill=0,
-            interval=1,
-            offset=0,
+            pacing=Pacing(interval=1, offset=0, window=0),
         )
         planner = Planner(run, config)
         with self.buffer.attempt(run) as attempt:

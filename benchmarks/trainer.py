@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(row["status"] == "failed" or row["agrees"] is False for row in result["rows"]))
 
 
-def measure(options: argparse.Namespace, systems: Sequence[str], processes: Processes) -> dict[str, Any]:
+def measure(options: argparse.Namespace, systems: Sequence[System], processes: Processes) -> dict[str, Any]:
     """Every case until the time is over."""
     on_gpu = processes.device["name"] != "CPU"
     shapes = options.shapes or (_SHAPES_ON_GPU if on_gpu else ["tiny"])
@@ -153,7 +153,7 @@ def measure(options: argparse.Namespace, systems: Sequence[str], processes: Proc
 
 
 def _cases(
-    shape: str, dtype: DType, scale: float, systems: Sequence[str], options: argparse.Namespace
+    shape: str, dtype: DType, scale: float, systems: Sequence[System], options: argparse.Namespace
 ) -> Iterator[Case]:
     for batch in options.cases:
         given = options.checkpointing or ([False, True] if batch == LADDER else [False])

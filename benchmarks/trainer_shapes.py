@@ -140,10 +140,10 @@ def make_batch(name: str, shape: Shape, *, scale: float = 1.0, seed: int = 0) ->
     groups = [group for group in range(lengths.num_groups) for _ in range(_GROUP_SIZE)]
     rewards = [float(generator.permutation(_GROUP_SIZE)[0] % 2) for _ in range(count)]
     rewards[::_GROUP_SIZE], rewards[1::_GROUP_SIZE] = [1.0] * lengths.num_groups, [0.0] * lengths.num_groups
-    scaled = [
+    prompts, responses = (
         np.maximum(_SHORTEST, (each * scale).round().astype(np.int64)) for each in (prompt_lengths, response_lengths)
-    ]
-    return _filled(shape, generator, *scaled, rewards, groups)
+    )
+    return _filled(shape, generator, prompts, responses, rewards, groups)
 
 
 def make_sequence(num_tokens: int, shape: Shape, *, seed: int = 0) -> Batch:

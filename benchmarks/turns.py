@@ -68,8 +68,8 @@ def _run(processes: Processes, case: turns_case.Case, deadline: float, output: P
     if any(turns_case.is_wrong(row) for row in found):
         sys.stderr.write(log.read_text(errors="replace")[-6000:] if log.exists() else "")
     if output is not None:
-        with output.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in found)
+        with output.open("a") as lines:
+            lines.writelines(json.dumps(row) + "\n" for row in found)
     return found
 
 

@@ -87,6 +87,8 @@ class _Bench:
         self.blank = self.folders.blank / weights_case.BLANK
         self.file = folder / f"{case.shape}.safetensors"
         self.engine: Any = None
+        self.plain: Any = None  # a receiver without an engine
+        self.batch: Any = None
         self.learner: Any = None
         self.version = 0
         self.group = 0
@@ -339,7 +341,7 @@ def _difference(bench: _Bench, found: list[tuple[int, float]], file: Path) -> fl
     from rftcore.sync.weights_file import iterate_weights
 
     device = "cuda" if bench.case.on_gpu else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(bench.folders.model, dtype=torch.bfloat16)
+    model: Any = AutoModelForCausalLM.from_pretrained(bench.folders.model, dtype=torch.bfloat16)
     model.load_state_dict(dict(iterate_weights(file)), strict=False)
     model.to(device)
     with torch.no_grad():

@@ -91,7 +91,7 @@ def make_tasks(course: Course, seed: int) -> tuple[list[Task], list[Task]]:
         tasks = list(found.values())
         train += tasks[: course.tasks_per_level]
         held_out += tasks[course.tasks_per_level :]
-    np.random.default_rng((seed, 4)).shuffle(train)  # type: ignore[arg-type]  # a list of anything is allowed
+    np.random.default_rng((seed, 4)).shuffle(train)
     return train, held_out
 
 
@@ -155,7 +155,8 @@ def chances(model: Any, tasks: Sequence[Task], tokens: Tokens) -> Tensor:
     # Padding is on the right and attention causal, so what counts does not see it.
     logprobs = model(input_ids=ids_BT, use_cache=False).logits[:, :-1].float().log_softmax(-1)
     answered = logprobs.gather(2, ids_BT[:, 1:, None])[:, :, 0]
-    return (answered * ((place >= starts) & (place < ends))).sum(1).exp()
+    found: Tensor = (answered * ((place >= starts) & (place < ends))).sum(1).exp()
+    return found
 
 
 def train_batch(
@@ -316,4 +317,5 @@ def _pass_rates(model: Any, tasks: Sequence[Task], tokens: Tokens) -> list[float
         float(response == tokens.response(task.answer))
         for task, (_, response, _) in zip(rows, rollouts_of(model, rows, tokens), strict=True)
     ]
-    return np.array(right).reshape(-1, ANCHOR_ROLLOUTS).mean(axis=1).tolist()
+    rates: list[float] = np.array(right).reshape(-1, ANCHOR_ROLLOUTS).mean(axis=1).tolist()
+    return rates

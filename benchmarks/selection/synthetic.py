@@ -89,7 +89,8 @@ class Tasks:
     def levels(self, setting: Setting) -> list[int]:
         """Sixths of the range of difficulty."""
         span = max(setting.hardest - setting.easiest, 1e-9)
-        return np.minimum((self.difficulty - setting.easiest) / span * NUM_LEVELS, NUM_LEVELS - 1).astype(int).tolist()
+        levels = np.minimum((self.difficulty - setting.easiest) / span * NUM_LEVELS, NUM_LEVELS - 1).astype(int)
+        return [int(level) for level in levels]
 
 
 class SyntheticLearner(Learner):
