@@ -1,0 +1,51 @@
+"""`rft run` on one CUDA device, used in turns. `pytest -m gpu`; RFT_TEST_WARM names the example's warm checkpoint, which is made otherwise."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.command_line import EXAMPLE, call_rft, report, rows
+from tests.support.warm_up import warm_up
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+_STEPS = 20
+
+
+def test_a_run_in_turns_sends_its_weights_by_ipc_and_learns(tmp_path: Path) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model = os.environ.get("RFT_TEST_WARM") or warm_up(tmp_path).model
+    buffer = tmp_path / "buffer"
+    settings = (
+        f"model.path={model}", "explorer.sleep=true", "explorer.engine_args={dtype: bfloat16, context_length: 64, max_num_seqs: 256}",
+        f"steps={_STEPS}", f"eval.every={_STEPS}",
+    )  # fmt: skip
+    options = [part for setting in settings for part in ("--set", setting)]
+    try:
+        print(call_rft("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options, timeout=400).stdout)
+        result = report(call_rft, buffer, "sort-grpo")
+        assert result["status"] == "finished"
+        gain = next(gain for gain in result["gains"] if gain["purpose"] == "test" and gain["decoding"] == "sampled")
+        assert gain["difference"] > 2 * gain["standard_error"], gain
+        stale = rows(buffer, "select count(*) as n from rft.draw where staleness > 0")
+        assert stale == [{"n": 0}]
+        receipts = rows(
+            buffer,
+            "select backend, r.status::text as status, count(*) as n from rft.weight_receipt r join rft.weight_transfer using (transfer_id)"
+            " group by 1, 2",
+        )
+        assert [(found["backend"], found["status"]) for found in receipts] == [("ipc", "applied")]
+        assert receipts[0]["n"] >= _STEPS - 1
+        differences = rows(buffer, "select (metrics->>'logprob_diff')::float8 as difference from rft.v_train_step")
+        assert max(row["difference"] for row in differences) < 0.1, "more than the noise of bfloat16"
+        print(call_rft("report", "sort-grpo", "--buffer", buffer).stdout)
+        assert call_rft("doctor", "--buffer", buffer).returncode == 0
+    finally:
+        EmbeddedServer(buffer).stop()
