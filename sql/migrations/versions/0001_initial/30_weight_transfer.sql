@@ -50,7 +50,7 @@ COMMENT ON COLUMN rft.weight_transfer.attempt_id IS 'The attempt whose trainer o
 COMMENT ON COLUMN rft.weight_transfer.policy_version_id IS 'The weights.';
 COMMENT ON COLUMN rft.weight_transfer.status IS 'State of the transfer.';
 COMMENT ON COLUMN rft.weight_transfer.group_id IS 'The transfer for which the communication group was formed: an earlier one while the members stay the same. NULL until it is sent.';
-COMMENT ON COLUMN rft.weight_transfer.backend IS 'nccl or gloo.';
+COMMENT ON COLUMN rft.weight_transfer.backend IS 'nccl, ipc (trainer and engines share a GPU), or gloo.';
 COMMENT ON COLUMN rft.weight_transfer.address IS 'HOST:PORT of the store at which the group meets.';
 COMMENT ON COLUMN rft.weight_transfer.num_ranks IS 'Size of the group: the ranks of the trainer, then the processes of the engines.';
 COMMENT ON COLUMN rft.weight_transfer.dtype IS 'Type of the tensors on the wire, but for in_float32: that of the engines; float32 for adapters.';
