@@ -92,7 +92,7 @@ def _read_segments(folder: Path) -> None:
 
 def _copied_in(buffer: Buffer, file: Path) -> None:
     with buffer.database.connection() as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE copied (LIKE rft.experience INCLUDING INDEXES)")
+        cursor.execute("CREATE TABLE copied (LIKE rft.experience INCLUDING GENERATED INCLUDING INDEXES)")
         with cursor.copy("COPY copied FROM STDIN (FORMAT BINARY)") as copy:
             copy.write(file.read_bytes())
 
