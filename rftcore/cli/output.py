@@ -11,9 +11,10 @@ import decimal
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+_BETWEEN = "  "
 _MAX_CELL = 60
 _MAX_FIELD = 600
 
@@ -59,32 +61,41 @@ def print_rows(
         return
     console = Console(highlight=False)
     cells = [[_cell(row[name]) for name in names] for row in rows]
-    if not console.is_terminal:
-        width = (
-            3 + sum(3 + max(len(title), *(len(line[i]) for line in cells)) for i, title in enumerate(titles))
-            if cells
-            else 200
-        )
-        console = Console(highlight=False, width=max(width, 80))
-        console.print(_table(titles, cells, None))
-    else:
+    if console.is_terminal:
         short = [[cut(cell, _MAX_CELL) for cell in line] for line in cells]
-        table = _table(titles, short, _MAX_CELL)
-        if table.__rich_measure__(console, console.options.update(max_width=10_000)).maximum <= console.width:
-            console.print(table)
+        if sum(_widths(titles, short)) + len(_BETWEEN) * (len(titles) - 1) <= console.width:
+            _print_table(console, titles, short)
         else:
             _print_records(console, titles, cells)
+    else:
+        _print_table(console, titles, cells)
     print(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
 
 
-def _table(names: Sequence[str], cells: Sequence[Sequence[str]], max_width: int | None) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(names):
-        numeric = bool(cells) and all(_is_number(line[i]) or line[i] == "NULL" for line in cells)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True, max_width=max_width)
+def _widths(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(cell_len, column)) for column in zip(titles, *cells, strict=True)]
+
+
+def _print_table(console: Console, titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Print aligned columns, numbers on the right. Rich's own tables take 0.2 ms for a row, ten seconds for 50,000."""
+    widths = _widths(titles, cells)
+    is_right = [
+        bool(cells) and all(_is_number(line[i]) or line[i] == "NULL" for line in cells) for i in range(len(titles))
+    ]
+
+    def padded(line: Sequence[str]) -> Iterator[str]:
+        for cell, width, right in zip(line, widths, is_right, strict=True):
+            space = " " * (width - cell_len(cell))
+            yield space + cell if right else cell + space
+
+    console.print(Text(_BETWEEN.join(padded(titles)).rstrip(), style="bold"), soft_wrap=True)
     for line in cells:
-        table.add_row(*(Text(cell, style="dim") if cell == "NULL" else Text(cell) for cell in line))
-    return table
+        if console.is_terminal and "NULL" in line:
+            styles = ("dim" if cell == "NULL" else "" for cell in line)
+            parts = [Text(cell, style) for cell, style in zip(padded(line), styles, strict=True)]
+            console.print(Text(_BETWEEN).join(parts), soft_wrap=True)
+        else:
+            print(_BETWEEN.join(padded(line)).rstrip())
 
 
 def _print_records(console: Console, names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
