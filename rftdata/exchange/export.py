@@ -69,6 +69,8 @@ def export(
             raise QueryError(
                 "no experience is chosen, so there is nothing to export", value=where, todo="widen the condition"
             )
+        # Look up the rows of each piece by their keys, also before the server knows how many there are; the selection may join by hashing.
+        fetch(connection, "plan_by_index")
         with contextlib.closing(one_ahead(_fetched(connection, groups, wanted))) as chunks, written(path) as write:
             counts = {"num_groups": 0, "num_rollouts": 0, "num_experiences": 0, "num_purged": 0}
             for kept, labels in chunks:

@@ -252,6 +252,19 @@ def test_labels_read_no_more_rows_when_many_groups_can_be_drawn_and_none_could_w
     assert 0 < many < 1.5 * few, (few, many)
 
 
+def test_an_export_reads_rows_in_proportion_to_what_it_writes(hasty: Buffer, tmp_path: Path) -> None:
+    files = itertools.count()
+
+    def cost(run: str, num: int) -> int:
+        hasty.create_run(name=run, config={}, seed=1, steps=1, pipeline_version="none")
+        with hasty.writer(run) as writer:
+            writer.insert(*groups(0, num))
+        return rows_read(hasty, lambda: exchange.export(hasty, tmp_path / f"{next(files)}.parquet", runs=[run]))
+
+    few, many = cost("few", 128), cost("many", 1280)
+    assert 0 < many < 1.3 * 10 * few, (few, many)
+
+
 def _export(options: BufferConfig, num: int, file: Path) -> pyarrow.Table:
     """An export of groups of one experience each; for every fourth there is one made of it, every fifth is labelled."""
     with rftdata.open(options, application="rft export") as buffer:
