@@ -99,7 +99,7 @@ class _Bench:
 
     @property
     def place(self) -> Place:
-        return Place(0 if self.case.on_gpu else None, max(1, self.case.threads // 2))
+        return Place((0,) if self.case.on_gpu else (), max(1, self.case.threads // 2))
 
     def used(self) -> int | None:
         """Bytes of the GPU that are in use, by all processes."""

@@ -1,10 +1,10 @@
 """How long weights take from trainer ranks into live engines, beside what the same machine copies and broadcasts at most.
 
-`rft bench weights [--shapes 135M,1.5B] [--ranks 1,2,3] [--engines 1,2] [--tensor-parallel 1,2] [--receivers plain,engines] [--json]` runs every
-combination, each in processes of its own. The trainer is the real learner, with random float32 weights, of which every rank holds its share; weights travel
-in bfloat16, by NCCL between GPUs and by gloo between CPUs. Every rank sends the rows that it holds; tied weights travel once. Receivers are
-`engines` (vLLM, sampling meanwhile) or `plain`: processes that receive and hash, and load nothing. A row is one case; times are medians over the transfers
-after the first, in seconds:
+`rft bench weights [--shapes 135M,1.5B] [--layouts 1+1,2x2+4] [--receivers plain,engines] [--json]` runs every combination, each in processes of its own.
+A layout is engines + ranks of the trainer; `2x2+4` are two engines of two processes each (tensor parallelism) and four ranks. The trainer is the real
+learner, with random float32 weights, of which every rank holds its share; weights travel in bfloat16, by NCCL between GPUs and by gloo between CPUs.
+Every rank sends the rows that it holds; tied weights travel once. Receivers are `engines` (vLLM, sampling meanwhile) or `plain`: processes that receive
+and hash, and load nothing. A row is one case; times are medians over the transfers after the first, in seconds:
 
     first_seconds        the first transfer, with the group that is formed for it
     seconds              from the plan to the last receiver that has applied the weights
@@ -14,6 +14,7 @@ after the first, in seconds:
     of_broadcast         gb_per_s of that of the plain broadcast of one big buffer (`limits`) to as many receivers
     landing_seconds      seconds - transfer_seconds: what loading into the engine adds
     pause_seconds        the longest time for which an engine took no step; the requests that are open then are computed again after it
+    of_first             seconds / seconds of the same shape and receivers with the first layout
 
 The limits are, between GPUs, a peer copy and NCCL's broadcast; on a CPU a copy in memory and gloo's broadcast. Cases for which the machine has too few
 GPUs or too little memory are listed in `not_run`, with the reason.
@@ -25,7 +26,6 @@ weights.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import tempfile
@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import weights_case, weights_table
-from benchmarks.trainer import Processes, names, numbers, version
+from benchmarks.layout import layouts
+from benchmarks.trainer import Processes, names, version
 from benchmarks.trainer_shapes import SHAPES, spacious_folder
 from benchmarks.weights_case import Case, Folders
 from benchmarks.weights_limits import measure_limits
@@ -43,6 +44,7 @@ from benchmarks.weights_receivers import Kind
 from rftcore.engines.vllm_engine import vllm_version
 
 _SHAPES_ON_GPU = ("135M", "1.5B", "8B")
+_LAYOUTS = "1+1,1+2,1+3,2+1,2+2,2+3,1x2+1,1x2+2,1x2+3,2x2+1,2x2+2,2x2+3"
 _LIMIT_BYTES = 1 << 30  # largest buffer of the limits
 _PROCESS_BYTES = {"plain": 1.0e9, "engines": 3.0e9}  # of a process on a CPU beside the weights
 _ENGINE_COPIES = 3  # an engine's own weights, a bucket and its packed copy while they load
@@ -92,11 +94,11 @@ class _Benchmark:
     def _cases(self, shape: str) -> Iterator[Case]:
         options = self._options
         kinds: Sequence[Kind] = options.receivers or (["plain", "engines"] if vllm_version() else ["plain"])
-        for ranks, engines, width in itertools.product(options.ranks, options.engines, options.tensor_parallel):
+        for layout in options.layouts:
             for kind in kinds:
                 yield Case(
-                    shape, ranks, engines, width, kind, following=options.following, bucket_mib=options.bucket_mib,
-                    threads=self._device["threads"], on_gpu=self._on_gpu,
+                    shape, layout.ranks, layout.engines, layout.tensor_parallel, kind, following=options.following,
+                    bucket_mib=options.bucket_mib, threads=self._device["threads"], on_gpu=self._on_gpu,
                 )  # fmt: skip
 
     def _measure_shape(self, shape: str, cases: Sequence[Case]) -> None:
@@ -155,12 +157,8 @@ class _Benchmark:
 
 def reason_not_to_run(case: Case, device: dict[str, Any]) -> str | None:
     """Why a case does not fit the machine; None if it does."""
-    if case.receivers == "engines" and case.tensor_parallel > 1:
-        return "the engine has no setting for tensor parallelism"
-    if case.receivers == "engines" and case.shape == "tiny":
-        return "vLLM's attention does not take heads of 16"
-    if case.receivers == "engines" and vllm_version() is None:
-        return "vLLM is not installed"
+    if case.receivers == "engines" and (reason := _reason_without_engine(case)) is not None:
+        return reason
     if case.on_gpu:
         few = case.num_devices > device["num_gpus"]
         return f"needs {case.num_devices} GPUs, the machine has {device['num_gpus']}" if few else None
@@ -174,6 +172,16 @@ def reason_not_to_run(case: Case, device: dict[str, Any]) -> str | None:
     return None
 
 
+def _reason_without_engine(case: Case) -> str | None:
+    """Why vLLM does not start on a shape, divided as in the case."""
+    if vllm_version() is None:
+        return "vLLM is not installed"
+    if case.shape == "tiny":
+        return "vLLM's attention does not take heads of 16"
+    heads, parts = SHAPES[case.shape].num_heads, case.tensor_parallel
+    return f"{heads} heads cannot be divided among {parts} processes" if heads % parts else None
+
+
 def _available_memory() -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -184,9 +192,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="rft bench weights", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shapes", type=names(*SHAPES), help="by default 135M,1.5B,8B on GPUs, tiny on a CPU")
-    parser.add_argument("--ranks", type=numbers, default=(1, 2, 3), help="of the trainer")
-    parser.add_argument("--engines", type=numbers, default=(1, 2))
-    parser.add_argument("--tensor-parallel", type=numbers, default=(1, 2), help="processes of an engine")
+    parser.add_argument("--layouts", type=layouts, default=_LAYOUTS, help=f"by default {_LAYOUTS}")
     parser.add_argument("--receivers", type=names("plain", "engines"), help="by default both if vLLM is installed")
     parser.add_argument("--following", type=int, default=5, help="timed transfers after the first")
     parser.add_argument("--bucket-mib", type=int, default=256, help="sync.bucket_mib")

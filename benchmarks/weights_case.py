@@ -76,8 +76,11 @@ class Case:
         return self.ranks + self.num_receivers
 
     def place(self, number: int) -> Place:
-        """Of a receiving process."""
-        return Place(self.ranks + number if self.on_gpu else None, max(1, self.threads // self.num_devices))
+        """Of an engine, or of a plain receiver."""
+        width = self.tensor_parallel if self.receivers == "engines" else 1
+        first = self.ranks + number * width
+        gpus = tuple(range(first, first + width)) if self.on_gpu else ()
+        return Place(gpus, max(1, self.threads // self.num_devices), width)
 
 
 @dataclass(frozen=True)

@@ -42,18 +42,21 @@ class Place:
     """Where a process runs.
 
     Attributes:
-        gpu: number among those of the machine that this benchmark may use; None on a CPU.
-        num_threads: CPU threads.
+        gpus: numbers among those of the machine that this benchmark may use; none on a CPU.
+        num_threads: CPU threads, of each process of an engine.
+        num_processes: of an engine, which share the model's layers.
     """
 
-    gpu: int | None
+    gpus: tuple[int, ...]
     num_threads: int
+    num_processes: int = 1
 
     def take(self) -> None:
         """Bind this process; before torch is imported."""
-        if self.gpu is not None:
+        if self.gpus:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[self.gpu] if visible else str(self.gpu)
+            names = visible.split(",") if visible else None
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] if names else str(gpu) for gpu in self.gpus)
         os.environ["OMP_NUM_THREADS"] = str(self.num_threads)
 
 
@@ -91,7 +94,7 @@ class PlainReceiver:
         torch.set_num_threads(place.num_threads)
         self._worker_rank = worker_rank
         self._receiver = TransferReceiver()
-        self._device = device_id("cpu" if place.gpu is None else "cuda:0")
+        self._device = device_id("cuda:0" if place.gpus else "cpu")
 
     def reception(self) -> Reception:
         return Reception(dtype=WIRE_DTYPE, device=self._device, num_ranks=1)
@@ -184,7 +187,7 @@ def agrees(found: Probe, expected: Probe) -> bool:
 def _open_engine(model: Path, place: Place) -> Any:
     config = EngineConfig(
         dtype=WIRE_DTYPE, context_length=CONTEXT_LENGTH, max_num_seqs=2 * _NUM_PROBES, num_threads=place.num_threads,
-        kv_cache_gib=0.25, gpu_memory_utilization=_GPU_MEMORY,
+        kv_cache_gib=0.25, gpu_memory_utilization=_GPU_MEMORY, tensor_parallel_size=place.num_processes,
     )  # fmt: skip
     from rftcore.engines.vllm_engine import VllmEngine
 
@@ -219,8 +222,9 @@ def timed_engine_class() -> Any:
 
         def _receive_weights(self, plan: TransferPlan) -> str:
             checksum = super()._receive_weights(plan)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()  # what loads the last tensors may still run
+            # What loads the last tensors may still run. Where it does so in other processes, it delays the first step instead.
+            if self.config.tensor_parallel_size == 1 and torch.cuda.is_available():
+                torch.cuda.synchronize()
             self._is_paused = True
             return checksum
 

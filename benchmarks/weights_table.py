@@ -30,7 +30,7 @@ def row_of(case: Case, lines: Sequence[Line]) -> Line:
         "first_seconds": first.get("seconds"), "first_join_seconds": first.get("join_seconds"), "first_pause_seconds": first.get("pause_seconds"),
         "seconds": middle["seconds"], "send_seconds": middle["send_seconds"], "trainer_seconds": middle["trainer_seconds"],
         "pause_seconds": middle["pause_seconds"],
-        "transfer_seconds": None, "gb_per_s": None, "of_broadcast": None, "landing_seconds": None,
+        "transfer_seconds": None, "gb_per_s": None, "of_broadcast": None, "landing_seconds": None, "of_first": None,
         "hashes_agree": all(line["hashes_agree"] for line in lines) if lines else None,
         "probes_differ": lines[-1].get("probes_differ") if lines else None,
         "weights_agree": lines[-1].get("weights_agree") if lines else None,
@@ -45,10 +45,17 @@ def is_wrong(row: Line) -> bool:
 
 
 def complete(rows: Sequence[Line], limits: Sequence[Line]) -> None:
-    """Set the time of the transfer alone, which plain receivers show; its ratio to the limit; and what engines take beyond it."""
+    """Set what follows from other rows.
+
+    These are the time of the transfer alone, which plain receivers show, its ratio to the limit, what engines take beyond it, and the ratio to the
+    first layout.
+    """
     same = ("shape", "ranks", "engines", "tensor_parallel", "bucket_mib")
     plain = {tuple(row[name] for name in same): row["seconds"] for row in rows if row["receivers"] == "plain"}
+    first: dict[tuple[str, str], float | None] = {}
     for row in rows:
+        base = first.setdefault((row["shape"], row["receivers"]), row["seconds"])
+        row["of_first"] = row["seconds"] / base if row["seconds"] and base else None
         seconds, limit = plain.get(tuple(row[name] for name in same)), limit_of(row, limits)
         if seconds is None or row["seconds"] is None:
             continue
@@ -78,7 +85,7 @@ def cells(row: Line) -> tuple[str, ...]:
         *_setting(row), _number(row["num_bytes"], 1e-9, ".2f"), row["backend"] or "", _number(row["first_seconds"], 1e3, ",.1f"),
         _number(row["seconds"], 1e3, ",.1f"), _number(row["transfer_seconds"], 1e3, ",.1f"), _number(row["gb_per_s"], 1, ".2f"),
         _number(row["of_broadcast"], 1, ".2f"), _number(row["landing_seconds"], 1e3, ",.1f"), _number(row["first_pause_seconds"], 1e3, ",.1f"),
-        _number(row["pause_seconds"], 1e3, ",.1f"), end,
+        _number(row["pause_seconds"], 1e3, ",.1f"), _number(row["of_first"], 1, ".2f"), end,
     )  # fmt: skip
 
 
@@ -86,7 +93,7 @@ def text(result: Line) -> str:
     """The whole result as tables."""
     heads = (
         "shape", "ranks", "engines", "TP", "receivers", "GB", "by", "first ms", "all ms", "transfer ms", "GB/s", "of limit", "landing ms",
-        "first pause", "pause ms", "",
+        "first pause", "pause ms", "of first", "",
     )  # fmt: skip
     limits = [("shape", "GB", "processes", "by", "copy GB/s", "broadcast GB/s")]
     for each in result["limits"]:

@@ -10,25 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.layout import layouts
 from rftcore.sync.hashes import hashes_of
 from tests.support.command_line import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "engines", "tensor_parallel"), [(1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 2)]
-)
-def test_engines_compute_with_the_weights_of_the_trainer(
-    ranks: int, engines: int, tensor_parallel: int, tmp_path: Path
-) -> None:
-    num_gpus = ranks + engines * tensor_parallel
-    if torch.cuda.device_count() < num_gpus:
-        pytest.skip(f"needs {num_gpus} GPUs")
-    setting = {"ranks": ranks, "engines": engines, "tensor-parallel": tensor_parallel, "receivers": "engines"}
-    options = [text for name, value in setting.items() for text in (f"--{name}", str(value))]
+@pytest.mark.parametrize("layout", ["1+1", "1+2", "2+2", "1x2+2", "1x2+1", "4+4", "2x2+4"])
+def test_engines_compute_with_the_weights_of_the_trainer(layout: str, tmp_path: Path) -> None:
+    (asked,) = layouts(layout)
+    if torch.cuda.device_count() < asked.num_gpus:
+        pytest.skip(f"needs {asked.num_gpus} GPUs")
+    options = ["--shapes", "0.5B", "--layouts", layout, "--receivers", "engines"]
     ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.weights", "--shapes", "135M", *options, "--folder", str(tmp_path), "--json"],
+        [sys.executable, "-m", "benchmarks.weights", *options, "--folder", str(tmp_path), "--json"],
         cwd=CHECKOUT, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     (row,) = json.loads(ended.stdout)["rows"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from benchmarks import weights_table
+from benchmarks.layout import Layout, layouts
 from benchmarks.trainer_shapes import SHAPES
 from benchmarks.weights import reason_not_to_run
 from benchmarks.weights_case import Case
-from benchmarks.weights_receivers import Probe, agrees
+from benchmarks.weights_receivers import Place, Probe, agrees
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CASE = Case("tiny", ranks=1, engines=1, tensor_parallel=1, receivers="plain", following=2)
@@ -23,7 +25,7 @@ LIMIT = {"shape": "tiny", "num_ranks": 2, "broadcast_gb_per_s": 4.0}
 
 
 def test_two_plain_receivers_get_what_was_sent() -> None:
-    options = ["--shapes", "tiny", "--ranks", "2", "--engines", "2", "--tensor-parallel", "1", "--receivers", "plain"]
+    options = ["--shapes", "tiny", "--layouts", "2+2", "--receivers", "plain"]
     ended = subprocess.run(
         [sys.executable, "-m", "benchmarks.weights", *options, "--following", "2", "--json", "--case-seconds", "60"],
         cwd=CHECKOUT, capture_output=True, text=True, timeout=200, check=False,
@@ -90,4 +92,27 @@ def test_cases_that_do_not_fit_have_a_reason() -> None:
     assert "GB are free" in (
         reason_not_to_run(replace(CASE, shape="8B"), {"num_gpus": 0, "memory_bytes": 10**10}) or ""
     )
-    assert "tensor parallel" in (reason_not_to_run(replace(on_gpu, receivers="engines", tensor_parallel=2), two_gpus) or "")  # fmt: skip
+    divided = replace(on_gpu, receivers="engines", tensor_parallel=2)
+    assert reason_not_to_run(divided, two_gpus) == "needs 3 GPUs, the machine has 2"
+    assert reason_not_to_run(divided, two_gpus | {"num_gpus": 3}) is None
+    assert reason_not_to_run(replace(divided, shape="135M"), two_gpus) == "9 heads cannot be divided among 2 processes"
+
+
+def test_gpus_of_a_layout_follow_those_of_the_ranks() -> None:
+    assert layouts("4+4,2x2+4") == (Layout(4, 1, 4), Layout(2, 2, 4))
+    assert [str(layout) for layout in layouts("4+4,2x2+4")] == ["4+4", "2x2+4"]
+    with pytest.raises(argparse.ArgumentTypeError, match=r"not a layout: '2x\+1'; allowed: engines\+ranks"):
+        layouts("1+1,2x+1")
+    case = replace(
+        CASE, shape="8B", ranks=4, engines=2, tensor_parallel=2, receivers="engines", on_gpu=True, threads=16
+    )
+    assert case.num_devices == 8
+    assert [case.place(number) for number in (0, 1)] == [Place((4, 5), 2, 2), Place((6, 7), 2, 2)]
+    plain = replace(case, receivers="plain")
+    assert [plain.place(number).gpus for number in range(4)] == [(4,), (5,), (6,), (7,)]
+
+
+def test_layouts_are_compared_with_the_first() -> None:
+    rows = [row(replace(CASE, ranks=2, engines=2), 2.0), row(replace(CASE, ranks=4, engines=4), 3.0)]
+    weights_table.complete(rows, [])
+    assert [each["of_first"] for each in rows] == [1.0, 1.5]

@@ -1,0 +1,49 @@
+"""How the GPUs of a machine are divided, in the notation of the benchmarks' options: `3+1`, `2x2+4`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+
+_NOTATION = re.compile(r"(?:(?P<engines>[1-9]\d*)(?:x(?P<parts>[1-9]\d*))?)\+(?P<ranks>[1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Engines with GPUs of their own beside the trainer's.
+
+    Attributes:
+        tensor_parallel: GPUs of each engine.
+        ranks: of the trainer, each with a GPU.
+    """
+
+    engines: int
+    tensor_parallel: int
+    ranks: int
+
+    @property
+    def num_gpus(self) -> int:
+        return self.engines * self.tensor_parallel + self.ranks
+
+    def __str__(self) -> str:
+        parts = "" if self.tensor_parallel == 1 else f"x{self.tensor_parallel}"
+        return f"{self.engines}{parts}+{self.ranks}"
+
+
+def layouts(text: str) -> tuple[Layout, ...]:
+    """Parse layouts with commas between them.
+
+    Raises:
+        argparse.ArgumentTypeError: one is not written as `engines+ranks` or `enginesxGPUs+ranks`.
+    """
+    return tuple(map(_layout, text.split(",")))
+
+
+def _layout(text: str) -> Layout:
+    found = _NOTATION.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"not a layout: {text!r}; allowed: engines+ranks, as 3+1, or enginesxGPUs+ranks, as 2x2+4"
+        )
+    return Layout(int(found["engines"]), int(found["parts"] or 1), int(found["ranks"]))
