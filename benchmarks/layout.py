@@ -31,6 +31,11 @@ class Layout:
         return f"{self.engines}{parts}+{self.ranks}"
 
 
+def too_few_gpus(needed: int, there: int) -> str | None:
+    """Why a case does not run on a machine; None if it has enough GPUs."""
+    return f"needs {needed} GPUs, the machine has {there}" if needed > there else None
+
+
 def layouts(text: str) -> tuple[Layout, ...]:
     """Parse layouts with commas between them.
 

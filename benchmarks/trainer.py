@@ -11,14 +11,18 @@
 
 `trl` is `GRPOTrainer.train()` with its rollouts replaced (loss_type dapo, beta 0), `trl-liger` the same with Liger's layers. A system is tried
 with several sizes of its micro-batches, and its fastest is what is compared. Every case is a process of its own. Running out of memory is a
-result. A row is one case:
+result.
+
+`--ranks 1,4,8` trains on so many GPUs and compares each with the fewest (`scaling`). With `--grow` the batch is repeated for every GPU, as that of a user
+grows with them; its loss and gradients stay the same, so they are compared, too. TRL has one GPU. A row is one case:
 
     seconds            median of the timed steps; the first steps, which compile and allocate, are not counted
     tokens_per_second  tokens of the batch, prompts counted for each sequence
     peak_gib           most memory that tensors took on the GPU in any step (the first device); on a CPU that of the process
     mfu                6 · parameters · tokens / seconds / peak FLOP/s of the device; attention is not counted, nor work done twice
     computed_mfu       the same with the tokens that the model computes: a prompt that several sequences share is one
-    loss, grad_norm    of the first step; where they differ from TRL's by more than `tolerance`, the row has `agrees: false`
+    loss, grad_norm    of the first step; where they differ from TRL's, or without TRL from ours on the fewest GPUs, by more than `tolerance`,
+                       the row has `agrees: false`
 
 The exit code is 1 where a row disagrees, or failed for another reason than memory or time.
 """
@@ -28,6 +32,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -41,6 +46,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks import trainer_table
+from benchmarks.layout import too_few_gpus
 from benchmarks.trainer_shapes import BATCHES, SHAPES, spacious_folder, write_model
 from benchmarks.trainer_steps import LADDER, Case, DType, System, run_case
 
@@ -126,12 +132,16 @@ def measure(options: argparse.Namespace, systems: Sequence[System], processes: P
     peak = next((rate for name, rate in PEAK_FLOP_PER_S.items() if name in processes.device["name"]), None)
     deadline = time.monotonic() + options.seconds
     rows: list[dict[str, Any]] = []
+    not_run: list[dict[str, Any]] = []
     not_started = 0
     for shape in shapes:
         if problem := processes.run(write_model, SHAPES[shape], processes.folder / shape):
             raise RuntimeError(f"the model {shape} cannot be written: {problem}")
         for case in _cases(shape, dtype, scale, systems, options):
             if _too_large(case, rows):
+                continue
+            if on_gpu and (reason := too_few_gpus(case.ranks, processes.device["num_gpus"])) is not None:
+                not_run.append({name: getattr(case, name) for name in trainer_table.SETTING} | {"reason": reason})
                 continue
             if time.monotonic() > deadline:
                 not_started += 1
@@ -147,8 +157,8 @@ def measure(options: argparse.Namespace, systems: Sequence[System], processes: P
         "device": processes.device, "versions": {name: version(name) for name in _VERSIONS},
         "allocator": os.environ.get("PYTORCH_ALLOC_CONF"),
         "mfu": {"formula": "6 * num_parameters * num_tokens / seconds / (peak_flop_per_s * ranks)", "peak_flop_per_s": peak},
-        "tolerance": TOLERANCE[dtype], "not_started": not_started, "rows": rows,
-        "comparisons": trainer_table.comparisons(rows), "longest": trainer_table.longest(rows),
+        "tolerance": TOLERANCE[dtype], "not_started": not_started, "not_run": not_run, "rows": rows,
+        "comparisons": trainer_table.comparisons(rows), "scaling": trainer_table.scaling(rows), "longest": trainer_table.longest(rows),
     }  # fmt: skip
 
 
@@ -162,10 +172,12 @@ def _cases(
                 sizes: Sequence[int] = (
                     options.tokens if system == "ours" else options.sequences or TRL_SEQUENCES.get(batch, ())
                 )
-                for size in [max(options.tokens)] if batch == LADDER else sizes:
+                one_size = 1 if system != "ours" else max(options.tokens)
+                of_system = options.ranks if system == "ours" else (1,)
+                for ranks, size in itertools.product(of_system, [one_size] if batch == LADDER else sizes):
                     yield Case(
-                        shape, batch, system, dtype, checkpointing, 1 if batch == LADDER and system != "ours" else size,
-                        ranks=options.ranks if system == "ours" else 1, steps=options.steps, warm_up=options.warm_up, scale=scale,
+                        shape, batch, system, dtype, checkpointing, size, ranks=ranks,
+                        copies=ranks if options.grow and batch != LADDER else 1, steps=options.steps, warm_up=options.warm_up, scale=scale,
                         rungs=tuple(max(32, round(rung * scale)) for rung in options.rungs),
                         trainer=tuple(options.trainer.items()) if system == "ours" else (),
                     )  # fmt: skip
@@ -248,7 +260,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sequences", type=numbers, help="of TRL's micro-batches; each must divide the batch")
     parser.add_argument("--rungs", type=numbers, default=RUNGS, help="lengths of the ladder, tokens")
     parser.add_argument("--scale", type=float, help="multiplies all lengths; by default 1, and 0.05 on a CPU")
-    parser.add_argument("--ranks", type=int, default=1, help="GPUs of our learner; TRL has one")
+    parser.add_argument("--ranks", type=numbers, default=(1,), help="GPUs of our learner; TRL has one")
+    parser.add_argument("--grow", action="store_true", help="repeat the batch for every GPU")
     parser.add_argument(
         "--trainer", type=json.loads, default={}, metavar="JSON", help="keys of TrainerConfig for our learner"
     )

@@ -126,6 +126,14 @@ class Batch:
         """Of all sequences, prompts counted for each."""
         return sum(map(len, self.prompts)) + sum(map(len, self.responses))
 
+    def repeated(self, copies: int) -> Batch:
+        """The batch so many times, each time in groups of its own."""
+        num_groups = max(self.group_ids) + 1
+        return Batch(
+            self.prompts * copies, self.responses * copies, self.logprobs * copies, self.rewards * copies,
+            [copy * num_groups + group for copy in range(copies) for group in self.group_ids],
+        )  # fmt: skip
+
 
 def make_batch(name: str, shape: Shape, *, scale: float = 1.0, seed: int = 0) -> Batch:
     """One of `BATCHES`, its lengths multiplied by `scale`."""

@@ -43,6 +43,7 @@ class Case:
         batch: a name of `BATCHES`, or `LADDER`: one sequence a step, longer in every step, until memory is full.
         dtype: mixed is float32 weights and bfloat16 matrix products.
         micro_batch: tokens for ours, sequences for TRL.
+        copies: of the batch, one after the other. A mean over its tokens stays what it is, and so do its gradients.
         steps, warm_up: timed steps and those before them.
         rungs: lengths of the ladder, tokens.
         trainer: keys of `TrainerConfig` that replace ours.
@@ -55,6 +56,7 @@ class Case:
     checkpointing: bool
     micro_batch: int
     ranks: int = 1
+    copies: int = 1
     steps: int = 3
     warm_up: int = 2
     scale: float = 1.0
@@ -66,7 +68,7 @@ class Case:
         shape = SHAPES[self.shape]
         if self.batch == LADDER:
             return [make_sequence(length, shape) for length in self.rungs]
-        return [make_batch(self.batch, shape, scale=self.scale)] * (self.warm_up + self.steps)
+        return [make_batch(self.batch, shape, scale=self.scale).repeated(self.copies)] * (self.warm_up + self.steps)
 
 
 class Recorder:

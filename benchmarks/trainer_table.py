@@ -10,20 +10,19 @@ from benchmarks.trainer_steps import LADDER
 
 Row = dict[str, Any]
 _OURS, _PEERS = "ours", ("trl", "trl-liger")
-_SETTING = ("shape", "batch", "dtype", "checkpointing", "ranks")
+SETTING = ("shape", "batch", "dtype", "checkpointing", "ranks")
 
 
 def compare_first_steps(rows: Sequence[Row], tolerance: Mapping[str, float]) -> None:
-    """Set `agrees` and the differences of every row whose batch and weights TRL, too, has taken a step with.
+    """Set `agrees` and the differences of every row whose batch and weights another has taken a step with: TRL, else we on the fewest GPUs.
 
     The difference of losses is absolute, or relative where the loss is above 1; that of gradient norms is relative. Of the ladder
     every length is compared.
     """
+    known = [row for row in rows if row["step_records"]]
+    in_order = sorted(known, key=lambda row: (("trl", _OURS, "trl-liger").index(row["system"]), row["ranks"]))
     for row in rows:
-        reference = next(
-            (each for each in rows if each["system"] == "trl" and each["step_records"] and _same_weights(each, row)),
-            None,
-        )
+        reference = next((each for each in in_order if _same_weights(each, row)), None)
         if reference is None or row is reference or not row["step_records"]:
             continue
         pairs = list(zip(row["step_records"], reference["step_records"]))
@@ -44,7 +43,7 @@ def fastest(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
     found: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         if row["status"] == "ok" and row["batch"] != LADDER and row["seconds"]:
-            best = found.setdefault(tuple(row[name] for name in _SETTING), {})
+            best = found.setdefault(tuple(row[name] for name in SETTING), {})
             if row["seconds"] < best.get(row["system"], row)["seconds"] or row["system"] not in best:
                 best[row["system"]] = row
     return found
@@ -58,7 +57,7 @@ def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
             if _OURS in best and peer in best:
                 ours, theirs = best[_OURS], best[peer]
                 found.append(
-                    dict(zip(_SETTING, setting, strict=True))
+                    dict(zip(SETTING, setting, strict=True))
                     | {
                         "peer": peer, "speed_ratio": ours["tokens_per_second"] / theirs["tokens_per_second"],
                         "memory_ratio": ours["peak_gib"] / theirs["peak_gib"],
@@ -66,6 +65,26 @@ def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
                     }
                 )  # fmt: skip
     return found
+
+
+def scaling(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Our fastest on each number of GPUs against the fewest: `speed_up` is the ratio of tokens per second, `efficiency` that per GPU."""
+    ours = [best[_OURS] for best in fastest(rows).values() if _OURS in best]
+    found = []
+    for row in sorted(ours, key=lambda row: row["ranks"]):
+        base = min((each for each in ours if _alike(each, row)), key=lambda each: each["ranks"])
+        if base is row:
+            continue
+        speed_up = row["tokens_per_second"] / base["tokens_per_second"]
+        found.append(
+            {name: row[name] for name in (*SETTING, "copies", "micro_batch", "tokens_per_second", "mfu", "peak_gib")}
+            | {"of_ranks": base["ranks"], "speed_up": speed_up, "efficiency": speed_up * base["ranks"] / row["ranks"]}
+        )  # fmt: skip
+    return found
+
+
+def _alike(one: Row, other: Row) -> bool:
+    return all(one[name] == other[name] for name in SETTING if name != "ranks")
 
 
 def longest(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -91,17 +110,35 @@ def text(result: dict[str, Any]) -> str:
                 (*_setting(each), each["peer"], f"{each['speed_ratio']:.2f} ×", f"{each['memory_ratio']:.2f} ×")
             )
         tables.append(aligned(cells))
+    if result["scaling"]:
+        tables.append(aligned(list(_scaling_cells(result["scaling"]))))
+    if result["not_run"]:
+        skipped = [(*_setting(each), each["reason"]) for each in result["not_run"]]
+        tables.append(aligned([("not run", "batch", "type", "recompute", "GPUs", "because"), *skipped]))
     device = f"{result['device']['name']}; " + ", ".join(
         f"{name} {version}" for name, version in result["versions"].items()
     )
-    skipped = f"{result['not_started']} cases were not started: no time left" if result["not_started"] else ""
-    return "\n\n".join(part for part in (device, *tables, skipped) if part)
+    late = f"{result['not_started']} cases were not started: no time left" if result["not_started"] else ""
+    return "\n\n".join(part for part in (device, *tables, late) if part)
+
+
+def _scaling_cells(scaling: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    yield "shape", "batch", "type", "recompute", "GPUs", "tok/s", "speed-up", "efficiency", "GiB"
+    for row in scaling:
+        speed_up = f"{row['speed_up']:.2f} × {row['of_ranks']} GPU{'s' if row['of_ranks'] > 1 else ''}"
+        yield (
+            *_setting(row),
+            f"{row['tokens_per_second']:,.0f}",
+            speed_up,
+            f"{row['efficiency']:.0%}",
+            f"{row['peak_gib']:.1f}",
+        )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     end = "" if row["status"] == "ok" else f"{row['status']}: {row['error']}"[:100]
     if row["agrees"] is False:
-        end += f" DISAGREES with TRL: loss by {row['loss_difference']:.1e}, gradient norm by {row['grad_norm_difference']:.1e}"
+        end += f" DISAGREES: loss by {row['loss_difference']:.1e}, gradient norm by {row['grad_norm_difference']:.1e}"
     size = f"{row['num_tokens'] or 0} tok" if row["batch"] == LADDER else str(row["micro_batch"])
     return (
         *_setting(row), row["system"], size, _number(row["seconds"], ".3f"), _number(row["tokens_per_second"], ",.0f"),

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import weights_case, weights_table
-from benchmarks.layout import layouts
+from benchmarks.layout import layouts, too_few_gpus
 from benchmarks.trainer import Processes, names, version
 from benchmarks.trainer_shapes import SHAPES, spacious_folder
 from benchmarks.weights_case import Case, Folders
@@ -160,8 +160,7 @@ def reason_not_to_run(case: Case, device: dict[str, Any]) -> str | None:
     if case.receivers == "engines" and (reason := _reason_without_engine(case)) is not None:
         return reason
     if case.on_gpu:
-        few = case.num_devices > device["num_gpus"]
-        return f"needs {case.num_devices} GPUs, the machine has {device['num_gpus']}" if few else None
+        return too_few_gpus(case.num_devices, device["num_gpus"])
     num_parameters = SHAPES[case.shape].num_parameters
     # Every rank opens the whole model in float32, and all keep it once.
     trainer = 4 * num_parameters * (case.ranks + 1)

@@ -54,8 +54,20 @@ def test_a_ladder_ends_with_the_longest_sequence_that_fits() -> None:
     assert result["longest"][0]["num_tokens"] == 512
 
 
-def row(system: str, micro_batch: int, grad_norm: float, status: str = "ok") -> dict[str, Any]:
-    case = Case("tiny", "A", system, "float32", False, micro_batch, steps=1, warm_up=0)  # type: ignore[arg-type]
+def test_a_batch_that_grows_with_the_ranks_has_the_same_loss() -> None:
+    options = ["--cases", "A", "--systems", "ours", "--steps", "1", "--scale", "0.03", "--tokens", "512"]
+    code, result = measured(*options, "--ranks", "1,2", "--grow")
+    one, two = result["rows"]
+    assert two["num_tokens"] == 2 * one["num_tokens"] and code == 0
+    assert two["step_records"][0]["computed_tokens"] == 2 * one["step_records"][0]["computed_tokens"]
+    assert two["agrees"] and two["loss_difference"] < 1e-5 and two["grad_norm_difference"] < 1e-4
+    (scaling,) = result["scaling"]
+    assert scaling["speed_up"] == pytest.approx(two["tokens_per_second"] / one["tokens_per_second"])
+    assert scaling["efficiency"] == pytest.approx(scaling["speed_up"] / 2) and "speed-up" in trainer_table.text(result)
+
+
+def row(system: str, micro_batch: int, grad_norm: float, status: str = "ok", ranks: int = 1) -> dict[str, Any]:
+    case = Case("tiny", "A", system, "float32", False, micro_batch, ranks=ranks, steps=1, warm_up=0)  # type: ignore[arg-type]
     line = {
         "num_tokens": 100,
         "computed_tokens": 80,
@@ -71,6 +83,9 @@ def test_a_row_that_takes_another_step_disagrees() -> None:
     rows = [row("trl", 16, 1.0), row("ours", 512, 1.00001), row("ours", 1024, 1.1), row("trl-liger", 16, float("nan"))]
     trainer_table.compare_first_steps(rows, trainer.TOLERANCE)
     assert [each["agrees"] for each in rows] == [None, True, False, False]
+    alone = [row("ours", 512, 1.0, ranks=8), row("ours", 512, 1.1, ranks=4), row("ours", 512, 1.0)]
+    trainer_table.compare_first_steps(alone, trainer.TOLERANCE)
+    assert [each["agrees"] for each in alone] == [True, False, None], "without TRL the fewest GPUs are the reference"
 
 
 def test_utilisation_counts_six_operations_of_a_parameter_and_a_token() -> None:
