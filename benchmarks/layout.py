@@ -16,17 +16,21 @@ class Layout:
     Attributes:
         tensor_parallel: GPUs of each engine.
         ranks: of the trainer, each with a GPU.
+        shares: one engine and one rank have the same GPU.
     """
 
     engines: int
     tensor_parallel: int
     ranks: int
+    shares: bool = False
 
     @property
     def num_gpus(self) -> int:
-        return self.engines * self.tensor_parallel + self.ranks
+        return 1 if self.shares else self.engines * self.tensor_parallel + self.ranks
 
     def __str__(self) -> str:
+        if self.shares:
+            return "1"
         parts = "" if self.tensor_parallel == 1 else f"x{self.tensor_parallel}"
         return f"{self.engines}{parts}+{self.ranks}"
 

@@ -10,21 +10,19 @@ count. A mode has reached the target with the second of two successive evaluatio
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import rftdata
+from rftcore.reporting.equal_score import measured
 from rftcore.reporting.files import new_figure, write_whole
-from rftdata import Buffer, Run
-from rftdata.results import RunResults, WorkerSpan
+from rftdata.results import RunResults
 
 HERE = Path(__file__).resolve().parent
 MODES = ("on_policy", "every_four", "one_step_off", "asynchronous")
@@ -110,46 +108,6 @@ def rft(*arguments: object) -> None:
     """Run `rft …` to its end; what it prints goes to stderr."""
     command = [sys.executable, "-c", "from rftcore.command import main; main()", *map(str, arguments)]
     subprocess.run(command, check=True, stdout=sys.stderr)
-
-
-def measured(buffer: Buffer, run: Run, target: float) -> dict[str, Any]:
-    """Return the curve of a run, when it reached the target, and what its time went into."""
-    results = RunResults(run)
-    spans = results.spans()
-    start = min(span.started for span in spans if span.activity == "sampling")
-    end = max(span.ended for span in spans if span.activity == "training")
-    query = "SELECT trainer_step, extract(epoch FROM finished_at)::float8 AS at FROM rft.v_train_step WHERE run_id = %s"
-    trained = {row["trainer_step"]: row["at"] - start for row in buffer.sql(query, [run.run_id]).to_pylist()} | {0: 0.0}
-    points = [
-        {"step": each.trainer_step, "seconds": trained[each.trainer_step], "score": each.mean}
-        for each in results.evaluations()
-    ]
-    drawn = "SELECT avg(staleness)::float8 AS mean, max(staleness) AS max FROM rft.v_consumption WHERE run_id = %s"
-    staleness = buffer.sql(drawn, [run.run_id]).to_pylist()[0]
-    return {
-        "run": run.name, "points": points, "to_target": to_target(points, target), "seconds": end - start,
-        "shares": {role: shares(spans, role, start, end) for role in ("trainer", "explorer")},
-        "mean_staleness": staleness["mean"], "max_staleness": staleness["max"],
-        "aged_out": sum(num for why, num in results.closed_because().items() if why.startswith("aged out")),
-        "sampled_tokens": results.totals().sampled_tokens,
-    }  # fmt: skip
-
-
-def to_target(points: list[dict[str, Any]], target: float) -> dict[str, Any] | None:
-    """Return step and seconds of the second of two evaluations whose mean reaches the target; None if none do."""
-    for before, after in itertools.pairwise(points):
-        if (before["score"] + after["score"]) / 2 >= target:
-            return {"step": after["step"], "seconds": after["seconds"]}
-    return None
-
-
-def shares(spans: list[WorkerSpan], role: str, start: float, end: float) -> dict[str, float]:
-    """Return the share of each activity in a role's time between two moments."""
-    seconds: Counter[str] = Counter()
-    for span in spans:
-        if span.role == role:
-            seconds[span.activity] += max(min(span.ended, end) - max(span.started, start), 0.0)
-    return {activity: amount / seconds.total() for activity, amount in seconds.most_common()}
 
 
 def summary(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -23,13 +23,14 @@ def test_a_run_in_turns_sends_its_weights_by_ipc_and_learns(tmp_path: Path) -> N
         pytest.skip("no CUDA device")
     model = os.environ.get("RFT_TEST_WARM") or warm_up(tmp_path).model
     buffer = tmp_path / "buffer"
+    # Without graphs and compilation, which take longer than the run; `rft bench turns` has both.
     settings = (
-        f"model.path={model}", "explorer.sleep=true", "explorer.engine_args={dtype: bfloat16, context_length: 64, max_num_seqs: 256}",
-        f"steps={_STEPS}", f"eval.every={_STEPS}",
+        f"model.path={model}", "explorer.sleep=true", f"steps={_STEPS}", f"eval.every={_STEPS}", "trainer.compile=false",
+        "explorer.engine_args={dtype: bfloat16, context_length: 64, max_num_seqs: 256, enforce_eager: true}",
     )  # fmt: skip
     options = [part for setting in settings for part in ("--set", setting)]
     try:
-        print(call_rft("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options, timeout=400).stdout)
+        print(call_rft("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options, timeout=200).stdout)
         result = report(call_rft, buffer, "sort-grpo")
         assert result["status"] == "finished"
         gain = next(gain for gain in result["gains"] if gain["purpose"] == "test" and gain["decoding"] == "sampled")

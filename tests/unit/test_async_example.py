@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 from typing import Any
 
 from rftcore.config import load_config
+from rftcore.reporting.equal_score import to_target
 
 ASYNC = Path(__file__).resolve().parents[2] / "examples" / "async"
 MODES = ("on_policy", "every_four", "one_step_off", "asynchronous")
@@ -33,7 +33,6 @@ def points(*scores: float) -> list[dict[str, Any]]:
 
 
 def test_two_evaluations_together_reach_the_target() -> None:
-    to_target = runpy.run_path(str(ASYNC / "compare.py"))["to_target"]
     assert to_target(points(0.6, 0.9, 0.7, 0.8, 0.85), 0.82) == {"step": 20, "seconds": 8.0}
     assert to_target(points(0.6, 0.9, 0.7), 0.82) is None
     assert to_target([], 0.82) is None

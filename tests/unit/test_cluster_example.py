@@ -11,7 +11,7 @@ from rftcore.run.placement import Machine, asked_gpus, place
 from rftdata.errors import ConfigError
 
 CLUSTER = Path(__file__).resolve().parents[2] / "examples" / "cluster"
-GPUS = {"1_and_1": [1, 1], "3_and_1": [1, 1, 1, 1], "2x2_and_4": [2, 2, 4]}
+GPUS = {"1_and_1": [1, 1], "3_and_1": [1, 1, 1, 1], "6_and_2": [1, 1, 1, 1, 1, 1, 2], "2x2_and_4": [2, 2, 4]}
 APART = ["sync.file_method=checkpoint"]
 
 
@@ -26,7 +26,8 @@ def test_one_machine_has_every_role(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "machines"), [("1_and_1", [1, 1]), ("3_and_1", [2, 2]), ("3_and_1", [1, 1, 1, 1]), ("2x2_and_4", [4, 4])]
+    ("name", "machines"),
+    [("1_and_1", [1, 1]), ("3_and_1", [2, 2]), ("3_and_1", [1, 1, 1, 1]), ("6_and_2", [4, 4]), ("2x2_and_4", [4, 4])],
 )
 def test_several_machines_have_every_role(name: str, machines: list[int]) -> None:
     config = load_config(CLUSTER / f"{name}.yaml", APART)
