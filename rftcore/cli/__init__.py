@@ -85,9 +85,9 @@ app.add_typer(db.app, name="db")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from rftcore.installation.requirements import installed_version
 
-        print(version("rftdata"))
+        print(installed_version("rftdata") or "unknown: a checkout that is not installed")
         raise typer.Exit
 
 

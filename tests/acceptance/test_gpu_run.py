@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import rftdata
+from rftdata.maintenance.states import wrong_states
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, call_rft, report, rows
 from tests.support.warm_up import warm_up
@@ -47,6 +50,7 @@ def test_a_run_in_turns_sends_its_weights_by_ipc_and_learns(tmp_path: Path) -> N
         differences = rows(buffer, "select (metrics->>'logprob_diff')::float8 as difference from rft.v_train_step")
         assert max(row["difference"] for row in differences) < 0.1, "more than the noise of bfloat16"
         print(call_rft("report", "sort-grpo", "--buffer", buffer).stdout)
-        assert call_rft("doctor", "--buffer", buffer).returncode == 0
+        with rftdata.open(str(buffer)) as opened:
+            assert [*verify(opened), *wrong_states(opened.database)] == []
     finally:
         EmbeddedServer(buffer).stop()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rftcore.cli import run_command
 from rftcore.installation.packages import broken_companions, conflicting_distributions, examine_training_stack
 from rftcore.installation.requirements import installed_version, requirements_of, unmet_requirements
 
@@ -83,6 +84,17 @@ def test_half_a_training_stack_is_wrong_and_each_missing_package_is_named(only: 
     _, wrong = findings()
     assert any("ray>=2.55 is not installed" in text and "`rft setup" in text for text in wrong)
     assert any("transformers<5.20,>=5.16.1 is needed, installed is 5.1.0" in text for text in wrong)
+
+
+def test_of_a_checkout_that_is_not_installed_nothing_knows_the_requirements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_distribution(tmp_path, "torch", "2.13.0")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    good, bad = findings()
+    assert any("a checkout that is not installed" in text for text in good) and not bad
+    assert run_command(["--version"]) == 0
+    assert capsys.readouterr().out == "unknown: a checkout that is not installed\n"
 
 
 def test_torch_without_vllm_names_the_engine_that_is_left(only: Install) -> None:
