@@ -1,6 +1,6 @@
 """Answers for groups that are not complete: kept in the buffer by the explorer that samples them, continued by whoever claims the group next.
 
-They are work in progress, and no facts: the group's seal deletes them, and nothing but the next claim reads them.
+They are work in progress, and no facts: the group's seal and the run's end by its last step delete them, and nothing but the next claim reads them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Part:
 
 
 def keep(run: Run, parts: Iterable[Part]) -> None:
-    """Store parts of answers; those of groups that are no longer held under their claim are left out."""
+    """Store parts of answers; those of groups that are no longer held under their claim, or of a finished run, are left out."""
     with run.database.transaction() as connection, connection.pipeline():
+        send(connection, "limit_idleness")
         # In one order, as other transactions lock groups.
         for part in sorted(parts, key=lambda part: part.group_id):
             answer = part.answer
