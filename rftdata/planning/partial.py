@@ -91,8 +91,12 @@ def take_up(
 
 
 def _by_answer(rows: list[Row]) -> Iterable[list[Row]]:
-    """Yield the parts of each answer. A part for another input, or from the first token on, begins an answer anew."""
+    """Yield the parts of each answer. A part for another input, or from the first token on, begins an answer anew.
+
+    A part that does not begin where an earlier one ended is left out: going back has deleted what was between.
+    """
     parts: list[Row] = []
+    length = 0
     for row in rows:
         key = (row["group_id"], row["rollout_index"], row["generation_index"])
         if parts and key != (parts[0]["group_id"], parts[0]["rollout_index"], parts[0]["generation_index"]):
@@ -100,7 +104,10 @@ def _by_answer(rows: list[Row]) -> Iterable[list[Row]]:
             parts = []
         if row["first_token"] == 0 or (parts and row["input_digest"] != parts[0]["input_digest"]):
             parts = []
+        if row["first_token"] > (length if parts else 0):
+            continue
         parts.append(row)
+        length = row["first_token"] + len(row["token_ids"])
     if parts:
         yield parts
 

@@ -279,6 +279,45 @@ def test_the_seal_deletes_them_and_a_lost_claim_stores_nothing(roles: Roles, att
     assert num_parts(roles) == 0
 
 
+@pytest.mark.parametrize(("keep_rollouts", "num_continued"), [(False, 5), (True, 10)])
+def test_going_back_leaves_of_an_answer_what_the_remaining_policies_have_sampled(
+    roles: Roles, keep_rollouts: bool, num_continued: int
+) -> None:
+    with roles.attempt() as attempt:
+        roles.plan()
+        first = roles.version
+        interrupted(roles, 5, Decoding())
+        roles.publish(attempt, 1)
+        attempt.commit_checkpoint(1, "/checkpoints/1")
+        roles.publish(attempt, 2)
+        interrupted(roles, 5, Decoding())
+        undone = roles.version
+    roles.buffer.rewind(roles.run, 1, keep_rollouts=keep_rollouts)
+    with roles.attempt():
+        engine = Typist(roles.version or 0)
+        whole, _ = continued(roles, engine, another_worker(roles), Decoding(), policy_step=1)
+    assert engine.prompts == ["6*7=" + TEXT[:num_continued]] and whole.text == TEXT
+    versions = [(0, first), (5, undone), (10, roles.version)] if keep_rollouts else [(0, first), (5, roles.version)]
+    assert whole.version_spans == versions
+
+
+def test_a_part_without_what_came_before_it_is_not_continued(roles: Roles, attempt: Attempt) -> None:
+    group = claimed_by(roles, roles.worker_id)
+
+    def part(first_token: int, token_ids: list[int]) -> Part:
+        answer = PartialAnswer(
+            rollout_index=0, generation_index=0, input_digest=b"1", token_ids=token_ids, logprobs=[-0.5] * len(token_ids),
+            version_spans=[(0, roles.version or 0)], finish_reason=None,
+        )  # fmt: skip
+        return Part(group_id=group.group_id, claim_token=group.claim_token, first_token=first_token, answer=answer)
+
+    keep(roles.run, [part(0, [5, 6, 7]), part(4, [9, 9]), part(6, [9])])
+    release_groups(roles.run, roles.worker_id)
+    again = claimed_by(roles, roles.worker_id)
+    found = take_up(roles.run, roles.worker_id, [again], policy_step=0, max_staleness=1)
+    assert [answer.token_ids for answer in found[again.group_id]] == [[5, 6, 7]]
+
+
 def saved(roles: Roles, group: ClaimedGroup) -> None:
     """An explorer samples five tokens for a group, and saves them."""
     engine = Typist(roles.version or 0)
