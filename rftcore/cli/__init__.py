@@ -9,6 +9,7 @@ with `--debug` (anywhere on the line) or RFT_DEBUG=1. Verbs import their engines
 from __future__ import annotations
 
 import os
+import select
 import sys
 import traceback
 
@@ -115,20 +116,21 @@ def run_command(arguments: list[str]) -> int:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     debug = "--debug" in arguments[:end] or os.environ.get("RFT_DEBUG", "") not in ("", "0")
     arguments = [a for i, a in enumerate(arguments) if a != "--debug" or i > end]
+    code = 0
     try:
-        code = get_command(app).main(args=arguments, prog_name="rft", standalone_mode=False)
+        code = _run_verb(arguments)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return code
     except typer.TyperException as error:
         return _usage_error(error, arguments)
-    except BrokenPipeError:
-        # The reader of a pipe (`| head`) has closed it, so no message is possible, and the interpreter must not flush again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (KeyboardInterrupt, typer.Abort):
         print("rft: interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the edge of the process
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
+            # The reader (`| head`) has what it wants. The interpreter must not flush what is left.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return code
         if debug:
             traceback.print_exc()
         paragraph, code = explain(error)
@@ -138,6 +140,24 @@ def run_command(arguments: list[str]) -> int:
             print(stack.rstrip(), file=sys.stderr)
         print(f"rft: {paragraph}", file=sys.stderr)
         return code
+
+
+def _run_verb(arguments: list[str]) -> int:
+    """Run the verb and return its exit code; errors are raised."""
+    try:
+        code = get_command(app).main(args=arguments, prog_name="rft", standalone_mode=False)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # which Typer turns into the exit code 1, without a message
+            raise end.__context__ from None
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _output_is_closed() -> bool:
+    """Return whether the standard output is a pipe that no process reads."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))
 
 
 def explain(error: Exception) -> tuple[str, int]:

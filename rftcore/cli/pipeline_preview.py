@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rftdata.errors import OperatorError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rftcore.config import RunConfig
     from rftcore.pipeline.preview import Preview, StagePreview
+    from rftcore.reporting.console import OutputConsole
     from rftcore.resolved import ResolvedRun
     from rftdata.buffer import Buffer
     from rftdata.run import Run
@@ -126,11 +125,9 @@ def _renamed(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(result: Preview, what: str, noun: str, limit: int) -> None:
-    from rich.console import Console
+    from rftcore.reporting.console import OutputConsole
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)
+    console = OutputConsole(pipe_width=200)
     console.print(f"{what}; nothing is stored", markup=False)
     for stage in result.stages:
         _show_stage(console, stage, noun, limit)
@@ -143,7 +140,7 @@ def _show(result: Preview, what: str, noun: str, limit: int) -> None:
     )
 
 
-def _show_stage(console: Console, stage: StagePreview, noun: str, limit: int) -> None:
+def _show_stage(console: OutputConsole, stage: StagePreview, noun: str, limit: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -172,7 +169,7 @@ def _show_stage(console: Console, stage: StagePreview, noun: str, limit: int) ->
         _tell_more(console, len(rows) - limit, f"{title} rows")
 
 
-def _tell_more(console: Console, more: int, what: str) -> None:
+def _tell_more(console: OutputConsole, more: int, what: str) -> None:
     if more > 0:
         console.print(f"  … and {more} more {what} (--limit)", style="dim")
 

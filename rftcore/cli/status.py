@@ -84,16 +84,13 @@ def _show(
         others: further runs at work.
         waits: what waits for what.
     """
-    from rich.console import Console
-
     from rftcore.launch.reviews import waits_for_people
     from rftcore.launch.views import block, worker_table
+    from rftcore.reporting.console import OutputConsole
     from rftcore.run.commands import buffer_option, what_decides
 
     option, name = buffer_option(location), snapshot.run
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
+    console = OutputConsole(pipe_width=160)
     outcome = f": {snapshot.outcome}" if snapshot.outcome else ""
     console.print(f"{name}: {snapshot.status}{outcome}", markup=False)
     if snapshot.archived:

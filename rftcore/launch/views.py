@@ -22,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rftcore.reporting.console import OutputConsole
 from rftcore.reporting.report import evaluation_title
 from rftdata.progress import Failures, Snapshot, WorkerState
 from rftdata.workers import doing
@@ -75,7 +76,7 @@ class View(ABC):
 
 def open_view(*, plain: bool = False) -> View:
     """Open a live block on a terminal, and lines elsewhere or with `plain`."""
-    console = Console(highlight=False)
+    console = OutputConsole()
     return LiveView(console) if console.is_terminal and not plain else LineView()
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rftcore.reporting.console import OutputConsole
 from rftcore.reporting.report import Gain, Report, evaluation_title
 from rftdata.results import CheckpointFolder, Receipts
 from rftdata.training.run_models import RunModel
@@ -15,11 +15,9 @@ from rftdata.training.run_models import RunModel
 _KV_CACHE = {"recompute": "recomputed", "keep": "kept"}
 
 
-def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), console: Console | None = None) -> None:
+def print_report(reports: Sequence[Report], between: Sequence[Gain] = ()) -> None:
     """Print one report, or two side by side with the paired difference between them."""
-    console = console or Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160, file=console.file)
+    console = OutputConsole(pipe_width=160)
     for one in reports:
         title = f"Held-out reward of {one.run}, paired by question (± standard error)"
         console.print(

@@ -1,6 +1,6 @@
 """Answers for groups that are not complete: kept in the buffer by the explorer that samples them, continued by whoever claims the group next.
 
-They are work in progress, and no facts: the group's seal deletes them, and nothing but the next claim reads them.
+They are work in progress, and no facts: the group's seal and the run's end by its last step delete them, and nothing but the next claim reads them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Part:
 
 
 def keep(run: Run, parts: Iterable[Part]) -> None:
-    """Store parts of answers; those of groups that are no longer held under their claim are left out."""
+    """Store parts of answers; those of groups that are no longer held under their claim, or of a finished run, are left out."""
     with run.database.transaction() as connection, connection.pipeline():
+        send(connection, "limit_idleness")
         # In one order, as other transactions lock groups.
         for part in sorted(parts, key=lambda part: part.group_id):
             answer = part.answer
@@ -90,8 +91,12 @@ def take_up(
 
 
 def _by_answer(rows: list[Row]) -> Iterable[list[Row]]:
-    """Yield the parts of each answer. A part for another input, or from the first token on, begins an answer anew."""
+    """Yield the parts of each answer. A part for another input, or from the first token on, begins an answer anew.
+
+    A part that does not begin where an earlier one ended is left out: going back has deleted what was between.
+    """
     parts: list[Row] = []
+    length = 0
     for row in rows:
         key = (row["group_id"], row["rollout_index"], row["generation_index"])
         if parts and key != (parts[0]["group_id"], parts[0]["rollout_index"], parts[0]["generation_index"]):
@@ -99,7 +104,10 @@ def _by_answer(rows: list[Row]) -> Iterable[list[Row]]:
             parts = []
         if row["first_token"] == 0 or (parts and row["input_digest"] != parts[0]["input_digest"]):
             parts = []
+        if row["first_token"] > (length if parts else 0):
+            continue
         parts.append(row)
+        length = row["first_token"] + len(row["token_ids"])
     if parts:
         yield parts
 

@@ -287,8 +287,14 @@ class Attempt:
         return self._fence.transaction()
 
     def finish(self, outcome: str) -> None:
-        """Record that the run has done its planned steps."""
-        ride_out(lambda: self._execute("finish_run", run_id=self.run.run_id, status="finished", outcome=outcome))
+        """Record that the run has done its planned steps; what was sampled of unfinished groups is deleted."""
+
+        def finished() -> None:
+            with self.transaction() as connection:
+                execute(connection, "finish_run", run_id=self.run.run_id, status="finished", outcome=outcome)
+                execute(connection, "forget_unfinished", run_id=self.run.run_id)
+
+        ride_out(finished)
         notify.notify(self.run.database, notify.RUN)
 
     def forget_checkpoint(self, checkpoint_id: int) -> None:

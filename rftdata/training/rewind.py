@@ -42,6 +42,7 @@ def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
         if not keep_rollouts:
             fetch(connection, "lock_groups_to_leave", run_id=run_id, step=step)
             execute(connection, "leave_groups", run_id=run_id, step=step, attempt_id=attempt_id)
+            execute(connection, "cut_partial_tokens", run_id=run_id, step=step)
             found = fetch(connection, "snapshot_from_step", run_id=run_id, step=step)
             if found:
                 states = Jsonb(found[0]["states"])

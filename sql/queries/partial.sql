@@ -1,11 +1,12 @@
 -- name: keep_partial_tokens
--- Store a part of an answer while the group is claimed under this token. If the confirmation of an earlier try was lost, the part may have grown.
+-- Store a part of an answer while the group is claimed under this token and the run has not finished. If the confirmation of an earlier try was
+-- lost, the part may have grown. The run is locked first, as everywhere, so that it does not finish before this commits.
 INSERT INTO rft.partial_tokens (group_id, rollout_index, generation_index, claim_token, first_token, input_digest, token_ids, logprobs,
     version_starts, policy_version_ids, finish_reason)
 SELECT g.group_id, %(rollout_index)s, %(generation_index)s, g.claim_token, %(first_token)s, %(input_digest)s, %(token_ids)s, %(logprobs)s,
        %(version_starts)s, %(policy_version_ids)s, %(finish_reason)s
-FROM (SELECT group_id, claim_token FROM rft.rollout_group
-      WHERE group_id = %(group_id)s AND claim_token = %(claim_token)s AND status = 'claimed' FOR SHARE) g
+FROM (SELECT c.group_id, c.claim_token FROM rft.run r JOIN rft.rollout_group c ON c.run_id = r.run_id
+      WHERE c.group_id = %(group_id)s AND c.claim_token = %(claim_token)s AND c.status = 'claimed' AND r.status <> 'finished' FOR SHARE) g
 ON CONFLICT (group_id, rollout_index, generation_index, claim_token, first_token) DO UPDATE
 SET token_ids = excluded.token_ids, logprobs = excluded.logprobs, version_starts = excluded.version_starts,
     policy_version_ids = excluded.policy_version_ids, finish_reason = excluded.finish_reason;
@@ -31,3 +32,8 @@ WHERE g.group_id = c.group_id AND g.status = 'claimed' AND g.claimed_by = %(work
 -- name: forget_partial_tokens
 -- Delete the parts of answers for groups that are complete.
 DELETE FROM rft.partial_tokens p USING unnest(%(group_ids)s::bigint[]) AS c (group_id) WHERE p.group_id = c.group_id;
+
+-- name: forget_unfinished
+-- Delete the parts of answers of a run that has finished.
+DELETE FROM rft.partial_tokens p USING rft.rollout_group g
+WHERE g.run_id = %(run_id)s AND g.status IN ('planned', 'claimed') AND p.group_id = g.group_id;

@@ -32,6 +32,18 @@ seen AS (
 UPDATE rft.worklist w SET available = false FROM gone
 WHERE w.consumer = 'trainer/' || gone.run_id AND w.item_kind = 'group' AND w.item_id = gone.group_id;
 
+-- name: cut_partial_tokens
+-- Of unfinished answers for groups that are kept, delete what was sampled from the first token of an undone policy on, so that it is not continued.
+WITH undone AS (
+    SELECT DISTINCT ON (p.group_id, p.rollout_index, p.generation_index) p.group_id, p.rollout_index, p.generation_index, p.claim_token, p.first_token
+    FROM rft.rollout_group g JOIN rft.partial_tokens p USING (group_id)
+    WHERE g.run_id = %(run_id)s AND g.status IN ('planned', 'claimed') AND EXISTS (
+        SELECT FROM rft.policy_version v WHERE v.policy_version_id = ANY (p.policy_version_ids) AND v.trainer_step > %(step)s)
+    ORDER BY p.group_id, p.rollout_index, p.generation_index, p.claim_token, p.first_token)
+DELETE FROM rft.partial_tokens p USING undone u
+WHERE (p.group_id, p.rollout_index, p.generation_index) = (u.group_id, u.rollout_index, u.generation_index)
+  AND (p.claim_token, p.first_token) >= (u.claim_token, u.first_token);
+
 -- name: insert_selector_snapshot
 -- Taken before the first group is planned at a policy step. Older snapshots are deleted with the checkpoints that they belong to.
 WITH old AS (

@@ -17,6 +17,7 @@ import rftdata
 from rftcore.cli import run_command
 from rftdata.segments.codec import SCHEMA
 from rftdata.sql_session import psql_command
+from tests.support.command_line import rft_command, rft_environment
 from tests.support.stored_run import StoredRun
 
 Result = tuple[int, str, str]
@@ -32,6 +33,32 @@ def run(buffer: rftdata.Buffer, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
     run.group(0, [0.0, 1.0])
     _store_arrays(buffer)
     return run
+
+
+SQL_ROWS = "select n, repeat('x', 80) as text from generate_series(1, 20000) as n"
+QUERY_ROWS = "select unnest(range(20000)) as n, repeat('x', 80) as text"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_read"),
+    [
+        (["sql", SQL_ROWS], 0),
+        (["sql", SQL_ROWS, "--json"], 1),
+        (["query", QUERY_ROWS], 1),
+        (["query", QUERY_ROWS, "--json"], 1),
+        (["status"], 0),
+    ],
+)
+def test_a_reader_that_closes_the_pipe_ends_a_verb_with_0(run: StoredRun, arguments: list[str], num_read: int) -> None:
+    with subprocess.Popen(
+        rft_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=rft_environment()
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        if num_read:
+            process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 def _store_arrays(buffer: rftdata.Buffer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from rftcore.run.join import JoinedRun
 from rftcore.workflows.task import Model, Score, Scorer, Task
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.partial import Part, PartialAnswer, keep, take_up
+from rftdata.postgres.database import execute
 from rftdata.training.attempt import Attempt
 from rftdata.workers import Worker
+from tests.store.test_review_locks import wait_for_waiting
 from tests.support.models import make_character_tokenizer
 from tests.support.store_roles import Roles, own_group
 
@@ -274,6 +277,95 @@ def test_the_seal_deletes_them_and_a_lost_claim_stores_nothing(roles: Roles, att
     late.begin(group)
     asyncio.run(written(engine, late, group, 5, Decoding()))
     assert num_parts(roles) == 0
+
+
+@pytest.mark.parametrize(("keep_rollouts", "num_continued"), [(False, 5), (True, 10)])
+def test_going_back_leaves_of_an_answer_what_the_remaining_policies_have_sampled(
+    roles: Roles, keep_rollouts: bool, num_continued: int
+) -> None:
+    with roles.attempt() as attempt:
+        roles.plan()
+        first = roles.version
+        interrupted(roles, 5, Decoding())
+        roles.publish(attempt, 1)
+        attempt.commit_checkpoint(1, "/checkpoints/1")
+        roles.publish(attempt, 2)
+        interrupted(roles, 5, Decoding())
+        undone = roles.version
+    roles.buffer.rewind(roles.run, 1, keep_rollouts=keep_rollouts)
+    with roles.attempt():
+        engine = Typist(roles.version or 0)
+        whole, _ = continued(roles, engine, another_worker(roles), Decoding(), policy_step=1)
+    assert engine.prompts == ["6*7=" + TEXT[:num_continued]] and whole.text == TEXT
+    versions = [(0, first), (5, undone), (10, roles.version)] if keep_rollouts else [(0, first), (5, roles.version)]
+    assert whole.version_spans == versions
+
+
+def test_a_part_without_what_came_before_it_is_not_continued(roles: Roles, attempt: Attempt) -> None:
+    group = claimed_by(roles, roles.worker_id)
+
+    def part(first_token: int, token_ids: list[int]) -> Part:
+        answer = PartialAnswer(
+            rollout_index=0, generation_index=0, input_digest=b"1", token_ids=token_ids, logprobs=[-0.5] * len(token_ids),
+            version_spans=[(0, roles.version or 0)], finish_reason=None,
+        )  # fmt: skip
+        return Part(group_id=group.group_id, claim_token=group.claim_token, first_token=first_token, answer=answer)
+
+    keep(roles.run, [part(0, [5, 6, 7]), part(4, [9, 9]), part(6, [9])])
+    release_groups(roles.run, roles.worker_id)
+    again = claimed_by(roles, roles.worker_id)
+    found = take_up(roles.run, roles.worker_id, [again], policy_step=0, max_staleness=1)
+    assert [answer.token_ids for answer in found[again.group_id]] == [[5, 6, 7]]
+
+
+def saved(roles: Roles, group: ClaimedGroup) -> None:
+    """An explorer samples five tokens for a group, and saves them."""
+    engine = Typist(roles.version or 0)
+    drafts = Drafts(roles.run, engine, keep_s=60)
+    drafts.begin(group)
+    asyncio.run(written(engine, drafts, group, 5, Decoding()))
+
+
+def test_a_run_that_finishes_deletes_them_and_one_that_is_interrupted_keeps_them(
+    roles: Roles, attempt: Attempt
+) -> None:
+    interrupted(roles, 5, Decoding())
+    roles.run.end("interrupted", "stopped by a person")
+    assert num_parts(roles) > 0
+    group = claimed_by(roles, roles.worker_id)
+    attempt.finish("all steps are done")
+    assert num_parts(roles) == 0
+    saved(roles, group)
+    assert num_parts(roles) == 0, "an explorer that stops after the run has finished keeps nothing"
+
+
+def test_a_run_does_not_finish_between_a_part_and_its_commit(roles: Roles, attempt: Attempt) -> None:
+    group = claimed_by(roles, roles.worker_id)
+    finishing = threading.Thread(target=attempt.finish, args=("all steps are done",))
+    with roles.database.transaction() as connection:
+        execute(
+            connection, "keep_partial_tokens", group_id=group.group_id, claim_token=group.claim_token, rollout_index=0, generation_index=0,
+            first_token=0, input_digest=b"1", token_ids=[5], logprobs=[-0.5], version_starts=[0], policy_version_ids=[1], finish_reason=None,
+        )  # fmt: skip
+        finishing.start()
+        wait_for_waiting(roles.buffer, 1, behind=connection.info.backend_pid)
+    finishing.join(60)
+    assert num_parts(roles) == 0
+
+
+def test_a_finished_run_that_goes_on_samples_its_unfinished_groups_from_the_beginning(
+    roles: Roles, attempt: Attempt
+) -> None:
+    interrupted(roles, 5, Decoding())
+    attempt.finish("all steps are done")
+    attempt.close()
+    roles.run.go_on({}, steps=19, pipeline_version="p1")
+    with roles.attempt():
+        engine = Typist(roles.version or 0)
+        whole, group = continued(roles, engine, another_worker(roles), Decoding())
+        assert engine.prompts == ["6*7="] and whole.text == TEXT
+        saved(roles, group)
+        assert num_parts(roles) > 0
 
 
 async def in_two_turns(task: Task, model: Model, score: Scorer) -> Score:

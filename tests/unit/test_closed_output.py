@@ -1,9 +1,11 @@
-"""A run outlives the pipe that it prints to; a terminal that is closed: tests/acceptance/test_signals.py."""
+"""A run outlives the pipe that it prints to, and other verbs end; a terminal that is closed: tests/acceptance/test_signals.py."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+from rftcore.cli import EXIT_DEFECT
 
 PROGRAM = """
 import sys
@@ -26,3 +28,19 @@ def test_messages_end_where_nothing_reads_them() -> None:
         process.stdout.close()
         assert process.stderr.read() == "continue it"
     assert process.returncode == 0
+
+
+DEFECT = """
+from rftcore import cli
+
+@cli.app.command("lost")
+def lost() -> None:
+    raise BrokenPipeError(32, "a worker process has ended")
+
+raise SystemExit(cli.run_command(["lost"]))
+"""
+
+
+def test_a_broken_pipe_to_another_process_is_not_the_reader_of_the_output() -> None:
+    done = subprocess.run([sys.executable, "-c", DEFECT], capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_DEFECT and "a worker process has ended" in done.stderr
