@@ -143,8 +143,8 @@ class Buffer:
         """Return experiences with their arrays as a stream of record batches, in ascending order of `experience_id`.
 
         Rows are those of one moment, and memory is bounded whatever their number. Of PostgreSQL and the segments only the named columns
-        are read, and only the rows that meet the condition. Arrays are list columns; those of purged experiences are NULL. Close the
-        reader, or read it to its end, before the buffer is closed.
+        are read, and only the rows that meet the condition. What archived runs no longer have there is read from their files. Arrays are
+        list columns; those of purged experiences are NULL. Close the reader, or read it to its end, before the buffer is closed.
 
         Args:
             columns: of rft.v_experience, and the arrays token_ids, loss_mask, behavior_logprobs, token_rewards, teacher_logprobs,
@@ -156,7 +156,8 @@ class Buffer:
 
         Raises:
             QueryError: a column does not exist, or PostgreSQL rejected the condition.
-            ArchivedError: the run, or without `run` one of the buffer, is archived.
+            ArchivedError: the condition reads a text (prompt, response, messages, reward_parts, metrics, response_hash), and the run, or
+                without `run` one of the buffer, is archived.
             ConfigError: there is no such share.
             SegmentCorruptError: a segment cannot be served; names its experiences.
         """
@@ -164,7 +165,7 @@ class Buffer:
 
         run_id = None if run is None else self._own(run).run_id
         return scan_experiences(
-            self.database, self.segments, columns, where, run_id=run_id, share=share, on_damage=on_damage
+            self.database, self.segments, self.archives, columns, where, run_id=run_id, share=share, on_damage=on_damage
         )
 
     def create_run(

@@ -106,7 +106,7 @@ def overrides(settings: list[str]) -> list[str]:
 
 def rft(*arguments: object) -> None:
     """Run `rft …` to its end; what it prints goes to stderr."""
-    command = [sys.executable, "-c", "from rftcore.command import main; main()", *map(str, arguments)]
+    command = [sys.executable, "-m", "rftcore", *map(str, arguments)]
     subprocess.run(command, check=True, stdout=sys.stderr)
 
 

@@ -120,7 +120,7 @@ class ArchiveFolder:
             RftError: it is missing, or not a Parquet file.
         """
         try:
-            return pq.ParquetFile(self.folder / path)
+            return pq.ParquetFile(self.folder / path, page_checksum_verification=True)
         except FileNotFoundError as error:
             raise RftError(
                 f"the archive file {self.folder / path} is missing",

@@ -1,4 +1,4 @@
-"""The part of a table that lies in archives, as a query reads it: the same columns and types as in the database.
+"""The part of a table that lies in archives, as a query or a scan reads it: the same columns and types as in the database.
 
 Columns that archiving leaves in the database are read there. Files are read only by scans that need what archiving takes away.
 """
@@ -6,25 +6,31 @@ Columns that archiving leaves in the database are read there. Files are read onl
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from psycopg import sql
 
 from rftdata.archives.files import ArchiveFolder
-from rftdata.errors import QueryError
+from rftdata.errors import QueryError, RftError
 from rftdata.postgres.database import Row
 from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, typed
 from rftdata.query.conditions import columns_of, parse
 
+_ARRAYS = BASE_ARRAYS.keys() | OPTIONAL_ARRAYS.keys()
 # What archiving takes away: columns; None for whole rows.
-_TEXTS = frozenset({"prompt", "response", "response_hash", "messages", "reward_parts", "metrics"})
+ARCHIVED_TEXTS = frozenset({"prompt", "response", "response_hash", "messages", "reward_parts", "metrics"})
 _TAKEN: Mapping[str, frozenset[str] | None] = {
-    "experience": _TEXTS | BASE_ARRAYS.keys() | OPTIONAL_ARRAYS.keys(), "v_experience": _TEXTS,
+    "experience": ARCHIVED_TEXTS | _ARRAYS, "v_experience": ARCHIVED_TEXTS,
     "group_prompt": frozenset({"prompt", "messages"}), "group_baseline": frozenset({"response", "messages", "reward_parts"}), "score": None,
 }  # fmt: skip
 _ROWS_AT_ONCE = 4096
+# Row groups that `ArchivedColumns` keeps in memory for rows to come, in bytes.
+_HELD_BYTES = 128 * 2**20
 _CHECKED = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
@@ -50,6 +56,13 @@ class ArchivedRows:
             return []
         name = "experience" if table == "v_experience" else table
         return [row for row in self._files if row["table_name"] == name and run_id in (None, row["run_id"])]
+
+    def experiences(self, schema: pa.Schema, run_id: int | None) -> ArchivedColumns | None:
+        """Return the columns of a schema of experiences that archiving took away: those of one run, or of all; None if there are none."""
+        files = self.files("experience", schema.names, run_id)
+        taken = _TAKEN["experience"] or frozenset()
+        fields = [field for field in schema if field.name in taken]
+        return ArchivedColumns(self._folder, files, fields) if files else None
 
     def others(self, table: str, files: Sequence[Row]) -> sql.Composable | None:
         """Return the condition for the rows that are not in these files."""
@@ -84,20 +97,125 @@ class ArchivedRows:
     def _read(self, path: str, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         stored = ds.dataset(path, format=_CHECKED)
         node = None if filter is None else parse(filter)
-        arrays = BASE_ARRAYS.keys() | OPTIONAL_ARRAYS.keys()
-        early = node is not None and (columns_of(node) - arrays) == columns_of(node) <= set(stored.schema.names)
-        names = [name for name in schema.names if name in stored.schema.names]
-        if "purged" in stored.schema.names and not arrays.isdisjoint(names):
-            names.append("purged")
+        early = node is not None and (columns_of(node) - _ARRAYS) == columns_of(node) <= set(stored.schema.names)
         scanner = stored.scanner(
-            columns=names, filter=filter if early else None, batch_size=_ROWS_AT_ONCE, batch_readahead=1, fragment_readahead=1,
-            use_threads=False,
+            columns=_stored_columns(schema, stored.schema), filter=filter if early else None, batch_size=_ROWS_AT_ONCE,
+            batch_readahead=1, fragment_readahead=1, use_threads=False,
         )  # fmt: skip
         for batch in _whole(scanner.to_batches(), path):
-            found = pa.RecordBatch.from_arrays(
-                [_column(batch, field, stored.schema, field.name in arrays) for field in schema], schema=schema
-            )
+            found = _as_queried(batch, schema, stored.schema)
             yield found if early or filter is None else found.filter(filter)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The rows of a row group; ids: theirs in ascending order; places: the rows that have them."""
+
+    rows: pa.RecordBatch
+    ids: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+
+
+class ArchivedColumns:
+    """Looks up what archiving took away from experiences, for requests in ascending order of `experience_id`.
+
+    Files are in the order of segments, in which experiences were stored, so few row groups have ids on both sides of any id. One is
+    kept in memory until its last id has passed, or until others need its place, and is read again if it is needed after that.
+
+    Args:
+        files: rows of rft.archive_file, of the table experience.
+        fields: the columns and arrays to look up.
+
+    Attributes:
+        run_ids: the runs whose experiences the files hold.
+    """
+
+    def __init__(self, folder: ArchiveFolder, files: Sequence[Row], fields: Sequence[pa.Field]) -> None:
+        self._folder = folder
+        self._schema = pa.schema([("experience_id", pa.int64()), *fields])
+        self.run_ids = sorted({row["run_id"] for row in files})
+        self._row_groups: list[tuple[str, int]] = []
+        bounds: list[tuple[int, int]] = []
+        for row in files:
+            with folder.open(row["path"]) as opened:
+                column = opened.schema_arrow.names.index("experience_id")
+                for i in range(opened.num_row_groups):
+                    ids = opened.metadata.row_group(i).column(column).statistics
+                    self._row_groups.append((row["path"], i))
+                    bounds.append((ids.min, ids.max))
+        self._bounds = np.array(bounds, np.int64).reshape(-1, 2)
+        self._loaded: dict[int, _Loaded] = {}
+
+    def look_up(self, experience_ids: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """Return experience_id and the columns and arrays of experiences.
+
+        Args:
+            experience_ids: ascending, and none below those of an earlier call; at least one.
+
+        Raises:
+            RftError: a file is missing or damaged.
+        """
+        self._loaded = {i: rows for i, rows in self._loaded.items() if rows.ids[-1] >= experience_ids[0]}
+        first = np.searchsorted(experience_ids, self._bounds[:, 0])
+        end = np.searchsorted(experience_ids, self._bounds[:, 1], side="right")
+        pieces = []
+        for i in np.flatnonzero(first < end).tolist():
+            loaded = self._row_group(i)
+            wanted = np.isin(loaded.ids, experience_ids[first[i] : end[i]])
+            pieces.append(loaded.rows.take(pa.array(loaded.places[wanted])))
+        if sum(piece.num_rows for piece in pieces) != len(experience_ids):
+            raise RftError(
+                f"the files of archived runs lack experiences between {experience_ids[0]} and {experience_ids[-1]}",
+                todo="run `rft doctor`, and bring the files back from a backup",
+            )
+        return ascending(pieces)
+
+    def _row_group(self, i: int) -> _Loaded:
+        if i in self._loaded:
+            self._loaded[i] = self._loaded.pop(i)  # now the last to give way
+            return self._loaded[i]
+        path, index = self._row_groups[i]
+        with self._folder.open(path) as opened:
+            stored = opened.schema_arrow
+            batches = opened.iter_batches(
+                _ROWS_AT_ONCE, [index], _stored_columns(self._schema, stored), use_threads=False
+            )
+            whole = _whole(batches, str(self._folder.folder / path))
+            rows = pa.concat_batches([_as_queried(batch, self._schema, stored) for batch in whole])
+        ids = rows["experience_id"].to_numpy()
+        places = np.argsort(ids)
+        while self._loaded and sum(each.rows.nbytes for each in self._loaded.values()) + rows.nbytes > _HELD_BYTES:
+            del self._loaded[next(iter(self._loaded))]
+        self._loaded[i] = _Loaded(rows, ids[places], places)
+        return self._loaded[i]
+
+
+def ascending(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of batches with the same columns, one of which is experience_id, in its order.
+
+    Args:
+        pieces: at least one, each in this order.
+    """
+    if len(pieces) == 1:
+        return pieces[0]
+    together = pa.concat_batches(pieces)
+    return together.take(pa.array(np.argsort(together["experience_id"].to_numpy())))
+
+
+def _stored_columns(schema: pa.Schema, stored: pa.Schema) -> list[str]:
+    """Return the columns of a file that have those of a schema."""
+    names = [name for name in schema.names if name in stored.names]
+    return [*names, "purged"] if "purged" in stored.names and not _ARRAYS.isdisjoint(names) else names
+
+
+def _as_queried(batch: pa.RecordBatch, schema: pa.Schema, stored: pa.Schema) -> pa.RecordBatch:
+    """Return rows of a file with the columns and types of a query.
+
+    Args:
+        stored: schema of the file.
+    """
+    columns = [_column(batch, field, stored, field.name in _ARRAYS) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _whole(batches: Iterator[pa.RecordBatch], path: str) -> Iterator[pa.RecordBatch]:

@@ -45,7 +45,7 @@ class ArrayColumns:
         Raises:
             SegmentCorruptError: a segment cannot be served; names its experiences.
         """
-        for part in _parts(rows):
+        for part in parts(rows):
             batches, damaged = self._reader.intact(np.unique(part["segment_id"].to_numpy()).tolist())
             intact = self._without(part, damaged)
             for column in columns:
@@ -66,7 +66,8 @@ class ArrayColumns:
         return rows.filter(pa.array(~gone))
 
 
-def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the rows, which have the columns `PLACE`, by as many tokens as are in memory together."""
     tokens = rows["num_prompt_tokens"].to_numpy() + rows["num_response_tokens"].to_numpy()
     number = np.cumsum(tokens) // _TOKENS_AT_ONCE
     starts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), rows.num_rows]

@@ -1,4 +1,5 @@
-"""One pass over experiences with their arrays, for data loaders: rows from PostgreSQL by COPY, arrays from the mapped segments.
+"""One pass over experiences with their arrays, for data loaders: rows from PostgreSQL by COPY, arrays from the mapped segments, texts and
+arrays of archived runs from their files.
 
 Rows come in the order of `experience_id`, in which they were stored, so that segments are read from their beginning to their end. A
 share of a pass consists of blocks of adjacent ids: every row is in exactly one share, whatever is stored meanwhile.
@@ -6,19 +7,22 @@ share of a pass consists of blocks of adjacent ids: every row is in exactly one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from rftdata.archives.files import ArchiveFolder
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import ArchivedError, ConfigError, QueryError
 from rftdata.postgres.arrow_copy import arrow_type, copy_batches
 from rftdata.postgres.database import Connection, Database, fetch, translated
 from rftdata.postgres.query_errors import query_error
-from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, PLACE, ArrayColumns, OnDamage
+from rftdata.query.archived import ARCHIVED_TEXTS, ArchivedColumns, ArchivedRows, ascending
+from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, PLACE, ArrayColumns, OnDamage, parts
 from rftdata.query.catalogue import tables
 from rftdata.query.scan import begin_reading
 from rftdata.segments.base import SegmentStore
@@ -30,7 +34,7 @@ _ORDER = sql.SQL("experience_id")
 
 
 def scan_experiences(
-    database: Database, store: SegmentStore, columns: Sequence[str], where: str | None, *, run_id: int | None = None,
+    database: Database, store: SegmentStore, archives: ArchiveFolder, columns: Sequence[str], where: str | None, *, run_id: int | None = None,
     share: tuple[int, int] = (0, 1), on_damage: OnDamage | None = None,
 ) -> pa.RecordBatchReader:  # fmt: skip
     """Return rows of `rft.v_experience` with arrays; arguments and errors as in `Buffer.scan`."""
@@ -57,14 +61,14 @@ def scan_experiences(
     condition = sql.SQL(" AND ").join(conditions) if conditions else None
     both = {name: kind for name, kind in known["experience"].items() if kinds.get(name) == kind}
     reader = ArrayColumns(SegmentReader(database, store, max_segments=_OPEN_SEGMENTS), on_damage)
-    batches = _batches(database, reader, schema, kinds, both, run_id, where, condition)
+    batches = _batches(database, reader, archives, schema, kinds, both, run_id, where, condition)
     next(batches)  # so that a condition that is refused raises at the call
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def _batches(
-    database: Database, arrays: ArrayColumns, schema: pa.Schema, kinds: Mapping[str, str], both: Mapping[str, str],
-    run_id: int | None, where: str | None, condition: sql.Composable | None,
+    database: Database, arrays: ArrayColumns, archives: ArchiveFolder, schema: pa.Schema, kinds: Mapping[str, str],
+    both: Mapping[str, str], run_id: int | None, where: str | None, condition: sql.Composable | None,
 ) -> Iterator[pa.RecordBatch | None]:  # fmt: skip
     """Yield None once the condition was accepted, and then the rows.
 
@@ -73,25 +77,33 @@ def _batches(
         both: those that rft.experience has as well.
     """
     wanted = [name for name in schema.names if name not in kinds]
-    names = {*(name for name in schema.names if name in kinds), *(PLACE if wanted else ())} or {"experience_id"}
-    rows = {name: kind for name, kind in kinds.items() if name in names}
     with ExitStack() as resources:
         resources.enter_context(translated(database.uri))
         connection = resources.enter_context(database.dedicated())
         begin_reading(connection)
-        _refuse_archived(connection, run_id)
+        runs = fetch(connection, "archived_among", run_ids=None if run_id is None else [run_id])
+        files = fetch(connection, "archive_files", run_id=run_id) if runs else []
+        archived = ArchivedRows(archives, files).experiences(schema, run_id)
+        names = {*(name for name in schema.names if name in kinds), *(PLACE if wanted else ())}
+        names |= {*PLACE, "experience_id", "run_id"} if archived is not None else set()
+        rows = {name: kind for name, kind in kinds.items() if name in (names or {"experience_id"})}
         # The view joins many tables, so it is read only where its own columns are needed.
-        direct = sql.SQL("(SELECT {} FROM rft.experience) AS v_experience").format(
-            sql.SQL(", ").join(map(sql.Identifier, both))
-        )
+        direct = _columns_of(sql.Identifier("rft", "experience"), both)
+        view = sql.Identifier("rft", "v_experience")
         source: sql.Composable = direct
         if not set(rows) <= set(both) or not _accepts(connection, direct, condition, where):
-            source = sql.Identifier("rft", "v_experience")
+            source = view
             _accepts(connection, source, condition, where)
+        if runs and not _accepts(connection, _columns_of(view, kinds.keys() - ARCHIVED_TEXTS), condition, where):
+            raise ArchivedError(
+                f"the run {runs[0]['run']!r} is archived, and the condition reads one of its texts", value=where,
+                allowed=f"conditions without {', '.join(sorted(ARCHIVED_TEXTS))}",
+                todo=f"name another run (run=), use `Buffer.query`, or bring it back first: `rft restore-run {runs[0]['run']}`",
+            )  # fmt: skip
         yield None
         try:
             for batch in copy_batches(connection, source, rows, condition, order=_ORDER):
-                for part in arrays.add(batch, wanted) if wanted else [batch]:
+                for part in _filled(batch, arrays, wanted, archived, schema.names):
                     yield part.select(schema.names)
         except psycopg.OperationalError:
             raise
@@ -99,12 +111,34 @@ def _batches(
             raise _refused(error, where) from error
 
 
-def _refuse_archived(connection: Connection, run_id: int | None) -> None:
-    for row in fetch(connection, "archived_among", run_ids=None if run_id is None else [run_id]):
-        raise ArchivedError(
-            f"the run {row['run']!r} is archived: its texts and arrays cannot be scanned",
-            todo=f"name another run (run=), use `Buffer.query`, which reads archives, or bring it back first: `rft restore-run {row['run']}`",
-        )
+def _filled(
+    batch: pa.RecordBatch, arrays: ArrayColumns, wanted: Sequence[str], archived: ArchivedColumns | None, columns: Sequence[str],
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Yield the rows with their arrays, and those of archived runs with what archiving took away.
+
+    Args:
+        wanted: names of the arrays.
+        columns: what the batches have at least, arrays included.
+    """
+    if archived is None:
+        yield from arrays.add(batch, wanted) if wanted else [batch]
+        return
+    names = list(dict.fromkeys(["experience_id", *columns]))
+    for part in parts(batch):
+        taken = np.isin(part["run_id"].to_numpy(), archived.run_ids)
+        live = part.filter(pa.array(~taken))
+        pieces = [piece.select(names) for piece in (arrays.add(live, wanted) if wanted else [live])]
+        if taken.any():
+            rest = part.filter(pa.array(taken))
+            found = archived.look_up(rest["experience_id"].to_numpy())
+            both = [(found if name in found.schema.names else rest)[name] for name in names]
+            pieces = [*(piece for piece in pieces if piece.num_rows), pa.RecordBatch.from_arrays(both, names)]
+        yield ascending(pieces)
+
+
+def _columns_of(table: sql.Identifier, names: Iterable[str]) -> sql.Composable:
+    """Return some columns of a table in place of rft.v_experience."""
+    return sql.SQL("(SELECT {} FROM {}) AS v_experience").format(sql.SQL(", ").join(map(sql.Identifier, names)), table)
 
 
 def _accepts(

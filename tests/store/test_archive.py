@@ -22,7 +22,7 @@ from rftdata.config import BufferConfig
 from rftdata.errors import ArchivedError, ConflictError, QueryError, RftError
 from rftdata.failpoints import FAILPOINTS
 from rftdata.maintenance import archive as archiving
-from rftdata.maintenance import backup, purge
+from rftdata.maintenance import archive_writing, backup, purge
 from rftdata.maintenance.archive import archive
 from rftdata.maintenance.restore_run import restore_run
 from rftdata.maintenance.verification import verify
@@ -31,6 +31,8 @@ from rftdata.pipeline.queue import claim_sealed_groups, sample_groups
 from rftdata.pipeline.records import Verdicts, concatenated, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.pipeline.versions import replaying
+from rftdata.query import archived
+from rftdata.query import arrays as query_arrays
 from rftdata.segments.compaction import Compactor
 from rftdata.training.stored_selection import select
 from tests.support.secret_rows import secret_group
@@ -182,6 +184,49 @@ def test_a_query_reads_the_archive_and_the_database_as_one(filled: rftdata.Buffe
     live = "select experience_id, response, token_ids from experience order by 1"
     with filled.query(live, run="live") as reader:  # which needs no archive
         assert reader.read_all().num_rows == 18
+
+
+def test_a_scan_reads_the_archive_and_the_database_as_one(
+    filled: rftdata.Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs whose experiences alternate, in row groups of one segment, of which one at a time fits in memory."""
+    parallel = [filled.create_run(name=name, config={}, seed=1, steps=9, pipeline_version="p1") for name in ("x", "y")]
+    for key in range(3):
+        for run in parallel:
+            with filled.writer(run) as writer:
+                rollouts = [rftdata.Rollout(i, "ok", 1.0, [sequence(4 * key + i)]) for i in range(4)]
+                writer.insert(
+                    rftdata.Group(rollouts, source="import", taskset="sums", task_key=f"{key}", payload={"answer": "7"})
+                )
+    fork = filled.fork("old", name="fork", step=0, keep_rollouts=True)
+    for run in (*parallel, fork):
+        run.end("finished", "done")
+    monkeypatch.setattr(archive_writing, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(archived, "_HELD_BYTES", 1)
+    monkeypatch.setattr(query_arrays, "_TOKENS_AT_ONCE", 50)
+    columns = filled.sql("SELECT * FROM rft.v_experience LIMIT 1").column_names
+    scans: list[dict[str, Any]] = [
+        {"columns": [*columns, "token_ids", "loss_mask", "behavior_logprobs", "token_rewards", "teacher_logprobs"]},
+        {"columns": ["teacher_logprobs", "reward"], "where": "reward > 0 AND taskset = 'sums'"},
+        {"columns": ["token_ids", "experience_id"], "run": "x"},
+        {"columns": ["response"], "share": (1, 2)},
+        {"columns": ["experience_id", "reward", "state"]},
+        {"columns": ["prompt"], "where": "false"},
+    ]
+
+    def scanned(**arguments: Any) -> str:
+        with filled.scan(**arguments) as reader:
+            return str([reader.schema, *reader.read_all().to_pylist()])
+
+    before = [scanned(**arguments) for arguments in scans]
+    for name in ("fork", "old", "x"):
+        archive(filled, name, author="ada")
+        assert [scanned(**arguments) for arguments in scans] == before, name
+    for file in filled.archives.all_files():
+        file.unlink()
+    assert scanned(**scans[4]) == before[4]  # which needs no file
+    with pytest.raises(RftError, match=r"archive file .* is missing"):
+        filled.scan(["response"])
 
 
 def test_other_programs_read_the_files_without_this_package(filled: rftdata.Buffer) -> None:

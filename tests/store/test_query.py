@@ -320,6 +320,9 @@ def test_a_scan_refuses_what_it_cannot_do(filled: rftdata.Buffer) -> None:
         filled.scan(["reward"], share=(2, 2))
     filled.find_run("first").end("finished", "done")
     archive(filled, "first", author="ada")
-    with pytest.raises(ArchivedError, match="'first' is archived"):
-        filled.scan(["token_ids"])
-    assert filled.scan(["token_ids"], run='the "second"').read_all().num_rows == NUM_GROUPS * GROUP_SIZE
+    with pytest.raises(ArchivedError, match="'first' is archived, and the condition reads one of its texts"):
+        filled.scan(["token_ids"], "length(response) > 3")
+    assert (
+        filled.scan(["token_ids"], "response IS NOT NULL", run='the "second"').read_all().num_rows
+        == NUM_GROUPS * GROUP_SIZE
+    )

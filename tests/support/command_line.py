@@ -68,7 +68,7 @@ def _what_they_do(arguments: tuple[object, ...]) -> str:
 
 
 def rft_command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from rftcore.command import main; main()", *map(str, arguments)]
+    return [sys.executable, "-m", "rftcore", *map(str, arguments)]
 
 
 def rft_environment() -> dict[str, str]:

@@ -126,6 +126,11 @@ main()
     assert (done.returncode, done.stderr) == (130, "rft: interrupted.\n")
 
 
+def test_the_package_runs_as_a_program_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "rftcore", "status"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("rft: no buffer is named"), done.stderr
+
+
 @pytest.mark.parametrize("verb", ["run", "explore", "process", "train", "check"])
 def test_a_missing_configuration_file_is_one_paragraph(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command([verb, "absent.yaml"]) == 2
