@@ -20,6 +20,7 @@ import rftdata
 from rftcore.cli import run_command
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment, rows
+from tests.support.waiting import PATIENCE_S
 
 # Each starts processes that import the training stack, which adds up.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -320,7 +321,7 @@ def test_check_deep_finds_what_a_run_would_stumble_over(
 ) -> None:
     result = subprocess.run(
         rft_command("check", "--deep", place.config, "--set", setting),
-        capture_output=True, text=True, timeout=120, env=rft_environment(), cwd=place.folder, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, env=rft_environment(), cwd=place.folder, check=False,
     )  # fmt: skip
     assert result.returncode in (1, 2), result.stderr
     assert result.stdout == ""  # no configuration that would look valid

@@ -16,6 +16,7 @@ from rftcore.launch.restarts import MAX_FUTILE
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import Rft, rft_command, rft_environment, rows
 from tests.support.models import make_tiny_model
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -157,7 +158,7 @@ def test_a_wait_for_reviews_is_named_and_a_killed_process_is_reported_in_a_line(
     assert "waits for the review of groups 1, 2, 3 and 1 more for step 1: `rft label queue" in shown
 
     os.kill(workers(folder, "trainer")[0]["pid"], signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     (reported,) = [line for line in output.splitlines() if line.startswith("rft: ")]
     assert "the trainer of the run 'blocked' was killed by signal 9, possibly for lack of memory (process " in reported

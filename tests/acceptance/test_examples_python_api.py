@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.waiting import PATIENCE_S
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "python_api"
 
@@ -19,7 +20,7 @@ def test_the_walk_through_prints_what_its_readme_states(server_folders: Path) ->
     )
     command = [sys.executable, "-c", script, str(EXAMPLE / "walk_through.py"), str(server_folders / "walk")]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     finally:
         EmbeddedServer(server_folders / "walk").stop()
     assert result.returncode == 0, result.stderr

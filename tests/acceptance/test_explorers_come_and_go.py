@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import Rft, report, rows
 from tests.support.small_runs import RUN, settings, start
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -74,21 +74,13 @@ def workers(buffer: Path) -> list[dict[str, Any]]:
     )
 
 
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str], what: str) -> None:
-    deadline = time.monotonic() + 200
-    while not holds():
-        assert process.poll() is None, f"the run ended before {what}:\n{process.communicate()[0]}"
-        assert time.monotonic() < deadline, f"not reached: {what}"
-        time.sleep(0.2)
-
-
 def wait_for_work(buffer: Path, pid: int, process: subprocess.Popen[str]) -> None:
     """Wait until an explorer has finished a group and holds another."""
 
     def works() -> bool:
         return any(row["pid"] == pid and row["finished"] and row["held"] for row in workers(buffer))
 
-    wait_until(works, process, f"explorer {pid} works")
+    wait_until(works, f"explorer {pid} works", process=process, pause_s=0.2)
 
 
 def test_explorers_that_are_killed_join_or_leave_under_load_cost_the_run_nothing(
@@ -104,8 +96,8 @@ def test_explorers_that_are_killed_join_or_leave_under_load_cost_the_run_nothing
     process = start("run", "--plain", "--buffer", buffer, *options)
     by_hand: list[subprocess.Popen[str]] = []
     try:
-        wait_until((buffer / "host").exists, process, "there is a buffer")
-        wait_until(lambda: len(workers(buffer)) == 2, process, "both explorers have joined")
+        wait_until((buffer / "host").exists, "there is a buffer", process=process)
+        wait_until(lambda: len(workers(buffer)) == 2, "both explorers have joined", process=process, pause_s=0.2)
         by_hand += [start("explore", "--buffer", buffer, *options) for _ in range(2)]  # they join while the others work
         killed = workers(buffer)[0]["pid"]
         wait_for_work(buffer, killed, process)
@@ -114,10 +106,10 @@ def test_explorers_that_are_killed_join_or_leave_under_load_cost_the_run_nothing
             wait_for_work(buffer, third.pid, process)
         by_hand[0].send_signal(signal.SIGINT)
         by_hand[1].kill()
-        left, _ = by_hand[0].communicate(timeout=60)
+        left, _ = by_hand[0].communicate(timeout=PATIENCE_S)
         assert "Traceback" not in left, left
         by_hand[1].communicate()
-        wait_until(lambda: len(workers(buffer)) == 5, process, "the first explorer is there again")
+        wait_until(lambda: len(workers(buffer)) == 5, "the first explorer is there again", process=process, pause_s=0.2)
         (folder / "go").touch()
         output, _ = process.communicate(timeout=300)
     finally:
@@ -149,7 +141,7 @@ def test_an_explorer_that_dies_again_and_again_ends_the_run_with_the_end_of_its_
     (folder / "engines.py").write_text(ENGINES)
     options = settings(warm, f"explorer.engine={folder}/engines.py:Fragile", "eval.tasks=[]", "run.name=fragile")
     process = start("run", "--plain", "--buffer", buffer, *options)
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, output
     (said,) = [line for line in output.splitlines() if line.startswith("rft: ")]
     assert "the explorer of the run 'fragile' was killed by signal 9" in said

@@ -24,6 +24,7 @@ import pytest
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import CHECKOUT, rft_environment, rows
 from tests.support.models import make_tiny_model
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -101,7 +102,7 @@ class Place:
     def review_until(self, run: str, step: int, process: subprocess.Popen[str]) -> int:
         """Answer what waits until a step is done; returns the number of answers."""
         answered = 0
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + PATIENCE_S
         while self.steps(run) < step:
             assert process.poll() is None, f"the run ended before step {step}:\n{_printed(process)}"
             assert time.monotonic() < deadline, f"step {step} was not reached"
@@ -116,7 +117,7 @@ def _printed(process: subprocess.Popen[str]) -> str:
 
 
 def finished(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output
     return output
 
@@ -197,7 +198,7 @@ def test_a_person_reviews_while_grpo_trains_and_a_killed_trainer_continues(place
         workers = json.loads(place.rft("status", "sums", "--json"))["workers"]
         [trainer] = [worker["pid"] for worker in workers if worker["role"] == "trainer"]
         os.kill(trainer, signal.SIGKILL)
-        output, _ = run.communicate(timeout=120)
+        output, _ = run.communicate(timeout=PATIENCE_S)
     finally:
         if run.poll() is None:
             run.terminate()

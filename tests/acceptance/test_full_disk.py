@@ -9,7 +9,6 @@ import contextlib
 import os
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import Rft, report
 from tests.support.small_runs import RUN, settings, start
+from tests.support.waiting import wait_until
 from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -124,15 +124,12 @@ def run(buffer: Path, warm: Warm, *overrides: str, steps: int = STEPS) -> subpro
 
 
 def wait_for_step(buffer: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert process.poll() is None, f"the run ended before step {step}:\n{process.communicate()[0]}"
-        if (buffer / "host").exists() and one(
-            buffer, "select coalesce(max(trainer_step), 0) from rft.train_step"
-        ) >= step:  # type: ignore[operator]
-            return
-        time.sleep(0.3)
-    raise AssertionError(f"step {step} was not reached")
+    def is_done() -> bool:
+        if not (buffer / "host").exists():
+            return False
+        return one(buffer, "select coalesce(max(trainer_step), 0) from rft.train_step") >= step  # type: ignore[operator]
+
+    wait_until(is_done, f"step {step}", process=process, pause_s=0.3)
 
 
 def ended_with_a_clear_error(process: subprocess.Popen[str]) -> str:

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rftcore.reporting.report import build_report
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment, rows
 from tests.support.models import make_tiny_model
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -88,10 +88,9 @@ def kill_during_the_first_stage(chain: Path, buffer: Path) -> None:
     process = subprocess.Popen(
         rft_command("run", chain, "--plain"), env=rft_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )  # fmt: skip
-    deadline = time.monotonic() + 240
-    while not (buffer / "host").exists() or not rows(buffer, "select 1 from rft.train_step"):
-        assert process.poll() is None and time.monotonic() < deadline, "the first step was not reached"
-        time.sleep(0.1)
+    wait_until(
+        lambda: (buffer / "host").exists() and rows(buffer, "select 1 from rft.train_step"), "the first step", process=process, pause_s=0.1
+    )  # fmt: skip
     for worker in rows(buffer, "select pid from rft.worker where stopped_at is null"):
         os.kill(worker["pid"], signal.SIGKILL)
     process.kill()

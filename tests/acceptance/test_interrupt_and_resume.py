@@ -20,6 +20,7 @@ from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, report, rft_command, rft_environment, rows
 from tests.support.small_runs import FEW_TASKS
+from tests.support.waiting import PATIENCE_S
 from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -55,7 +56,7 @@ class Walk:
                 self.process = subprocess.Popen(
                     command, env=rft_environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
                 )
-        done, deadline = self.num_steps(), time.monotonic() + 240
+        done, deadline = self.num_steps(), time.monotonic() + PATIENCE_S
         while self.num_steps() < done + 2:
             assert self.process.poll() is None, f"the run ended early:\n{self.output.read_text()}"
             assert time.monotonic() < deadline, "two steps more were not reached"

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import rftdata
 from rftdata.workers import process_lives
 from tests.support.command_line import rft_command, rft_environment
 from tests.support.stored_run import StoredRun
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -68,7 +68,7 @@ def command(run: StoredRun, folder: Path, version: str, workers: int, batch_grou
 
 def replay(run: StoredRun, folder: Path, version: str, workers: int, batch_groups: int) -> dict[str, Any]:
     done = subprocess.run(
-        command(run, folder, version, workers, batch_groups), env=rft_environment(), capture_output=True, text=True, timeout=200, check=False
+        command(run, folder, version, workers, batch_groups), env=rft_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -106,17 +106,14 @@ def test_a_replay_of_single_groups_goes_on_when_one_of_its_processes_is_killed(r
     process = subprocess.Popen(
         command(run, tmp_path, "two", 2, 1), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while len(verdicts(run, "two")) < 6 * SIZE:
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.1)
+    wait_until(lambda: len(verdicts(run, "two")) >= 6 * SIZE, "six verdicts", process=process, pause_s=0.1)
     at_work = run.buffer.sql("SELECT pid FROM rft.worker WHERE role = 'replay' AND stopped_at IS NULL ORDER BY 1")[
         "pid"
     ].to_pylist()
     assert len(at_work) == 2
     os.kill(at_work[0], signal.SIGKILL)
     (tmp_path / "slow").unlink()
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     done = json.loads(output)
     assert done["num_groups"] == GROUPS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, report, rows
 from tests.support.small_runs import RUN, STEPS, settings, start
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.warm_up import Warm
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -45,15 +45,13 @@ def buffer(tmp_path: Path) -> Iterator[Path]:
 
 
 def wait_for_worker(buffer: Path, role: str, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        assert process.poll() is None, f"the {role} ended:\n{process.communicate()[0]}"
-        if (buffer / "host").exists():  # before that its server is being made
-            with rftdata.open(str(buffer)) as opened:
-                if opened.sql("select 1 from rft.worker where role = %s", [role]).num_rows:
-                    return
-        time.sleep(0.5)
-    raise AssertionError(f"no {role} has joined")
+    def has_joined() -> bool:
+        if not (buffer / "host").exists():  # its server is being made
+            return False
+        with rftdata.open(str(buffer)) as opened:
+            return opened.sql("select 1 from rft.worker where role = %s", [role]).num_rows > 0
+
+    wait_until(has_joined, f"the {role} has joined", process=process, pause_s=0.5)
 
 
 def assert_one_finished_run(buffer: Path, rft: Rft, processes: dict[str, subprocess.Popen[str]], ray: Path) -> None:
@@ -147,7 +145,7 @@ def test_the_buffer_is_named_by_the_option_or_by_set_but_not_by_both(rft: Rft, t
 def test_a_role_of_a_run_that_does_not_exist_is_refused(verb: str, buffer: Path, by_hand: Start) -> None:
     rftdata.open(str(buffer)).close()
     process = by_hand(verb, "--buffer", buffer, "--run", "NOSUCH")
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2, output
     assert output.startswith("rft: ") and output.count("\n") == 1, output
     assert rows(buffer, "select name from rft.run") == []

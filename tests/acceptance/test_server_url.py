@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.programs import binary_dir
 from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment
 from tests.support.small_runs import RUN, STEPS, settings
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -114,10 +114,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
 
 
 def wait_for_node(node: subprocess.Popen[bytes], said: Path) -> None:
-    deadline = time.monotonic() + 300
-    while "Ray runtime started" not in said.read_text():
-        assert node.poll() is None and time.monotonic() < deadline, said.read_text()
-        time.sleep(0.2)
+    def has_started() -> bool:
+        text = said.read_text()
+        assert node.poll() is None, text
+        return "Ray runtime started" in text
+
+    wait_until(has_started, "the start of the node", pause_s=0.2)
 
 
 def stop_node(node: subprocess.Popen[bytes]) -> None:
@@ -127,7 +129,7 @@ def stop_node(node: subprocess.Popen[bytes]) -> None:
     for process in (*its_own, node):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    node.wait(timeout=120)
+    node.wait(timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +215,7 @@ def test_a_deep_check_prints_the_plan_for_the_cluster(cluster: RayCluster, warm:
     sync, buffer = ("--set", "sync.method=checkpoint"), ("--buffer", tmp_path / "buffer")
     process = subprocess.run(
         rft_command("check", EXAMPLE / "grpo.yaml", "--deep", *buffer, *settings(warm, "pipelines.workers=2"), *sync),
-        env={**rft_environment(), **token}, capture_output=True, text=True, timeout=200, check=False,
+        env={**rft_environment(), **token}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     plan = process.stderr.partition("plan for ")[2].splitlines()
@@ -239,7 +241,7 @@ def test_a_cluster_that_cannot_be_joined_is_one_paragraph(
         env={**rft_environment(), "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert process.returncode == 2, process.stderr
@@ -267,7 +269,7 @@ def test_no_file_of_the_run_or_of_ray_holds_the_password(finished: Finished) -> 
 
 def test_the_database_does_not_hold_its_own_password(finished: Finished) -> None:
     dumped = subprocess.run(
-        [binary_dir() / "pg_dump", finished.url], capture_output=True, text=True, check=True, timeout=60
+        [binary_dir() / "pg_dump", finished.url], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     ).stdout
     assert RUN in dumped
     assert_no_password(dumped, "the database")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rftdata.workers import process_lives
 from tests.support.command_line import Rft, report, rows
 from tests.support.ranks import ranks_of
 from tests.support.small_runs import RUN, settings, start
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -32,32 +32,30 @@ def buffer(server_folders: Path) -> Iterator[Path]:
     EmbeddedServer(buffer).stop()
 
 
-def wait_until_ended(trainers: list[int]) -> None:
+def wait_for_the_end_of(trainers: list[int]) -> None:
     """A local Ray cluster ends its processes just after `rft run`."""
-    deadline = time.monotonic() + 10
-    while any(process_lives(pid) or ranks_of(pid) for pid in trainers):
-        assert time.monotonic() < deadline, f"a trainer still runs, or a rank of it: {trainers}"
-        time.sleep(0.1)
+    wait_until(
+        lambda: not any(process_lives(pid) or ranks_of(pid) for pid in trainers), "the end of all ranks", pause_s=0.1
+    )
 
 
 def test_a_run_with_two_ranks_continues_after_kill_9_of_one(buffer: Path, warm: Warm, rft: Rft) -> None:
     options = settings(warm, "trainer.num_gpus=2", "sync.method=nccl", f"steps={STEPS}", "eval.every=6")
     process = start("run", "--plain", "--buffer", buffer, *options)
-    deadline = time.monotonic() + 240
-    while not (buffer / "host").exists() or len(rows(buffer, "select * from rft.train_step")) < 3:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(
+        lambda: (buffer / "host").exists() and len(rows(buffer, "select * from rft.train_step")) >= 3, "three steps",
+        process=process, pause_s=0.2,
+    )  # fmt: skip
     trainers = rows(buffer, "select pid from rft.worker where role = 'trainer'")
     assert len(trainers) == 1, "the other rank is no worker of its own"
     ranks = ranks_of(trainers[0]["pid"])
     assert len(ranks) == 1
     os.kill(ranks[0], signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0, output
     assert f"rank 1 of the trainer (pid {ranks[0]}) died: signal 9" in output, output
     assert f"rft run --resume {RUN}" in output and "Traceback" not in output, output
-    wait_until_ended([trainers[0]["pid"]])
+    wait_for_the_end_of([trainers[0]["pid"]])
 
     rft("run", "--resume", "--plain", "--buffer", buffer)
     result = report(rft, buffer, RUN)
@@ -66,7 +64,7 @@ def test_a_run_with_two_ranks_continues_after_kill_9_of_one(buffer: Path, warm: 
     assert [row["trainer_step"] for row in curve] == list(range(1, STEPS + 1))
     trainers = rows(buffer, "select pid, error from rft.worker where role = 'trainer' order by worker_id")
     assert [row["error"] is None for row in trainers] == [False, True]
-    wait_until_ended([row["pid"] for row in trainers])
+    wait_for_the_end_of([row["pid"] for row in trainers])
     # Each attempt has a group of its own. Only while the engine answers evaluations, or is not there yet, are weights written as a file alone.
     applied = rows(
         buffer,

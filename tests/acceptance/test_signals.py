@@ -19,6 +19,7 @@ from rftcore.launch.interrupts import SAME_S
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import rft_command, rft_environment, rows
 from tests.support.models import make_tiny_model
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -110,7 +111,7 @@ def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
 
 
 def assert_interrupted(folder: Path, process: subprocess.Popen[str], number: signal.Signals) -> str:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number, output
     for unwanted in ("Traceback", "ActorDied", "raylet", "warning"):
         assert unwanted not in output, output
@@ -156,7 +157,7 @@ def test_a_terminal_that_is_closed_interrupts_the_run_in_good_order(folder: Path
     drain.start()
     wait_for_steps(folder, process)  # type: ignore[arg-type]
     os.close(terminal)
-    assert process.wait(timeout=120) == 128 + signal.SIGHUP
+    assert process.wait(timeout=PATIENCE_S) == 128 + signal.SIGHUP
     state = rows(folder / "buffer", "select status::text as status, outcome from rft.run")
     assert state == [{"status": "interrupted", "outcome": "stopped by SIGHUP"}]
     assert_kept(folder)
@@ -187,7 +188,7 @@ def test_a_signal_before_the_run_is_stored_leaves_none(folder: Path) -> None:
     )  # fmt: skip
     wait_for_line(process, "the tasks are read")
     os.killpg(process.pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     assert output.strip() == "stopped by SIGTERM before the run began"
     assert rows(folder / "buffer", "select count(*) as n from rft.run") == before
@@ -199,7 +200,7 @@ def test_a_signal_to_every_process_ray_included_interrupts_the_run(folder: Path)
     for pid in [*descendants(process.pid), process.pid]:  # as systemd and batch systems do
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143, output
     assert "Traceback" not in output and "continue with: rft run --resume supervised" in output, output
     state = rows(folder / "buffer", "select status::text as status, outcome from rft.run")

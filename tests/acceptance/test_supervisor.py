@@ -16,6 +16,7 @@ import pytest
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import Rft, rft_command, rft_environment, rows
 from tests.support.models import make_tiny_model
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -90,7 +91,7 @@ def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_
     ):
         assert function in stacks.partition(f"\n{role} ")[2], f"where is the {role}?\n{stacks}"
     os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, output
     assert "explorer did not stop within 3 s: killed" in output
     assert "ended before its work was done" not in output
@@ -120,6 +121,11 @@ def test_a_cluster_that_somebody_left_running_is_not_joined() -> None:
         environment = {**rft_environment(), "RAY_TMPDIR": folder}
         environment.pop("RAY_ADDRESS", None)
         done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=150, check=False
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
     assert "a local Ray cluster" in done.stdout, done.stderr[-2000:]

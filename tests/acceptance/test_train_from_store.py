@@ -21,8 +21,8 @@ from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
 from tests.support.command_line import rft_command, rft_environment
 from tests.support.models import make_tiny_model
-from tests.support.processes import wait_until_ended
 from tests.support.ranks import ranks_of
+from tests.support.waiting import PATIENCE_S, wait_until, wait_until_ended
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -122,11 +122,8 @@ class Trainers:
             connection.execute(BLOCK.format(table=table, step=step))
             process = self.start(name)
             blocked = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
-            deadline = time.monotonic() + 300
-            while not (found := connection.execute(blocked).fetchall()):
-                assert process.poll() is None, process.stdout and process.stdout.read()
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until(lambda: connection.execute(blocked).fetchall(), "the statement that blocks", process=process)
+            found = connection.execute(blocked).fetchall()
             os.kill(process.pid, signal.SIGKILL)
             process.communicate()
             for (pid,) in found:
@@ -141,12 +138,9 @@ class Trainers:
         """
         before = len(self.checkpoints())
         process = self.start(name)
-        deadline = time.monotonic() + 120
-        while len(found := self.checkpoints()) == before:
-            assert process.poll() is None and time.monotonic() < deadline, process.stdout and process.stdout.read()
-            time.sleep(0.05)
-        [rank], folder = ranks_of(process.pid), found[0][1].parent
-        while process.poll() is None and time.monotonic() < deadline:
+        wait_until(lambda: len(self.checkpoints()) > before, "a checkpoint", process=process)
+        [rank], folder = ranks_of(process.pid), self.checkpoints()[0][1].parent
+        while process.poll() is None:
             for draft in folder.glob("*.draft"):
                 os.kill(rank, signal.SIGSTOP)
                 time.sleep(0.3)  # a write that needs nothing more of it ends
@@ -249,7 +243,7 @@ def test_what_two_ranks_had_half_written_is_never_resumed_from(trainers: Trainer
     assert not draft.exists() and second_draft.name.startswith("attempt-2-")
     trainers.buffer.find_run("held").request_stop()  # as Ctrl-C and SIGTERM of `rft run` do
     os.kill(rank, signal.SIGCONT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output
     stopped_after, folder = trainers.checkpoints()[-1]
     assert (folder / "training" / "state.json").exists() and not list(folder.parent.glob("*.draft"))

@@ -34,6 +34,7 @@ from tests.support.command_line import rows
 from tests.support.learning import config, make_batch
 from tests.support.models import make_tiny_model
 from tests.support.small_runs import settings, start
+from tests.support.waiting import PATIENCE_S
 from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -75,7 +76,7 @@ class Trained:
         with ThreadPoolExecutor() as pool:
             taken = pool.submit(engine.receive_weights, replace(plan, first_rank=1), version)
             sent = self.learner.send_weights(plan, store)
-            assert taken.result(timeout=60) == sent.checksum
+            assert taken.result(timeout=PATIENCE_S) == sent.checksum
         self.learner.leave_weight_group()
 
     def checkpoint(self, name: str) -> Path:

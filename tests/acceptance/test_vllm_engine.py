@@ -24,6 +24,7 @@ from rftcore.sync.weights_file import complete_state, write_atomically, write_we
 from rftdata.errors import ModelError
 from tests.support.models import make_tiny_model
 from tests.support.sending import held, wire
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -105,7 +106,7 @@ class Live:
             taken = pool.submit(self.engine.receive_weights, replace(plan, first_rank=1), self.version)
             with contextlib.suppress(OSError):
                 sender.send(plan, held(tensors(), tied=tied), store)
-            taken.result(timeout=60)
+            taken.result(timeout=PATIENCE_S)
         sender.leave()
 
 
@@ -288,7 +289,7 @@ def test_a_transfer_that_breaks_off_stops_sampling_until_another_has_succeeded(l
         with pytest.raises(TimeoutError):
             sampling.result(timeout=0.5)
         live.transfer()
-        assert sampling.result(timeout=60) < EXACT
+        assert sampling.result(timeout=PATIENCE_S) < EXACT
 
 
 def test_a_sleeping_engine_computes_nothing_until_it_has_weights_again(live: Live) -> None:
@@ -324,7 +325,7 @@ def test_a_sleeping_engine_computes_nothing_until_it_has_weights_again(live: Liv
         with pytest.raises(TimeoutError):
             sampling.result(timeout=0.5)
         assert live.engine.wake()
-        assert sampling.result(timeout=60) < EXACT
+        assert sampling.result(timeout=PATIENCE_S) < EXACT
 
 
 def test_every_process_of_an_engine_is_a_rank_with_its_device(live: Live) -> None:

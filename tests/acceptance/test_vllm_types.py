@@ -25,6 +25,7 @@ from rftcore.sync.weights_file import iterate_weights
 from rftdata.errors import RftError
 from tests.support.models import make_character_tokenizer
 from tests.support.sending import held, wire
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -81,7 +82,7 @@ def test_an_engine_finds_out_what_it_keeps_in_float32_and_gets_it_so(
     with ThreadPoolExecutor() as pool:
         taken = pool.submit(engine.receive_weights, replace(plan, first_rank=1), 1)
         sent = sender.send(plan, held(state.items()), store)
-        assert taken.result(timeout=60) == sent.checksum
+        assert taken.result(timeout=PATIENCE_S) == sent.checksum
     sender.leave()
     assert sent.num_bytes == sum(t.numel() * (4 if name in ROUTER else 2) for name, t in state.items())
     found = engine._llm.llm_engine.collective_rpc(parameters)[0]

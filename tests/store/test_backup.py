@@ -25,6 +25,7 @@ from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.programs import binary_dir
 from tests.support.store_roles import Roles, own_group
+from tests.support.waiting import PATIENCE_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "back-up.md"
 
@@ -222,7 +223,7 @@ def test_the_commands_of_the_page_work_as_they_stand(trained: Buffer, tmp_path: 
         "PYTHONPATH": os.getcwd(), "NEW_SEGMENTS": str(tmp_path / "new" / "segments"), "PATH": f"{programs}:{_folder_of_rft()}:{os.environ['PATH']}",
     }  # fmt: skip
     done = subprocess.run(
-        ["sh", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+        ["sh", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well" in done.stdout

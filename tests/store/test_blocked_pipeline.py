@@ -20,6 +20,7 @@ from rftcore.resolved import ResolvedRun
 from rftdata import Buffer
 from rftdata.user_code import blocked
 from tests.support.store_roles import Roles, own_group, two_sealed_groups
+from tests.support.waiting import PATIENCE_S
 
 # Sleeps in C for one experience, loops in Python for another, and holds the interpreter's lock for a third.
 RULES = """
@@ -94,7 +95,7 @@ def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
 ) -> None:
     path = config(sleeps_on=3, loops_on=6)
     first = start(path)
-    said, _ = first.communicate(timeout=120)
+    said, _ = first.communicate(timeout=PATIENCE_S)
     assert first.returncode == blocked.EXIT_CODE, said
     report = blocked.read_report(roles.run.folder, first.pid)
     assert report is not None
@@ -115,7 +116,7 @@ def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
     while len(verdicts(buffer)) < 8 and time.monotonic() < deadline and second.poll() is None:
         time.sleep(0.2)
     buffer.database.run("finish_run", run_id=roles.run_id, status="finished", outcome="the test is over")
-    said, _ = second.communicate(timeout=60)
+    said, _ = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 0, said
     found = verdicts(buffer)
     # A loop in Python takes its own row alone, and no process.
@@ -131,7 +132,7 @@ def test_a_preview_and_a_replay_end_with_the_stack_and_the_next_replay_continues
 ) -> None:
     path = config(sleeps_on=3)
     replays = start(path, "--version", "other", verb=("pipeline", "replay"))
-    said, _ = replays.communicate(timeout=120)
+    said, _ = replays.communicate(timeout=PATIENCE_S)
     assert replays.returncode != 0
     assert "did not return for experience 3 within 1 s and could not be stopped" in said and "in stuck" in said
     assert set(verdicts(buffer)) == {3, 4}
@@ -150,7 +151,7 @@ def test_a_regular_expression_that_holds_the_interpreters_lock_ends_the_process_
     buffer: Buffer, roles: Roles, config: Any, verb: tuple[str, ...]
 ) -> None:
     process = start(config(backtracks_on=3), verb=verb)
-    said, _ = process.communicate(timeout=200)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert (
         "rft: stage 1 of the pipeline (./rules.py:stuck) on 8 rows (1 to 8) did not return within 1 s, and no other thread"

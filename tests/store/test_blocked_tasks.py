@@ -11,6 +11,7 @@ import yaml
 
 from rftdata import Buffer
 from tests.store.test_task_pipeline import ROWS, write
+from tests.support.waiting import PATIENCE_S
 
 # Sleeps in C for one task; the second stage compares tasks with each other, so the whole set is one batch.
 RULES = """
@@ -46,7 +47,7 @@ main()
 
 def load(config: Path, *verb: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", COMMAND, *(verb or ("tasks", "load")), str(config)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def configured(buffer: Buffer, folder: Path, function: str, *more: str) -> Path:

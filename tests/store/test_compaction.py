@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from rftdata.segments.compaction import (
 from rftdata.segments.posix import PosixSegmentStore
 from rftdata.segments.reader import SegmentReader
 from tests.support.store_roles import own_group
+from tests.support.waiting import wait_until
 
 STEPS = ("close", "copy", "sync", "move", "moved", "retire", "remove", "forget", "cut")
 
@@ -90,15 +89,8 @@ def compact(buffer: Buffer, grace_s: float = 0.0, **options: Any) -> CompactionR
         reports.extend([report] if report is not None else [])
         return bool(reports)
 
-    until(done)  # the server may take a moment to see that one before was killed
+    wait_until(done)  # the server may take a moment to see that one before was killed
     return reports[0]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_small_files_of_writers_that_have_ended_become_one_and_no_address_of_an_experience_changes(
@@ -162,7 +154,7 @@ def test_an_orphan_whose_writer_lives_after_all_costs_a_new_file_and_no_row(buff
     with buffer.database.connection() as held, buffer.writer(run) as writer:
         held.execute("SELECT pg_advisory_lock(hashtext('rft.plan'), %s::integer)", [run.run_id])
         answer = writer.submit(own_group())
-        until(lambda: writer._appender._offset > 0)  # type: ignore[attr-defined]
+        wait_until(lambda: writer._appender._offset > 0)  # type: ignore[attr-defined]
         fcntl.flock(writer._appender._file, fcntl.LOCK_UN)  # type: ignore[attr-defined]
         assert compact(buffer).orphans_removed == 1 and on_disk(buffer) == set()
         held.execute("SELECT pg_advisory_unlock_all()")
@@ -343,9 +335,9 @@ def test_one_compaction_works_at_a_time(buffer: Buffer, run: Run) -> None:
 def test_the_background_merges_what_a_run_leaves_and_outlives_errors(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 9)
     with BackgroundCompaction(buffer.database, buffer.segments, grace_s=0, every_s=0.01) as background:
-        until(lambda: background.progress.get("files_removed", 0) >= 9)
+        wait_until(lambda: background.progress.get("files_removed", 0) >= 9)
         folder(buffer).rename(folder(buffer).with_name("away"))
-        until(lambda: "last_compaction_error" in background.progress)
+        wait_until(lambda: "last_compaction_error" in background.progress)
         assert background._thread.is_alive()
         folder(buffer).with_name("away").rename(folder(buffer))
     assert list(verify(buffer)) == [] and len(arrays(buffer)) == 36

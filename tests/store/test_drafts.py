@@ -26,6 +26,7 @@ from rftdata.workers import Worker
 from tests.store.test_review_locks import wait_for_waiting
 from tests.support.models import make_character_tokenizer
 from tests.support.store_roles import Roles, own_group
+from tests.support.waiting import PATIENCE_S
 
 TEXT = "the answer is 42, as 6 times 7 is."
 
@@ -349,7 +350,7 @@ def test_a_run_does_not_finish_between_a_part_and_its_commit(roles: Roles, attem
         )  # fmt: skip
         finishing.start()
         wait_for_waiting(roles.buffer, 1, behind=connection.info.backend_pid)
-    finishing.join(60)
+    finishing.join(PATIENCE_S)
     assert num_parts(roles) == 0
 
 
@@ -403,7 +404,7 @@ def test_an_explorer_that_is_stopped_leaves_its_rollouts_to_the_next(buffer: rft
             if status() == ["sealed"]:
                 break
         buffer.sql("UPDATE rft.run SET stop_requested = true")
-        await asyncio.wait_for(explorer, 30)
+        await asyncio.wait_for(explorer, PATIENCE_S)
         buffer.sql("UPDATE rft.run SET stop_requested = false")
 
     (tmp_path / "weights").write_text("weights")

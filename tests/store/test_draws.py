@@ -16,6 +16,7 @@ from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
 from rftdata.training.evaluations import plan_evaluations
 from tests.support.store_roles import Roles, own_group
+from tests.support.waiting import PATIENCE_S
 
 
 def drawn(batch: Batch | None) -> list[int]:
@@ -349,7 +350,7 @@ def test_a_trainer_that_stands_still_inside_a_transaction_does_not_hold_up_the_n
     def stand_still(attempt: Attempt) -> None:
         with attempt.transaction():
             successor.start()
-            successor.join(60)
+            successor.join(PATIENCE_S)
             assert started, "the new attempt waits for the transaction of the old one"
 
     with roles.attempt() as attempt:

@@ -28,6 +28,7 @@ from rftdata.training.attempt import Attempt
 from rftdata.training.evaluations import plan_evaluations
 from rftdata.workers import Worker
 from tests.support.models import make_character_tokenizer
+from tests.support.waiting import PATIENCE_S
 
 CONFIG: dict[str, Any] = {
     "run": {"name": "explored", "seed": 7},
@@ -110,12 +111,12 @@ class Run:
             explorer = asyncio.create_task(
                 Explorer(joined, worker, engine, missing_weights_s=missing_weights_s).explore()
             )
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + PATIENCE_S
             while not until() and not explorer.done():
                 assert time.monotonic() < deadline, self.evaluations()
                 await asyncio.sleep(0.05)
             self.buffer.sql("UPDATE rft.run SET stop_requested = true WHERE run_id = %s", [self.run_id])
-            await asyncio.wait_for(explorer, 90)
+            await asyncio.wait_for(explorer, PATIENCE_S)
 
         with Worker(self.run, "explorer") as worker:
             asyncio.run(explore())

@@ -22,6 +22,7 @@ import rftdata
 from rftcore.cli import run_command
 from rftdata.config import BufferConfig
 from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.waiting import PATIENCE_S
 
 IDLE_S = 1.0
 
@@ -93,9 +94,9 @@ def watchers(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def stops(folder: Path, within_s: float = 90.0) -> bool:
+def stops(folder: Path) -> bool:
     """Whether the server and its watcher end."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if not EmbeddedServer(folder).is_running() and not watchers(folder):
             return True
@@ -114,7 +115,7 @@ def test_the_server_stops_after_its_last_use_and_the_next_open_starts_it(folder:
     closed = time.monotonic()
     server = postmaster(folder)
     assert server.is_running() and len(watchers(folder)) == 1
-    server.wait(timeout=90)
+    server.wait(timeout=PATIENCE_S)
     assert time.monotonic() - closed >= IDLE_S * 0.95
     assert stops(folder)
     assert use(folder) > first
@@ -165,7 +166,7 @@ def test_after_kill_9_of_the_watcher_the_next_open_starts_another(folder: Path) 
     use(folder, 3.0)
     (watcher,) = watchers(folder)
     watcher.kill()
-    watcher.wait(timeout=60)
+    watcher.wait(timeout=PATIENCE_S)
     assert stays(folder)
     use(folder, 3.0)
     assert len(watchers(folder)) == 1
@@ -174,7 +175,7 @@ def test_after_kill_9_of_the_watcher_the_next_open_starts_another(folder: Path) 
 
 def test_a_program_that_closes_nothing_leaves_a_watcher_although_it_was_killed_meanwhile(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORGET, str(folder), str(IDLE_S)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", FORGET, str(folder), str(IDLE_S)], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )  # fmt: skip
     assert done.stdout == "1\n"
     assert stops(folder)
@@ -196,7 +197,7 @@ def test_the_watcher_ends_with_a_server_that_a_command_stops(folder: Path) -> No
     use(folder, 600.0)
     (watcher,) = watchers(folder)
     assert run_command(["db", "stop", "--buffer", str(folder)]) == 0
-    watcher.wait(timeout=60)
+    watcher.wait(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("idle_stop_s", [0, None])

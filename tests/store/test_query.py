@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from typing import Any
 
 import duckdb
@@ -23,6 +22,7 @@ from rftdata.errors import ArchivedError, ConfigError, QueryError, SegmentCorrup
 from rftdata.maintenance.archive import archive
 from rftdata.query.catalogue import tables
 from tests.store.test_damage import flip, segments
+from tests.support.waiting import wait_until
 
 REWARDS = [0.0, 1.0, -0.5, None, 0.25, 1.0]
 RESPONSES = ["", "one, two", 'a "quoted"\nanswer', "Ünïcode 'single'", "\\N", "a\r\nb,,", "NULL"]
@@ -223,10 +223,7 @@ def test_a_result_that_is_not_read_to_its_end_leaves_no_session(filled: rftdata.
     filled.query("select * from experience limit 2").read_all()
     reader = filled.query("select * from experience")
     del reader
-    deadline = time.monotonic() + 10
-    while (after := filled.sql(query)["n"].to_pylist()) != before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert after == before
+    wait_until(lambda: filled.sql(query)["n"].to_pylist() == before, "as many sessions as before")
 
 
 _IN_LITTLE_MEMORY = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +17,7 @@ from rftdata.pipeline.verdicts import ask
 from rftdata.postgres.database import execute
 from tests.store.test_pipeline_worker import rows, run_pipeline
 from tests.support.store_roles import Roles, two_sealed_groups
+from tests.support.waiting import wait_until
 
 ASKS = [{"human_review": {"timeout": "1 h", "otherwise": "pass"}}]
 ROUNDS = 60
@@ -86,15 +86,12 @@ def test_answers_and_labels_do_not_deadlock_with_questions_that_are_asked_again(
 
 def wait_for_waiting(buffer: Buffer, count: int, behind: int | None = None) -> None:
     """Until so many sessions wait for locks of others; `behind`: of the session of this process id, directly."""
-    deadline = time.monotonic() + 120
     waiting = (
         "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
     if behind is not None:
         waiting += f" AND {behind} = ANY (pg_blocking_pids(pid))"
-    while rows(buffer, waiting) != [{"n": count}]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: rows(buffer, waiting) == [{"n": count}], f"{count} sessions wait", pause_s=0.01)
 
 
 @pytest.mark.parametrize("who", ["label", "purge"])

@@ -34,6 +34,7 @@ from rftdata.segments.compaction import Compactor
 from rftdata.training import stored_selection
 from tests.support.models import make_tiny_model
 from tests.support.store_roles import Roles, own_group
+from tests.support.waiting import PATIENCE_S
 
 PASSWORD = "p@ss w/ord:%41"
 ROLES = ("rft_reader", "rft_labeler", "rft_worker")
@@ -305,7 +306,7 @@ def test_the_migration_makes_the_roles_on_a_new_server_from_two_databases_at_onc
             subprocess.Popen([sys.executable, "-c", script, uri], stderr=subprocess.PIPE, text=True) for uri in uris
         ]
         for process in processes:
-            _, error = process.communicate(timeout=120)
+            _, error = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, error
         for uri in uris:
             with psycopg.connect(uri) as connection:

@@ -20,6 +20,7 @@ from rftdata.postgres.database import Database, queries, sql_folder, translated
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import migrate, schema_version
 from rftdata.uri import redacted
+from tests.support.waiting import PATIENCE_S
 
 CATALOGUE = """
     SELECT 'relation' AS kind, c.relname::text AS name, pg_get_viewdef(c.oid) AS text
@@ -160,7 +161,7 @@ def test_two_processes_may_open_a_new_folder_at_once(server_folders: Path) -> No
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
         for process in processes:
-            output, error = process.communicate(timeout=120)
+            output, error = process.communicate(timeout=PATIENCE_S)
             assert (process.returncode, output.strip()) == (0, "[0]"), error
     finally:
         EmbeddedServer(server_folders / "new").stop()

@@ -20,6 +20,7 @@ import rftdata
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError
 from rftdata.postgres.embedded import EmbeddedServer, check_folder
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_closing_the_buffer_leaves_the_server_running_and_another_process_uses_i
     first = postmaster(folder)
     script = "import sys, rftdata; print(rftdata.open(sys.argv[1]).sql('SELECT 41 + 1 AS n')['n'].to_pylist())"
     output = subprocess.run(
-        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     ).stdout
     assert output.strip() == "[42]"
     assert postmaster(folder) == first and first.is_running()
@@ -107,7 +108,11 @@ def opened_in_another_container(folder: Path) -> str:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this user may not make process namespaces")
     return subprocess.run(
-        [*apart, sys.executable, "-c", OPENING, str(folder)], capture_output=True, text=True, check=True, timeout=120
+        [*apart, sys.executable, "-c", OPENING, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     ).stdout.strip()
 
 

@@ -19,6 +19,7 @@ from rftdata import Buffer
 from rftdata.errors import FencedError, QueryError
 from rftdata.training.batch import Batch
 from tests.support.store_roles import Roles
+from tests.support.waiting import PATIENCE_S
 
 # One rank of a data-parallel trainer. Rank 0 holds the attempt and broadcasts its id; nothing else passes between them but
 # the sum that a gradient would be.
@@ -82,12 +83,12 @@ def test_two_ranks_draw_disjoint_shares_and_one_is_killed(buffer: Buffer, tmp_pa
     seen = [line for process in ranks for line in lines(process, 2)]
     ranks[1].send_signal(signal.SIGKILL)
     ranks[1].communicate()
-    ranks[0].communicate("go on\n", timeout=120)
+    ranks[0].communicate("go on\n", timeout=PATIENCE_S)
     assert ranks[0].returncode != 0, "a trainer that lost a rank cannot continue"
     # The surviving rank may have drawn step 3 before it noticed: its draws belong to an attempt that has ended.
     ranks = [start(buffer, roles, tmp_path / "second", rank, 4) for rank in (0, 1)]
     for process in ranks:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, errors
         seen += [json.loads(line) for line in output.splitlines()]
     by_step: dict[int, list[dict[str, Any]]] = {}

@@ -33,6 +33,7 @@ from rftdata.training.sampling import SamplingConfig
 from rftdata.workers import Worker
 from tests.support.models import make_tiny_model
 from tests.support.store_roles import own_group
+from tests.support.waiting import PATIENCE_S
 
 Rewards = Callable[[Evaluation], float | None]
 
@@ -135,7 +136,7 @@ class Training:
 
     def wait_for(self, what: str, future: Future[None]) -> None:
         """Wait until a condition in SQL holds."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not self.rows(f"select {what} as yes")[0]["yes"]:
             if future.done():
                 future.result()
@@ -167,7 +168,7 @@ def test_a_stop_is_honoured_while_groups_are_ready(training: Training) -> None:
     life = training.attempt()
     training.wait_for("exists (select from rft.train_step where trainer_step >= 2)", life)
     training.stop()
-    life.result(timeout=60)
+    life.result(timeout=PATIENCE_S)
     last = training.steps()[-1]
     assert 2 <= last < 200
     assert training.checkpoints()[-1] == last
@@ -232,7 +233,7 @@ def test_unanswered_validations_are_asked_again_with_the_weights_of_their_step(t
     held = "update rft.evaluation set status = 'claimed', claimed_by = 0 where trainer_step = 2 and taskset = 'easy'"
     training.buffer.sql(held)
     training.stop()
-    life.result(timeout=60)
+    life.result(timeout=PATIENCE_S)
     assert training.rows("select * from rft.evaluation where status = 'done'") == []
     folders = {row["trainer_step"]: Path(row["uri"]) for row in training.rows("select * from rft.checkpoint")}
     folders[0] = training.model
@@ -264,7 +265,7 @@ def test_an_interrupted_reading_of_the_tests_is_done_by_the_next_life(training: 
     newest = training.rows("select uri from rft.policy_version order by policy_version_id desc limit 1")[0]["uri"]
     assert Path(newest).exists(), "an explorer that starts slowly still has to load the newest policy"
     training.stop()
-    life.result(timeout=60)
+    life.result(timeout=PATIENCE_S)
     asked = training.answer_until_done(training.attempt(), lambda row: 1.0)
     assert sorted((one.trainer_step, one.decoding) for one in asked) == [
         (0, "greedy"), (0, "sampled"), (1, "greedy"), (1, "sampled"),
@@ -323,7 +324,7 @@ def test_what_a_killed_trainer_left_half_written_is_removed(training: Training) 
     life = training.attempt()
     training.wait_for("exists (select from rft.checkpoint)", life)
     training.stop()
-    life.result(timeout=60)
+    life.result(timeout=PATIENCE_S)
     folder = training.run.folder / "checkpoints"
     for name in ("attempt-1-step-000002.draft", "attempt-1-step-000002", "attempt-9-step-000002", "my-favourite"):
         (folder / name).mkdir()
@@ -362,7 +363,7 @@ def test_a_label_counts_for_the_batch_that_was_drawn_before_it(training: Trainin
     training.wait_for("exists (select from rft.train_step where trainer_step = 1)", life)
     training.wait_for("exists (select from rft.draw where trainer_step = 2 and item_id = 3)", life)
     training.make_ready(1)
-    life.result(timeout=60)
+    life.result(timeout=PATIENCE_S)
     used = training.rows(
         "select trainer_step, item_id, array_agg(reward_used order by slot) as rewards from rft.draw group by 1, 2 order by 1"
     )
@@ -396,7 +397,7 @@ def test_a_stop_releases_what_was_drawn_for_the_step_that_never_came(training: T
         training.make_ready(2)
         training.wait_for("exists (select from rft.draw where trainer_step = 2)", life)
         training.stop()
-    life.result(timeout=60)
+    life.result(timeout=PATIENCE_S)
     assert training.steps() == [1] and training.checkpoints() == [1]
     assert training.rows("select distinct trainer_step from rft.draw") == [{"trainer_step": 1}]
     training.make_ready(1)

@@ -16,6 +16,7 @@ from rftdata.run import Run
 from rftdata.training.turns import GpuTurn
 from rftdata.workers import Worker
 from tests.support.command_line import CHECKOUT
+from tests.support.waiting import PATIENCE_S, wait_until
 
 HOLDER = """
 import sys, time
@@ -117,10 +118,7 @@ def test_one_that_asked_and_was_killed_is_not_waited_for(run: Run, buffer: rftda
         turn = GpuTurn(run, worker.worker_id, "GPU-1")
         assert turn.take()
         asker = started(buffer)
-        deadline = time.monotonic() + 60
-        while not turn.is_wanted():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(turn.is_wanted)
         asker.kill()
         asker.communicate()
         turn.give()  # to a process that nobody has noticed to be gone
@@ -153,5 +151,5 @@ def test_the_holder_is_the_only_one(run: Run) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert (most, count) == (1, 24)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -18,6 +17,7 @@ from rftdata.postgres.database import queries
 from rftdata.training.evaluations import plan_evaluations
 from rftdata.workers import Worker
 from tests.support.store_roles import Roles, own_group
+from tests.support.waiting import PATIENCE_S, wait_until
 
 HOLDER = """
 import sys, time, rftdata
@@ -39,13 +39,6 @@ held = [
 print(all(held), flush=True)
 time.sleep(600)
 """
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to pass"
-        time.sleep(0.1)
 
 
 def claims(buffer: Buffer) -> dict[str, int]:
@@ -83,9 +76,9 @@ def test_claims_of_a_killed_process_go_back_while_the_others_work_on(buffer: Buf
             holder.kill()
             holder.wait()
             holder.stdout.close()
-            until(lambda: claims(buffer) == {"groups": 0, "items": 0, "evaluations": 0})
+            wait_until(lambda: claims(buffer) == {"groups": 0, "items": 0, "evaluations": 0})
             for listener in topics:
-                assert listener.wait(60)
+                assert listener.wait(PATIENCE_S)
                 listener.close()
     (group,) = roles.claim()
     assert group.claim_token == 3  # claimed, taken back, claimed again: what the lost one held is fenced
@@ -132,9 +125,9 @@ def test_the_heartbeat_outlives_whatever_the_database_states(buffer: Buffer, cod
     with Worker(roles.run, "explorer") as worker:
         buffer.sql(REFUSING.format(code=code))
         worker.set_state("works")
-        until(lambda: worker._heartbeat_error is not None)
+        wait_until(lambda: worker._heartbeat_error is not None)
         buffer.sql("DROP FUNCTION rft.test_refuse CASCADE")
-        until(lambda: "last_heartbeat_error" in str(worker_row(buffer, worker)["progress"]))
+        wait_until(lambda: "last_heartbeat_error" in str(worker_row(buffer, worker)["progress"]))
         row = worker_row(buffer, worker)
     assert row["age"] < 5 and row["progress"]["last_heartbeat_error"].startswith("at ")
 

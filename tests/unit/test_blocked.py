@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rftdata.user_code import blocked
+from tests.support.waiting import PATIENCE_S
 
 # The main thread does not return; another thread ends the process.
 BLOCKED = """
@@ -35,7 +36,7 @@ def end_in_a_process(run_folder: Path, *obstacle: str) -> tuple[subprocess.Popen
         stderr=subprocess.PIPE,
         text=True,
     )
-    out, error = process.communicate(timeout=150)
+    out, error = process.communicate(timeout=PATIENCE_S)
     return process, out, error
 
 
@@ -62,7 +63,7 @@ blocked.report_to(Path(sys.argv[1]))
 time_limits.call(lambda: time.sleep(600), 0.2, "`prepare` of stage 1 of the pipeline (mine)")
 """
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.PIPE, text=True)
-    _, error = process.communicate(timeout=150)
+    _, error = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == blocked.EXIT_CODE
     report = blocked.read_report(tmp_path, process.pid)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rftcore.launch.deaths import ProcessWatch, _collected_status
+from tests.support.waiting import PATIENCE_S
 
 # A parent that collects its child at once, as Ray does, and prints the child's number.
 PARENT = """
@@ -91,7 +92,7 @@ def test_a_process_is_killed_without_ray_and_only_while_it_runs() -> None:
     with grandchild("import sys; sys.stdin.read()") as (pid, parent):
         watch = ProcessWatch(socket.gethostname(), pid)
         watch.kill()
-        assert parent.wait(20) == 0
+        assert parent.wait(PATIENCE_S) == 0
         assert "killed by signal 9" in str(watch.death(RAY_SAYS)) or not kernel_reports()
         watch.kill()
         ProcessWatch("elsewhere", os.getpid()).kill()

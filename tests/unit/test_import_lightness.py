@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from rftcore.algorithms import ADVANTAGES, LOSSES, MASKS
+from tests.support.waiting import PATIENCE_S
 
 HEAVY = ("torch", "ray", "vllm", "transformers")
 
@@ -24,7 +25,9 @@ print("loaded:", *sorted({heavy!r} & sys.modules.keys()))
 
 def heavy_modules_after(statement: str) -> list[str]:
     program = PROBE.format(statement=statement, heavy=set(HEAVY))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.rpartition("loaded:")[2].split()
 

@@ -20,6 +20,7 @@ from rftcore.sync.transfer import TransferReceiver, TransferSender
 from rftcore.sync.transfer_group import GroupError, open_store
 from rftcore.sync.transfer_plan import TransferPlan
 from tests.support.sending import Tensors, held, wire
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -81,7 +82,7 @@ class Engines:
         for connection, process in zip(self.connections, self.processes, strict=True):
             if process.is_alive():
                 connection.send(None)
-            process.join(20)
+            process.join(PATIENCE_S)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from rftcore.rewards import load_rewards
 from rftcore.workflows.task import Score, Task, Turn
 from rftdata.errors import PluginError, RftError
 from rftdata.experience import Sequence
-from tests.support.processes import wait_until_ended
+from tests.support.waiting import PATIENCE_S, wait_until_ended
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 TURN = Turn([], "2", "stop", Sequence("1+1=", "2", [1, 2], 1, "stop"))
@@ -206,7 +206,7 @@ def test_processes_end_with_the_scorer_even_when_they_hang(make: Make, tmp_path:
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         time.sleep(0.05)
     scorer.close()
-    thread.join(timeout=60)
+    thread.join(timeout=PATIENCE_S)
     assert not thread.is_alive()
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

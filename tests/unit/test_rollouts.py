@@ -26,6 +26,7 @@ from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 from rftdata.user_code.blocked import read_report
 from tests.support.models import make_character_tokenizer
+from tests.support.waiting import PATIENCE_S, wait_until
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 
@@ -142,7 +143,7 @@ def test_a_plain_workflow_runs_in_a_thread_and_calls_model_and_score_without_awa
 
 
 def test_plain_workflows_that_wait_do_not_wait_for_each_other() -> None:
-    begun = threading.Barrier(8, timeout=60)
+    begun = threading.Barrier(8, timeout=PATIENCE_S)
 
     def workflow(task: Task, model: PlainModel, score: Any) -> Score:
         begun.wait()  # broken unless all eight are here at the same time
@@ -164,7 +165,7 @@ def test_a_plain_workflow_that_never_returns_is_ended_and_named() -> None:
 
     (rollout,) = tried(workflow, timeout_s=0.3)
     assert rollout.outcome == "timeout" and "in workflow)" in str(rollout.error)
-    assert ended.wait(60), "its thread computes no more"
+    assert ended.wait(PATIENCE_S), "its thread computes no more"
 
 
 def test_an_async_workflow_that_blocks_is_ended_and_the_others_continue() -> None:
@@ -186,9 +187,7 @@ def test_an_async_workflow_that_blocks_is_ended_and_the_others_continue() -> Non
 
     try:
         endless, one = asyncio.run(run())
-        deadline = time.monotonic() + 60
-        while said[-1:] != [""] and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: said[-1:] == [""])
     finally:
         loop.close()
     assert endless.outcome == "timeout" and "blocked the event loop" in str(endless.error)
@@ -237,7 +236,7 @@ def test_a_cancelled_caller_cancels_what_runs_in_the_loop() -> None:
         await asyncio.gather(waiting, return_exceptions=True)
 
     asyncio.run(run())
-    assert cancelled.wait(60)
+    assert cancelled.wait(PATIENCE_S)
     loop.close()
 
 
@@ -290,7 +289,7 @@ def test_no_way_to_end_in_a_users_code_ends_more_than_its_rollout(workflow: Any,
         return [first, await loop.run(good.rollout(TASK, 0, Decoding()))]
 
     try:
-        ended, after = asyncio.run(asyncio.wait_for(run(), 30))
+        ended, after = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     finally:
         loop.close()
     assert ended.outcome == outcome and re.search(error, str(ended.error)), ended.error
@@ -318,10 +317,7 @@ def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when
 
     try:
         assert {rollout.outcome for rollout in asyncio.run(run())} == {"timeout"}
-        deadline = time.monotonic() + 90
-        while not stuck or asked[0] < 6:
-            assert time.monotonic() < deadline, (stuck, asked)
-            time.sleep(0.05)
+        wait_until(lambda: stuck and asked[0] >= 6)
     finally:
         stop.set()
         loop.close()
@@ -460,7 +456,7 @@ def test_a_workflow_that_keeps_the_interpreters_lock_ends_the_process_with_a_rep
         "asyncio.run(loop.run(flow()))\n"
     )
     done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip
     assert done.returncode == 1, done.stderr

@@ -17,6 +17,7 @@ from benchmarks.selection.summary import at_target, summarize
 from benchmarks.selection.training import Group, Learner, Plan, train
 from rftcore.algorithms import build_algorithm
 from rftdata.selectors import build_selector
+from tests.support.waiting import PATIENCE_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -219,6 +220,6 @@ def test_the_command_measures_every_selector_counts_all_rollouts_and_repeats_its
 
 def test_an_unknown_selector_is_refused_with_the_names_there_are() -> None:
     command = [sys.executable, "-m", "benchmarks.selection", "--selectors", "shuffle,best"]
-    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 2
     assert "--selectors must be some of" in ended.stderr and all(name in ended.stderr for name in COMPARED)

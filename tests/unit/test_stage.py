@@ -20,6 +20,7 @@ from operators.chain.stage import RunOptions, StageError, identify
 from rftdata.errors import ConfigError
 from rftdata.pipeline.records import KnownScore
 from tests.support.batches import batch_of_groups, stored
+from tests.support.waiting import PATIENCE_S
 
 seen: list[list[str]] = []
 
@@ -136,7 +137,7 @@ def test_parts_of_a_batch_give_what_the_whole_gives(rows: int, batch_rows: int, 
 
 
 def test_parts_run_at_the_same_time() -> None:
-    barrier = threading.Barrier(4, timeout=60)
+    barrier = threading.Barrier(4, timeout=PATIENCE_S)
 
     def meet(row: dict[str, Any]) -> bool:
         barrier.wait()  # ends only when four rows are looked at at once

@@ -17,6 +17,7 @@ import pytest
 
 from rftdata.errors import TimeLimitError, time_limit_behind
 from rftdata.user_code import time_limits
+from tests.support.waiting import PATIENCE_S
 
 ENDLESS = "SELECT count(*) FROM range(1000000000000)"
 
@@ -216,7 +217,7 @@ time_limits.call(globals()[sys.argv[1]], 0.2, f"the stage {sys.argv[1]!r} on exp
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -260,5 +261,5 @@ time.sleep(20)
 print("the timer did not fire")
 """
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (1, "") and "Timeout" in done.stderr

@@ -14,6 +14,7 @@ import pytest
 from benchmarks import trainer, trainer_table
 from benchmarks.trainer_shapes import BATCHES, SHAPES, make_batch, make_sequence, write_model
 from benchmarks.trainer_steps import Case
+from tests.support.waiting import PATIENCE_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +23,7 @@ def measured(*options: str, address_space: int = resource.RLIM_INFINITY) -> tupl
     """Exit code and JSON of a run."""
     command = [sys.executable, "-m", "benchmarks.trainer", "--shapes", "tiny", "--warm-up", "0", "--json", *options]
     ended = subprocess.run(
-        command, cwd=CHECKOUT, capture_output=True, text=True, timeout=200, check=False,
+        command, cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (address_space, resource.RLIM_INFINITY)),
     )  # fmt: skip
     assert ended.stdout, ended.stderr[-2000:]

@@ -39,6 +39,7 @@ from rftcore.sync.weights_file import complete_state, write_atomically, write_we
 from rftdata.errors import ModelError, RftError
 from tests.support.models import make_tiny_model
 from tests.support.sending import Tensors, held, wire
+from tests.support.waiting import PATIENCE_S
 
 CONFIG = EngineConfig(dtype="bfloat16", num_threads=1)
 TENSORS: Tensors = [(f"layer.{i}", torch.randn(40 + i, 7, generator=torch.Generator().manual_seed(i))) for i in range(9)]  # fmt: skip
@@ -49,7 +50,7 @@ _group_ids = itertools.count(1)
 class Sending:
     """A trainer of `num_trainers` ranks that sends to `num_engines`, each with one rank."""
 
-    def __init__(self, num_engines: int = 1, timeout_s: float = 20.0, num_trainers: int = 1) -> None:
+    def __init__(self, num_engines: int = 1, timeout_s: float = 120.0, num_trainers: int = 1) -> None:
         self.num_trainers = num_trainers
         self.num_ranks = num_trainers + num_engines
         self.timeout_s = timeout_s
@@ -97,7 +98,7 @@ def test_two_engines_get_what_was_sent_in_their_type(pool: ThreadPoolExecutor) -
     engines = [pool.submit(received, sending.plan(TENSORS, rank)) for rank in (1, 2)]
     sent = sending.send(sending.plan(TENSORS), TENSORS)
     for engine in engines:
-        taken, checksum = engine.result(timeout=30)
+        taken, checksum = engine.result(timeout=PATIENCE_S)
         expect(taken, TENSORS)
         assert checksum == sent.checksum
     assert len(sending.plan(TENSORS).buckets()) > 2
@@ -118,8 +119,8 @@ def test_tensors_that_an_engine_keeps_in_float32_are_not_rounded(pool: ThreadPoo
     plan = replace(sending.plan(UNEVEN), in_float32=tuple(wide))
     engine = pool.submit(received, replace(plan, first_rank=num_trainers))
     senders = [pool.submit(sending.send, plan, UNEVEN, rank) for rank in range(num_trainers)]
-    checksums = {sender.result(timeout=30).checksum for sender in senders}
-    taken, checksum = engine.result(timeout=30)
+    checksums = {sender.result(timeout=PATIENCE_S).checksum for sender in senders}
+    taken, checksum = engine.result(timeout=PATIENCE_S)
     for (name, ours), (_, theirs) in zip(taken, UNEVEN, strict=True):
         assert torch.equal(ours, theirs if name in wide else theirs.bfloat16()), name
     assert checksums == {checksum}
@@ -133,7 +134,7 @@ def test_members_that_expect_other_types_load_nothing(pool: ThreadPoolExecutor) 
     with contextlib.suppress(GroupError):
         sending.send(plan, TENSORS)
     with pytest.raises(TransferError, match="the sender sends another transfer, or other tensors") as caught:
-        engine.result(timeout=30)
+        engine.result(timeout=PATIENCE_S)
     assert not caught.value.is_half_applied
 
 
@@ -149,15 +150,15 @@ def test_every_rank_of_the_trainer_sends_its_own_rows(pool: ThreadPoolExecutor, 
             else:
                 blank.copy_(rows.rows)
     senders = [pool.submit(sending.send, sending.plan(UNEVEN), own[rank], rank) for rank in range(num_trainers)]
-    checksums = {sender.result(timeout=30).checksum for sender in senders}
+    checksums = {sender.result(timeout=PATIENCE_S).checksum for sender in senders}
     for engine in engines:
-        taken, checksum = engine.result(timeout=30)
+        taken, checksum = engine.result(timeout=PATIENCE_S)
         expect(taken, UNEVEN)
         checksums.add(checksum)
     alone = Sending()
     engine = pool.submit(received, alone.plan(UNEVEN, 1))
     checksums.add(alone.send(alone.plan(UNEVEN), UNEVEN).checksum)
-    engine.result(timeout=30)
+    engine.result(timeout=PATIENCE_S)
     assert len(checksums) == 1, "the same weights have the same checksum, whoever sends which rows"
 
 
@@ -179,7 +180,7 @@ def test_a_tied_tensor_travels_once_and_arrives_under_both_names(pool: ThreadPoo
     tensors = [*TENSORS[:3], ("layer.3", TENSORS[0][1]), *TENSORS[4:]]
     engine = pool.submit(received, sending.plan(tensors, 1, tied=tied))
     sent = sending.send(sending.plan(tensors, tied=tied), tensors)
-    taken, checksum = engine.result(timeout=30)
+    taken, checksum = engine.result(timeout=PATIENCE_S)
     assert dict(taken).keys() == dict(tensors).keys() and checksum == sent.checksum
     assert all(torch.equal(dict(taken)[name], tensor.bfloat16()) for name, tensor in tensors)
     assert sent.num_bytes == 2 * sum(tensor.numel() for name, tensor in tensors if name != "layer.3")
@@ -206,12 +207,12 @@ def test_a_byte_that_changes_on_the_way_is_caught_before_its_bucket_is_loaded(
     senders = [pool.submit(sending.send, plan, TENSORS, number) for number in range(2)]
     first, second, *_ = plan.buckets()
     with pytest.raises(TransferError, match=f"{second.slots[0].name} arrived with other bytes") as caught:
-        engine.result(timeout=30)
+        engine.result(timeout=PATIENCE_S)
     assert caught.value.is_half_applied, "the first bucket was in order, and is loaded"
     assert len(first.slots) < len(TENSORS)
     for sender in senders:
         with contextlib.suppress(GroupError):  # or it had sent everything before
-            sender.result(timeout=30)
+            sender.result(timeout=PATIENCE_S)
 
 
 def test_members_of_different_transfers_do_not_exchange_weights(pool: ThreadPoolExecutor) -> None:
@@ -221,7 +222,7 @@ def test_members_of_different_transfers_do_not_exchange_weights(pool: ThreadPool
     with contextlib.suppress(GroupError):
         sending.send(sending.plan(TENSORS, transfer_id=8), TENSORS)
     with pytest.raises(TransferError, match="another transfer") as caught:
-        engine.result(timeout=30)
+        engine.result(timeout=PATIENCE_S)
     assert not caught.value.is_half_applied
 
 
@@ -242,20 +243,20 @@ def test_a_member_that_does_not_come_ends_the_wait(pool: ThreadPoolExecutor) -> 
     with pytest.raises(GroupError, match="does not come together"):
         sending.send(sending.plan(TENSORS), TENSORS)
     with pytest.raises(TransferError) as caught:
-        engine.result(timeout=30)
+        engine.result(timeout=PATIENCE_S)
     assert not caught.value.is_half_applied
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_an_engine_whose_trainer_died_before_it_connects_does_not_wait_for_long() -> None:
-    sending = Sending(timeout_s=60.0)
+    sending = Sending()
     with socket.socket() as free:
         free.bind((LOOPBACK, 0))
         port = free.getsockname()[1]
     started = time.monotonic()
     with pytest.raises(TransferError) as caught:
         received(replace(sending.plan(TENSORS, 1), port=port))
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
     assert not caught.value.is_half_applied
 
 
@@ -274,7 +275,7 @@ def test_adapters_are_loaded_only_when_all_of_them_have_arrived(
     with pytest.raises(OSError, match="the trainer fails"):
         sending.send(plan, breaks_off())
     with pytest.raises(TransferError) as caught:
-        engine.result(timeout=30)
+        engine.result(timeout=PATIENCE_S)
     assert caught.value.is_half_applied is (adapters is None)
     assert bool(taken) is (adapters is None)
 
@@ -304,9 +305,9 @@ def test_an_engine_killed_in_the_middle_does_not_hang_the_others(pool: ThreadPoo
         sending.send(sending.plan(tensors), tensors)
     ended = time.monotonic()
     with pytest.raises(TransferError):
-        survivor.result(timeout=30)
-    assert time.monotonic() - ended < 5, "the time limit of a transfer is 20 s here"
-    assert killed.wait(timeout=30) == -signal.SIGKILL
+        survivor.result(timeout=PATIENCE_S)
+    assert time.monotonic() - ended < 60, "the time limit of a transfer is 120 s here"
+    assert killed.wait(timeout=PATIENCE_S) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("fails", ["raises", "is killed", "hangs"])
@@ -343,11 +344,11 @@ def test_a_rank_of_the_trainer_that_fails_ends_the_transfer_on_all_sides(
     engine = pool.submit(received, sending.plan(tensors, 2))
     first = pool.submit(sending.send, sending.plan(tensors), tensors, 0)
     with pytest.raises(GroupError):
-        first.result(timeout=20)
+        first.result(timeout=PATIENCE_S)
     ended = time.monotonic()
     with pytest.raises(TransferError) as caught:
-        engine.result(timeout=20)
-    assert time.monotonic() - ended < 5
+        engine.result(timeout=PATIENCE_S)
+    assert time.monotonic() - ended < 60
     assert caught.value.is_half_applied, "the first buckets are loaded while the others travel"
     assert sending.senders[0].group is None
     other.kill()
@@ -479,7 +480,7 @@ def test_a_live_engine_samples_from_what_it_was_sent(live: Live, pool: ThreadPoo
     assert not live.is_current()
     taken = pool.submit(live.engine.receive_weights, sending.plan(state, 1), 5)
     sent = sending.send(sending.plan(state), state)
-    assert taken.result(timeout=30) == sent.checksum
+    assert taken.result(timeout=PATIENCE_S) == sent.checksum
     assert live.is_current()
     assert asyncio.run(live.greedy()).version_spans == [(0, 5)]
 
@@ -509,7 +510,7 @@ def test_an_engine_with_weights_of_two_versions_does_not_sample_until_they_are_r
     with pytest.raises(OSError, match="the trainer fails"):
         sending.send(sending.plan(state), breaks_off())
     with pytest.raises(TransferError) as caught:
-        taken.result(timeout=30)
+        taken.result(timeout=PATIENCE_S)
     assert caught.value.is_half_applied
 
     waiting: Future[Generation] = pool.submit(asyncio.run, live.greedy())
@@ -519,11 +520,11 @@ def test_an_engine_with_weights_of_two_versions_does_not_sample_until_they_are_r
         again = Sending()
         taken = pool.submit(live.engine.receive_weights, again.plan(state, 1), 7)
         again.send(again.plan(state), state)
-        taken.result(timeout=30)
+        taken.result(timeout=PATIENCE_S)
     else:
         file = write_atomically(live.folder / "weights", lambda draft: write_weights(state, draft))
         live.engine.load_weights(file.uri, 7, file.checksum)
-    assert waiting.result(timeout=30).version_spans == [(0, 7)]
+    assert waiting.result(timeout=PATIENCE_S).version_spans == [(0, 7)]
     assert live.is_current()
 
 
@@ -541,8 +542,8 @@ def test_all_tensors_are_taken_from_the_trainer_even_if_the_engines_fail() -> No
     with ThreadPoolExecutor() as pool:
         group = pool.submit(TransferGroup, "gloo", (LOOPBACK, sending.store.port), sending.group_id, 1, 2, 5.0)
         joined = pool.submit(sending.senders[0]._join, sending.plan(TENSORS), sending.store)
-        gone.group = group.result(timeout=30)
-        joined.result(timeout=30)
+        gone.group = group.result(timeout=PATIENCE_S)
+        joined.result(timeout=PATIENCE_S)
     gone.leave()
     with pytest.raises(GroupError):
         sending.send(sending.plan(TENSORS), tensors())

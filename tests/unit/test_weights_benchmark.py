@@ -18,6 +18,7 @@ from benchmarks.trainer_shapes import SHAPES
 from benchmarks.weights import reason_not_to_run
 from benchmarks.weights_case import Case
 from benchmarks.weights_receivers import Place, Probe, agrees
+from tests.support.waiting import PATIENCE_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CASE = Case("tiny", ranks=1, engines=1, tensor_parallel=1, receivers="plain", following=2)
@@ -28,7 +29,7 @@ def test_two_plain_receivers_get_what_was_sent() -> None:
     options = ["--shapes", "tiny", "--layouts", "2+2", "--receivers", "plain"]
     ended = subprocess.run(
         [sys.executable, "-m", "benchmarks.weights", *options, "--following", "2", "--json", "--case-seconds", "60"],
-        cwd=CHECKOUT, capture_output=True, text=True, timeout=200, check=False,
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-2000:]
     result = json.loads(ended.stdout)

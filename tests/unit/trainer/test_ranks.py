@@ -29,8 +29,8 @@ from rftdata.errors import ModelError, RoleFailedError
 from rftdata.workers import process_lives
 from tests.support.command_line import CHECKOUT
 from tests.support.learning import make_batch
-from tests.support.processes import wait_until_ended
 from tests.support.ranks import arguments, make_group, write_folder
+from tests.support.waiting import PATIENCE_S, wait_until, wait_until_ended
 
 # On a machine of several GPUs the ranks meet through NCCL.
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs, or none")
@@ -218,7 +218,7 @@ class TestTwoRanks:
         started = time.monotonic()
         with pytest.raises(RoleFailedError, match=r"^rank 1: \w+: .*allocate memory"):
             group.update(make_batch(6, groups=100, size=16), 6)
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 60
         assert not process_lives(pid)
 
     def test_nothing_can_be_called_after_an_error(self, group: LearnerGroup) -> None:
@@ -247,7 +247,7 @@ def test_a_rank_that_hangs_in_a_transfer_ends_the_trainer(folder: Path) -> None:
         started = time.monotonic()
         with pytest.raises(RoleFailedError, match=rf"rank 1 \(pid {pid}\) of the trainer did not answer within 3 s"):
             sending.send(group)
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 60
         assert not process_lives(pid)
     finally:
         group.close()
@@ -267,33 +267,30 @@ class TestEnds:
         )  # fmt: skip
         assert process.stdout is not None
         pid = int(process.stdout.readline())
-        deadline = time.monotonic() + 60
-        while not all(mark.exists() for mark in marks):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: all(mark.exists() for mark in marks), "both ranks hang", process=process)
         yield process, pid
         for mark in marks:
             mark.unlink()
         process.kill()
         process.communicate()
-        wait_until_ended([pid], 2.0)
+        wait_until_ended([pid])
 
     def test_a_killed_rank_ends_the_trainer(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
         process, pid = hanging
         os.kill(pid, signal.SIGKILL)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
         assert f"rank 1 of the trainer (pid {pid}) died: signal 9" in errors
 
     def test_a_killed_rank_0_takes_the_others_with_it(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
         process, pid = hanging
         process.kill()
-        wait_until_ended([pid], 2.0)
+        wait_until_ended([pid])
 
     def test_ctrl_c_ends_all(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
         process, pid = hanging
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode != 0
         assert errors.rstrip().endswith("KeyboardInterrupt"), errors
         assert not process_lives(pid)

@@ -1,0 +1,37 @@
+"""Waiting for what other processes and threads do."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rftdata.workers import process_lives
+
+# It ends what hangs, and measures nothing: machines that run tests are at times several times as slow as at others.
+PATIENCE_S = 240.0
+
+
+def wait_until(
+    holds: Callable[[], object], what: str = "what was waited for", *, process: subprocess.Popen[Any] | None = None, pause_s: float = 0.05,
+) -> None:  # fmt: skip
+    """Wait until something holds.
+
+    Args:
+        holds: asked again and again.
+        what: named in the error.
+        process: its end is an error, with what it printed.
+        pause_s: between two looks.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert process is None or process.poll() is None, f"the process ended before {what}:\n{process.communicate()}"
+        assert time.monotonic() < deadline, f"{what} did not come to pass in {PATIENCE_S:g} s"
+        time.sleep(pause_s)
+
+
+def wait_until_ended(pids: Iterable[int]) -> None:
+    """Wait for processes that end with another one, as ranks do with their trainer: just after it."""
+    pids = list(pids)
+    wait_until(lambda: not any(map(process_lives, pids)), f"the end of the processes {pids}", pause_s=0.02)
