@@ -13,8 +13,10 @@
 with several sizes of its micro-batches, and its fastest is what is compared. Every case is a process of its own. Running out of memory is a
 result.
 
-`--ranks 1,4,8` trains on so many GPUs and compares each with the fewest (`scaling`). With `--grow` the batch is repeated for every GPU, as that of a user
-grows with them; its loss and gradients stay the same, so they are compared, too. TRL has one GPU. A row is one case:
+`--ranks 1,4,8` trains on so many GPUs, in this order, and compares each with the fewest (`scaling`). TRL has one GPU. Without `--grow` the batch stays the
+same, and is soon too small to be divided evenly: of A at 8B, counted in tokens, eight GPUs cannot make more than 6.8 times one. With `--grow` it is
+repeated for every GPU, each time with other prompts, so that each GPU has as much to compute. The first step, which is not timed, takes the batch
+once on any number of GPUs, so that its loss and gradients are the same. What needs more GPUs than there are is listed in `not_run`. A row is one case:
 
     seconds            median of the timed steps; the first steps, which compile and allocate, are not counted
     tokens_per_second  tokens of the batch, prompts counted for each sequence
@@ -112,6 +114,8 @@ def describe(file: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.grow and options.warm_up < 1:
+        parser.error("--warm-up 0 would time the first step, whose batch --grow does not repeat; give 1 or more")
     systems = options.systems or [name for name in _PACKAGES if importlib.util.find_spec(_PACKAGES[name])]
     room = sum(3 * SHAPES[shape].num_parameters for shape in options.shapes or _SHAPES_ON_GPU)
     with tempfile.TemporaryDirectory(prefix="rft-bench-trainer-", dir=spacious_folder(room)) as temporary:
@@ -140,8 +144,9 @@ def measure(options: argparse.Namespace, systems: Sequence[System], processes: P
         for case in _cases(shape, dtype, scale, systems, options):
             if _too_large(case, rows):
                 continue
-            if on_gpu and (reason := too_few_gpus(case.ranks, processes.device["num_gpus"])) is not None:
-                not_run.append({name: getattr(case, name) for name in trainer_table.SETTING} | {"reason": reason})
+            if (reason := reason_not_to_run(case, processes.device)) is not None:
+                setting = (*trainer_table.SETTING, "micro_batch")
+                not_run.append({name: getattr(case, name) for name in setting} | {"reason": reason})
                 continue
             if time.monotonic() > deadline:
                 not_started += 1
@@ -181,6 +186,11 @@ def _cases(
                         rungs=tuple(max(32, round(rung * scale)) for rung in options.rungs),
                         trainer=tuple(options.trainer.items()) if system == "ours" else (),
                     )  # fmt: skip
+
+
+def reason_not_to_run(case: Case, device: dict[str, Any]) -> str | None:
+    """Why a case does not fit the machine; None if it does. On a CPU ranks are processes that share it."""
+    return None if device["name"] == "CPU" else too_few_gpus(case.ranks, device["num_gpus"])
 
 
 def _too_large(case: Case, rows: Sequence[dict[str, Any]]) -> bool:
@@ -261,7 +271,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rungs", type=numbers, default=RUNGS, help="lengths of the ladder, tokens")
     parser.add_argument("--scale", type=float, help="multiplies all lengths; by default 1, and 0.05 on a CPU")
     parser.add_argument("--ranks", type=numbers, default=(1,), help="GPUs of our learner; TRL has one")
-    parser.add_argument("--grow", action="store_true", help="repeat the batch for every GPU")
+    parser.add_argument("--grow", action="store_true", help="repeat the batch for every GPU in all steps but the first")
     parser.add_argument(
         "--trainer", type=json.loads, default={}, metavar="JSON", help="keys of TrainerConfig for our learner"
     )
@@ -284,7 +294,10 @@ def names(*allowed: str) -> Callable[[str], list[str]]:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in text.split(","))
+    found = tuple(int(each) for each in text.split(","))
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{min(found)} is too small; each must be 1 or more")
+    return found
 
 
 if __name__ == "__main__":

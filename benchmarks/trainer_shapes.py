@@ -126,11 +126,16 @@ class Batch:
         """Of all sequences, prompts counted for each."""
         return sum(map(len, self.prompts)) + sum(map(len, self.responses))
 
-    def repeated(self, copies: int) -> Batch:
-        """The batch so many times, each time in groups of its own."""
-        num_groups = max(self.group_ids) + 1
+    def repeated(self, copies: int, vocab_size: int) -> Batch:
+        """The batch so many times, each time in groups of its own with other prompts: equal ones would be computed once for all copies."""
+        num_groups, num_drawn = max(self.group_ids) + 1, vocab_size - NUM_FIRST_TOKENS
+        prompts = [
+            NUM_FIRST_TOKENS + (prompt - NUM_FIRST_TOKENS + copy) % num_drawn
+            for copy in range(copies)
+            for prompt in self.prompts
+        ]
         return Batch(
-            self.prompts * copies, self.responses * copies, self.logprobs * copies, self.rewards * copies,
+            prompts, self.responses * copies, self.logprobs * copies, self.rewards * copies,
             [copy * num_groups + group for copy in range(copies) for group in self.group_ids],
         )  # fmt: skip
 

@@ -43,7 +43,7 @@ class Case:
         batch: a name of `BATCHES`, or `LADDER`: one sequence a step, longer in every step, until memory is full.
         dtype: mixed is float32 weights and bfloat16 matrix products.
         micro_batch: tokens for ours, sequences for TRL.
-        copies: of the batch, one after the other. A mean over its tokens stays what it is, and so do its gradients.
+        copies: of the batch, in every step but the first, whose loss and gradients so stay those of one copy.
         steps, warm_up: timed steps and those before them.
         rungs: lengths of the ladder, tokens.
         trainer: keys of `TrainerConfig` that replace ours.
@@ -68,7 +68,8 @@ class Case:
         shape = SHAPES[self.shape]
         if self.batch == LADDER:
             return [make_sequence(length, shape) for length in self.rungs]
-        return [make_batch(self.batch, shape, scale=self.scale).repeated(self.copies)] * (self.warm_up + self.steps)
+        batch = make_batch(self.batch, shape, scale=self.scale)
+        return [batch, *[batch.repeated(self.copies, shape.vocab_size)] * (self.warm_up + self.steps - 1)]
 
 
 class Recorder:
@@ -158,9 +159,9 @@ def run_case(case: Case, model: Path, output: Path, log: Path) -> None:
 def _train_ours(case: Case, model: str, batches: list[Batch], recorder: Recorder) -> None:
     with closing(_open_learner(case, model)) as learner:
         for step, batch in enumerate(batches, start=1):
-            train_batch = _train_batch(batch)
+            packed = train_batch(batch)
             recorder.begin()
-            metrics = learner.update(train_batch, step)
+            metrics = learner.update(packed, step)
             recorder.write(
                 recorder.end(),
                 loss=metrics["loss"],
@@ -191,7 +192,8 @@ def _open_learner(case: Case, model: str) -> LearnerGroup:
     return LearnerGroup(arguments, arguments.build_algorithm())
 
 
-def _train_batch(batch: Batch) -> TrainBatch:
+def train_batch(batch: Batch) -> TrainBatch:
+    """The batch as the learner takes it."""
     from rftcore.trainer.batches import TrainBatch
 
     pairs = list(zip(batch.prompts, batch.responses, strict=True))

@@ -10,7 +10,7 @@ from benchmarks.trainer_steps import LADDER
 
 Row = dict[str, Any]
 _OURS, _PEERS = "ours", ("trl", "trl-liger")
-SETTING = ("shape", "batch", "dtype", "checkpointing", "ranks")
+SETTING = ("shape", "batch", "copies", "dtype", "checkpointing", "ranks")
 
 
 def compare_first_steps(rows: Sequence[Row], tolerance: Mapping[str, float]) -> None:
@@ -39,7 +39,7 @@ def _same_weights(one: Row, other: Row) -> bool:
 
 
 def fastest(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
-    """The fastest row that fits of each system, by shape, batch, dtype, checkpointing and number of GPUs."""
+    """The fastest row that fits of each system, by shape, batch, copies of it, dtype, checkpointing and number of GPUs."""
     found: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         if row["status"] == "ok" and row["batch"] != LADDER and row["seconds"]:
@@ -77,14 +77,14 @@ def scaling(rows: Sequence[Row]) -> list[dict[str, Any]]:
             continue
         speed_up = row["tokens_per_second"] / base["tokens_per_second"]
         found.append(
-            {name: row[name] for name in (*SETTING, "copies", "micro_batch", "tokens_per_second", "mfu", "peak_gib")}
+            {name: row[name] for name in (*SETTING, "micro_batch", "tokens_per_second", "mfu", "peak_gib")}
             | {"of_ranks": base["ranks"], "speed_up": speed_up, "efficiency": speed_up * base["ranks"] / row["ranks"]}
         )  # fmt: skip
     return found
 
 
 def _alike(one: Row, other: Row) -> bool:
-    return all(one[name] == other[name] for name in SETTING if name != "ranks")
+    return all(one[name] == other[name] for name in SETTING if name not in ("copies", "ranks"))
 
 
 def longest(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -113,8 +113,8 @@ def text(result: dict[str, Any]) -> str:
     if result["scaling"]:
         tables.append(aligned(list(_scaling_cells(result["scaling"]))))
     if result["not_run"]:
-        skipped = [(*_setting(each), each["reason"]) for each in result["not_run"]]
-        tables.append(aligned([("not run", "batch", "type", "recompute", "GPUs", "because"), *skipped]))
+        skipped = [(*_setting(each), str(each["micro_batch"]), each["reason"]) for each in result["not_run"]]
+        tables.append(aligned([("not run", "batch", "type", "recompute", "GPUs", "micro", "because"), *skipped]))
     device = f"{result['device']['name']}; " + ", ".join(
         f"{name} {version}" for name, version in result["versions"].items()
     )
@@ -123,16 +123,13 @@ def text(result: dict[str, Any]) -> str:
 
 
 def _scaling_cells(scaling: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    yield "shape", "batch", "type", "recompute", "GPUs", "tok/s", "speed-up", "efficiency", "GiB"
+    yield "shape", "batch", "type", "recompute", "GPUs", "micro", "tok/s", "speed-up", "efficiency", "MFU", "GiB"
     for row in scaling:
         speed_up = f"{row['speed_up']:.2f} × {row['of_ranks']} GPU{'s' if row['of_ranks'] > 1 else ''}"
         yield (
-            *_setting(row),
-            f"{row['tokens_per_second']:,.0f}",
-            speed_up,
-            f"{row['efficiency']:.0%}",
-            f"{row['peak_gib']:.1f}",
-        )
+            *_setting(row), str(row["micro_batch"]), f"{row['tokens_per_second']:,.0f}", speed_up, f"{row['efficiency']:.0%}",
+            _number(row["mfu"], ".1%"), f"{row['peak_gib']:.1f}",
+        )  # fmt: skip
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -148,7 +145,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _setting(row: Row) -> tuple[str, ...]:
-    return row["shape"], row["batch"], row["dtype"], "yes" if row["checkpointing"] else "no", str(row["ranks"])
+    batch = row["batch"] if row["copies"] == 1 else f"{row['copies']} × {row['batch']}"
+    return row["shape"], batch, row["dtype"], "yes" if row["checkpointing"] else "no", str(row["ranks"])
 
 
 def _number(value: float | None, form: str) -> str:

@@ -231,7 +231,7 @@ def _empty(bench: _Bench) -> Row:
 def _turn(bench: _Bench) -> Row:
     case = bench.case
     batch = make_batch("A", SHAPES[case.shape], scale=case.scale)
-    bench.batch = trainer_steps._train_batch(batch)
+    bench.batch = trainer_steps.train_batch(batch)
     free = None
     bench.engine.call("sleep", 2)
     if case.on_gpu:

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks import trainer, trainer_table
 from benchmarks.trainer_shapes import BATCHES, SHAPES, make_batch, make_sequence, write_model
-from benchmarks.trainer_steps import Case
+from benchmarks.trainer_steps import Case, train_batch
+from rftcore.trainer.micro_batches import Cutting, split_batch
 from tests.support.waiting import PATIENCE_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -55,16 +56,59 @@ def test_a_ladder_ends_with_the_longest_sequence_that_fits() -> None:
     assert result["longest"][0]["num_tokens"] == 512
 
 
-def test_a_batch_that_grows_with_the_ranks_has_the_same_loss() -> None:
+def test_a_batch_that_grows_with_the_ranks_is_compared_before_it_has_grown() -> None:
     options = ["--cases", "A", "--systems", "ours", "--steps", "1", "--scale", "0.03", "--tokens", "512"]
-    code, result = measured(*options, "--ranks", "1,2", "--grow")
+    code, result = measured(*options, "--ranks", "1,2", "--grow", "--warm-up", "1")
     one, two = result["rows"]
     assert two["num_tokens"] == 2 * one["num_tokens"] and code == 0
-    assert two["step_records"][0]["computed_tokens"] == 2 * one["step_records"][0]["computed_tokens"]
+    for step, growth in enumerate((1, 2)):
+        for count in ("num_tokens", "computed_tokens"):
+            assert two["step_records"][step][count] == growth * one["step_records"][step][count]
     assert two["agrees"] and two["loss_difference"] < 1e-5 and two["grad_norm_difference"] < 1e-4
     (scaling,) = result["scaling"]
     assert scaling["speed_up"] == pytest.approx(two["tokens_per_second"] / one["tokens_per_second"])
     assert scaling["efficiency"] == pytest.approx(scaling["speed_up"] / 2) and "speed-up" in trainer_table.text(result)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_each_gpu_has_as_much_to_compute_of_a_batch_that_grows(name: str) -> None:
+    assert speed_up_of_the_cut(name, ranks=8, copies=8) == 8.0
+    assert name != "A" or speed_up_of_the_cut(name, ranks=8, copies=1) < 6.8
+
+
+def speed_up_of_the_cut(name: str, ranks: int, copies: int) -> float:
+    """The speed-up if time were only tokens computed, and every micro-batch waited for the slowest GPU; at 8B, with FlashAttention."""
+    shape = SHAPES["8B"]
+
+    def most_tokens(num_ranks: int, num_copies: int) -> int:
+        batch = make_batch(name, shape).repeated(num_copies, shape.vocab_size)
+        cutting = Cutting(
+            max_tokens=16_384, sharing="always", kernel="segments", num_ranks=num_ranks, quadratic_at=12.0 * shape.hidden_size
+        )  # fmt: skip
+        rounds = zip(*split_batch(train_batch(batch), cutting), strict=True)
+        return sum(max(micro_batch.num_tokens for micro_batch in each) for each in rounds)
+
+    return copies * most_tokens(1, 1) / most_tokens(ranks, copies)
+
+
+def test_what_needs_more_gpus_than_there_are_is_not_run() -> None:
+    case = Case("8B", "A", "ours", "bfloat16", False, 8192, ranks=8, copies=8)
+    assert trainer.reason_not_to_run(case, {"name": "H200", "num_gpus": 8}) is None
+    reason = trainer.reason_not_to_run(case, {"name": "H200", "num_gpus": 4})
+    assert reason == "needs 8 GPUs, the machine has 4"
+    assert trainer.reason_not_to_run(case, {"name": "CPU", "num_gpus": 0}) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [(["--ranks", "1,0"], "each must be 1 or more"), (["--grow", "--warm-up", "0"], "give 1 or more")],
+)
+def test_options_without_sense_are_refused(
+    options: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        trainer.main(options)
+    assert problem in capsys.readouterr().err
 
 
 def row(system: str, micro_batch: int, grad_norm: float, status: str = "ok", ranks: int = 1) -> dict[str, Any]:
