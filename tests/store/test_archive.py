@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import ml_dtypes
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import rftdata
@@ -222,6 +223,12 @@ def test_a_scan_reads_the_archive_and_the_database_as_one(
     for name in ("fork", "old", "x"):
         archive(filled, name, author="ada")
         assert [scanned(**arguments) for arguments in scans] == before, name
+    for file in filled.archives.folder.glob("experience/*/*"):
+        column, data = pq.ParquetFile(file).metadata.row_group(0).column(0), file.read_bytes()
+        last = column.dictionary_page_offset + column.total_compressed_size - 1
+        file.write_bytes(data[:last] + bytes([data[last] ^ 1]) + data[last + 1 :])
+    with pytest.raises(QueryError, match="a file of an archived run is damaged"):
+        scanned(**scans[0])
     for file in filled.archives.all_files():
         file.unlink()
     assert scanned(**scans[4]) == before[4]  # which needs no file

@@ -11,13 +11,14 @@ from torch.utils.data import DataLoader
 
 import rftdata
 from rftcore.dataset import ExperienceDataset, huggingface_dataset
+from rftdata.maintenance.archive import archive
 
 NUM_GROUPS, GROUP_SIZE = 60, 8
 COLUMNS = ["experience_id", "response", "reward", "token_ids", "behavior_logprobs"]
 
 
-@pytest.fixture
-def filled(buffer: rftdata.Buffer) -> rftdata.Buffer:
+@pytest.fixture(params=["stored", "archived"])
+def filled(buffer: rftdata.Buffer, request: pytest.FixtureRequest) -> rftdata.Buffer:
     """Experiences whose tokens and response tell their reward."""
     run = buffer.create_run(name="stored", config={}, seed=1, steps=1, pipeline_version="none")
     with buffer.writer(run) as writer:
@@ -30,6 +31,9 @@ def filled(buffer: rftdata.Buffer) -> rftdata.Buffer:
                 )  # fmt: skip
                 rollouts.append(rftdata.Rollout(index, "ok", float(number), [sequence]))
             writer.submit(rftdata.Group(rollouts, source="human", taskset="t", task_key=str(key)))
+    if request.param == "archived":
+        run.end("finished", "done")
+        archive(buffer, "stored", author="ada")
     return buffer
 
 
