@@ -9,14 +9,12 @@ checkpoint by it, and asks for the one reading of the test sets: by the initial 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import xxhash
 
@@ -26,27 +24,24 @@ from rftcore.run.commands import buffer_option
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
-from rftcore.trainer.checkpoints import folder_name, remove_abandoned
 from rftcore.trainer.drawn import batch_metrics
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.next_batch import NextBatch, draws_ahead
 from rftcore.trainer.parity import weight_parity
 from rftcore.trainer.publish import Export, Exports, file_method, folder_bytes, live_weights
 from rftcore.trainer.ranks import LearnerGroup
+from rftcore.trainer.run_checkpoints import RunCheckpoints
 from rftcore.trainer.turns import TrainerTurns, trainer_turns
 from rftdata.errors import BufferUnavailableError
 from rftdata.failpoints import failpoint
 from rftdata.planning.run_selectors import selector_metrics
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
-from rftdata.training.checkpoints import KeptCheckpoint, committed_folders, kept_checkpoints
 from rftdata.training.evaluations import (
     answered_validations,
-    best_step,
     failed_evaluations,
     num_open_evaluations,
     plan_evaluations,
-    validation_scores,
     weights_of_open_evaluations,
 )
 from rftdata.training.policies import first_policy
@@ -88,18 +83,6 @@ class _Timing:
     publish: float = 0.0
 
 
-class _Writing(NamedTuple):
-    """A checkpoint on its way to the disk.
-
-    Attributes:
-        policy_version_id: what the weights were published as.
-    """
-
-    step: int
-    folder: Path
-    policy_version_id: int
-
-
 class TrainerRole:
     """One trainer process on one attempt."""
 
@@ -123,7 +106,8 @@ class TrainerRole:
         self.turns = turns
         self.learner = turns.learner = LearnerGroup(arguments, resolved.algorithm)
         self.next_batch = NextBatch(attempt, self.learner.algorithm, config.trainer.batch_groups)
-        self._remove_abandoned_checkpoints()
+        self.checkpoints = RunCheckpoints(attempt, worker, self.learner, self.folder, config)
+        self.checkpoints.remove_abandoned()
         if attempt.checkpoint:
             self.learner.load_checkpoint(Path(attempt.checkpoint.uri))
         # Runs of two buffers may have the same name on one host.
@@ -139,7 +123,6 @@ class TrainerRole:
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None
         self.policy_version_id = 0
-        self.writing: _Writing | None = None
 
     def train(self) -> None:
         """Train to the last step, then see the evaluations through."""
@@ -161,7 +144,7 @@ class TrainerRole:
         except Exception:
             # The steps before the error are not to be lost with it. What fails now, fails for the same reason.
             with suppress(Exception):
-                self._commit_checkpoint()
+                self.checkpoints.commit()
             raise
         finally:
             for monitor in self.monitors:
@@ -204,10 +187,11 @@ class TrainerRole:
             self._publish_unchanged(step)
         begun = None
         if step % self.config.trainer.checkpoint_every == 0 or step == self.planned_steps:
-            begun = self._begin_checkpoint(step)
+            begun = self.checkpoints.begin(step, self.policy_version_id)
         timing.publish = time.monotonic() - started
         self._record(step, batch, timing, metrics)
-        self.writing = begun or self.writing
+        if begun is not None:
+            self.checkpoints.commit_later(begun)
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
         self.turns.give()
@@ -219,7 +203,7 @@ class TrainerRole:
         self.learner.check()
         self._write_missed_weights(self.worker.should_stop)
         if self.learner.has_written_checkpoint:
-            self._commit_checkpoint()
+            self.checkpoints.commit()
         return self.worker.should_stop()
 
     def _write_missed_weights(self, stop: Callable[[], bool]) -> None:
@@ -280,57 +264,6 @@ class TrainerRole:
             step, method=method, uri=publication.uri, num_bytes=publication.num_bytes, checksum=publication.checksum
         )
 
-    def _begin_checkpoint(self, step: int) -> _Writing:
-        self._commit_checkpoint()
-        self.worker.set_state(f"copies the checkpoint of step {step}", activity="checkpointing")
-        folder = self.folder / "checkpoints" / folder_name(self.attempt.attempt_id, step)
-        self.learner.begin_checkpoint(folder)
-        return _Writing(step, folder, self.policy_version_id)
-
-    def _commit_checkpoint(self) -> None:
-        """Commit the checkpoint that is being written, once it is on disk; its step has been recorded."""
-        written, self.writing = self.writing, None
-        if written is None:
-            return
-        if not self.learner.has_written_checkpoint:
-            self.worker.set_state(f"writes the checkpoint of step {written.step}", activity="checkpointing")
-        self.learner.end_checkpoint()
-        failpoint("trainer.checkpoint_written")
-        self.attempt.commit_checkpoint(
-            written.step, str(written.folder), policy_version_id=written.policy_version_id, num_bytes=folder_bytes(written.folder),
-        )  # fmt: skip
-        self._forget_old_checkpoints()
-
-    def _forget_old_checkpoints(self) -> None:
-        """Keep the newest ones, the best one, those whose score is still to come, and what other runs began with."""
-        # Before the scores are read: an answer that comes in between must not make a checkpoint look unscored and settled.
-        kept = self._checkpoints()
-        best = self._best(kept)
-        for checkpoint in kept[self.config.trainer.keep_checkpoints :]:
-            if checkpoint is best or checkpoint.waits or checkpoint.needed:
-                continue
-            self.attempt.forget_checkpoint(checkpoint.checkpoint_id)
-            shutil.rmtree(checkpoint.uri, ignore_errors=True)
-
-    def _remove_abandoned_checkpoints(self) -> None:
-        # By name: the folder of the buffer may have moved since.
-        committed = {Path(folder).name for folder in committed_folders(self.run)}
-        remove_abandoned(self.folder / "checkpoints", self.attempt.attempt_id, committed)
-
-    def _checkpoints(self) -> list[KeptCheckpoint]:
-        """Those whose files are there, newest first."""
-        return kept_checkpoints(self.run, self.attempt.attempt_id)
-
-    def _best(self, kept: list[KeptCheckpoint]) -> KeptCheckpoint | None:
-        """The one among these checkpoints that validation chooses; None without a score."""
-        scores = validation_scores(self.run, self._validation_sets, self.config.eval.decodings[0])
-        best = best_step({c.trainer_step: scores[c.trainer_step] for c in kept if c.trainer_step in scores})
-        return next((checkpoint for checkpoint in kept if checkpoint.trainer_step == best), None)
-
-    @property
-    def _validation_sets(self) -> list[str]:
-        return [taskset.name for taskset in self.config.eval.tasks]
-
     def _ask_again_for_validations(self) -> None:
         """Plan unanswered validations of earlier steps again, from the folders of their weights.
 
@@ -338,9 +271,11 @@ class TrainerRole:
         """
         if not self.config.eval.tasks or not self.attempt.start_step:
             return
-        wanted = {(name, decoding) for name in self._validation_sets for decoding in self.config.eval.decodings}
+        wanted = {
+            (taskset.name, decoding) for taskset in self.config.eval.tasks for decoding in self.config.eval.decodings
+        }
         answered = answered_validations(self.run)
-        sources = [(c.trainer_step, Path(c.uri), c.policy_version_id) for c in self._checkpoints()]
+        sources = [(c.trainer_step, Path(c.uri), c.policy_version_id) for c in self.checkpoints.kept()]
         first = first_policy(self.run, self.attempt.attempt_id)
         if first is not None and first.trainer_step == 0:
             sources.append((0, self.model, first.policy_version_id))
@@ -360,24 +295,24 @@ class TrainerRole:
     def _plan_validation(self, step: int, policy_version_id: int, publication: Publication) -> None:
         plan_evaluations(
             self.attempt, policy_version_id=policy_version_id, trainer_step=step,
-            purpose="validation", tasksets=self._validation_sets, decodings=self.config.eval.decodings,
+            purpose="validation", tasksets=[taskset.name for taskset in self.config.eval.tasks], decodings=self.config.eval.decodings,
             uri=publication.uri, checksum=publication.checksum,
         )  # fmt: skip
 
     def _leave(self, step: int) -> None:
         """Asked to stop: keep what was trained."""
-        self._commit_checkpoint()
-        if step > self.attempt.start_step and not any(c.trainer_step == step for c in self._checkpoints()):
+        self.checkpoints.commit()
+        if step > self.attempt.start_step and not any(c.trainer_step == step for c in self.checkpoints.kept()):
             with self.turns.own(lambda: False):
-                self.writing = self._begin_checkpoint(step)
-            self._commit_checkpoint()
+                self.checkpoints.commit_later(self.checkpoints.begin(step, self.policy_version_id))
+            self.checkpoints.commit()
 
     def _finish(self) -> None:
-        self._commit_checkpoint()
+        self.checkpoints.commit()
         unknown = None if self.parity is None else self.parity.conclude()
         if not self._wait_for_evaluations("the last validation"):
             return
-        self._forget_old_checkpoints()  # none waits for its score any more
+        self.checkpoints.forget_old()  # none waits for its score any more
         if self.config.eval.test:
             self._ask_for_tests()
             if not self._wait_for_evaluations("the test sets"):
@@ -390,8 +325,8 @@ class TrainerRole:
 
     def _ask_for_tests(self) -> None:
         """The test sets are read once: by the initial weights and by the checkpoint that validation chose."""
-        kept = self._checkpoints()
-        best, first = self._best(kept) or kept[0], first_policy(self.run, self.attempt.attempt_id)
+        kept = self.checkpoints.kept()
+        best, first = self.checkpoints.best(kept) or kept[0], first_policy(self.run, self.attempt.attempt_id)
         assert first is not None and best.policy_version_id is not None
         for name, folder, version, step in (
             ("test-initial", self.model, first.policy_version_id, 0),

@@ -1,12 +1,13 @@
 -- name: take_turn
--- Take the turn on a device if no live worker has it, or else ask for the next one. mine: whether it is this worker's now.
+-- Take the turn on a device if no live worker has it, or else ask for the next one, which a trainer has before others. mine: whether it is this worker's now.
 INSERT INTO rft.gpu_turn AS t (run_id, host, device, holder) VALUES (%(run_id)s, %(host)s, %(device)s, %(worker_id)s)
 ON CONFLICT (run_id, host, device) DO UPDATE SET
     holder = CASE WHEN EXISTS (SELECT FROM rft.worker w WHERE w.worker_id = t.holder AND w.stopped_at IS NULL) THEN t.holder ELSE excluded.holder END,
     wanted_by = CASE
         WHEN t.holder = excluded.holder OR NOT EXISTS (SELECT FROM rft.worker w WHERE w.worker_id = t.holder AND w.stopped_at IS NULL)
             THEN nullif(t.wanted_by, excluded.holder)
-        WHEN EXISTS (SELECT FROM rft.worker w WHERE w.worker_id = t.wanted_by AND w.stopped_at IS NULL) THEN t.wanted_by
+        WHEN EXISTS (SELECT FROM rft.worker w WHERE w.worker_id = t.wanted_by AND w.stopped_at IS NULL)
+            AND NOT EXISTS (SELECT FROM rft.worker w WHERE w.worker_id = excluded.holder AND w.role = 'trainer') THEN t.wanted_by
         ELSE excluded.holder END,
     since = CASE WHEN EXISTS (SELECT FROM rft.worker w WHERE w.worker_id = t.holder AND w.stopped_at IS NULL) THEN t.since ELSE clock_timestamp() END
 RETURNING t.holder = %(worker_id)s AS mine;

@@ -1,0 +1,103 @@
+"""The checkpoints of a run: copied at the end of a step, written beside the next ones, committed between them, and deleted when nothing needs them.
+
+Recorded before committed: a checkpoint is committed only when its step is on record.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from rftcore.config import RunConfig
+from rftcore.trainer.checkpoints import folder_name, remove_abandoned
+from rftcore.trainer.publish import folder_bytes
+from rftcore.trainer.ranks import LearnerGroup
+from rftdata.failpoints import failpoint
+from rftdata.training.attempt import Attempt
+from rftdata.training.checkpoints import KeptCheckpoint, committed_folders, kept_checkpoints
+from rftdata.training.evaluations import best_step, validation_scores
+from rftdata.workers import Worker
+
+
+class Writing(NamedTuple):
+    """A checkpoint on its way to the disk.
+
+    Attributes:
+        policy_version_id: what the weights were published as.
+    """
+
+    step: int
+    folder: Path
+    policy_version_id: int
+
+
+class RunCheckpoints:
+    """See the module header.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(
+        self, attempt: Attempt, worker: Worker, learner: LearnerGroup, folder: Path, config: RunConfig
+    ) -> None:  # fmt: skip
+        self._attempt, self._worker, self._learner = attempt, worker, learner
+        self._folder = folder / "checkpoints"
+        self._num_kept = config.trainer.keep_checkpoints
+        self._validation_sets = [taskset.name for taskset in config.eval.tasks]
+        self._decoding = config.eval.decodings[0]
+        self._writing: Writing | None = None
+
+    def begin(self, step: int, policy_version_id: int) -> Writing:
+        """Copy the learner's state after `step`, which is written from now on; before that, commit the one before."""
+        self.commit()
+        self._worker.set_state(f"copies the checkpoint of step {step}", activity="checkpointing")
+        folder = self._folder / folder_name(self._attempt.attempt_id, step)
+        self._learner.begin_checkpoint(folder)
+        return Writing(step, folder, policy_version_id)
+
+    def commit_later(self, begun: Writing) -> None:
+        """Let `commit` commit it: its step is on record."""
+        self._writing = begun
+
+    def commit(self) -> None:
+        """Commit the checkpoint that is being written, if there is one, once it is on the disk."""
+        written, self._writing = self._writing, None
+        if written is None:
+            return
+        if not self._learner.has_written_checkpoint:
+            self._worker.set_state(f"writes the checkpoint of step {written.step}", activity="checkpointing")
+        self._learner.end_checkpoint()
+        failpoint("trainer.checkpoint_written")
+        self._attempt.commit_checkpoint(
+            written.step, str(written.folder), policy_version_id=written.policy_version_id, num_bytes=folder_bytes(written.folder),
+        )  # fmt: skip
+        self.forget_old()
+
+    def forget_old(self) -> None:
+        """Keep the newest ones, the best one, those whose score is still to come, and what other runs began with."""
+        # Before the scores are read: an answer that comes in between must not make a checkpoint look unscored and settled.
+        kept = self.kept()
+        best = self.best(kept)
+        for checkpoint in kept[self._num_kept :]:
+            if checkpoint is best or checkpoint.waits or checkpoint.needed:
+                continue
+            self._attempt.forget_checkpoint(checkpoint.checkpoint_id)
+            shutil.rmtree(checkpoint.uri, ignore_errors=True)
+
+    def remove_abandoned(self) -> None:
+        """Remove what earlier attempts wrote and never committed."""
+        # By name: the folder of the buffer may have moved since.
+        committed = {Path(folder).name for folder in committed_folders(self._attempt.run)}
+        remove_abandoned(self._folder, self._attempt.attempt_id, committed)
+
+    def kept(self) -> list[KeptCheckpoint]:
+        """Return those whose files are there, newest first."""
+        return kept_checkpoints(self._attempt.run, self._attempt.attempt_id)
+
+    def best(self, kept: list[KeptCheckpoint]) -> KeptCheckpoint | None:
+        """Return the one among these that validation chooses; None without a score."""
+        scores = validation_scores(self._attempt.run, self._validation_sets, self._decoding)
+        best = best_step({c.trainer_step: scores[c.trainer_step] for c in kept if c.trainer_step in scores})
+        return next((checkpoint for checkpoint in kept if checkpoint.trainer_step == best), None)
