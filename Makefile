@@ -1,6 +1,6 @@
-# The two commands of the README are `make demo` and `make test`; each sets up what it needs. `make` alone lists all.
+# The commands of the README are `make demo` and `make test`; each sets up what it needs. `make` alone lists all.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-postgres crash-test bench lint format docs
+.PHONY: help setup demo test test-long test-fast test-postgres crash-test bench lint format docs
 
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
@@ -20,11 +20,14 @@ setup:  ## make .venv and install everything into it (does nothing when it is up
 demo: setup  ## the main job: a language model learns sums, with its experiences in ./buffer
 	$(BIN)/rft run examples/grpo_reasoning/config.yaml
 
-test: setup lint  ## the checks and all tests; PYTEST_ARGS="-k name" narrows them
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+test: setup lint  ## the checks and the tests but the long ones; PYTEST_ARGS="-k name" narrows them
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long" $(PYTEST_ARGS)
+
+test-long: setup  ## what is long by nature: failpoints, storms, full disks, the wheel, first hour, examples in full
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m long $(PYTEST_ARGS)
 
 test-fast: setup  ## the tests without the slow ones
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long and not gpu" $(PYTEST_ARGS)
 
 test-postgres: setup  ## tests/store on PostgreSQL 15, the oldest version that a buffer works on
 	RFT_TEST_POSTGRES=$$(scripts/oldest_postgres) && export RFT_TEST_POSTGRES && \

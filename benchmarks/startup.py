@@ -1,7 +1,7 @@
 """From `rft run` to the first sampled answer, beside vLLM alone.
 
 `rft bench startup [--shape 135M] [--rounds 2] [--json]` starts two programs in turn on a model with random weights: vLLM alone (import,
-`LLM(…)`, one token), and a real `rft run` with the same engine (PostgreSQL, Ray, explorer, pipeline worker, trainer). In the first round each has
+`LLM(…)`, one token), and a real `rft run` with the same engine (PostgreSQL, explorer, pipeline worker, trainer). In the first round each has
 empty caches of compiled code (vLLM's, Inductor's and Triton's) of its own; in later rounds they are filled, as for a user who has started a run
 before. The first program of the first round is `rft run`, which therefore also reads every library from the disk if the machine is fresh.
 

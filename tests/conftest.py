@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,15 +22,32 @@ from rftdata.config import BufferConfig
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import migrate
-from tests.support import durations, servers
+from tests.support import durations, session_processes
 from tests.support.system_postgres import SystemServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-servers.mark_session()
+# Models of tests are so small that a second thread costs more than it brings, and several processes share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+session_processes.mark_session()
+for number in (signal.SIGINT, signal.SIGHUP):
+    # Ignored where the session was started by `nohup` or in the background of a shell. What the tests start would ignore it, too.
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 collect_rarely()
-# On a busy machine examples take longer to generate and to run, which is no fault of the test.
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# On a busy machine examples take longer to generate and to run, which is no fault of the test. Examples are the same in every run.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("busy machine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the session a folder for `tmp_path` of its own, which ends with it; `--basetemp` names another, which stays.
+
+    By default all sessions of a user share a folder, and each that starts removes other users' rights on it. As root, the servers of the
+    others would lose access to their data.
+    """
+    if config.option.basetemp is None:
+        config.option.basetemp = str(Path(tempfile.gettempdir()) / f"{session_processes.folder_prefix()}t")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,22 +59,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Stop every embedded server that a test left running, in any folder; the session's last process does so for all."""
-    if "PYTEST_XDIST_WORKER" not in os.environ and (left := servers.stop(servers.started())):
+    if "PYTEST_XDIST_WORKER" not in os.environ and (left := session_processes.stop(session_processes.servers())):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         print(f"\nPostgreSQL servers of the tests that do not stop: {[process.pid for process in left]}")
 
 
 @pytest.fixture(scope="session")
 def server_folders() -> Iterator[Path]:
-    """Folder of the tests' embedded servers, in memory where there is room, outside pytest's own folder.
-
-    Each pytest session removes other users' rights on that folder when it starts. As root, the servers of
-    other running sessions would lose access to their data folders.
+    """Folder of the tests' embedded servers, in memory where there is room.
 
     In memory, because a database is a copy of the template's 415 files. On a disk, making and removing them takes 0.05 to 0.4 s of the
     kernel's time for each test, more the longer a session lasts; in memory it takes 0.03 s.
     """
-    with tempfile.TemporaryDirectory(prefix="rft-test-", dir=_memory()) as folder:
+    with tempfile.TemporaryDirectory(prefix=session_processes.folder_prefix(), dir=_memory()) as folder:
         yield Path(folder)
 
 

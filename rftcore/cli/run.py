@@ -1,4 +1,4 @@
-"""`rft run`: starts all roles on this machine or a Ray cluster, and prints the final table."""
+"""`rft run`: starts all roles on this machine, or on the Ray cluster of RAY_ADDRESS, and prints the final table."""
 
 from __future__ import annotations
 
@@ -78,17 +78,18 @@ def run(
     with large_imports():
         from rftcore.launch import stages as chain
         from rftcore.launch import supervisor
+        from rftcore.launch.launchers import open_launcher
         from rftcore.launch.views import open_view
         from rftcore.run.prepare import GoBack
 
     go_back = GoBack(at_step, keep_rollouts, fork) if at_step is not None or fork is not None else None
     if len(stages) > 1:
         _refuse_one_of_many(name, go_back is not None)
-    with open_view(plain=plain) as view:
+    with open_launcher(stages) as launcher, open_view(plain=plain) as view:
         if len(stages) > 1:
-            code = chain.run_stages(stages, resume=resume, view=view)
+            code = chain.run_stages(stages, launcher, resume=resume, view=view)
         else:
-            code = supervisor.run(stages[0], resume=resume, name=name, go_back=go_back, view=view)
+            code = supervisor.run(stages[0], launcher, resume=resume, name=name, go_back=go_back, view=view)
     raise typer.Exit(code)
 
 

@@ -1,7 +1,7 @@
-"""Roles as Ray actors: one process each, on a local cluster of this machine or on a configured one.
+"""Roles as Ray actors: one process each, on the cluster that `RAY_ADDRESS` names.
 
-Ray reserves GPUs (`rftcore.run.placement`), starts processes and watches them; it transports no experiences and no weights. `RAY_ADDRESS`
-names a cluster. Without it a local one is started, which ends with this process, as do its actors, however this process ends.
+Ray reserves GPUs (`rftcore.run.placement`), starts processes and watches them; it transports no experiences and no weights. With the address
+`local`, as in Ray itself, a cluster of this machine is started, which ends with this process, as do its actors, however this process ends.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import ray
@@ -23,39 +22,35 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rftcore.config import RunConfig
-from rftcore.garbage import collect_rarely, large_imports
-from rftcore.launch.cluster_watch import ClusterWatch
-from rftcore.launch.deaths import ProcessWatch
-from rftcore.launch.threads import Threads, thread_environment
+from rftcore.garbage import collect_rarely
+from rftcore.launch.cluster_watch import STOP_S, ClusterWatch
+from rftcore.launch.deaths import ProcessWatch, RoleDiedError
+from rftcore.launch.launcher import Launcher, RoleProcess, RoleTask, role_tasks, run_role
+from rftcore.launch.threads import Threads
 from rftcore.resolved import ResolvedRun
-from rftcore.run.placement import Machine, Placement, role_names
+from rftcore.run.placement import Machine, Placement
 from rftdata.errors import ConfigError
+from rftdata.run import Run
 
 # Other jobs of a cluster may end meanwhile.
 _RESERVE_S = 60.0
+# Ray's word for a cluster that it starts itself.
+_LOCAL = "local"
 
 
 @dataclass(kw_only=True)
-class RoleProcess:
-    """A started role.
+class RoleActorProcess(RoleProcess):
+    """A role in an actor.
 
     Attributes:
-        name: name of the process in messages.
-        role: explorer, pipeline or trainer.
-        start: starts the same role in another process.
         actor: its Ray actor.
-        identity: the call that returns its host, process id and log file.
+        identity: the call that returns its host, process id and log file, which `watch` needs.
         done: the call that ends when the role does.
-        watch: observes the end of the process; None until `identity` is answered.
     """
 
-    name: str
-    role: str
-    start: Callable[[], RoleProcess] = field(repr=False)
     actor: Any
     identity: Any
     done: Any
-    watch: ProcessWatch | None = None
 
 
 def identity() -> tuple[str, int, str]:
@@ -76,20 +71,7 @@ class Role:
     def run(self, role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:
         """Run a role to its end."""
         collect_rarely()
-        if role == "explorer":
-            with large_imports():
-                from rftcore.explorer.role import main as explore
-
-            return explore(config, run, **options)
-        if role == "pipeline":
-            with large_imports():
-                from rftcore.pipeline.role import main as process
-
-            return process(config, run, **options)
-        with large_imports():
-            from rftcore.trainer.role import main as train
-
-        return train(config, run, **options)
+        return run_role(role, config, run, options)
 
 
 # Not a decorator, because type checkers take a decorated class for the class itself.
@@ -106,7 +88,7 @@ class _LocalCluster(TypedDict, total=False):
 
 def start_cluster() -> str:
     """Connect to the configured cluster or start a local one; return which, for a message."""
-    address = os.environ.get("RAY_ADDRESS")
+    address = _given_address()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Each role runs in a process with its own variables. The idle processes that Ray would start in advance, one per core, are never used.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
@@ -131,7 +113,7 @@ def start_cluster() -> str:
             f"the Ray cluster that RAY_ADDRESS names cannot be joined: {str(error).splitlines()[0]}",
             value=address,
             todo="check that it runs (`ray status`); if it asks for a token, set RAY_AUTH_MODE=token and put the token into "
-            "~/.ray/auth_token or RAY_AUTH_TOKEN; without RAY_ADDRESS `rft run` starts a local cluster",
+            "~/.ray/auth_token or RAY_AUTH_TOKEN; without RAY_ADDRESS everything runs on this machine, without Ray",
         ) from error
     _print_no_errors()
     return f"Ray cluster at {address}" if address else "a local Ray cluster"
@@ -152,9 +134,71 @@ def _probe(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def watch_cluster() -> ClusterWatch:
-    """Return an observer of the cluster that `start_cluster` has joined."""
-    return ClusterWatch(is_local=not os.environ.get("RAY_ADDRESS"))
+def _given_address() -> str | None:
+    """Return the address of a cluster that others have started; None if there is none, or `RAY_ADDRESS` asks for a local one."""
+    address = os.environ.get("RAY_ADDRESS")
+    return None if address == _LOCAL else address or None
+
+
+class RayLauncher(Launcher):
+    """Actors of a Ray cluster."""
+
+    name = "Ray cluster"
+    stop_s = STOP_S
+
+    def __init__(self) -> None:
+        self._watch: ClusterWatch | None = None
+
+    def start(self) -> str:
+        return start_cluster()
+
+    def machines(self) -> list[Machine]:
+        return machines()
+
+    def start_roles(
+        self, resolved: ResolvedRun, run: Run, threads: Threads, placement: Placement
+    ) -> list[RoleActorProcess]:
+        """See `Launcher`.
+
+        Raises:
+            ConfigError: see `reserve`.
+        """
+        self._watch = ClusterWatch(is_local=_given_address() is None)
+        seats = Seats(placement, reserve(placement))
+        return [_start(task, seats) for task in role_tasks(resolved, run.name, threads)]
+
+    def ended_roles(
+        self, processes: list[RoleProcess], *, timeout_s: float
+    ) -> tuple[list[RoleProcess], list[tuple[RoleProcess, BaseException | None]]]:
+        actors = [process for process in processes if isinstance(process, RoleActorProcess)]
+        try:
+            done, _ = ray.wait([actor.done for actor in actors], num_returns=len(actors), timeout=timeout_s)
+            for actor in actors:
+                _watch(actor)
+            ended = [actor for actor in actors if actor.done in done]
+            return [actor for actor in actors if actor not in ended], [(actor, _error(actor)) for actor in ended]
+        except RayError as error:
+            lost = RoleDiedError(f"was lost with the Ray cluster: {' '.join(str(error).split())[:200]}")
+            return [], [(process, lost) for process in processes]
+
+    def kill(self, processes: Sequence[RoleProcess]) -> None:
+        is_lost = self.lost() is not None
+        for process in processes:
+            if is_lost and process.watch is not None:
+                process.watch.kill()  # those of other machines end with their raylet
+            elif isinstance(process, RoleActorProcess):
+                with contextlib.suppress(RayError):  # it, or the whole cluster, has already ended
+                    ray.kill(process.actor, no_restart=True)
+
+    def lost(self) -> str | None:
+        return None if self._watch is None else self._watch.lost()
+
+    def stop(self) -> None:
+        self._watch = None
+        stop_cluster()
+
+    def close(self) -> None:
+        self.stop()
 
 
 def machines() -> list[Machine]:
@@ -185,28 +229,6 @@ def reserve(placement: Placement, *, timeout_s: float = _RESERVE_S) -> Placement
             todo="wait until other jobs of the cluster have ended (`ray status`), or use fewer GPUs",
         )
     return reserved
-
-
-def start_roles(resolved: ResolvedRun, run: str, threads: Threads, placement: Placement) -> list[RoleProcess]:
-    """Start every role of the run's mode where it was placed.
-
-    Raises:
-        ConfigError: see `reserve`.
-    """
-    config, names = resolved.config, role_names(resolved.config)
-    seats = Seats(placement, reserve(placement))
-    processes = []
-    if config.has_explorer:
-        environment = resolved.engine_class.process_environment(resolved.engine(0)) | thread_environment(
-            threads.explorer
-        )
-        for index, name in enumerate(names["explorer"]):
-            processes.append(_start(name, "explorer", config, run, environment, {"index": index}, seats))
-    for name in names["pipeline"]:
-        processes.append(_start(name, "pipeline", config, run, thread_environment(1), {}, seats))
-    for name in names["trainer"]:
-        processes.append(_start(name, "trainer", config, run, thread_environment(threads.trainer), {}, seats))
-    return processes
 
 
 class Seats:
@@ -242,41 +264,14 @@ def python_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def reachable(config: RunConfig) -> RunConfig:
-    """Return the configuration with absolute paths of the buffer, for processes with another working directory."""
-    places = {"uri": config.buffer.uri, "segments": config.buffer.segments}
-    absolute = {
-        key: place if place is None or "://" in place else str(Path(place).resolve()) for key, place in places.items()
-    }
-    copy = config.model_copy(update={"buffer": config.buffer.model_copy(update=absolute)})
-    copy._base_dir = config.base_dir
-    return copy
-
-
-def ended_roles(
-    processes: list[RoleProcess], *, timeout_s: float
-) -> tuple[list[RoleProcess], list[tuple[RoleProcess, BaseException | None]]]:
-    """Wait for a short time; return the running roles, and the ended roles with the errors of those that failed."""
-    ended, _ = ray.wait([process.done for process in processes], num_returns=len(processes), timeout=timeout_s)
-    running: list[RoleProcess] = []
-    errors: list[tuple[RoleProcess, BaseException | None]] = []
-    for process in processes:
-        _watch(process)
-        if process.done in ended:
-            errors.append((process, _error(process)))
-        else:
-            running.append(process)
-    return running, errors
-
-
-def _watch(process: RoleProcess) -> None:
+def _watch(process: RoleActorProcess) -> None:
     """Watch the process of a role as soon as its id is known."""
     if process.watch is None and ray.wait([process.identity], timeout=0)[0]:
         with contextlib.suppress(RayError):  # it ended before it answered
             process.watch = ProcessWatch(*ray.get(process.identity))
 
 
-def _error(process: RoleProcess) -> BaseException | None:
+def _error(process: RoleActorProcess) -> BaseException | None:
     """Return the error of a role that has ended; None if it succeeded."""
     try:
         ray.get(process.done)
@@ -289,48 +284,18 @@ def _error(process: RoleProcess) -> BaseException | None:
     return None
 
 
-def kill(processes: list[RoleProcess]) -> None:
-    """Kill roles that did not end by themselves."""
-    for process in processes:
-        with contextlib.suppress(RayError):  # it, or the whole cluster, has already ended
-            ray.kill(process.actor, no_restart=True)
-
-
-def kill_directly(processes: list[RoleProcess]) -> None:
-    """Kill roles of this machine without Ray, whose head or raylet has ended; those of other machines end with their raylet."""
-    for process in processes:
-        if process.watch is not None:
-            process.watch.kill()
-
-
 def stop_cluster() -> None:
     """Disconnect from the cluster; a local one ends."""
     ray.shutdown()
 
 
-def _start(
-    name: str,
-    role: str,
-    config: RunConfig,
-    run: str,
-    environment: dict[str, str],
-    options: dict[str, Any],
-    seats: Seats,
-) -> RoleProcess:
-    environment = {**environment, **python_path()}
-
-    def start() -> RoleProcess:
-        actor = RoleActor.options(runtime_env={"env_vars": environment}, **seats.options(name)).remote()
-        return RoleProcess(
-            name=name,
-            role=role,
-            start=start,
-            actor=actor,
-            identity=actor.identity.remote(),
-            done=actor.run.remote(role, config, run, options),
-        )
-
-    return start()
+def _start(task: RoleTask, seats: Seats) -> RoleActorProcess:
+    environment = {**task.environment, **python_path()}
+    actor = RoleActor.options(runtime_env={"env_vars": environment}, **seats.options(task.name)).remote()
+    return RoleActorProcess(
+        name=task.name, role=task.role, start=lambda: _start(task, seats), actor=actor, identity=actor.identity.remote(),
+        done=actor.run.remote(task.role, task.config, task.run, task.options),
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

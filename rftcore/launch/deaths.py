@@ -66,13 +66,16 @@ class ProcessWatch:
                 self._ended = threading.Thread(target=self._await_end, name=f"watches {pid}", daemon=True)
                 self._ended.start()
 
-    def death(self, reported: str) -> RoleDiedError:
+    def death(self, reported: str, status: int | None = None) -> RoleDiedError:
         """Describe how the process ended.
 
         Args:
-            reported: Ray's report.
+            reported: Ray's report, or SIGTERM if that ended it.
+            status: its exit code, or the negative number of a signal; None if only the system knows.
         """
-        if self._ended is not None:
+        if status is not None:
+            self._status = -status if status < 0 else status << 8
+        elif self._ended is not None:
             self._ended.join(timeout=2.0)
         if _LOW_MEMORY in reported:
             return RoleDiedError("was killed by Ray because its machine ran low on memory", crashed=True)
@@ -126,10 +129,13 @@ class ProcessWatch:
         ended.poll()
         deadline = time.monotonic() + _COLLECTED_S
         try:
-            while self._status is None and time.monotonic() < deadline:
+            while self._status is None:
+                is_late = time.monotonic() > deadline  # this thread, too, may be held up: it looks once more
                 self._status = _collected_status(self._pidfd)
                 if self._status is None:
                     self._status = _zombie_status(self.pid)
+                if is_late:
+                    break
                 time.sleep(0.001)  # the pidfd has the status only once the process is reaped
         finally:
             with self._closes:

@@ -26,6 +26,7 @@ from rftcore.config import RunConfig
 from rftcore.launch import cluster
 from rftcore.launch.cluster import Seats
 from rftcore.launch.deaths import ProcessWatch
+from rftcore.launch.launcher import reachable
 from rftcore.launch.threads import thread_environment
 from rftcore.pipeline.replay import Replayed, Replayer, batches, checked_name
 from rftcore.resolved import ResolvedRun
@@ -171,7 +172,7 @@ class _Crew:
         cut: _Batches,
         report: Callable[[Replayed], None],
     ) -> None:
-        self._config, self._run, self._version = cluster.reachable(config), run, version
+        self._config, self._run, self._version = reachable(config), run, version
         self._cut, self._report = cut, report
         self._done, self._num_lost = Replayed(version), 0
         machines = tuple(cluster.machines())

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rftcore.launch.cluster import RoleProcess
 from rftcore.launch.deaths import RoleDiedError
+from rftcore.launch.launcher import RoleProcess
 from rftdata.errors import BufferUnavailableError
 from rftdata.run import Run
 from rftdata.user_code import blocked

@@ -2,29 +2,26 @@
 
 An explorer or pipeline worker that was killed or crashed is started again (`restarts`), and the other roles continue meanwhile.
 
-If Ray's head or the raylet of this machine ends, no role can be started or watched any more. The run then fails, and its roles, which
-still run for a while, are asked to stop in good order.
+If the launcher is lost (the fork server, or Ray's head or the raylet of this machine), no role can be started or watched any more. The run
+then fails, and roles that still run for a while are asked to stop in good order.
 
 A role that fails after a signal has asked the run to stop does not make the run fail: signals to all processes of a machine
-or a job end roles and Ray too. The run is interrupted and can be resumed, and the role's error is shown as a warning.
+or a job end roles and their launcher too. The run is interrupted and can be resumed, and the role's error is shown as a warning.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from ray.exceptions import RayError
-
-from rftcore.launch import cluster
-from rftcore.launch.cluster import RoleProcess
-from rftcore.launch.cluster_watch import ClusterWatch
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts
+from rftcore.launch.launcher import Launcher, RoleProcess
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.views import View
 from rftdata.errors import BufferUnavailableError, EngineStoppedError, RftError
 
-# Wait for a signal that ended a role, or Ray, and may also be on its way to this process.
+# Wait for a signal that ended a role, or the launcher, and may also be on its way to this process.
 _SIGNAL_S = 0.3
 
 
@@ -33,22 +30,22 @@ class Roles:
 
     Attributes:
         running: roles that have not ended.
-        failed: errors of roles, or of the Ray cluster, by name, from before a signal asked the run to stop.
-        has_lost_cluster: whether Ray can neither start nor kill processes any more.
+        failed: errors of roles, or of the launcher, by name, from before a signal asked the run to stop.
+        has_lost_launcher: whether no process can be started any more.
     """
 
     def __init__(
         self,
-        running: list[RoleProcess],
+        running: Sequence[RoleProcess],
         restarts: Restarts,
         view: View,
         interrupts: Interrupts,
-        cluster_watch: ClusterWatch,
+        launcher: Launcher,
     ) -> None:
-        self.running = running
+        self.running = list(running)
         self.failed: dict[str, BaseException] = {}
-        self.has_lost_cluster = False
-        self._cluster_watch = cluster_watch
+        self.has_lost_launcher = False
+        self._launcher = launcher
         self._restarts, self._view, self._interrupts = restarts, view, interrupts
         self._killed = False
         self._pausing: list[tuple[float, RoleProcess]] = []  # ended processes, and when their roles are started again
@@ -56,14 +53,10 @@ class Roles:
     def watch(self, timeout_s: float) -> None:
         """Wait for a short time for roles that end, handle their end, and start again those whose pause is over."""
         self._start_again()
-        try:
-            self.running, ended = cluster.ended_roles(self.running, timeout_s=timeout_s)
-        except RayError as error:
-            lost = RoleDiedError(f"was lost with the Ray cluster: {' '.join(str(error).split())[:200]}")
-            self.running, ended = [], [(process, lost) for process in self.running]
-        self._look_for_cluster()  # before the ends of roles that it may have caused
-        if self.has_lost_cluster:
-            cluster.kill_directly([process for process, _ in ended])  # a role that stopped leaves its idle process
+        self.running, ended = self._launcher.ended_roles(self.running, timeout_s=timeout_s)
+        self._look_for_launcher()  # before the ends of roles that it may have caused
+        if self.has_lost_launcher:
+            self._launcher.kill([process for process, _ in ended])  # a role that stopped leaves its idle process
         for process, why in ended:
             if self._killed and isinstance(why, RoleDiedError):
                 self._restarts.record(process, RoleDiedError("did not stop and was killed"))
@@ -76,24 +69,23 @@ class Roles:
             return
         self._killed = True
         self._view.message(f"{', '.join(sorted(process.name for process in self.running))} {why}: killed")
-        if not self.has_lost_cluster:
-            cluster.kill(self.running)
+        self._launcher.kill(self.running)
+        if not self.has_lost_launcher:
             return
-        cluster.kill_directly(self.running)
-        for process in self.running:  # Ray may never report their end
+        for process in self.running:  # a lost launcher may never report their end
             self._restarts.record(process, RoleDiedError("did not stop and was killed"))
         self.running = []
 
-    def _look_for_cluster(self) -> None:
-        """Let the run fail if its Ray cluster is lost."""
-        if self.has_lost_cluster or (lost := self._cluster_watch.lost()) is None:
+    def _look_for_launcher(self) -> None:
+        """Let the run fail if its launcher is lost."""
+        if self.has_lost_launcher or (lost := self._launcher.lost()) is None:
             return
-        self.has_lost_cluster = True
-        self._view.message(f"the Ray cluster {lost}")
+        self.has_lost_launcher = True
+        self._view.message(f"the {self._launcher.name} {lost}")
         if not self._interrupts.stop:
             time.sleep(_SIGNAL_S)
         if not self.failed and not self._interrupts.stop:  # else the run is ending anyway
-            self.failed["Ray cluster"] = RoleDiedError(lost)
+            self.failed[self._launcher.name] = RoleDiedError(lost)
 
     def _start_again(self) -> None:
         """Start roles whose pause is over, as long as the run continues."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import rftdata
 from rftcore.config import RunConfig
 from rftcore.launch import supervisor
+from rftcore.launch.launcher import Launcher
 from rftcore.launch.views import View
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
@@ -23,10 +24,11 @@ from rftdata.errors import ModelError
 from rftdata.run import Run
 
 
-def run_stages(stages: Sequence[RunConfig], *, resume: bool = False, view: View) -> int:
+def run_stages(stages: Sequence[RunConfig], launcher: Launcher, *, resume: bool = False, view: View) -> int:
     """Run the stages in order.
 
     Args:
+        launcher: starts the roles of all stages.
         resume: continue the newest chain of these names, in the first stage that has not finished.
         view: receives progress and messages.
 
@@ -48,7 +50,12 @@ def run_stages(stages: Sequence[RunConfig], *, resume: bool = False, view: View)
             view.message(f"stage {number} of {len(stages)}: {config.run.name}")
             started = config if parent is None else _from_checkpoint(config, parent)
             code = supervisor.run(
-                started, resume=stored is not None, name=stored.name if stored else None, parent=parent, view=view
+                started,
+                launcher,
+                resume=stored is not None,
+                name=stored.name if stored else None,
+                parent=parent,
+                view=view,
             )
             if code:
                 return code

@@ -2,7 +2,7 @@
 
 It does none of the run's work: it reads the buffer for its display, and watches the processes. An explorer or pipeline worker that is killed
 or crashes is started again, as is every role that a user's function blocked (`restarts`). If the trainer ends before its work is done, or
-another role or the Ray cluster fails for good, the others are asked to stop, and the exit code reports it. The buffer keeps everything, and `--resume`
+another role or the launcher fails for good, the others are asked to stop, and the exit code reports it. The buffer keeps everything, and `--resume`
 continues. A signal stops the run in good order (`interrupts`). Roles that do not
 stop in time are killed, which does not count as their failure. Once the run has finished, its results are complete: a role that fails
 after that causes a warning, and the exit code stays 0.
@@ -18,10 +18,9 @@ import time
 
 import rftdata
 from rftcore.config import RunConfig
-from rftcore.launch import cluster
-from rftcore.launch.cluster_watch import STOP_S
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
+from rftcore.launch.launcher import Launcher, reachable
 from rftcore.launch.plan import placed, without_turns
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.reviews import People
@@ -60,12 +59,13 @@ _STOPPED_S = 10.0
 
 
 def run(
-    config: RunConfig, *, resume: bool = False, name: str | None = None, go_back: GoBack | None = None, parent: Run | None = None,
-    view: View,
+    config: RunConfig, launcher: Launcher, *, resume: bool = False, name: str | None = None, go_back: GoBack | None = None,
+    parent: Run | None = None, view: View,
 ) -> int:  # fmt: skip
     """Run a configuration to its end.
 
     Args:
+        launcher: starts the roles.
         resume: continue a stored run. If it has done its steps (its roles may have outlived a killed `rft run`), it is only
             reported.
         name: the run to resume; None for the newest of the configuration's name.
@@ -82,17 +82,17 @@ def run(
     """
     with Interrupts() as interrupts:
         try:
-            return _run(config, resume, name, go_back, parent, view, interrupts)
+            return _run(config, launcher, resume, name, go_back, parent, view, interrupts)
         except StartInterrupted:
             view.message(f"{interrupts.reason} before the run began")
             return interrupts.exit_code
 
 
 def _run(
-    config: RunConfig, resume: bool, name: str | None, go_back: GoBack | None, parent: Run | None, view: View,
-    interrupts: Interrupts,
+    config: RunConfig, launcher: Launcher, resume: bool, name: str | None, go_back: GoBack | None, parent: Run | None,
+    view: View, interrupts: Interrupts,
 ) -> int:  # fmt: skip
-    resolved = ResolvedRun(config := cluster.reachable(config))
+    resolved = ResolvedRun(config := reachable(config))
     check_gpus(resolved)
     check_run(resolved)  # before a buffer is created, so that a mistake leaves none behind
     with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
@@ -118,12 +118,13 @@ def _run(
         with held_lock.printed():  # the block calls sources and stages of the user
             # A stored run must end with a status, so from here on a signal stops the roles, or keeps them from starting.
             run = prepare_run(resolved, buffer, resumed=stored, parent=parent, before_storing=interrupts.defer)
-        return _work(resolved, buffer, run, view, interrupts, is_resumed=resume)
+        return _work(resolved, launcher, buffer, run, view, interrupts, is_resumed=resume)
 
 
 def _work(
-    resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, interrupts: Interrupts, *, is_resumed: bool
-) -> int:
+    resolved: ResolvedRun, launcher: Launcher, buffer: Buffer, run: Run, view: View, interrupts: Interrupts, *,
+    is_resumed: bool,
+) -> int:  # fmt: skip
     """Start the roles of a stored run and watch them until they end."""
     config = resolved.config
     started = time.monotonic()
@@ -136,14 +137,14 @@ def _work(
     if not interrupts.stop:
         try:
             with interrupts.kept():
-                view.message(f"{cluster.start_cluster()} places {_roles(config)}; they load what they need now")
+                view.message(f"{launcher.start()} runs {_roles(config)}; they load what they need now")
             if not interrupts.stop:
-                _supervise(resolved, buffer, run, view, interrupts)
+                _supervise(resolved, launcher, buffer, run, view, interrupts)
         except DiskFullError as error:  # this process found the full disk, before any role
             todo = f"{error.todo}; then continue with {_resume(buffer, run)}"
             raise DiskFullError(error.what, value=error.value, allowed=error.allowed, todo=todo) from error
         finally:
-            cluster.stop_cluster()
+            launcher.stop()
     return _conclude(buffer, run, view, interrupts, time.monotonic() - started)
 
 
@@ -196,7 +197,9 @@ def await_departure(run: Run, view: View) -> None:
         time.sleep(_REFRESH_S)
 
 
-def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, interrupts: Interrupts) -> None:
+def _supervise(
+    resolved: ResolvedRun, launcher: Launcher, buffer: Buffer, run: Run, view: View, interrupts: Interrupts
+) -> None:
     """Watch the roles until the run ends.
 
     Raises:
@@ -204,13 +207,13 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
     """
     with Worker(run, "supervisor") as worker:
         worker.set_state("watches", activity="watching")
-        placement = place_run(resolved, cluster.machines())
+        placement = place_run(resolved, launcher.machines())
         if (sentence := placed(placement)) is not None:
             view.message(sentence)
         if (reason := without_turns(resolved.config, placement)) is not None:
             view.message(f"warning: {reason}")
-        started = cluster.start_roles(resolved, run.name, divide_threads(), placement)
-        roles = Roles(started, Restarts(run), view, interrupts, cluster.watch_cluster())
+        started = launcher.start_roles(resolved, run, divide_threads(), placement)
+        roles = Roles(started, Restarts(run), view, interrupts, launcher)
         progress, people = Progress(run), People(view, buffer_option(buffer.location))
         asked_at: float | None = None
         grace_s = resolved.config.run.stop_grace_s
@@ -218,8 +221,8 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
         while roles.running:
             roles.watch(_REFRESH_S)
             revive()
-            if roles.has_lost_cluster:
-                grace_s = min(grace_s, STOP_S)
+            if roles.has_lost_launcher:
+                grace_s = min(grace_s, launcher.stop_s)
             if interrupts.stop or roles.failed:
                 if asked_at is None:
                     asked_at = time.monotonic()

@@ -1,7 +1,7 @@
 """The number of threads per process, and OpenMP's behaviour while it waits.
 
 On a small machine, explorer and trainer take turns: while one works the other sleeps (passive waiting), so each may use all
-cores. If there are more cores, they are divided.
+cores. If there are more cores, they are divided. `OMP_NUM_THREADS`, which batch systems set, decides for both.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Threads:
 def divide_threads(cores: int | None = None) -> Threads:
     """Return the number of threads for the processes of one machine."""
     cores = cores or len(os.sched_getaffinity(0))
+    if (given := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(given):
+        return Threads(cores, int(given), int(given), "OMP_NUM_THREADS")
     if cores < _CORES_TO_SHARE:
         return Threads(cores, cores, cores, "they take turns; the waiting one sleeps")
     half = cores // 2

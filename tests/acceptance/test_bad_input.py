@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,11 +18,10 @@ import yaml
 import rftdata
 from rftcore.cli import run_command
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment, rows
-from tests.support.waiting import PATIENCE_S
+from tests.support.command_line import EXAMPLE, Rft, call_rft, rft_environment, rows
 
 # Each starts processes that import the training stack, which adds up.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONFIG = {
     "run": {"name": "letters", "seed": 1},
@@ -85,38 +83,26 @@ def place(server_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     EmbeddedServer(buffer).stop()
 
 
-def call(*arguments: object, ray_folder: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        rft_command(*arguments),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**rft_environment(), "RAY_TMPDIR": str(ray_folder)},
-        check=False,
-    )
-
-
-def call_here(*arguments: object, ray_folder: Path) -> subprocess.CompletedProcess[str]:
-    """What `rft` does with arguments, in this process: the imports of a process take longer than to find most mistakes."""
+def call_here(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """What `rft` does with arguments, in this process."""
     output, errors = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        for name, value in (*rft_environment().items(), ("RAY_TMPDIR", str(ray_folder))):
+        for name, value in rft_environment().items():
             patch.setenv(name, value)
         code = run_command([str(argument) for argument in arguments])
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 
-def refused(place: Place, tmp_path: Path, *arguments: object, exit_code: int = 2, here: bool = False) -> str:
+def refused(place: Place, *arguments: object, exit_code: int = 2, here: bool = False) -> str:
     """The one paragraph that a command says on refusing; nothing was started and no run is stored."""
-    result = (call_here if here else call)(*arguments, ray_folder=tmp_path / "ray")
+    result = call_here(*arguments) if here else call_rft(*arguments, check=False)
     assert result.returncode == exit_code, result.stderr
     assert result.stderr.startswith("rft: ") and result.stderr.count("\n") == 1, result.stderr
     assert "Traceback" not in result.stdout + result.stderr
     assert "defect of rftdata" not in result.stderr
     assert not result.stderr.rstrip().endswith(("?.", "..", ";.")), result.stderr
-    assert not (tmp_path / "ray").exists(), "Ray was started"
     if place.buffer.exists():
-        assert rows(place.buffer, "select name from rft.run") == []
+        assert rows(place.buffer, "select name from rft.run") == rows(place.buffer, "select role from rft.worker") == []
     return result.stderr
 
 
@@ -232,15 +218,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("setting", "words"), WRONG.values(), ids=WRONG)
-def test_rft_run_refuses_a(setting: str, words: list[str], place: Place, tmp_path: Path) -> None:
+def test_rft_run_refuses_a(setting: str, words: list[str], place: Place) -> None:
     arguments = ("run", place.config, "--plain", "--buffer", place.buffer, "--set", setting)
-    text = refused(place, tmp_path, *arguments, here=True)
+    text = refused(place, *arguments, here=True)
     assert [word for word in words if word not in text] == [], text
 
 
 def test_a_server_that_refuses_connections_is_named_without_the_password(place: Place, tmp_path: Path) -> None:
     text = refused(
-        place, tmp_path, "run", place.config, "--plain", "--buffer", "postgresql://me:secret@127.0.0.1:1/rft",
+        place, "run", place.config, "--plain", "--buffer", "postgresql://me:secret@127.0.0.1:1/rft",
         "--set", f"buffer.segments={tmp_path / 'segments'}", exit_code=1,
     )  # fmt: skip
     assert "127.0.0.1:1/rft" in text and "onnection refused" in text and "correct buffer.uri" in text
@@ -248,15 +234,15 @@ def test_a_server_that_refuses_connections_is_named_without_the_password(place: 
     assert not (tmp_path / "segments").exists()
 
 
-def test_a_server_needs_a_folder_for_the_arrays(place: Place, tmp_path: Path) -> None:
+def test_a_server_needs_a_folder_for_the_arrays(place: Place) -> None:
     url = "postgresql://me:secret@127.0.0.1:1/rft"
-    text = refused(place, tmp_path, "run", place.config, "--plain", "--buffer", url, exit_code=1)
+    text = refused(place, "run", place.config, "--plain", "--buffer", url, exit_code=1)
     assert "buffer.segments" in text and "secret" not in text
 
 
 def test_a_buffer_that_is_a_file_is_refused_and_left_alone(place: Place, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    text = refused(place, tmp_path, "run", place.config, "--plain", "--buffer", tmp_path / "file", exit_code=1)
+    text = refused(place, "run", place.config, "--plain", "--buffer", tmp_path / "file", exit_code=1)
     assert str(tmp_path / "file") in text and "cannot be created or written" in text and "correct buffer.uri" in text
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -266,21 +252,21 @@ def test_a_buffer_in_a_folder_that_cannot_be_written_is_refused(place: Place, tm
     folder.mkdir(mode=0o555)
     # Nothing is forbidden to root, except where there are no files.
     target = Path("/proc/rft-buffer") if os.geteuid() == 0 else folder / "buffer"
-    text = refused(place, tmp_path, "run", place.config, "--plain", "--buffer", target, exit_code=1)
+    text = refused(place, "run", place.config, "--plain", "--buffer", target, exit_code=1)
     assert str(target) in text and "cannot be created or written" in text and "correct buffer.uri" in text
 
 
 def test_a_configuration_that_is_no_yaml_or_no_file_is_refused(place: Place, tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("run: {name: a\nsteps: 3\n")
-    text = refused(place, tmp_path, "run", tmp_path / "broken.yaml", "--buffer", place.buffer)
+    text = refused(place, "run", tmp_path / "broken.yaml", "--buffer", place.buffer)
     assert "broken.yaml is not valid YAML" in text and "line" in text
-    text = refused(place, tmp_path, "run", tmp_path, "--buffer", place.buffer)
+    text = refused(place, "run", tmp_path, "--buffer", place.buffer)
     assert "configuration file cannot be read" in text and str(tmp_path) in text
 
 
 @pytest.mark.parametrize("arguments", [["run", "--resume", "NOSUCH"], ["report", "NOSUCH"], ["status", "NOSUCH"]])
-def test_a_run_that_does_not_exist_is_refused(arguments: list[str], place: Place, tmp_path: Path) -> None:
-    text = refused(place, tmp_path, *arguments, "--buffer", place.buffer)
+def test_a_run_that_does_not_exist_is_refused(arguments: list[str], place: Place) -> None:
+    text = refused(place, *arguments, "--buffer", place.buffer)
     assert "contains no run" in text and "rft run CONFIG" in text
 
 
@@ -294,12 +280,12 @@ def test_check_deep_opens_everything_and_makes_nothing(place: Place, rft: Rft, t
     assert rows(place.buffer, "select name from rft.run") == []
 
 
-def test_a_priority_formula_that_the_database_does_not_take_is_refused(place: Place, tmp_path: Path) -> None:
+def test_a_priority_formula_that_the_database_does_not_take_is_refused(place: Place) -> None:
     setting = "sampling={order: prioritized, priority: {formula: 'meen_reward; DROP TABLE rft.draw'}}"
     arguments = [place.config, "--buffer", place.buffer, "--set", setting]
     for text in (
-        refused(place, tmp_path, "run", *arguments),
-        call("check", "--deep", *arguments, ray_folder=tmp_path / "ray").stderr,
+        refused(place, "run", *arguments),
+        call_rft("check", "--deep", *arguments, check=False).stderr,
     ):
         assert "sampling.priority.formula" in text and "mean_reward" in text and "is valid" not in text
 
@@ -316,13 +302,8 @@ def test_a_priority_formula_that_the_database_does_not_take_is_refused(place: Pl
     ],
     ids=["task line", "task file", "model", "reward", "server", "folder"],
 )
-def test_check_deep_finds_what_a_run_would_stumble_over(
-    setting: str, words: list[str], place: Place, tmp_path: Path
-) -> None:
-    result = subprocess.run(
-        rft_command("check", "--deep", place.config, "--set", setting),
-        capture_output=True, text=True, timeout=PATIENCE_S, env=rft_environment(), cwd=place.folder, check=False,
-    )  # fmt: skip
+def test_check_deep_finds_what_a_run_would_stumble_over(setting: str, words: list[str], place: Place) -> None:
+    result = call_rft("check", "--deep", place.config, "--set", setting, cwd=place.folder, check=False)
     assert result.returncode in (1, 2), result.stderr
     assert result.stdout == ""  # no configuration that would look valid
     last = result.stderr.splitlines()[-1]
@@ -332,18 +313,17 @@ def test_check_deep_finds_what_a_run_would_stumble_over(
 
 
 def test_a_stage_that_fails_on_every_row_ends_the_run_and_a_corrected_one_continues(
-    place: Place, server_folders: Path, tmp_path: Path
+    place: Place, server_folders: Path
 ) -> None:
     # It binds, so that only the rows show what is wrong with it.
     broken, fixed = "SELECT * FROM batch WHERE CAST(response || 'x' AS INTEGER) > 0", "SELECT * FROM batch"
     buffer = server_folders / "failing-stage"
-    ray_folder = Path(f"/tmp/rft-ray-{os.getpid()}")  # the sockets in it need a short name
 
     def run(query: str, *more: str) -> subprocess.CompletedProcess[str]:
         chain = json.dumps([{"sql": query}])
-        return call(
+        return call_rft(
             "run", place.config, *more, "--plain", "--buffer", buffer, "--set", f"pipelines.experience={chain}", "--set",
-            "pipelines.patience_s=3", ray_folder=ray_folder, timeout=280,
+            "pipelines.patience_s=3", check=False,
         )  # fmt: skip
 
     try:
@@ -354,13 +334,12 @@ def test_a_stage_that_fails_on_every_row_ends_the_run_and_a_corrected_one_contin
         # Nothing was dropped for what the stage is to blame for.
         assert rows(buffer, "select count(*) as n from rft.verdict") == [{"n": 0}]
         assert rows(buffer, "select count(*) > 0 as some from rft.experience") == [{"some": True}]
-        assert ray_folder.exists()  # so its absence says elsewhere that Ray was not started
+        assert rows(buffer, "select role from rft.worker")  # so their absence says elsewhere that nothing was started
 
         result = run(fixed, "--resume")
         assert result.returncode == 0, result.stdout + result.stderr
         steps = rows(buffer, "select num_groups from rft.v_train_step")
         assert len(steps) == 2 and all(step["num_groups"] > 0 for step in steps)
     finally:
-        shutil.rmtree(ray_folder, ignore_errors=True)
         if buffer.exists():
             EmbeddedServer(buffer).stop()

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from rftcore.launch.restarts import MAX_FUTILE
+from rftcore.launch.restarts import MAX_FUTILE, MAX_RESTARTS
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.support.command_line import Rft, rft_command, rft_environment, rows
+from tests.support.command_line import Rft, rft_environment, rows
 from tests.support.models import make_tiny_model
-from tests.support.waiting import PATIENCE_S
+from tests.support.preloaded import Preloaded
+from tests.support.waiting import PATIENCE_S, printed_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONFIG = """
 run: {{name: blocked, seed: 1}}
@@ -28,7 +29,7 @@ selector: {{type: shuffle}}
 pipelines:
   experience: [{stage}]
 algorithm: {{name: sft, group_size: 1}}
-explorer: {{engine: none, workflow: "{workflow}", max_refill: 64, claim_groups: 4, block_timeout_s: 1}}
+explorer: {{engine: none, workflow: "{workflow}", max_refill: 64, claim_groups: 4, block_timeout_s: 6}}
 trainer: {{batch_groups: 4, checkpoint_every: 100, autocast: none}}
 sampling: {{max_staleness: 100}}
 steps: {steps}
@@ -94,8 +95,8 @@ def start(folder: Path, stage: str, *, steps: int, workflow: str = "demonstratio
     (folder / "config.yaml").write_text(
         CONFIG.format(model=folder / "model", stage=stage, steps=steps, workflow=workflow)
     )
-    return subprocess.Popen(
-        rft_command("run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer"), env=rft_environment(),
+    return Preloaded(
+        ["run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer"], env=rft_environment(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
 
@@ -106,7 +107,7 @@ def workers(folder: Path, role: str) -> list[dict[str, Any]]:
 
 def test_a_role_that_user_code_blocks_is_started_again_and_the_run_finishes(folder: Path, rft: Rft) -> None:
     process = start(folder, "./blocking.py:once: {}", steps=3, workflow="./blocking.py:walk")
-    output, _ = process.communicate(timeout=400)
+    output = printed_by(process)
     assert process.returncode == 0, output
     task = (folder / "task").read_text()
     sentence = r"a workflow blocks its event loop for \d+ s and cannot be stopped \(blocking\.py, line 24, in walk\)"
@@ -132,20 +133,30 @@ def test_a_role_that_user_code_blocks_is_started_again_and_the_run_finishes(fold
 
 def test_a_role_that_is_blocked_again_and_again_ends_the_run(folder: Path) -> None:
     process = start(folder, "./blocking.py:Stuck: {}", steps=3)
-    output, _ = process.communicate(timeout=400)
+    output = printed_by(process)
     assert process.returncode == 1, output
     sentence = "the stage 'stuck' blocks while it is prepared"
-    assert (
-        f"the pipeline of the run 'blocked' was blocked again after {MAX_FUTILE} restarts: {sentence}; "
-        "continue from the last checkpoint: rft run --resume blocked" in output
-    )
-    assert len(workers(folder, "pipeline")) == MAX_FUTILE + 1
+    said = re.search(
+        rf"the pipeline of the run 'blocked' was blocked again after (\d+) restarts: {sentence}; "
+        "continue from the last checkpoint: rft run --resume blocked", output,
+    )  # fmt: skip
+    assert said, output
+    # More than the fewest, where a start takes so long that they are not within a minute.
+    assert MAX_FUTILE <= int(said[1]) <= MAX_RESTARTS
+    assert len(workers(folder, "pipeline")) == int(said[1]) + 1
     (run,) = rows(folder / "buffer", "select status::text as status, outcome from rft.run")
     assert run["status"] == "failed" and sentence in run["outcome"]
 
 
 def test_a_wait_for_reviews_is_named_and_a_killed_process_is_reported_in_a_line(folder: Path, rft: Rft) -> None:
     process = start(folder, "human_review: {timeout: 1 h, otherwise: pass}", steps=3)
+    try:
+        _see_reviews_and_kill(folder, rft, process)
+    finally:
+        process.kill()
+
+
+def _see_reviews_and_kill(folder: Path, rft: Rft, process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     wanted = "trainer waits for the review of groups 1, 2, 3 and 1 more for step 1: `rft label queue --run blocked"
     read = ""

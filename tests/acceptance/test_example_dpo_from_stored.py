@@ -16,7 +16,7 @@ from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import CHECKOUT, EXAMPLE, rft_environment, rows
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 SCRIPT = CHECKOUT / "examples" / "dpo_from_stored" / "run.py"
 
@@ -45,7 +45,7 @@ def test_the_example_trains_on_corrected_pairs_and_compares_on_the_same_question
     ]  # fmt: skip
     environment = {**rft_environment(), "PYTHONPATH": str(CHECKOUT)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1500, check=False)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         # Three models beside each other, in both decodings.
         for model in ("base", "GRPO", "DPO"):

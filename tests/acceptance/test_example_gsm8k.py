@@ -12,7 +12,7 @@ from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import CHECKOUT, Rft, report, rows
 from tests.support.models import make_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 CONFIG = CHECKOUT / "examples" / "gsm8k" / "config.yaml"
 STEPS = 2

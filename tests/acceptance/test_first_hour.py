@@ -1,7 +1,8 @@
 """The first hour of a new user: the built wheel alone, in a folder with files of their own and no checkout in sight.
 
-The tests are one walk and run in their order: each finds the folder and the buffer as the one before left them. The files of the user
-are in `first_hour`. The wheel is installed into an environment of its own, which borrows the dependencies of the tests' environment but not the checkout.
+The runs that the tests are about are made by fixtures, each on top of the one before: the warm-up, then GRPO with a person who reviews. The files
+of the user are in `first_hour`. The wheel is installed into an environment of its own, which borrows the dependencies of the tests' environment but not
+the checkout.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,9 @@ import pytest
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import CHECKOUT, rft_environment, rows
 from tests.support.models import make_tiny_model
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import RUN_S, printed_by, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 FILES = Path(__file__).parent / "first_hour"
 STEPS = 3
@@ -53,7 +53,7 @@ class Place:
         known = {key: value for key, value in rft_environment().items() if key not in ("RFT_BUFFER", "PYTHONPATH")}
         return {**known, "PATH": f"{self.environment / 'bin'}:{os.environ['PATH']}"}
 
-    def call(self, *command: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    def call(self, *command: object, timeout: float = RUN_S) -> subprocess.CompletedProcess[str]:
         """Run a command in the folder to its end."""
         return subprocess.run(
             [str(part) for part in command], cwd=self.folder, env=self.variables, capture_output=True, text=True,
@@ -102,22 +102,19 @@ class Place:
     def review_until(self, run: str, step: int, process: subprocess.Popen[str]) -> int:
         """Answer what waits until a step is done; returns the number of answers."""
         answered = 0
-        deadline = time.monotonic() + PATIENCE_S
-        while self.steps(run) < step:
-            assert process.poll() is None, f"the run ended before step {step}:\n{_printed(process)}"
-            assert time.monotonic() < deadline, f"step {step} was not reached"
-            if self.has_reviews() and self.steps(run) < step:
+
+        def is_done() -> bool:
+            nonlocal answered
+            if self.steps(run) < step and self.has_reviews():
                 answered += self.answer_reviews()
-            time.sleep(0.5)
+            return self.steps(run) >= step
+
+        wait_until(is_done, f"step {step}", process=process, pause_s=0.5)
         return answered
 
 
-def _printed(process: subprocess.Popen[str]) -> str:
-    return process.stdout.read() if process.stdout else ""
-
-
 def finished(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=PATIENCE_S)
+    output = printed_by(process)
     assert process.returncode == 0, output
     return output
 
@@ -163,14 +160,69 @@ def test_the_packages_are_those_of_the_wheel(place: Place) -> None:
     assert str(CHECKOUT) not in path.split()
 
 
-def test_the_configuration_is_checked_before_anything_runs(place: Place) -> None:
-    done = place.call("rft", "check", "--deep", "grpo.yaml")
-    assert done.returncode == 0 and "81 tasks, the first prompt is '1+1='" in done.stderr, done.stderr
-    assert "buffer will be created" in done.stderr and not place.buffer.exists()
-
-
-def test_the_model_is_warmed_up_on_a_file_of_chats(place: Place) -> None:
+@pytest.fixture(scope="module")
+def warmed(place: Place) -> Place:
+    """After the warm-up on a file of chats, from whose checkpoint everything later starts."""
     place.rft("run", "sft.yaml", "--plain")
+    [checkpoint] = place.rows(
+        "select uri from rft.checkpoint join rft.run using (run_id) where name = 'warm-up' and trainer_step = 20"
+    )
+    place.model = checkpoint["uri"]
+    return place
+
+
+@dataclass
+class Reviewed:
+    """What a run with a person who reviews printed in its two lives, and what was seen of it.
+
+    Attributes:
+        answered: reviews that the person answered in the first life.
+        steps: done when the person paused.
+        code: of the first life, whose trainer was killed.
+    """
+
+    answered: int
+    steps: int
+    code: int
+    killed: str
+    resumed: str
+
+
+@pytest.fixture(scope="module")
+def reviewed(warmed: Place) -> Reviewed:
+    """The run `sums`: GRPO, of which a person reviews answers, and whose trainer is killed once."""
+    place = warmed
+    run = place.start("run", "grpo.yaml", "--plain", "--set", f"model.path={place.model}")
+    try:
+        # Every group asks about its first rollout, so the third step waits for as long as the person pauses.
+        answered = place.review_until("sums", 2, run)
+        steps = place.steps("sums")
+        workers = json.loads(place.rft("status", "sums", "--json"))["workers"]
+        [trainer] = [worker["pid"] for worker in workers if worker["role"] == "trainer"]
+        os.kill(trainer, signal.SIGKILL)
+        output = printed_by(run)
+    finally:
+        if run.poll() is None:
+            run.terminate()
+    again = place.start("run", "--resume", "--plain")
+    place.review_until("sums", STEPS, again)
+    return Reviewed(answered, steps, run.returncode, output, finished(again))
+
+
+@pytest.fixture(scope="module")
+def trained(warmed: Place, reviewed: Reviewed) -> Place:
+    """After the warm-up and the run `sums`."""
+    return warmed
+
+
+def test_the_configuration_is_checked_before_anything_runs(place: Place) -> None:
+    done = place.call("rft", "check", "--deep", "grpo.yaml", "--buffer", "./none")
+    assert done.returncode == 0 and "81 tasks, the first prompt is '1+1='" in done.stderr, done.stderr
+    assert "none will be created" in done.stderr and not (place.folder / "none").exists()
+
+
+def test_the_model_is_warmed_up_on_a_file_of_chats(warmed: Place) -> None:
+    place = warmed
     losses = [
         row["loss"]
         for row in place.rows(
@@ -182,33 +234,15 @@ def test_the_model_is_warmed_up_on_a_file_of_chats(place: Place) -> None:
         "select prompt, response from rft.v_experience where run = 'warm-up' and task_key is not null limit 1"
     )
     assert "+" in chat[0]["prompt"] and chat[0]["response"].strip().isdigit(), chat
-    [checkpoint] = place.rows(
-        "select uri from rft.checkpoint join rft.run using (run_id) where name = 'warm-up' and trainer_step = 20"
-    )
-    place.model = checkpoint["uri"]
 
 
-def test_a_person_reviews_while_grpo_trains_and_a_killed_trainer_continues(place: Place) -> None:
-    model = f"model.path={place.model}"
-    run = place.start("run", "grpo.yaml", "--plain", "--set", model)
-    try:
-        # Every group asks about its first rollout, so the third step waits for as long as the person pauses.
-        assert place.review_until("sums", 2, run) >= 8
-        assert place.steps("sums") == 2
-        workers = json.loads(place.rft("status", "sums", "--json"))["workers"]
-        [trainer] = [worker["pid"] for worker in workers if worker["role"] == "trainer"]
-        os.kill(trainer, signal.SIGKILL)
-        output, _ = run.communicate(timeout=PATIENCE_S)
-    finally:
-        if run.poll() is None:
-            run.terminate()
-    assert run.returncode != 0, output
+def test_a_person_reviews_while_grpo_trains_and_a_killed_trainer_continues(trained: Place, reviewed: Reviewed) -> None:
+    place, output = trained, reviewed.killed
+    assert reviewed.answered >= 8 and reviewed.steps == 2
+    assert reviewed.code != 0, output
     assert "the trainer of the run 'sums' was killed by signal 9" in output, output
     assert "rft run --resume sums" in output and "Traceback" not in output, output
-
-    again = place.start("run", "--resume", "--plain")
-    place.review_until("sums", STEPS, again)
-    assert "finished" in finished(again)
+    assert "finished" in reviewed.resumed
     curve = place.rows("select trainer_step, num_groups from rft.v_train_step where run = 'sums' order by 1")
     assert [row["trainer_step"] for row in curve] == [1, 2, 3] and all(row["num_groups"] for row in curve)
     assert place.rows("select experience_id from rft.v_consumption group by 1 having count(*) > 1") == []
@@ -216,7 +250,8 @@ def test_a_person_reviews_while_grpo_trains_and_a_killed_trainer_continues(place
     assert shaped[0]["n"] >= 4 * STEPS
 
 
-def test_a_reward_is_corrected_by_sql_and_the_history_reports_it(place: Place) -> None:
+def test_a_reward_is_corrected_by_sql_and_the_history_reports_it(trained: Place) -> None:
+    place = trained
     [row] = place.rows(
         "select min(experience_id) as experience_id from rft.v_experience where run = 'sums' and state like '%drawn%' and reward < 1"
     )
@@ -229,7 +264,8 @@ def test_a_reward_is_corrected_by_sql_and_the_history_reports_it(place: Place) -
     ) == [{"reward": 1.0}]
 
 
-def test_a_fork_continues_from_an_earlier_step_with_other_stages(place: Place) -> None:
+def test_a_fork_continues_from_an_earlier_step_with_other_stages(trained: Place) -> None:
+    place = trained
     stages = "pipelines.experience=[{./stages.py:to_the_point: {cost: 0.05}}, {drop_zero_variance_groups: {}}]"
     printed = place.rft("run", "--resume", "sums", "--at-step", 2, "--fork", "dearer", "--set", stages, "--plain")
     assert "dearer begins at step 2" in printed
@@ -238,7 +274,8 @@ def test_a_fork_continues_from_an_earlier_step_with_other_stages(place: Place) -
     assert (status["status"], status["step"]) == ("finished", STEPS)
 
 
-def test_other_stages_are_replayed_over_history_and_compared(place: Place) -> None:
+def test_other_stages_are_replayed_over_history_and_compared(trained: Place) -> None:
+    place = trained
     strict = "pipelines.experience=[{./stages.py:to_the_point: {cost: 0.02}}, {reward_threshold: {min: 0.1}}]"
     place.rft("pipeline", "replay", "grpo.yaml", "--version", "strict", "--run", "sums", "--set", strict)
     versions = json.loads(place.rft("pipeline", "versions", "--run", "sums", "--json"))
@@ -249,7 +286,8 @@ def test_other_stages_are_replayed_over_history_and_compared(place: Place) -> No
     assert kept[0]["dropped"] > 0
 
 
-def test_a_run_is_exported_and_imported_into_a_new_buffer(place: Place) -> None:
+def test_a_run_is_exported_and_imported_into_a_new_buffer(trained: Place) -> None:
+    place = trained
     place.rft("export", "sums.parquet", "--run", "sums")
     place.rft("import", "sums.parquet", "--buffer", "./new")
     query = "select task_key, prompt, response, reward_sampled, reward, num_labels from rft.v_experience where run = 'sums' order by 1, 3, 4, 5"
@@ -259,9 +297,10 @@ def test_a_run_is_exported_and_imported_into_a_new_buffer(place: Place) -> None:
     assert "sums" in place.rft("lineage", key["key"], "--origin", "--buffer", "./new")
 
 
-def test_dpo_trains_on_pairs_of_the_stored_answers(place: Place) -> None:
+def test_dpo_trains_on_pairs_of_the_stored_answers(trained: Place) -> None:
+    place = trained
     place.rft("pairs", "build", "sums", "--margin", 0.05)
-    place.rft("run", "dpo.yaml", "--plain", "--set", f"model.path={place.model}")
+    place.rft("run", "dpo.yaml", "--plain", "--set", f"model.path={place.model}", "--set", "trainer.batch_groups=2")
     losses = place.rows(
         "select (metrics->>'loss')::float as loss from rft.v_train_step where run = 'preferences' order by trainer_step"
     )
@@ -319,7 +358,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("mistake", REFUSED)
-def test_one_paragraph_refuses(mistake: str, place: Place) -> None:
+def test_one_paragraph_refuses(mistake: str, trained: Place) -> None:
+    place = trained
     (place.folder / "questions.jsonl").write_text('{"messages": [{"role": "user", "content": "1+2="}]}\n')
     arguments, words = REFUSED[mistake]
     known = place.rows("select name from rft.run order by 1")
@@ -330,7 +370,10 @@ def test_one_paragraph_refuses(mistake: str, place: Place) -> None:
     assert place.rows("select name from rft.run order by 1") == known
 
 
-def test_a_misspelt_attribute_in_the_reward_ends_the_run_and_a_second_run_of_one_name_reports_it(place: Place) -> None:
+def test_a_misspelt_attribute_in_the_reward_ends_the_run_and_a_second_run_of_one_name_reports_it(
+    trained: Place,
+) -> None:
+    place = trained
     done = place.call(
         "rft", "run", "grpo.yaml", "--plain", "--set", "explorer.reward=./mistakes.py:misspelt", "--set", "explorer.max_refill=4",
         *UNREVIEWED,
@@ -342,7 +385,8 @@ def test_a_misspelt_attribute_in_the_reward_ends_the_run_and_a_second_run_of_one
     assert place.rows("select status from rft.run where name = 'sums-2'") != [{"status": "finished"}]
 
 
-def test_a_reward_that_is_no_number_ends_the_run_and_each_kind_is_named(place: Place) -> None:
+def test_a_reward_that_is_no_number_ends_the_run_and_each_kind_is_named(trained: Place) -> None:
+    place = trained
     done = place.call(
         "rft", "run", "grpo.yaml", "--plain", "--set", "run.name=no-number", "--set", "explorer.reward=./mistakes.py:no_number",
         "--set", "trainer.batch_groups=32", "--set", "explorer.max_refill=0", *UNREVIEWED,

@@ -1,6 +1,7 @@
 """A disk that fills up during a run: a clear end, nothing partly written, and `rft run --resume` once there is space.
 
-The first three tests are one walk and run in their order: a single run meets the end of one disk after the other.
+In the first three tests a single run meets the end of one disk after the other; each test starts it if there is none. Runs have no end in sight until
+they are given one, so that none is finished before its disk is full.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import Rft, report
 from tests.support.small_runs import RUN, settings, start
-from tests.support.waiting import wait_until
+from tests.support.waiting import printed_by, wait_until
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
-# What is written next meets the end of a disk; a database first uses the room that it has set aside.
-STEPS = 16
-STEPS_OF_DATABASE = 24
+ENDLESS = "steps=1000000"
 MIB = 2**20
 
 Mount = Callable[[Path, int], "SmallDisk"]
@@ -84,19 +83,25 @@ class Walk:
     buffer: Path
     segments: SmallDisk
     runs: SmallDisk
+    warm: Warm
 
-    def resume(self, *overrides: str) -> subprocess.Popen[str]:
+    def begin(self, *overrides: str) -> subprocess.Popen[str]:
+        return run(self.buffer, self.warm, f"buffer.segments={self.segments.folder}", *overrides)
+
+    def begin_or_resume(self, *overrides: str) -> subprocess.Popen[str]:
         """Continue the run."""
+        if not (self.buffer / "postgres").exists():
+            return self.begin(*overrides)
         options = [part for override in overrides for part in ("--set", override)]
         return start("run", "--resume", "--plain", "--buffer", self.buffer, *options, config=None)
 
 
 @pytest.fixture(scope="module")
-def walk(server_folders: Path) -> Iterator[Walk]:
+def walk(server_folders: Path, warm: Warm) -> Iterator[Walk]:
     folder = Path(tempfile.mkdtemp(dir=server_folders))
     buffer = folder / "buffer"
     with small_disks() as mount:
-        yield Walk(buffer, mount(folder / "segments", 16 * MIB), mount(buffer / "runs", 512 * MIB))
+        yield Walk(buffer, mount(folder / "segments", 16 * MIB), mount(buffer / "runs", 512 * MIB), warm)
         EmbeddedServer(buffer).stop()
 
 
@@ -119,22 +124,26 @@ def one(buffer: Path, query: str) -> object:
         return found.sql(query).column(0)[0].as_py()
 
 
-def run(buffer: Path, warm: Warm, *overrides: str, steps: int = STEPS) -> subprocess.Popen[str]:
-    return start("run", "--plain", "--buffer", buffer, *settings(warm, f"steps={steps}", *overrides))
+def run(buffer: Path, warm: Warm, *overrides: str) -> subprocess.Popen[str]:
+    return start("run", "--plain", "--buffer", buffer, *settings(warm, ENDLESS, *overrides))
+
+
+def num_steps(buffer: Path) -> int:
+    done = one(buffer, "select coalesce(max(trainer_step), 0) from rft.v_train_step")
+    assert isinstance(done, int)
+    return done
 
 
 def wait_for_step(buffer: Path, step: int, process: subprocess.Popen[str]) -> None:
     def is_done() -> bool:
-        if not (buffer / "host").exists():
-            return False
-        return one(buffer, "select coalesce(max(trainer_step), 0) from rft.train_step") >= step  # type: ignore[operator]
+        return (buffer / "host").exists() and num_steps(buffer) >= step
 
     wait_until(is_done, f"step {step}", process=process, pause_s=0.3)
 
 
 def ended_with_a_clear_error(process: subprocess.Popen[str]) -> str:
     """Return the run's last output: one paragraph."""
-    output, _ = process.communicate(timeout=300)
+    output = printed_by(process)
     assert process.returncode == 1, output
     assert "Traceback" not in output and "defect of rftdata" not in output, output
     last = output.rstrip().splitlines()[-1]
@@ -151,8 +160,9 @@ def assert_nothing_is_half_written(buffer: Path, segments: Path | None = None) -
     assert sorted(map(str, runs.glob("*"))) == sorted(checkpoints)
 
 
-def assert_resumed_to_the_end(rft: Rft, buffer: Path, *overrides: str, steps: int = STEPS) -> None:
-    options = [part for override in overrides for part in ("--set", override)]
+def assert_resumed_to_the_end(rft: Rft, buffer: Path, *overrides: str) -> None:
+    steps = num_steps(buffer) + 4
+    options = [part for override in (*overrides, f"steps={steps}") for part in ("--set", override)]
     rft("run", "--resume", "--plain", "--buffer", buffer, *options)
     result = report(rft, buffer, RUN)
     assert result["status"] == "finished" and result["steps"]["done"] == steps
@@ -163,9 +173,9 @@ def assert_resumed_to_the_end(rft: Rft, buffer: Path, *overrides: str, steps: in
     assert twice == 0
 
 
-def test_writers_stop_before_the_disk_is_full(walk: Walk, warm: Warm) -> None:
+def test_writers_stop_before_the_disk_is_full(walk: Walk) -> None:
     folder = walk.segments.folder
-    said = ended_with_a_clear_error(run(walk.buffer, warm, f"buffer.segments={folder}"))
+    said = ended_with_a_clear_error(walk.begin())
     assert f"the disk of the segments in {folder} has" in said
     assert f"buffer.min_free_bytes = {256 * MIB}" in said and "lower buffer.min_free_bytes" in said
     assert_nothing_is_half_written(walk.buffer, folder)
@@ -173,7 +183,7 @@ def test_writers_stop_before_the_disk_is_full(walk: Walk, warm: Warm) -> None:
 
 def test_the_disk_of_the_segments(walk: Walk) -> None:
     folder = walk.segments.folder
-    process = walk.resume("buffer.min_free_bytes=0")
+    process = walk.begin_or_resume("buffer.min_free_bytes=0")
     wait_for_step(walk.buffer, 3, process)
     walk.segments.fill()
     said = ended_with_a_clear_error(process)
@@ -186,16 +196,17 @@ def test_the_disk_of_the_segments(walk: Walk) -> None:
 def test_the_disk_of_the_checkpoints(walk: Walk, rft: Rft) -> None:
     folder, disk = walk.segments.folder, walk.runs
     walk.segments.resize(64 * MIB)
-    done = one(walk.buffer, "select coalesce(max(trainer_step), 0) from rft.train_step")
-    assert isinstance(done, int)
-    process = walk.resume("buffer.min_free_bytes=0")
+    done = num_steps(walk.buffer) if (walk.buffer / "host").exists() else 0
+    process = walk.begin_or_resume("buffer.min_free_bytes=0")
     wait_for_step(walk.buffer, done + 2, process)
+    newest = "select coalesce(max(trainer_step), 0) from rft.checkpoint where deleted_at is null"
+    wait_until(lambda: one(walk.buffer, newest) >= 2, "a checkpoint", process=process, pause_s=0.3)  # type: ignore[operator]
     disk.fill()
     said = ended_with_a_clear_error(process)
     assert f"the trainer of the run {RUN!r} ended before its work was done: no room for the checkpoint" in said
     assert "free space on the file system" in said and f"rft run --resume {RUN}" in said
     assert_nothing_is_half_written(walk.buffer, folder)
-    kept = one(walk.buffer, "select max(trainer_step) from rft.checkpoint where deleted_at is null")
+    kept = one(walk.buffer, newest)
     assert isinstance(kept, int) and kept >= 2
     disk.resize(1024 * MIB)
     assert_resumed_to_the_end(rft, walk.buffer, "buffer.min_free_bytes=0")
@@ -214,7 +225,7 @@ def test_the_disk_of_the_database(buffer_disk: Callable[[int], SmallDisk], warm:
     """Segments and checkpoints are there, too; any of the roles may meet the end first."""
     disk = buffer_disk(512 * MIB)
     buffer = disk.folder
-    process = run(buffer, warm, "buffer.min_free_bytes=0", steps=STEPS_OF_DATABASE)
+    process = run(buffer, warm, "buffer.min_free_bytes=0")
     wait_for_step(buffer, 3, process)
     disk.fill()
     said = ended_with_a_clear_error(process)
@@ -223,7 +234,7 @@ def test_the_disk_of_the_database(buffer_disk: Callable[[int], SmallDisk], warm:
     assert "free" in said and f"rft run --resume {RUN}" in said
     disk.resize(1024 * MIB)
     assert_nothing_is_half_written(buffer)
-    assert_resumed_to_the_end(rft, buffer, steps=STEPS_OF_DATABASE)
+    assert_resumed_to_the_end(rft, buffer)
     assert_nothing_is_half_written(buffer)
 
 

@@ -10,9 +10,10 @@ import rftdata
 from rftdata.maintenance.verification import verify
 from tests.support.command_line import Rft, report, rows
 from tests.support.small_runs import RUN, STEPS, settings, start
+from tests.support.waiting import printed_by
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def used(buffer: Path, run: str) -> dict[int, set[int]]:
@@ -29,7 +30,7 @@ def used(buffer: Path, run: str) -> dict[int, set[int]]:
 def test_going_back_and_forking(warm: Warm, rft: Rft, tmp_path: Path) -> None:
     buffer = tmp_path / "buffer"
     first = start("run", "--plain", "--buffer", buffer, *settings(warm))
-    output, _ = first.communicate(timeout=300)
+    output = printed_by(first)
     assert first.returncode == 0, output
     before = used(buffer, RUN)
     assert set(before) == set(range(1, STEPS + 1))

@@ -110,7 +110,7 @@ def test_a_micro_batch_is_moved_while_the_gpu_is_busy(cuda: torch.device) -> Non
     assert micro.token_ids_L.nbytes > 2**17  # small copies never wait
     micro.to(cuda)  # allocates
     torch.cuda.synchronize()
-    torch.cuda._sleep(2**30)  # cycles
+    torch.cuda._sleep(2**34)  # cycles: some seconds, longer than this process may have to wait for a processor
     busy = torch.cuda.Event()
     busy.record()
     micro.to(cuda)

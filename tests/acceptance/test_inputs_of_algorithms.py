@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -15,11 +16,12 @@ import yaml
 import rftdata
 from rftcore.reporting.report import build_report
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment, rows
+from tests.support.command_line import EXAMPLE, Rft, rft_environment, rows
 from tests.support.models import make_tiny_model
+from tests.support.preloaded import Preloaded
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FLOW = """
 import json
@@ -85,14 +87,15 @@ def chain(tmp_path: Path) -> Path:
 
 def kill_during_the_first_stage(chain: Path, buffer: Path) -> None:
     """Start the chain, and kill its explorer after the first step."""
-    process = subprocess.Popen(
-        rft_command("run", chain, "--plain"), env=rft_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    process = Preloaded(
+        ["run", chain, "--plain"], env=rft_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )  # fmt: skip
     wait_until(
         lambda: (buffer / "host").exists() and rows(buffer, "select 1 from rft.train_step"), "the first step", process=process, pause_s=0.1
     )  # fmt: skip
     for worker in rows(buffer, "select pid from rft.worker where stopped_at is null"):
-        os.kill(worker["pid"], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker["pid"], signal.SIGKILL)
     process.kill()
     process.wait()
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.command_line import EXAMPLE, Rft, report, rows
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 REWARD = '''
 def score(turn, task):
@@ -19,6 +19,9 @@ def score(turn, task):
         raise ValueError("this verifier does not like zeros")
     return float(turn.finish_reason == "stop" and turn.response == task.answer)
 '''
+
+# More than in the example, so that the gain of a run is far from what could be chance.
+MANY_QUESTIONS = "eval.test=[{name: sort-test, source: './tasks.py:numbers', args: {size: 20000, seed: 2}, split: test, limit: 1000}]"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def finished(warm: Warm, rft: Rft, tmp_path_factory: pytest.TempPathFactory) -> 
     result = rft(
         "run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", folder / "buffer",
         "--set", f"model.path={warm.model}", "--set", f"explorer.reward=['{folder}/my_reward.py:score']",
-        "--set", f"pipelines.experience={json.dumps(chain)}", "--set", "monitor=[tensorboard]", timeout=800,
+        "--set", f"pipelines.experience={json.dumps(chain)}", "--set", "monitor=[tensorboard]", "--set", MANY_QUESTIONS, timeout=1500,
     )  # fmt: skip
     assert "rft report sort-grpo" in result.stdout, result.stdout
     assert "step 40/40" in result.stdout or "40/40" in result.stdout, result.stdout
@@ -47,8 +50,8 @@ def test_the_reward_rises_on_questions_that_were_not_trained_on(finished: Path, 
     assert result["status"] == "finished"
     assert result["steps"]["done"] == 40
     sampled = next(gain for gain in result["gains"] if gain["purpose"] == "test" and gain["decoding"] == "sampled")
-    assert sampled["num_questions"] == 500
-    # Weights that do not learn would come so far once in 700 runs; five runs gained 5.3 to 6.5 standard errors.
+    assert sampled["num_questions"] == 1000
+    # Weights that do not learn would come so far once in 700 runs. With half as many questions, five runs gained 5.3 to 6.5 standard errors.
     assert sampled["difference"] > 3 * sampled["standard_error"]
 
 

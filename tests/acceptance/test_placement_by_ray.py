@@ -12,8 +12,7 @@ import pytest
 import ray
 
 from rftcore.config import RunConfig
-from rftcore.launch.cluster import RoleProcess, Seats, identity, machines, reserve, stop_cluster
-from rftcore.launch.cluster_watch import ClusterWatch
+from rftcore.launch.cluster import RayLauncher, RoleActorProcess, Seats, identity, machines, reserve, stop_cluster
 from rftcore.launch.interrupts import Interrupts
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.roles import Roles
@@ -23,7 +22,7 @@ from rftdata import Buffer
 from rftdata.errors import ConfigError
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Probe:
@@ -85,12 +84,16 @@ def test_each_role_sees_its_own_gpus_and_again_after_a_restart_and_others_are_re
 
 def test_roles_that_share_a_gpu_see_the_same(four_gpus: None) -> None:
     placement = place(config(4, 1, 2), machines(), engine_share=0.3)
-    seats = Seats(placement, reserve(placement))
+    reserved = reserve(placement)
+    seats = Seats(placement, reserved)
     names = [f"explorer {index}" for index in range(4)]
     actors = [ray.remote(Probe).options(**seats.options(name)).remote() for name in (*names, "trainer")]
     *sampling, training = ray.get([actor.devices.remote() for actor in actors])
     assert sampling[0::2] == [sampling[0]] * 2 and sampling[1::2] == [sampling[1]] * 2
     assert sorted(sampling[0] + sampling[1] + training) == [0, 1, 2, 3]
+    for actor in actors:
+        ray.kill(actor)
+    ray.util.remove_placement_group(reserved)
 
 
 class Role:
@@ -106,9 +109,9 @@ class Role:
         return 0
 
 
-def started(name: str, seconds: float) -> RoleProcess:
+def started(name: str, seconds: float) -> RoleActorProcess:
     actor = ray.remote(Role).options(num_cpus=0).remote()
-    return RoleProcess(
+    return RoleActorProcess(
         name=name, role=name.split()[0], start=lambda: started(name, seconds), actor=actor, identity=actor.identity.remote(),
         done=actor.run.remote(seconds),
     )  # fmt: skip
@@ -131,7 +134,7 @@ def test_an_explorer_that_dies_again_and_again_is_given_up_while_another_works(f
         Restarts(run),
         view,
         Interrupts(),
-        ClusterWatch(is_local=True),
+        RayLauncher(),
     )
 
     def is_given_up() -> bool:

@@ -15,9 +15,9 @@ import rftdata
 from rftdata.workers import process_lives
 from tests.support.command_line import rft_command, rft_environment
 from tests.support.stored_run import StoredRun
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import RUN_S, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONFIG = """
 run: {name: sums}
@@ -36,13 +36,20 @@ trainer: {batch_groups: 2, learning_rate: 0.001}
 steps: 4
 """
 STAGES = """
+import os
 import time
 from pathlib import Path
 
+HERE = Path(__file__).parent
+
 
 def judge(row):
-    if (Path(__file__).parent / "slow").exists():
-        time.sleep(0.1)
+    if (HERE / "meeting").exists():  # before its first answer every process waits for so many
+        (HERE / f"{os.getpid()}.here").touch()
+        while len(list(HERE.glob("*.here"))) < int((HERE / "meeting").read_text()):
+            time.sleep(0.05)
+    while (HERE / "hold").exists() and row["group_id"] > 12:
+        time.sleep(0.05)
     assert row["group_id"] % 7, "no answer for this group"
     return row["experience_id"] % 5 > 0
 """
@@ -68,7 +75,7 @@ def command(run: StoredRun, folder: Path, version: str, workers: int, batch_grou
 
 def replay(run: StoredRun, folder: Path, version: str, workers: int, batch_groups: int) -> dict[str, Any]:
     done = subprocess.run(
-        command(run, folder, version, workers, batch_groups), env=rft_environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command(run, folder, version, workers, batch_groups), env=rft_environment(), capture_output=True, text=True, timeout=RUN_S, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -84,7 +91,7 @@ def verdicts(run: StoredRun, version: str) -> list[tuple[Any, ...]]:
 
 def test_the_verdicts_do_not_depend_on_the_number_of_processes(run: StoredRun, tmp_path: Path) -> None:
     one = replay(run, tmp_path, "one", 1, 3)
-    (tmp_path / "slow").touch()  # so that all processes are started before the first has done everything
+    (tmp_path / "meeting").write_text("3")  # so that none does everything before the others are there
     three = replay(run, tmp_path, "three", 3, 3)
     assert verdicts(run, "one") == verdicts(run, "three")
     assert len(verdicts(run, "one")) == GROUPS * SIZE
@@ -102,7 +109,8 @@ def test_the_verdicts_do_not_depend_on_the_number_of_processes(run: StoredRun, t
 def test_a_replay_of_single_groups_goes_on_when_one_of_its_processes_is_killed(run: StoredRun, tmp_path: Path) -> None:
     """Whether a group that fails alone is set aside depends on the group before it, which another process may have."""
     replay(run, tmp_path, "one", 1, 1)
-    (tmp_path / "slow").touch()
+    (tmp_path / "meeting").write_text("2")
+    (tmp_path / "hold").touch()
     process = subprocess.Popen(
         command(run, tmp_path, "two", 2, 1), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
@@ -112,8 +120,8 @@ def test_a_replay_of_single_groups_goes_on_when_one_of_its_processes_is_killed(r
     ].to_pylist()
     assert len(at_work) == 2
     os.kill(at_work[0], signal.SIGKILL)
-    (tmp_path / "slow").unlink()
-    output, errors = process.communicate(timeout=PATIENCE_S)
+    (tmp_path / "hold").unlink()
+    output, errors = process.communicate(timeout=RUN_S)
     assert process.returncode == 0, errors
     done = json.loads(output)
     assert done["num_groups"] == GROUPS

@@ -16,7 +16,7 @@ from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, rows
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CHARACTERS = "0123456789>"
 BOS, EOS, FIRST = 1, 2, 4

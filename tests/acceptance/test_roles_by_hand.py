@@ -14,7 +14,7 @@ from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, report, rows
 from tests.support.small_runs import RUN, STEPS, settings, start
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, printed_by, wait_until
 from tests.support.warm_up import Warm
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -56,7 +56,7 @@ def wait_for_worker(buffer: Path, role: str, process: subprocess.Popen[str]) -> 
 
 def assert_one_finished_run(buffer: Path, rft: Rft, processes: dict[str, subprocess.Popen[str]], ray: Path) -> None:
     for verb, process in processes.items():
-        output, _ = process.communicate(timeout=300)
+        output = printed_by(process)
         assert process.returncode == 0, f"rft {verb} ended with {process.returncode}:\n{output}"
         assert "Traceback" not in output, output
     assert [(row["name"], row["status"]) for row in rows(buffer, "select name, status::text from rft.run")] == [
@@ -78,7 +78,7 @@ def assert_one_finished_run(buffer: Path, rft: Rft, processes: dict[str, subproc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("order", [("train", "explore", "process"), ("process", "explore", "train")], ids="-".join)
 def test_each_may_be_first(
     order: tuple[str, ...], buffer: Path, by_hand: Start, warm: Warm, rft: Rft, tmp_path: Path
@@ -91,7 +91,7 @@ def test_each_may_be_first(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_started_at_the_same_moment_on_a_new_buffer_they_make_one_run(
     buffer: Path, by_hand: Start, warm: Warm, rft: Rft, tmp_path: Path
 ) -> None:
@@ -105,18 +105,18 @@ def test_started_at_the_same_moment_on_a_new_buffer_they_make_one_run(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_an_explorer_that_died_is_replaced_by_one_started_later(
     buffer: Path, by_hand: Start, warm: Warm, rft: Rft
 ) -> None:
-    options = ("--buffer", buffer, *settings(warm, "explorer.lease_s=5"))
+    options = ("--buffer", buffer, *settings(warm, "explorer.lease_s=15"))
     processes = {verb: by_hand(verb, *options) for verb in ROLES}
     wait_for_worker(buffer, "explorer", processes["explore"])
     processes["explore"].kill()
     processes["explore"].communicate()
     processes["explore"] = by_hand("explore", *options)
     for verb, process in processes.items():
-        output, _ = process.communicate(timeout=300)
+        output = printed_by(process)
         assert process.returncode == 0, f"rft {verb} ended with {process.returncode}:\n{output}"
     assert [row["status"] for row in rows(buffer, "select status::text from rft.run")] == ["finished"]
     assert report(rft, buffer, RUN)["steps"]["done"] == STEPS

@@ -11,7 +11,7 @@ from tests.support.command_line import EXAMPLE, Rft, report, rows
 from tests.support.small_runs import STEPS, settings
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SAMPLING = {
     "order": "prioritized",

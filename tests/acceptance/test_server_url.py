@@ -11,9 +11,9 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,11 +32,12 @@ from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.programs import binary_dir
 from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment
+from tests.support.ports import closed_port
 from tests.support.small_runs import RUN, STEPS, settings
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, RUN_S, printed_by, wait_until
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 # With characters that a URL, a shell or a regular expression would take for something else; no other test run's password.
 PASSWORD = f"s3cr3t/w:th@ödd %41{secrets.token_hex(4)}"
@@ -57,21 +58,17 @@ class Finished:
 @pytest.fixture(scope="module")
 def url(server_folders: Path) -> Iterator[str]:
     """A database of an ordinary account, reached by TCP: what an administrator would hand out."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = EmbeddedServer(server_folders / "tcp", listen=f"127.0.0.1:{port}")
+    with closed_port() as port:
+        server = EmbeddedServer(server_folders / "tcp", listen=f"127.0.0.1:{port}")
+        yield from _served(server, port)
+
+
+def _served(server: EmbeddedServer, port: int) -> Iterator[str]:
     with psycopg.connect(server.start(), autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE ROLE trainee LOGIN PASSWORD {}").format(sql.Literal(PASSWORD)))
         connection.execute("CREATE DATABASE experiences OWNER trainee")
     yield f"postgresql://trainee:{quote(PASSWORD, safe='')}@127.0.0.1:{port}/experiences"
     server.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @dataclass
@@ -85,8 +82,13 @@ class RayCluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    folder = Path(f"/tmp/rft-ray-{os.getpid()}")  # unix sockets of Ray have short names only
-    address = f"127.0.0.1:{free_port()}"
+    folder = Path(tempfile.mkdtemp(prefix="rft-", dir="/tmp"))  # unix sockets of Ray have short names only
+    with closed_port() as port:
+        address = f"127.0.0.1:{port}"
+        yield from _started(address, folder, tmp_path_factory)
+
+
+def _started(address: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     common = [
         "--block",
         "--num-cpus=2",
@@ -174,7 +176,7 @@ def finished(url: str, cluster: RayCluster, warm: Warm, tmp_path_factory: pytest
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        output, _ = process.communicate(timeout=400)
+        output = printed_by(process)
     finally:
         ended.set()
         looking.join()
@@ -215,7 +217,7 @@ def test_a_deep_check_prints_the_plan_for_the_cluster(cluster: RayCluster, warm:
     sync, buffer = ("--set", "sync.method=checkpoint"), ("--buffer", tmp_path / "buffer")
     process = subprocess.run(
         rft_command("check", EXAMPLE / "grpo.yaml", "--deep", *buffer, *settings(warm, "pipelines.workers=2"), *sync),
-        env={**rft_environment(), **token}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        env={**rft_environment(), **token}, capture_output=True, text=True, timeout=RUN_S, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     plan = process.stderr.partition("plan for ")[2].splitlines()
@@ -235,15 +237,16 @@ def test_pipeline_workers_are_spread_over_the_nodes_and_both_decide(finished: Fi
 def test_a_cluster_that_cannot_be_joined_is_one_paragraph(
     cluster: RayCluster, warm: Warm, tmp_path: Path, is_there: bool
 ) -> None:
-    address = cluster.address if is_there else f"127.0.0.1:{free_port()}"
-    process = subprocess.run(
-        rft_command("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", tmp_path / "buffer", *settings(warm)),
-        env={**rft_environment(), "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    with closed_port() as port:
+        address = cluster.address if is_there else f"127.0.0.1:{port}"
+        process = subprocess.run(
+            rft_command("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", tmp_path / "buffer", *settings(warm)),
+            env={**rft_environment(), "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"},
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
     assert process.returncode == 2, process.stderr
     (said,) = [line for line in process.stderr.splitlines() if line.startswith("rft: ")]
     assert address in said and "RAY_AUTH_MODE=token" in said and "Traceback" not in process.stderr

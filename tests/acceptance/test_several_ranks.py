@@ -20,9 +20,9 @@ from tests.support.small_runs import RUN, settings, start
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STEPS = 12
+STEPS = 10  # after the kill
 
 
 @pytest.fixture
@@ -40,7 +40,8 @@ def wait_for_the_end_of(trainers: list[int]) -> None:
 
 
 def test_a_run_with_two_ranks_continues_after_kill_9_of_one(buffer: Path, warm: Warm, rft: Rft) -> None:
-    options = settings(warm, "trainer.num_gpus=2", "sync.method=nccl", f"steps={STEPS}", "eval.every=6")
+    # Without an end in sight, so that it is not finished before the kill. While the engine answers evaluations, weights are written as a file alone.
+    options = settings(warm, "trainer.num_gpus=2", "sync.method=nccl", "steps=1000000", "eval.tasks=[]")
     process = start("run", "--plain", "--buffer", buffer, *options)
     wait_until(
         lambda: (buffer / "host").exists() and len(rows(buffer, "select * from rft.train_step")) >= 3, "three steps",
@@ -57,18 +58,19 @@ def test_a_run_with_two_ranks_continues_after_kill_9_of_one(buffer: Path, warm: 
     assert f"rft run --resume {RUN}" in output and "Traceback" not in output, output
     wait_for_the_end_of([trainers[0]["pid"]])
 
-    rft("run", "--resume", "--plain", "--buffer", buffer)
+    last = rows(buffer, "select max(trainer_step) as step from rft.v_train_step")[0]["step"] + STEPS
+    rft("run", "--resume", "--plain", "--buffer", buffer, "--set", f"steps={last}")
     result = report(rft, buffer, RUN)
-    assert (result["status"], result["steps"]["done"]) == ("finished", STEPS)
+    assert (result["status"], result["steps"]["done"]) == ("finished", last)
     curve = rows(buffer, "select trainer_step from rft.v_train_step order by 1")
-    assert [row["trainer_step"] for row in curve] == list(range(1, STEPS + 1))
+    assert [row["trainer_step"] for row in curve] == list(range(1, last + 1))
     trainers = rows(buffer, "select pid, error from rft.worker where role = 'trainer' order by worker_id")
     assert [row["error"] is None for row in trainers] == [False, True]
     wait_for_the_end_of([row["pid"] for row in trainers])
-    # Each attempt has a group of its own. Only while the engine answers evaluations, or is not there yet, are weights written as a file alone.
+    # Each attempt has a group of its own. Only while the engine is not there yet, are weights written as a file alone.
     applied = rows(
         buffer,
         "select attempt_id, count(*) as n from rft.weight_transfer t join rft.weight_receipt r using (transfer_id)"
         " where r.status = 'applied' and t.status = 'ended' and t.error is null group by 1 order by 1",
     )
-    assert len(applied) == 2 and sum(row["n"] for row in applied) >= STEPS - 3, applied
+    assert len(applied) == 2 and applied[1]["n"] >= STEPS - 1, applied

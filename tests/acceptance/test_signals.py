@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import termios
@@ -19,9 +20,10 @@ from rftcore.launch.interrupts import SAME_S
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import rft_command, rft_environment, rows
 from tests.support.models import make_tiny_model
-from tests.support.waiting import PATIENCE_S
+from tests.support.preloaded import Preloaded
+from tests.support.waiting import PATIENCE_S, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONFIG = """
 run: {{name: supervised, seed: 1}}
@@ -33,7 +35,7 @@ explorer: {{engine: none, workflow: demonstration, max_refill: 0, claim_groups: 
 trainer: {{batch_groups: 4, checkpoint_every: 2000, autocast: none}}
 sync: {{offset: 8}}
 sampling: {{max_staleness: 100}}
-steps: 20000
+steps: 100000000
 """
 TASKS = """
 import time
@@ -72,15 +74,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         EmbeddedServer(folder / "buffer").stop()
 
 
-def command(folder: Path, *more: object) -> list[str]:
-    """`rft run`; resumed once there is a run."""
+def arguments(folder: Path, *more: object) -> list[object]:
+    """Of `rft run`; resumed once there is a run."""
     resumed = ["--resume"] if (folder / "buffer" / "postgres").exists() else []
-    return rft_command("run", folder / "config.yaml", *resumed, "--buffer", folder / "buffer", *more)
+    return ["run", folder / "config.yaml", *resumed, "--buffer", folder / "buffer", *more]
 
 
 def start(folder: Path, *more: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(folder, "--plain", *more), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    return Preloaded(
+        arguments(folder, "--plain", *more), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
 
@@ -94,9 +96,7 @@ def num_steps(folder: Path) -> int:
 def wait_for_steps(folder: Path, process: subprocess.Popen[str]) -> None:
     """Until it has done two steps more."""
     before = num_steps(folder)
-    while num_steps(folder) < before + 2:
-        assert process.poll() is None, process.stdout.read() if process.stdout else ""
-        time.sleep(0.5)
+    wait_until(lambda: num_steps(folder) >= before + 2, "two steps more", process=process, pause_s=0.5)
 
 
 def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
@@ -149,13 +149,16 @@ def test_a_signal_interrupts_the_run_in_good_order(folder: Path, number: signal.
 def test_a_terminal_that_is_closed_interrupts_the_run_in_good_order(folder: Path) -> None:
     terminal, end = os.openpty()
     process = subprocess.Popen(
-        command(folder), env=rft_environment(), stdin=end, stdout=end, stderr=end, start_new_session=True,
+        rft_command(*arguments(folder)), env=rft_environment(), stdin=end, stdout=end, stderr=end, start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(end)
-    drain = threading.Thread(target=drain_terminal, args=(terminal,), daemon=True)
+    closes = threading.Event()
+    drain = threading.Thread(target=drain_terminal, args=(terminal, closes), daemon=True)
     drain.start()
     wait_for_steps(folder, process)  # type: ignore[arg-type]
+    closes.set()
+    drain.join()
     os.close(terminal)
     assert process.wait(timeout=PATIENCE_S) == 128 + signal.SIGHUP
     state = rows(folder / "buffer", "select status::text as status, outcome from rft.run")
@@ -163,11 +166,12 @@ def test_a_terminal_that_is_closed_interrupts_the_run_in_good_order(folder: Path
     assert_kept(folder)
 
 
-def drain_terminal(terminal: int) -> None:
-    """Read what a terminal shows, so that the writer does not wait."""
+def drain_terminal(terminal: int, closes: threading.Event) -> None:
+    """Read what a terminal shows until it is to be closed, so that the writer does not wait."""
     with contextlib.suppress(OSError):
-        while os.read(terminal, 65536):
-            pass
+        while not closes.is_set():
+            if select.select([terminal], [], [], 0.1)[0]:
+                os.read(terminal, 65536)
 
 
 def test_a_signal_before_the_roles_are_placed_interrupts_the_run(folder: Path) -> None:
@@ -181,9 +185,9 @@ def test_a_signal_before_the_roles_are_placed_interrupts_the_run(folder: Path) -
 def test_a_signal_before_the_run_is_stored_leaves_none(folder: Path) -> None:
     before = rows(folder / "buffer", "select count(*) as n from rft.run")
     change = "tasks=[{name: slow, source: './tasks.py:slow'}]"
-    arguments = ["run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer", "--set", change]
-    process = subprocess.Popen(
-        rft_command(*arguments, "--set", "run.name=slow"), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    options = ["--plain", "--buffer", folder / "buffer", "--set", change, "--set", "run.name=slow"]
+    process = Preloaded(
+        ["run", folder / "config.yaml", *options], env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
     wait_for_line(process, "the tasks are read")

@@ -11,7 +11,7 @@ import yaml
 from tests.support.command_line import EXAMPLE, Rft, rows
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

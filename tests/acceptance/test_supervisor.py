@@ -7,18 +7,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.support.command_line import Rft, rft_command, rft_environment, rows
+from tests.support.command_line import Rft, rft_environment, rows
 from tests.support.models import make_tiny_model
-from tests.support.waiting import PATIENCE_S
+from tests.support.preloaded import Preloaded
+from tests.support.waiting import PATIENCE_S, printed_by, wait_until, wait_until_ended
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CONFIG = """
 run: {{name: supervised, seed: 1, stop_grace_s: 3}}
@@ -30,7 +31,7 @@ explorer: {{engine: "./engines.py:Stubborn", workflow: demonstration, max_refill
 trainer: {{batch_groups: 4, checkpoint_every: 2000, autocast: none}}
 sync: {{offset: 8}}
 sampling: {{max_staleness: 100}}
-steps: 2000
+steps: 100000000
 """
 TASKS = """
 def questions():
@@ -65,10 +66,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    overrides = [part for option in options for part in ("--set", option)]
+    overrides = [part for option in options for part in ([option] if option.startswith("--") else ["--set", option])]
     arguments = ["run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer", *overrides]
-    return subprocess.Popen(
-        rft_command(*arguments), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    return Preloaded(
+        arguments, env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
 
@@ -79,9 +80,10 @@ def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_
     process = start(folder)
     buffer = folder / "buffer"
     running = buffer / "postgres" / "postmaster.pid"
-    while not running.exists() or not rows(buffer, "select 1 from rft.train_step limit 1"):
-        assert process.poll() is None, process.stdout.read() if process.stdout else ""
-        time.sleep(0.5)
+    wait_until(
+        lambda: running.exists() and rows(buffer, "select 1 from rft.train_step limit 1"), "the first step",
+        process=process, pause_s=0.5,
+    )  # fmt: skip
     stacks = rft("status", "--stacks", "--buffer", buffer).stdout
     for role, function in (
         ("supervisor", "_supervise"),
@@ -99,9 +101,36 @@ def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_
     assert run == [{"status": "interrupted", "outcome": "stopped by a person"}]
 
 
+def test_the_end_of_the_fork_server_ends_the_run_and_its_roles_which_are_resumed(folder: Path) -> None:
+    process = start(folder, "explorer.engine=none")
+    buffer = folder / "buffer"
+    running = buffer / "postgres" / "postmaster.pid"
+    wait_until(
+        lambda: running.exists() and rows(buffer, "select 1 from rft.train_step limit 1"), "the first step",
+        process=process, pause_s=0.5,
+    )  # fmt: skip
+    pids = {row["role"]: row["pid"] for row in rows(buffer, "select role::text as role, pid from rft.worker")}
+    assert sorted(pids) == ["explorer", "pipeline", "supervisor", "trainer"] and pids.pop("supervisor") == process.pid
+    [server] = {psutil.Process(pid).ppid() for pid in pids.values()}
+    os.kill(server, signal.SIGKILL)
+    output = printed_by(process)
+    assert process.returncode == 1, output
+    said = f"the fork server was killed by signal 9 (process {server}), and the roles ended with it"
+    assert said in output and "rft run --resume supervised" in output and "Traceback" not in output
+    wait_until_ended(pids.values())
+    (step,) = rows(buffer, "select max(trainer_step) as last from rft.v_train_step")
+    again = start(folder, "explorer.engine=none", f"steps={step['last'] + 3}", "--resume")
+    output = printed_by(again)
+    assert again.returncode == 0 and "finished" in output, output
+    logs = {path.name for path in (buffer / "runs" / "supervised" / "logs").iterdir()}
+    assert logs == {"explorer.log", "pipeline.log", "trainer.log"}
+    stacks = {path.name for path in (buffer / "runs" / "supervised" / "stacks").glob("[0-9]*.txt")}
+    assert stacks <= {f"{pid}.txt" for pid in pids.values()}, "a process that ends in good order removes its own"
+
+
 def test_a_role_that_fails_when_the_run_has_finished_does_not_change_its_result(folder: Path) -> None:
     process = start(folder, "steps=2", "explorer.engine=./engines.py:Clumsy")
-    output, _ = process.communicate(timeout=240)
+    output = printed_by(process)
     assert process.returncode == 0, output
     assert "warning: the run had finished when the explorer failed" in output and "stumbled" in output
     assert "2 of 2" in output, "the results are shown"

@@ -12,9 +12,10 @@ import pytest
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import rows
 from tests.support.small_runs import STEPS, settings, start
+from tests.support.waiting import printed_by
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_a_run_in_turns_trains_on_what_the_newest_weights_sampled(server_folders: Path, warm: Warm) -> None:
@@ -22,7 +23,7 @@ def test_a_run_in_turns_trains_on_what_the_newest_weights_sampled(server_folders
     engine = "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625}"
     more = ["explorer.engine=vllm", engine, "explorer.sleep=true", "eval.every=2"]
     process = start("run", "--plain", "--buffer", buffer, *settings(warm, *more))
-    output, _ = process.communicate(timeout=400)
+    output = printed_by(process)
     try:
         assert process.returncode == 0, output
         assert "warning: explorer.sleep has no effect: an engine on a CPU frees nothing" in output

@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -34,10 +35,10 @@ from tests.support.command_line import rows
 from tests.support.learning import config, make_batch
 from tests.support.models import make_tiny_model
 from tests.support.small_runs import settings, start
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, printed_by, until_it_happens
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ENGINE = EngineConfig(dtype="float32", context_length=128, max_num_seqs=4, kv_cache_gib=0.0625)
 PROMPT = list(range(5, 35))
@@ -66,10 +67,10 @@ class Trained:
 
     def send(self, engine: VllmEngine | TransformersEngine, version: int) -> None:
         """Send the adapters into a live engine."""
-        number, store = next(_transfers), open_store(LOOPBACK, 20)
+        number, store = next(_transfers), open_store(LOOPBACK, PATIENCE_S)
         plan = TransferPlan(
             transfer_id=number, group_id=number, backend="gloo", host=LOOPBACK, port=store.port, num_ranks=1 + engine.reception.num_ranks,
-            first_rank=0, tensors=self.learner.weight_tensors(adapters_alone=True), dtype="float32", bucket_bytes=1 << 14, timeout_s=20,
+            first_rank=0, tensors=self.learner.weight_tensors(adapters_alone=True), dtype="float32", bucket_bytes=1 << 14, timeout_s=PATIENCE_S,
             adapters=self.adapters,
         )  # fmt: skip
         assert len(plan.buckets()) > 2
@@ -89,11 +90,15 @@ _transfers = itertools.count(1)
 
 def differences(generation: Generation, model: Path) -> list[float]:
     """Differences of log-probabilities between sampled tokens and the model in a folder."""
-    reference = AutoModelForCausalLM.from_pretrained(model)
     with torch.no_grad():
-        logprobs = reference(torch.tensor([PROMPT + generation.token_ids])).logits[0].log_softmax(-1)
+        logprobs = opened(model)(torch.tensor([PROMPT + generation.token_ids])).logits[0].log_softmax(-1)
     expected = [logprobs[len(PROMPT) - 1 + k, token].item() for k, token in enumerate(generation.token_ids)]
     return [abs(a - b) for a, b in zip(generation.logprobs, expected, strict=True)]
+
+
+@cache
+def opened(model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model)
 
 
 def worst_difference(engine: VllmEngine | TransformersEngine, model: Path) -> float:
@@ -101,9 +106,9 @@ def worst_difference(engine: VllmEngine | TransformersEngine, model: Path) -> fl
 
 
 async def sample_and_load(engine: VllmEngine, load: Callable[[], object]) -> list[Generation]:
-    """Change the adapters while four requests run."""
-    tasks = [asyncio.create_task(engine.generate(PROMPT, Decoding(max_tokens=95))) for _ in range(4)]
-    await asyncio.sleep(0.05)
+    """Change the adapters while four requests run and others wait: when the first has ended."""
+    tasks = [asyncio.create_task(engine.generate(PROMPT, Decoding(max_tokens=95))) for _ in range(32)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     try:
         await asyncio.to_thread(load)
     finally:
@@ -149,26 +154,33 @@ def test_vllm_samples_with_the_newest_adapters(trained: Trained) -> None:
             engine.load_weights(found.uri, version, found.checksum)
             assert worst_difference(engine, merged) < 1e-3
             assert engine.policy_version_id == version
-        trained.train(4)
-        newest = trained.publish("4", trained.alone.of_learner())
-        merged, previous = trained.checkpoint("merged-4"), trained.folder / "merged-3"
-        switched = 0
-        for generation in asyncio.run(sample_and_load(engine, lambda: load(engine, newest, 4))):
-            switched += switches(generation, {3: previous, 4: merged})
-        assert switched, "no request was running when the adapters changed"
+        versions = itertools.count(4)
+
+        def switched() -> bool | None:
+            version = next(versions)
+            trained.train(version)
+            newest = trained.publish(str(version), trained.alone.of_learner())
+            both = {
+                version - 1: trained.folder / f"merged-{version - 1}",
+                version: trained.checkpoint(f"merged-{version}"),
+            }
+            found = asyncio.run(sample_and_load(engine, lambda: load(engine, newest, version)))
+            return sum(switches(generation, both) for generation in found) > 0 or None
+
+        until_it_happens(switched, "a request runs while the adapters change")
         # A checkpoint's folder, as for the test sets, and the model without adapters.
         again = trained.publish("again", trained.alone.of_folder(trained.folder / "merged-2"))
-        engine.load_weights(again.uri, 5, again.checksum)
+        engine.load_weights(again.uri, 1005, again.checksum)
         assert worst_difference(engine, trained.folder / "merged-2") < 1e-3
         first = trained.publish("first", trained.alone.of_folder(trained.model))
-        engine.load_weights(first.uri, 6, first.checksum)
+        engine.load_weights(first.uri, 1006, first.checksum)
         assert worst_difference(engine, trained.model) < 1e-3
         whole = trained.publish("whole", trained.merged.of_learner())
         with pytest.raises(ModelError, match="was started for adapters only"):
-            engine.load_weights(whole.uri, 7, whole.checksum)
+            engine.load_weights(whole.uri, 1007, whole.checksum)
         assert found.num_bytes < whole.num_bytes / 5
         with pytest.raises(EngineStoppedError, match="adapters cannot be added to running requests"):
-            asyncio.run(sample_and_load(engine, lambda: load(engine, found, 7)))
+            asyncio.run(sample_and_load(engine, lambda: load(engine, found, 1007)))
     finally:
         engine.close()
 
@@ -179,26 +191,36 @@ def test_a_live_engine_takes_adapters_from_the_trainer(trained: Trained, num_pro
     os.environ.update(VllmEngine.process_environment(settings))
     engine, folders = VllmEngine(trained.model, settings), dict[int, Path]()
     try:
-        for version in (10, 11, 12):
+        versions = itertools.count(10)
+
+        def train() -> int:
+            version = next(versions)
             trained.train(version)
             folders[version] = trained.checkpoint(f"live-{num_processes}-{version}")
             assert worst_difference(engine, folders[version]) > 0.05, "the check must be able to fail"
-            if version < 12:
-                trained.send(engine, version)
-                assert worst_difference(engine, folders[version]) < 1e-3
-        spread = asyncio.run(sample_and_load(engine, lambda: trained.send(engine, 12)))
-        assert sum([switches(generation, {11: folders[11], 12: folders[12]}) for generation in spread])
+            return version
+
+        def switched() -> bool | None:
+            version = train()
+            spread = asyncio.run(sample_and_load(engine, lambda: trained.send(engine, version)))
+            both = {number: folders[number] for number in (version - 1, version)}
+            return sum(switches(generation, both) for generation in spread) > 0 or None
+
+        for _ in range(2):
+            trained.send(engine, version := train())
+            assert worst_difference(engine, folders[version]) < 1e-3
+        until_it_happens(switched, "a request runs while the adapters change")
         # What vLLM's kernels read is, bit by bit, what vLLM reads from a file.
         file = trained.publish(f"live-{num_processes}", trained.alone.of_learner())
         assert engine.differing_weights(file.uri, file.checksum) == []
-        trained.train(13)
+        trained.train(last := next(versions))
         other = trained.publish(f"other-{num_processes}", trained.alone.of_learner())
         differing = engine.differing_weights(other.uri, other.checksum)
         assert {name.split(".")[-2] for name in differing} == {"lora_a_stacked", "lora_b_stacked"}
         base = trained.publish(f"base-{num_processes}", trained.alone.of_folder(trained.model))
         assert engine.differing_weights(base.uri, base.checksum) == ["all adapters"]
-        trained.send(engine, 13)
-        assert worst_difference(engine, trained.checkpoint(f"live-{num_processes}-13")) < 1e-3
+        trained.send(engine, last)
+        assert worst_difference(engine, trained.checkpoint(f"live-{num_processes}-{last}")) < 1e-3
         with pytest.raises(
             ModelError, match="the trainer sends whole weights, and this engine was started for adapters only"
         ):
@@ -250,7 +272,7 @@ def test_a_run_sends_adapters_alone_to_an_engine_that_sleeps_meanwhile(server_fo
     )  # fmt: skip
     process = start("run", "--plain", "--buffer", buffer, *options)
     try:
-        output, _ = process.communicate(timeout=280)
+        output = printed_by(process)
         assert process.returncode == 0, output
         sizes = [row["num_bytes"] for row in rows(buffer, "select num_bytes from rft.policy_version order by 1 desc")]
         assert sizes[0] < (warm.model / "model.safetensors").stat().st_size / 5

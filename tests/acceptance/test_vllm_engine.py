@@ -19,14 +19,15 @@ from safetensors.torch import save_file
 
 from rftcore.engines.base import Decoding, EngineConfig, Generation, Reception
 from rftcore.engines.vllm_engine import VllmEngine
+from rftcore.sync.base import Publication
 from rftcore.sync.transfer_plan import TransferError, TransferPlan
 from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
 from rftdata.errors import ModelError
 from tests.support.models import make_tiny_model
 from tests.support.sending import held, wire
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until_it_happens, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CONFIG = EngineConfig(dtype="float32", context_length=128, max_num_seqs=32, kv_cache_gib=0.25)
 EXACT = 1e-3
@@ -73,12 +74,22 @@ class Live:
             for parameter in self.reference.parameters():
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * 0.2)
 
-    def push(self) -> None:
-        publication = write_atomically(
+    def publish(self) -> Publication:
+        return write_atomically(
             self.folder / f"{self.version}.safetensors",
             lambda draft: write_weights(self.reference.named_parameters(), draft),
         )
+
+    def load(self, publication: Publication) -> None:
         self.engine.load_weights(publication.uri, self.version, publication.checksum)
+
+    def push(self) -> None:
+        self.load(self.publish())
+
+    def started(self, ids: list[int]) -> list[asyncio.Task[Generation]]:
+        """Three times as many long requests as fit at once: when the first has ended, others are at work, and will be for long."""
+        decoding = Decoding(max_tokens=100, stop=("never!",))
+        return [asyncio.create_task(self.engine.generate(ids, decoding)) for _ in range(3 * CONFIG.max_num_seqs)]
 
     def transfer(self, *, break_off: bool = False) -> None:
         """Send the reference's weights into the engine, or half of them, as a trainer does."""
@@ -90,11 +101,12 @@ class Live:
         # As of the real trainer, a head that is tied travels as the embedding alone.
         is_tied = self.reference.config.tie_word_embeddings
         tied = {"lm_head.weight": "model.embed_tokens.weight"} if is_tied else {}
-        store, sender, numbers = open_store(LOOPBACK, 20), TransferSender(), next(_transfers)
+        timeout_s = 20.0 if break_off else PATIENCE_S
+        store, sender, numbers = open_store(LOOPBACK, timeout_s), TransferSender(), next(_transfers)
         num_ranks = 1 + self.engine.reception.num_ranks
         plan = TransferPlan(
             transfer_id=numbers, group_id=numbers, backend="gloo", host=LOOPBACK, port=store.port, num_ranks=num_ranks, first_rank=0,
-            tensors=wire(state, tied=tied), dtype="float32", bucket_bytes=1 << 19, timeout_s=20,
+            tensors=wire(state, tied=tied), dtype="float32", bucket_bytes=1 << 19, timeout_s=timeout_s,
         )  # fmt: skip
 
         def tensors() -> Iterator[tuple[str, Any]]:
@@ -147,32 +159,31 @@ def test_log_probabilities_are_of_the_distribution_sampled_from(live: Live) -> N
 
 def test_requests_in_flight_during_an_update_name_the_version_of_every_token(live: Live) -> None:
     ids = live.engine.tokenizer.encode("u:7*8=\na:")
-    before = live.engine.policy_version_id
-    live.change_reference()
 
-    async def sample_and_update() -> list[Generation]:
-        tasks = [
-            asyncio.create_task(live.engine.generate(ids, Decoding(max_tokens=100, stop=("never!",))))
-            for _ in range(16)
-        ]
-        await asyncio.sleep(0.15)
-        await asyncio.to_thread(live.push)
+    async def sample_and_update(publication: Publication) -> list[Generation]:
+        tasks = live.started(ids)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.to_thread(live.load, publication)
         return await asyncio.gather(*tasks)
 
-    after_switch = []
-    for generation in asyncio.run(sample_and_update()):
-        versions = [version for _, version in generation.version_spans]
-        assert versions in ([before], [live.version], [before, live.version])
-        switch = next(
-            (start for start, version in generation.version_spans if version == live.version), len(generation.token_ids)
-        )
-        new = live.expected(ids, generation)[switch:]
-        difference = max((abs(a - b) for a, b in zip(generation.logprobs[switch:], new, strict=True)), default=0)
-        if versions != [before, live.version]:
-            assert difference < EXACT
-        else:
-            after_switch.append(difference)
-    assert after_switch, "no request was running when the weights changed"
+    def differences_after_a_switch() -> list[float] | None:
+        before = live.engine.policy_version_id
+        live.change_reference()
+        found = []
+        for generation in asyncio.run(sample_and_update(live.publish())):
+            versions = [version for _, version in generation.version_spans]
+            assert versions in ([before], [live.version], [before, live.version])
+            starts = [start for start, version in generation.version_spans if version == live.version]
+            switch = starts[0] if starts else len(generation.token_ids)
+            new = live.expected(ids, generation)[switch:]
+            difference = max((abs(a - b) for a, b in zip(generation.logprobs[switch:], new, strict=True)), default=0)
+            if versions != [before, live.version]:
+                assert difference < EXACT
+            elif len(new) >= 10:  # of a few tokens all might be alike by chance
+                found.append(difference)
+        return found or None
+
+    after_switch = until_it_happens(differences_after_a_switch, "requests run while the weights change")
     if live.engine.config.kv_cache == "recompute":
         assert max(after_switch) < EXACT
     else:
@@ -182,13 +193,14 @@ def test_requests_in_flight_during_an_update_name_the_version_of_every_token(liv
 def test_a_request_that_is_interrupted_tells_what_it_sampled_and_can_be_continued(live: Live) -> None:
     ids = live.engine.tokenizer.encode("u:4*5=\na:")
 
-    async def interrupted() -> list[Generation]:
+    async def interrupted() -> list[Generation] | None:
         request = asyncio.create_task(
             live.engine.generate_named("mine", ids, Decoding(max_tokens=100, stop=("never!",)))
         )
         parts: list[Generation] = []
         while sum(len(part.token_ids) for part in parts) < 4:
-            assert not request.done(), "it ended by itself"
+            if request.done():  # a short answer ends before it can be asked for
+                return None
             await asyncio.sleep(0.01)
             known = sum(len(part.token_ids) for part in parts)
             told = await asyncio.to_thread(live.engine.unfinished, {"mine": known, "other": 0})
@@ -196,10 +208,7 @@ def test_a_request_that_is_interrupted_tells_what_it_sampled_and_can_be_continue
         request.cancel()
         return parts
 
-    for _ in range(20):  # short answers end before they can be asked for
-        with contextlib.suppress(AssertionError):
-            parts = asyncio.run(interrupted())
-            break
+    parts = until_it_happens(lambda: asyncio.run(interrupted()), "a request is interrupted after its first tokens")
     token_ids = [token for part in parts for token in part.token_ids]
     logprobs = [logprob for part in parts for logprob in part.logprobs]
     assert len(logprobs) == len(token_ids) and parts[-1].version_spans == [(0, live.engine.policy_version_id)]
@@ -296,12 +305,11 @@ def test_a_sleeping_engine_computes_nothing_until_it_has_weights_again(live: Liv
     """On a CPU no memory is freed, and the scheduler, the requests and the order of the calls are those of a GPU."""
     if live.engine.reception.num_ranks > 1:
         pytest.skip("such an engine has its GPUs for itself")
-    before, ids = live.engine.policy_version_id, live.engine.tokenizer.encode("u:7*8=\na:")
-    live.change_reference()
+    ids = live.engine.tokenizer.encode("u:7*8=\na:")
 
     async def sample_and_sleep() -> list[Generation]:
-        tasks = [asyncio.create_task(live.engine.generate(ids, Decoding(max_tokens=100))) for _ in range(16)]
-        await asyncio.sleep(0.15)
+        tasks = live.started(ids)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.to_thread(live.engine.sleep)
         open_before = sum(not task.done() for task in tasks)
         tasks.append(asyncio.create_task(live.engine.generate(ids, Decoding(max_tokens=100))))  # waits in the scheduler
@@ -309,13 +317,19 @@ def test_a_sleeping_engine_computes_nothing_until_it_has_weights_again(live: Liv
         assert not await asyncio.to_thread(live.engine.wake, True)  # room for weights alone
         assert not await asyncio.to_thread(live.engine.wake)
         await asyncio.sleep(0.3)
-        assert open_before and sum(not task.done() for task in tasks) == open_before + 1
+        assert sum(not task.done() for task in tasks) == open_before + 1
         await asyncio.to_thread(live.push)
         return await asyncio.gather(*tasks)
 
-    generations = asyncio.run(sample_and_sleep())
-    spans = [[version for _, version in generation.version_spans] for generation in generations]
-    assert [before, live.version] in spans and spans[-1] == [live.version]
+    def slept_amid_a_response() -> bool | None:
+        before = live.engine.policy_version_id
+        live.change_reference()
+        generations = asyncio.run(sample_and_sleep())
+        spans = [[version for _, version in generation.version_spans] for generation in generations]
+        assert spans[-1] == [live.version]
+        return [before, live.version] in spans or None
+
+    until_it_happens(slept_amid_a_response, "the engine falls asleep while requests run")
     assert live.worst_difference() < EXACT
     live.engine.sleep()
     assert not live.engine.wake(weights_only=True)
@@ -336,15 +350,19 @@ def test_every_process_of_an_engine_is_a_rank_with_its_device(live: Live) -> Non
 
 
 def test_an_idle_engine_uses_no_processor_time(live: Live) -> None:
-    def processor_time() -> float:
-        own = psutil.Process()
-        return sum(sum(process.cpu_times()[:2]) for process in [own, *own.children(recursive=True)])
+    own = psutil.Process()
+    processes = [own, *own.children(recursive=True)]
 
-    if live.engine.reception.num_ranks > 1:
-        time.sleep(1.5)  # vLLM's further processes poll for a second before they sleep
-    before = processor_time()
-    time.sleep(1.0)
-    assert processor_time() - before < 0.2
+    def rests() -> bool:
+        before = processor_time()
+        time.sleep(0.5)
+        return processor_time() - before < 0.1
+
+    def processor_time() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    # Not at once: threads of torch and vLLM's further processes poll for a while before they sleep.
+    wait_until(rests, "the rest of an idle engine", pause_s=0)
 
 
 def test_a_response_ends_at_the_limit_or_by_itself_and_states_which(live: Live) -> None:

@@ -27,7 +27,7 @@ from tests.support.models import make_character_tokenizer
 from tests.support.sending import held, wire
 from tests.support.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CONFIG = EngineConfig(dtype="bfloat16", context_length=128, max_num_seqs=4, kv_cache_gib=0.0625)
 ROUTER = ["model.layers.1.mlp.gate.weight", "model.layers.1.mlp.gate.e_score_correction_bias"]
@@ -71,10 +71,10 @@ def test_an_engine_finds_out_what_it_keeps_in_float32_and_gets_it_so(
     before = engine._llm.llm_engine.collective_rpc(parameters)[0]
     assert torch.equal(before["model.norm.weight"], checkpoint["model.norm.weight"]), "asking loads nothing"
     state = {name: tensor.float() + torch.rand(tensor.shape) for name, tensor in checkpoint.items()}
-    store, sender = open_store(LOOPBACK, 20), TransferSender()
+    store, sender = open_store(LOOPBACK, PATIENCE_S), TransferSender()
     plan = TransferPlan(
         transfer_id=1, group_id=1, backend="gloo", host=LOOPBACK, port=store.port, num_ranks=2, first_rank=0,
-        tensors=wire(list(state.items())), dtype="bfloat16", bucket_bytes=1 << 17, timeout_s=20,
+        tensors=wire(list(state.items())), dtype="bfloat16", bucket_bytes=1 << 17, timeout_s=PATIENCE_S,
     )  # fmt: skip
     with pytest.raises(RftError, match="transfer 1 rounds tensors that the engine keeps in float32"):
         engine.receive_weights(replace(plan, first_rank=1), 1)

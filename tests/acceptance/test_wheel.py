@@ -17,6 +17,8 @@ from rftcore.installation.installer import CONSTRAINTS, pip_settings, uv_environ
 from tests.support.citations import all_cited
 from tests.support.models import make_tiny_model
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
 PIP, UV, SETUP = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[:3]
@@ -88,7 +90,7 @@ class Terminal:
         }
         self._environment["PATH"] = f"{programs}:{os.environ['PATH']}"
 
-    def run(self, commands: str, *, timeout: float = 580) -> subprocess.CompletedProcess[str]:
+    def run(self, commands: str, *, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
         """Run a block of the page, with the wheel in the place of the package's name on the index."""
         commands = re.sub(r"(install )'?rftdata\b", rf"\g<1>{self._wheel}", commands)
         active = "if [ -d .venv ]; then . .venv/bin/activate; fi\n"
@@ -97,7 +99,7 @@ class Terminal:
             timeout=timeout, check=False,
         )  # fmt: skip
 
-    def output(self, commands: str, *, timeout: float = 580) -> str:
+    def output(self, commands: str, *, timeout: float = 1500) -> str:
         """The output of commands that must succeed."""
         done = self.run(commands, timeout=timeout)
         assert done.returncode == 0, f"{commands}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -126,7 +128,6 @@ def trained(base: Terminal) -> tuple[Terminal, str]:
     return base, base.output(SETUP)
 
 
-@pytest.mark.slow
 def test_the_wheel_carries_the_sql_the_pages_and_nothing_from_beside_the_packages(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
@@ -138,7 +139,6 @@ def test_the_wheel_carries_the_sql_the_pages_and_nothing_from_beside_the_package
     assert {"rftcore/installation/overrides.txt", "rftcore/installation/constraints.txt"} <= set(names)
 
 
-@pytest.mark.slow
 def test_the_wheel_alone_makes_a_buffer_writes_and_reads_it_back(base: Terminal) -> None:
     script = base.folder / "first_steps.py"
     script.write_text(SCRIPT, encoding="utf-8")
@@ -148,7 +148,6 @@ def test_the_wheel_alone_makes_a_buffer_writes_and_reads_it_back(base: Terminal)
     assert "sql" in base.output("rft --help")
 
 
-@pytest.mark.slow
 def test_every_page_that_help_and_messages_name_is_in_the_installed_wheel(base: Terminal) -> None:
     base.output(f'python -I -c "{RESOLVE}" {" ".join(sorted(all_cited()))}')
     assert base.output("rft docs install") == PAGE
@@ -156,7 +155,6 @@ def test_every_page_that_help_and_messages_name_is_in_the_installed_wheel(base: 
     assert (base.folder / ".venv").resolve() in path.resolve().parents
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "check", "check --deep", "explore", "train", "process"])
 def test_without_torch_every_verb_that_needs_it_names_the_command_that_installs_it(
     base: Terminal, command: str
@@ -170,7 +168,6 @@ def test_without_torch_every_verb_that_needs_it_names_the_command_that_installs_
     assert "defect" not in done.stderr
 
 
-@pytest.mark.slow
 def test_without_torch_the_doctor_names_the_command_that_installs_it(base: Terminal) -> None:
     output = base.output("rft doctor")
     assert (
@@ -178,7 +175,6 @@ def test_without_torch_the_doctor_names_the_command_that_installs_it(base: Termi
     )
 
 
-@pytest.mark.slow
 def test_where_no_index_answers_setup_reports_it_and_changes_nothing(base: Terminal) -> None:
     before = base.output("python -m pip list --format freeze")
     done = base.run("PIP_NO_INDEX=1 rft setup cpu")
@@ -189,7 +185,6 @@ def test_where_no_index_answers_setup_reports_it_and_changes_nothing(base: Termi
     assert base.output("python -m pip list --format freeze") == before
 
 
-@pytest.mark.slow
 def test_uv_installs_the_wheel_and_finds_what_training_needs(wheel: Path, tmp_path: Path) -> None:
     settings = uv_environment(pip_settings(Path(sys.executable)))
     terminal = Terminal(tmp_path, wheel, **{name: value for name, value in settings.items() if name.startswith("UV_")})
@@ -202,8 +197,6 @@ def test_uv_installs_the_wheel_and_finds_what_training_needs(wheel: Path, tmp_pa
     assert not re.search(r"\+ (torchvision|torchaudio|torchcodec|triton)\b", printed)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_setup_brings_the_cpu_extra_without_what_breaks_it(trained: tuple[Terminal, str]) -> None:
     terminal, output = trained
     assert "cpu is installed completely" in output and output.endswith("all is well\n")
@@ -213,7 +206,6 @@ def test_setup_brings_the_cpu_extra_without_what_breaks_it(trained: tuple[Termin
     assert "nothing to do: cpu is installed completely" in terminal.output("rft setup cpu")
 
 
-@pytest.mark.slow
 def test_setup_removes_a_package_that_does_not_match_torch(trained: tuple[Terminal, str]) -> None:
     terminal, _ = trained
     [site_packages] = (terminal.folder / ".venv").glob("lib/python3*/site-packages")
@@ -233,8 +225,6 @@ def test_setup_removes_a_package_that_does_not_match_torch(trained: tuple[Termin
     assert not (site_packages / "torchvision.py").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_first_run_of_the_page_trains_two_steps(trained: tuple[Terminal, str]) -> None:
     terminal, _ = trained
     make_tiny_model(terminal.folder / "model")

@@ -10,9 +10,10 @@ import pytest
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import rows
 from tests.support.small_runs import settings, start
+from tests.support.waiting import printed_by
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 _ENGINES = Path(__file__).with_name("wrong_engines.py")
 _CLOSE = ["sync.offset=1", "sync.max_logprob_diff=0.02"]
@@ -56,7 +57,7 @@ def test_the_right_engine_stays_within_the_limit_that_a_wrong_one_exceeds(buffer
 
 def run(buffer: Path, warm: Warm, *more: str) -> tuple[int, str]:
     process = start("run", "--plain", "--buffer", buffer, *settings(warm, "sync.method=nccl", *more))
-    output, _ = process.communicate(timeout=300)
+    output = printed_by(process)
     return process.returncode, output
 
 

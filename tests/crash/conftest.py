@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.session_processes import folder_prefix
+
 
 @pytest.fixture
 def server_folders() -> Iterator[Path]:
     """Folder of the embedded servers, outside pytest's own folder; see tests/conftest.py."""
-    with tempfile.TemporaryDirectory(prefix="rft-test-") as folder:
+    with tempfile.TemporaryDirectory(prefix=folder_prefix()) as folder:
         yield Path(folder)

@@ -39,6 +39,7 @@ from rftdata.postgres.embedded import DATABASE, OWNER, EmbeddedServer
 from tests.crash.cuts import Cuts
 from tests.crash.witness import Witness, observe
 from tests.support.network import Machine, Network
+from tests.support.waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
 ROLES = ("explorer-0", "explorer-1", "pipeline", "trainer", "labeller")
@@ -169,9 +170,9 @@ class Crew:
             raise RoleBrokeError(f"the {life.role} ended with {code}:\n{self.log(life.role)[-4000:]}")
         return known[code]
 
-    def wait_for_end(self, life: Life, timeout_s: float) -> str:
+    def wait_for_end(self, life: Life) -> str:
         """Wait until a role has ended by itself; why."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             pid, status = os.waitpid(life.pid, os.WNOHANG)
             if pid:
@@ -179,7 +180,7 @@ class Crew:
                     del self.lives[life.role]
                 return self.reason(life, status)
             time.sleep(0.01)
-        raise RoleBrokeError(f"the {life.role} still runs after {timeout_s} s:\n{self.log(life.role)[-4000:]}")
+        raise RoleBrokeError(f"the {life.role} still runs after {PATIENCE_S:g} s:\n{self.log(life.role)[-4000:]}")
 
     def replace_a_slow_trainer(self) -> str:
         """Stop the trainer until its lease ends, start another, continue the first; return how the first ended."""
@@ -195,7 +196,7 @@ class Crew:
                 time.sleep(0.02)
         finally:
             os.kill(slow.pid, signal.SIGCONT)
-        return self.wait_for_end(slow, 30)
+        return self.wait_for_end(slow)
 
     def replace_a_lost_trainer(self) -> str:
         """Cut the trainer's machine off, start another trainer elsewhere, restore the machine; return how the first trainer ended."""
@@ -212,7 +213,7 @@ class Crew:
             self.restart_ended()
             time.sleep(0.02)
         self.cuts.restore(lost.machine)
-        return self.wait_for_end(lost, 60)
+        return self.wait_for_end(lost)
 
     def kill_a_rank(self) -> str:
         """Start a trainer of two ranks, kill the second one after some steps; return how the trainer ended."""
@@ -220,7 +221,7 @@ class Crew:
             self.kill("trainer")
         life = self.start("trainer", num_ranks=2)
         query = "SELECT coalesce(max(draw_id), 0) FROM rft.draw"
-        drawn, deadline = 0, time.monotonic() + 90
+        drawn, deadline = 0, time.monotonic() + PATIENCE_S
         # The first draw is made ahead of the first step.
         while drawn < 3 and time.monotonic() < deadline and life is self.lives.get("trainer"):
             before = self.number(query)
@@ -235,7 +236,7 @@ class Crew:
             raise RoleBrokeError(f"the trainer has {len(ranks)} other ranks:\n{self.log('trainer')[-4000:]}")
         life.lost_rank = True
         ranks[0].kill()
-        ended = self.wait_for_end(life, 60)
+        ended = self.wait_for_end(life)
         self.start("trainer")
         return ended
 
@@ -243,7 +244,7 @@ class Crew:
         """Ask the roles to stop, in good order."""
         with contextlib.suppress(psycopg.Error), self._connection() as connection:
             connection.execute("UPDATE rft.run SET stop_requested = true")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         for life in list(self.lives.values()):
             while time.monotonic() < deadline and not os.waitpid(life.pid, os.WNOHANG)[0]:
                 time.sleep(0.01)

@@ -41,7 +41,7 @@ def crash_at_each(crew: Crew) -> None:
             role = _ROLE[name.partition(".")[0]]
             if role in crew.lives:
                 crew.kill(role)
-            ended = crew.wait_for_end(crew.start(role, f"{name}:{passing}"), 60)
+            ended = crew.wait_for_end(crew.start(role, f"{name}:{passing}"))
             if ended != "killed":
                 raise RoleBrokeError(f"{name}:{passing}: the {role} {ended}")
             crew.start(role)

@@ -17,6 +17,7 @@ import psycopg
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.crash.crew import RoleBrokeError
 from tests.support.command_line import CHECKOUT, rft_environment
+from tests.support.waiting import PATIENCE_S
 
 # What ends a run, and how `rft run` describes it: not at all if it is killed itself.
 FATAL = {
@@ -29,8 +30,6 @@ REPLACED = ("explorer", "pipeline", "database")
 """What `rft run` starts again."""
 _RESUME = "continue from the last checkpoint: rft run --resume crash"
 _RFT = "from rftcore.command import main; main()"
-_STALL_S = 120.0
-_END_S = 60.0
 
 
 class RayRun:
@@ -63,7 +62,7 @@ class RayRun:
             options.append("--resume")
         self._number += 1
         command = ["run", str(self.folder / "config.yaml"), *options, "--plain", "--buffer", str(self.buffer)]
-        environment = {**rft_environment(), "PYTHONPATH": str(CHECKOUT), **self._environment}
+        environment = {**rft_environment(), "RAY_ADDRESS": "local", "PYTHONPATH": str(CHECKOUT), **self._environment}
         with (self.folder / f"life-{self._number}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", self._program, *command], cwd=self.folder, env=environment, stdout=log,
@@ -74,11 +73,11 @@ class RayRun:
         """Wait until this life has recorded so many steps.
 
         Raises:
-            RoleBrokeError: it ended before, or did not get there within two minutes.
+            RoleBrokeError: it ended before, or did not get there within `PATIENCE_S`.
         """
         assert self.process is not None
         query, wanted = "SELECT count(*) FROM rft.train_step", None
-        deadline = time.monotonic() + _STALL_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             done = self.number(query)
             if done is not None:
@@ -125,10 +124,10 @@ class RayRun:
         assert self.process is not None
         since = time.monotonic()
         try:
-            code = self.process.wait(_END_S)
+            code = self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired as error:
             raise RoleBrokeError(
-                f"{_END_S:.0f} s after the end of the {victim} the run goes on:\n{self.output[-4000:]}"
+                f"{PATIENCE_S:.0f} s after the end of the {victim} the run goes on:\n{self.output[-4000:]}"
             ) from error
         seconds, said = time.monotonic() - since, self.output
         wanted = (FATAL[victim], _RESUME) if FATAL[victim] else ()
@@ -138,7 +137,7 @@ class RayRun:
             or "Traceback" in said
         ):
             raise RoleBrokeError(f"after the end of the {victim} the run ended with {code}:\n{said[-4000:]}")
-        _, left = psutil.wait_procs(self._roles, timeout=_END_S)
+        _, left = psutil.wait_procs(self._roles, timeout=PATIENCE_S)
         self._roles.clear()
         if left:
             raise RoleBrokeError(f"after the end of the {victim} these roles still run: {left}")
@@ -152,7 +151,7 @@ class RayRun:
         """
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        if (code := self.process.wait(_END_S)) != 128 + signal.SIGTERM:
+        if (code := self.process.wait(PATIENCE_S)) != 128 + signal.SIGTERM:
             raise RoleBrokeError(f"the run did not stop in good order but with {code}:\n{self.output[-4000:]}")
 
     def close(self) -> None:

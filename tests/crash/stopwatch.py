@@ -3,7 +3,7 @@
 Time is counted by phase (opens the buffer, takes the run, …) and, inside a phase, by wait: a connection, a named query, what a role reports that it
 waits for, a pause, a program, a file lock. The rest of a phase is computing, or waiting for a processor. Only the outermost phase and
 the outermost wait count, so that the parts of a life add up to its seconds. Threads of their own (heartbeat, lease) are not counted: they
-start with an empty context.
+start with an empty context. Where threads that do count wait at the same time, what is left to computing may be negative.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Stopwatch:
         return {
             "seconds": round(seconds, 3),
             "processor_s": round(time.process_time() - self._processor, 3),
-            "parts": [[*key, round(part, 3)] for key, part in parts.most_common() if part >= 0.001],
+            "parts": [[*key, round(part, 3)] for key, part in parts.most_common() if abs(part) >= 0.001],
         }
 
     def _count(self, owner: Any, name: str, label: Callable[..., str]) -> None:

@@ -27,6 +27,7 @@ from tests.crash.cuts import SECONDS, Cut
 from tests.crash.examine import Findings, examine
 from tests.support.models import make_tiny_model
 from tests.support.network import Network, unavailable
+from tests.support.waiting import PATIENCE_S
 
 # What happens, and how often: the database and the slow trainer cost more time than the others.
 _EVENTS = {
@@ -50,7 +51,8 @@ _CUTS = {
 }
 _SHARES = (4, 3, 2, 2, 1)  # of `SECONDS`
 _EXPLORERS = 2
-_STALL_S = 60.0
+# Longest time in which roles may be killed, one after the other, before one gets to its work: on a slow machine they would never get to it.
+_PAUSE_S = 10.0
 
 
 @dataclass
@@ -104,7 +106,7 @@ def storm(
         network: with the machines of the roles; None for no cuts.
 
     Raises:
-        RoleBrokeError: a role ended as no crash explains, or no step was trained for a minute.
+        RoleBrokeError: a role ended as no crash explains, or nothing was drawn for `PATIENCE_S`.
     """
     report, rng, started = Report(kills, seed), random.Random(seed), time.monotonic()
     events = _EVENTS if network is None else _EVENTS | _CUTS
@@ -116,6 +118,8 @@ def storm(
         watch.wait_for_steps(2)
         for number in range(1, kills + 1):
             time.sleep(rng.choice((0.02, 0.1, 0.3, 0.6)) * rng.random() * 2)
+            if watch.stalled_s > _PAUSE_S:
+                watch.wait_for_draw()
             event = rng.choices(list(events), list(events.values()))[0]
             _strike(crew, event, report, rng)
             crew.cuts.restore_due()
@@ -192,16 +196,30 @@ class Watch:
         """Note progress.
 
         Raises:
-            RoleBrokeError: there was none for a minute.
+            RoleBrokeError: there was none for `PATIENCE_S`.
         """
         # Draws and not steps of the history: with a kill every moment the same steps may be done again and again.
         done = self._crew.number("SELECT coalesce(max(draw_id), 0) FROM rft.draw")
         if done > self._seen:
             self._seen, self._at = done, time.monotonic()
             self.kept = self._crew.number("SELECT coalesce(max(trainer_step), 0) FROM rft.checkpoint")
-        elif time.monotonic() - self._at > _STALL_S:
+        elif self.stalled_s > PATIENCE_S:
             logs = "\n".join(f"== {role}\n{self._crew.log(role)[-1500:]}" for role in ROLES)
-            raise RoleBrokeError(f"nothing was drawn for {_STALL_S:.0f} s\n{logs}")
+            raise RoleBrokeError(f"nothing was drawn for {PATIENCE_S:.0f} s\n{logs}")
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the last progress."""
+        return time.monotonic() - self._at
+
+    def wait_for_draw(self) -> None:
+        """Until there is progress; what was cut off is reached again in time."""
+        seen = self._seen
+        while self._seen == seen:
+            self._crew.cuts.restore_due()
+            self._crew.restart_ended()
+            self.look()
+            time.sleep(0.05)
 
     def wait_for_steps(self, count: int) -> None:
         """Until that many more steps are recorded."""
@@ -213,7 +231,7 @@ class Watch:
             time.sleep(0.05)
 
     def engines_on_old_weights(self) -> list[str]:
-        """Wait until every explorer has taken a version that is published from now on; return those that do not within a minute."""
+        """Wait until every explorer has taken a version that is published from now on; return those that do not within `PATIENCE_S`."""
         newest = (
             self._crew.number(
                 "SELECT max(trainer_step) FROM rft.policy_version v JOIN rft.run r ON r.current_attempt_id = v.attempt_id"
@@ -222,7 +240,7 @@ class Watch:
         )
         live = "FROM rft.worker WHERE role = 'explorer' AND stopped_at IS NULL AND heartbeat_at > rft.clock() - interval '15 s'"
         current = f"SELECT count(*) {live} AND (progress->>'policy_step')::integer >= {newest}"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while (found := self._crew.number(current)) < _EXPLORERS and time.monotonic() < deadline:
             self._crew.restart_ended()
             time.sleep(0.1)

@@ -13,8 +13,8 @@ from rftdata.failpoints import FAILPOINTS, arm
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_a_crash_at_every_failpoint(server_folders: Path) -> None:
     folder = server_folders / "failpoints"
     folder.mkdir()

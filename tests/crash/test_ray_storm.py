@@ -21,8 +21,8 @@ def program(*options: object) -> list[str]:
     return [sys.executable, "-m", "tests.crash.ray_storm", "--lives", str(LIVES), *map(str, options)]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_a_run_whose_ray_head_or_raylet_is_killed_reports_it_continues_and_loses_nothing(server_folders: Path) -> None:
     folder = server_folders / "ray_storm"
     folder.mkdir()
@@ -34,8 +34,6 @@ def test_a_run_whose_ray_head_or_raylet_is_killed_reports_it_continues_and_loses
     assert re.fullmatch(pattern, done.stdout.splitlines()[-1]), done.stdout
     (summary,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert summary["killed"]["gcs_server"] == 1 and summary["killed"]["raylet"] == 1
-    # Ray itself would end `rft run` without a word 60 s after its head.
-    assert max(*summary["seconds to the end"]["gcs_server"], *summary["seconds to the end"]["raylet"]) < 45
     looked_at = re.search(r"(\d+) experiences, (\d+) steps in (\d+) attempts, (\d+) times weights", done.stdout)
     assert looked_at is not None and all(int(number) > 0 for number in looked_at.groups()), done.stdout
     assert int(looked_at[3]) == LIVES + 1

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.network import unavailable
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KILLS = 60
@@ -47,7 +47,9 @@ def test_failures_at_random_lose_nothing_and_train_nothing_twice(server_folders:
         assert f"NO NETWORK CUTS: {without}" in done.stdout
     # What the slowest lives waited for is their whole time.
     slowest = json.loads(summary)["slowest lives"]
-    assert len(slowest) == 10 and slowest == sorted(slowest, key=lambda life: -life["seconds"])
+    lives = re.search(r"; (\d+) lives, first claim", done.stdout)
+    assert lives is not None and len(slowest) == min(10, int(lives[1])) > 0, done.stdout
+    assert slowest == sorted(slowest, key=lambda life: -life["seconds"])
     for life in slowest:
         assert sum(part for _, _, part in life["parts"]) == pytest.approx(life["seconds"], abs=0.1), life
     # It looked at something: experiences, steps, labels, weights.

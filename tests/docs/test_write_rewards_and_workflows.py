@@ -20,6 +20,7 @@ from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
 from rftcore.workflows.task import Task, Turn
 from rftdata.experience import Rollout, Sequence
 from tests.support.models import make_character_tokenizer
+from tests.support.waiting import PATIENCE_S
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 TASK = Task(1, "sums", "one", "1+1=", "2")
@@ -46,7 +47,7 @@ def tried(files: Path, workflow: str, answer: str, **arguments: Any) -> Rollout:
             workflow=function,
             workflow_args=arguments,
             scorer=scorer,
-            timeout_s=30.0,
+            timeout_s=PATIENCE_S,
             source="explorer",
             slots=asyncio.Semaphore(1),
         )

@@ -341,7 +341,7 @@ def test_a_run_that_is_not_done_is_not_archived(filled: rftdata.Buffer) -> None:
     for change, undo, what in (
         ("UPDATE rft.run SET status = 'running'", "UPDATE rft.run SET status = 'finished'", r"'old' has not ended \(got 'running'\)"),
         (
-            "UPDATE rft.worker SET stopped_at = NULL, heartbeat_at = clock_timestamp()",
+            "UPDATE rft.worker SET stopped_at = NULL, heartbeat_at = clock_timestamp() + interval '1 h'",
             "UPDATE rft.worker SET stopped_at = clock_timestamp()", "pipeline 1 on here works for it",
         ),
         (

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
@@ -72,7 +72,7 @@ def test_arrays_of_any_type_and_shape_come_back_exactly(buffer: Buffer, run: Run
     assert list(verify(buffer)) == []
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(st.data())
 def test_any_arrays_survive_encoding(data: st.DataObject) -> None:
     dtype = data.draw(DTYPES)
@@ -112,7 +112,7 @@ def test_arrays_are_views_of_the_mapped_file_and_packing_copies_once(buffer: Buf
     with buffer.writer(run) as writer:
         writer.insert(group("a", {"image": np.arange(400_000, dtype=np.uint16).reshape(4, -1)}))
     batch = draw(buffer, run, ["token_ids", "image"])
-    (segment_id,) = {place[0] for place in batch._places}
+    (segment_id,) = buffer.sql("SELECT segment_id FROM rft.experience")["segment_id"].to_pylist()
     mapped = buffer.reader.batches([segment_id])[segment_id].column("image").values.to_numpy()
     (image,) = batch.arrays("image")
     assert image is not None and np.shares_memory(image, mapped) and not image.flags.writeable

@@ -15,10 +15,13 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
+from rftdata.administration import open_sessions
 from rftdata.segments.codec import SCHEMA
 from rftdata.sql_session import psql_command
-from tests.support.command_line import rft_command, rft_environment
+from tests.support.command_line import rft_environment
+from tests.support.preloaded import Preloaded
 from tests.support.stored_run import StoredRun
+from tests.support.waiting import wait_until
 
 Result = tuple[int, str, str]
 
@@ -50,9 +53,7 @@ QUERY_ROWS = "select unnest(range(20000)) as n, repeat('x', 80) as text"
     ],
 )
 def test_a_reader_that_closes_the_pipe_ends_a_verb_with_0(run: StoredRun, arguments: list[str], num_read: int) -> None:
-    with subprocess.Popen(
-        rft_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=rft_environment()
-    ) as process:
+    with Preloaded(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=rft_environment()) as process:
         assert process.stdout is not None and process.stderr is not None
         if num_read:
             process.stdout.readline()
@@ -406,6 +407,9 @@ def test_the_embedded_server_starts_stops_and_is_not_stopped_under_a_session(
         code, _, err = rft(capsys, "db", "stop")
         assert code == 1 and "a notebook" in err
         buffer.close()
+        server = buffer.server
+        assert server is not None
+        wait_until(lambda: not open_sessions(server), "the end of the closed sessions")
         assert rft(capsys, "db", "stop")[0] == 0
         assert rft(capsys, "db", "status")[1].strip().endswith("stopped")
         assert rft(capsys, "db", "start")[0] == 0
@@ -422,22 +426,23 @@ def test_the_embedded_server_starts_stops_and_is_not_stopped_under_a_session(
         run_command(["db", "stop", "--force"])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["sql", "select 1"],
-        ["query", "select count(*) from experience"],
-        ["status"],
-        ["label", "history"],
-        ["report"],
-        ["lineage", "1"],
-        ["tasks", "list"],
-    ],
+READING = (
+    ["sql", "select 1"],
+    ["query", "select count(*) from experience"],
+    ["status"],
+    ["label", "history"],
+    ["report"],
+    ["lineage", "1"],
+    ["tasks", "list"],
 )
-def test_verbs_that_read_the_buffer_load_no_training_stack(run: StoredRun, arguments: list[str]) -> None:
+
+
+def test_verbs_that_read_the_buffer_load_no_training_stack(run: StoredRun) -> None:
+    """One process for all: what a verb loads is still there after the others."""
     program = (
-        f"import sys; from rftcore.cli import run_command; code = run_command({arguments!r});"
-        " print(code, sorted({'torch', 'ray', 'vllm', 'transformers', 'matplotlib'} & sys.modules.keys()))"
+        "import sys; from rftcore.cli import run_command\n"
+        f"codes = [run_command(arguments) for arguments in {READING!r}]\n"
+        "print(codes, sorted({'torch', 'ray', 'vllm', 'transformers', 'matplotlib'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "0 []"
+    assert done.stdout.splitlines()[-1] == f"{[0] * len(READING)} []"

@@ -25,6 +25,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"), context_length=64)
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without a GPU, whatever this one has; the folder of its programs."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    others = [folder for folder in os.environ["PATH"].split(os.pathsep) if not Path(folder, "nvidia-smi").exists()]
+    monkeypatch.setenv("PATH", os.pathsep.join([str(programs), *others]))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for name in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return programs
+
+
 @pytest.fixture
 def file(tmp_path: Path, tiny: Path) -> str:
     rows = [{"question": f"{i} + {i} =", "answer": str(2 * i)} for i in range(4)]
@@ -79,14 +92,12 @@ def test_the_plan_names_the_gpus_of_each_role_and_their_memory(file: str, capsys
     ]
 
 
-@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="the program of this machine comes first")
 def test_the_plan_shows_what_roles_that_share_a_gpu_take_together(
-    file: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, capsys: pytest.CaptureFixture[str], no_gpu: Path
 ) -> None:
-    program = tmp_path / "nvidia-smi"
+    program = no_gpu / "nvidia-smi"
     program.write_text("#!/bin/sh\necho '0, GPU-a1, 81920'\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert check(file, "explorer.engine_args={context_length: 64, gpu_memory_utilization: 0.5}") == 0
     said = capsys.readouterr().err
     assert "plan for this machine, 1 GPU of 80.0 GiB:" in said
@@ -111,9 +122,6 @@ def test_models_beside_the_policy_are_counted(file: str, tiny: Path, capsys: pyt
     assert "  teacher " in capsys.readouterr().err
 
 
-@pytest.mark.skipif(
-    shutil.which("nvidia-smi") is not None, reason="this machine has a GPU, on which the run would train"
-)
 def test_nothing_is_estimated_for_a_run_on_a_cpu(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(file) == 0
     assert "memory" not in capsys.readouterr().err

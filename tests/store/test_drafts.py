@@ -36,6 +36,7 @@ class Typist(Engine):
 
     Attributes:
         prompts: of all requests, as text.
+        allowed: grows by `allow`; a request may write as many characters as it has grown by since the request began.
     """
 
     def __init__(self, policy_version_id: int = 0) -> None:
@@ -47,6 +48,13 @@ class Typist(Engine):
         self.open: dict[str, Generation] = {}
         self.allowed = 0
         self.paced = True
+        self._begun_at: dict[str, int] = {}
+
+    def allow(self) -> None:
+        """Allow every request one character more, once all have written what they may: so none is ahead of others, or of who looks at them."""
+        written = {name: len(generation.token_ids) for name, generation in list(self.open.items())}
+        if all(length == self.allowed - self._begun_at[name] for name, length in written.items()):
+            self.allowed += 1
 
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
         return await self.generate_named(f"request {len(self.prompts)}", prompt_token_ids, decoding)
@@ -56,7 +64,7 @@ class Typist(Engine):
         self.prompts.append(prompt)
         self.limits.append(decoding.max_tokens)
         written = next(n for n in range(len(TEXT), -1, -1) if prompt.endswith(TEXT[:n]))
-        begun_at = self.allowed
+        begun_at = self._begun_at[name] = self.allowed
         rest = self.tokenizer.encode(TEXT[written:], add_special_tokens=False)
         spans: list[tuple[int, int]] = []
         for place in range(len(rest) + 1):
@@ -117,8 +125,8 @@ async def written(engine: Typist, drafts: Drafts, claimed: ClaimedGroup, length:
     prompt = engine.tokenizer.encode("6*7=", add_special_tokens=False)
     request = asyncio.create_task(drafts.rollout(claimed.group_id, 0).generate(prompt, decoding))
     while True:
-        engine.allowed += 1
-        await asyncio.sleep(0.02)
+        engine.allow()
+        await asyncio.sleep(0.01)
         assert not request.done(), "it was to be interrupted"
         if any(len(generation.token_ids) >= length for generation in engine.open.values()):
             break
@@ -395,10 +403,12 @@ def test_an_explorer_that_is_stopped_leaves_its_rollouts_to_the_next(buffer: rft
 
     async def explore(engine: Typist, worker: Worker, *, until_second_turn: bool) -> None:
         explorer = asyncio.create_task(Explorer(JoinedRun(buffer, run, ResolvedRun(config)), worker, engine).explore())
+        engine.paced = until_second_turn
         while not explorer.done():
-            engine.allowed += 1
+            if len(engine.open) == 2:  # neither rollout runs ahead
+                engine.allow()
             await asyncio.sleep(0.02)
-            written = [len(generation.token_ids) for generation in engine.open.values()]
+            written = [len(generation.token_ids) for generation in list(engine.open.values())]
             if until_second_turn and len(engine.prompts) == 4 and len(written) == 2 and min(written) > 3:
                 break
             if status() == ["sealed"]:

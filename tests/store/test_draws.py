@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import psycopg
@@ -15,8 +14,9 @@ from rftdata.postgres.database import execute
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
 from rftdata.training.evaluations import plan_evaluations
+from tests.store.test_review_locks import wait_for_waiting
 from tests.support.store_roles import Roles, own_group
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def drawn(batch: Batch | None) -> list[int]:
@@ -26,6 +26,11 @@ def drawn(batch: Batch | None) -> list[int]:
 
 def expire(roles: Roles) -> None:
     roles.buffer.sql("UPDATE rft.run_attempt SET lease_until = now() - interval '1 s'")
+
+
+def own_lease(roles: Roles) -> Attempt:
+    """An attempt whose lease is not renewed within a test, so that `expire` holds until the next attempt starts."""
+    return roles.attempt(lease_s=10 * PATIENCE_S)
 
 
 def test_a_batch_holds_whole_groups_in_first_in_first_out_order(buffer: Buffer) -> None:
@@ -94,7 +99,7 @@ def test_the_trainer_waits_for_groups_and_wakes_when_they_are_ready(buffer: Buff
         assert attempt.draw(1, 2, timeout_s=0.1) is None
         assert attempt.draw(1, 2, stop=lambda: True) is None
         found: list[Batch | None] = []
-        thread = threading.Thread(target=lambda: found.append(attempt.draw(1, 2, timeout_s=30)))
+        thread = threading.Thread(target=lambda: found.append(attempt.draw(1, 2, timeout_s=PATIENCE_S)))
         thread.start()
         roles.work()
         thread.join()
@@ -133,7 +138,7 @@ def test_going_back_undoes_ageing_out(buffer: Buffer) -> None:
 
 def test_an_attempt_that_was_replaced_can_do_nothing_any_more(buffer: Buffer) -> None:
     roles = Roles(buffer)
-    old = roles.attempt()
+    old = own_lease(roles)
     roles.work()
     batch = old.draw(1, 2, timeout_s=5)
     assert batch is not None
@@ -190,7 +195,7 @@ def test_of_two_trainers_that_start_at_once_one_gets_the_run(buffer: Buffer) -> 
 
 def test_after_a_resume_draws_past_the_checkpoint_can_be_drawn_again_and_those_before_cannot(buffer: Buffer) -> None:
     roles = Roles(buffer, steps=4)
-    attempt = roles.attempt()
+    attempt = own_lease(roles)
     history = []
     for step in (1, 2, 3):
         roles.work()
@@ -334,10 +339,10 @@ def test_a_run_on_stored_experiences_ends_when_they_are_used_up(buffer: Buffer) 
 
 def test_an_attempt_renews_its_lease_while_it_lives(buffer: Buffer) -> None:
     roles = Roles(buffer)
-    with roles.attempt(lease_s=3):
-        time.sleep(4)  # longer than a lease, which a busy machine renews late
-        with pytest.raises(FencedError):
-            buffer.attempt(roles.run)
+    is_held = "SELECT lease_until > now() AS is_held FROM rft.run_attempt"
+    with roles.attempt(lease_s=9):  # it is renewed every three seconds
+        expire(roles)
+        wait_until(lambda: buffer.sql(is_held)["is_held"].to_pylist() == [True], "a renewed lease")
     with roles.attempt():
         pass
 
@@ -353,7 +358,7 @@ def test_a_trainer_that_stands_still_inside_a_transaction_does_not_hold_up_the_n
             successor.join(PATIENCE_S)
             assert started, "the new attempt waits for the transaction of the old one"
 
-    with roles.attempt() as attempt:
+    with own_lease(roles) as attempt:
         expire(roles)
         with pytest.raises(BufferUnavailableError, match="idle-in-transaction"):
             stand_still(attempt)
@@ -379,7 +384,7 @@ def test_a_fenced_trainer_can_neither_end_the_run_nor_forget_a_checkpoint_nor_as
     buffer: Buffer,
 ) -> None:
     roles = Roles(buffer)
-    old = roles.attempt()
+    old = own_lease(roles)
     checkpoint = old.commit_checkpoint(0, "/checkpoints/0")
     expire(roles)
     with roles.attempt():
@@ -410,10 +415,10 @@ def test_a_label_in_flight_while_a_batch_is_given_back_is_not_lost(buffer: Buffe
                 target=other.execute, args=["UPDATE rft.experience SET reward = 0.9 WHERE group_id = %s", [group_id]]
             )
             with attempt.transaction() as connection:
+                connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")  # the test may be slow
                 execute(connection, "release_draws", run_id=roles.run_id, attempt_id=attempt.attempt_id, step=1)
                 relabel.start()
-                relabel.join(0.5)
-                assert relabel.is_alive()  # it waits for the group
+                wait_for_waiting(buffer, 1, behind=connection.info.backend_pid)  # for the group
                 execute(connection, "reopen_stale_groups", run_id=roles.run_id)
             relabel.join()
         assert roles.group(group_id)["status"] == "sealed"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
 from tests.store.test_pipeline_worker import rows
 from tests.support.store_roles import Roles, own_group, selecting
+from tests.support.waiting import wait_until
 
 
 def ids(batch: Batch | None) -> list[int]:
@@ -203,12 +206,21 @@ def drawing(attempt: Attempt, algorithm: str = "grpo") -> NextBatch:
 def drawn_and_left(batches: NextBatch, buffer: Buffer, step: int) -> None:
     """Begin to draw a step ahead, and return when it is drawn."""
     batches.draw_ahead(step)
-    pause = threading.Event()
-    for _ in range(600):
-        if rows(buffer, f"SELECT slot FROM rft.draw WHERE trainer_step = {step}"):
-            return
-        pause.wait(0.02)
-    raise AssertionError("it was never drawn")
+    drawn = f"SELECT slot FROM rft.draw WHERE trainer_step = {step}"
+    wait_until(lambda: rows(buffer, drawn), f"the draw of step {step}", pause_s=0.02)
+
+
+class Waits:
+    """Does something when a trainer waits for groups the second time: it has looked for them, and found none."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.reported: list[str | None] = []
+        self._act = act
+
+    def __call__(self, reason: str | None) -> None:
+        self.reported.append(reason)
+        if len(self.reported) == 2:
+            self._act()
 
 
 def rewards(prepared: PreparedBatch | None) -> list[float]:
@@ -233,10 +245,7 @@ def test_an_unchanged_batch_is_used_as_it_was_prepared_and_a_changed_one_is_not(
         roles.work()
         drawn_and_left(batches, buffer, 3)
         label(buffer, 9, 0.25)
-        decided = threading.Timer(0.5, roles.decide)
-        decided.start()
-        assert rewards(batches.draw(3, stop=never, waiting=silent)) == [0.25, 1.0, 0.0, 1.0]
-        decided.join()
+        assert rewards(batches.draw(3, stop=never, waiting=Waits(roles.decide))) == [0.25, 1.0, 0.0, 1.0]
     assert rows(buffer, "SELECT reward_used FROM rft.draw WHERE experience_id = 9") == [{"reward_used": 0.25}]
 
 
@@ -249,10 +258,7 @@ def test_what_cannot_be_trained_on_is_an_error_only_once_its_step_begins(buffer:
         batches.draw(1, stop=never, waiting=silent)
         drawn_and_left(batches, buffer, 2)
         label(buffer, 5, 0.5)
-        decided = threading.Timer(0.5, roles.decide)
-        decided.start()
-        assert rewards(batches.draw(2, stop=never, waiting=silent)) == [0.5, 1.0, 0.0, 1.0]
-        decided.join()
+        assert rewards(batches.draw(2, stop=never, waiting=Waits(roles.decide))) == [0.5, 1.0, 0.0, 1.0]
         roles.publish(attempt, 1)
         roles.plan()
         roles.explore(lambda group: [None, 1.0] if group.group_id == 5 else [0.0, 1.0])
@@ -282,18 +288,32 @@ def test_what_is_not_trained_on_is_released(buffer: Buffer) -> None:
         assert ids(attempt.draw(2, 2, timeout_s=5)) == [3, 4]
 
 
+def is_within(thread_id: int, function: Any) -> bool:
+    """Whether a thread is in a call of a function."""
+    frame = sys._current_frames().get(thread_id)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def test_a_draw_that_is_under_way_at_the_end_is_waited_for_and_released(buffer: Buffer) -> None:
     roles = Roles(buffer, offset=1)
+
+    def let_go(thread_id: int) -> None:
+        wait_until(lambda: is_within(thread_id, NextBatch.__exit__), "the end of the context")
+        holder.execute("COMMIT")
+
     with roles.attempt() as attempt, buffer.database.dedicated() as holder:
         roles.work()
         holder.execute("BEGIN; LOCK TABLE rft.draw IN SHARE MODE")  # no row can be inserted
         with drawing(attempt) as batches:
             batches.draw_ahead(1)
-            while not rows(buffer, "SELECT 1 FROM pg_locks WHERE relation = 'rft.draw'::regclass AND NOT granted"):
-                pass
-            ended = threading.Timer(1.0, holder.execute, ["COMMIT"])
+            waits = "SELECT 1 FROM pg_locks WHERE relation = 'rft.draw'::regclass AND NOT granted"
+            wait_until(lambda: rows(buffer, waits), "a draw that waits")
+            ended = threading.Thread(target=let_go, args=[threading.get_ident()])
             ended.start()
-        assert not ended.is_alive() and num_drawn(buffer) == []
+        assert num_drawn(buffer) == []
+        ended.join()
         assert ids(attempt.draw(1, 2, timeout_s=5)) == [1, 2]
 
 
@@ -302,12 +322,9 @@ def test_a_step_that_begins_before_its_groups_are_there_waits_for_them_itself(bu
     with roles.attempt() as attempt, drawing(attempt) as batches:
         batches.draw_ahead(1)
         assert batches.draw(1, stop=lambda: True, waiting=silent) is None
-        worked = threading.Timer(0.3, roles.work)
-        worked.start()
-        reported: list[str | None] = []
-        assert len(rewards(batches.draw(1, stop=never, waiting=reported.append))) == 4
-        assert reported[0] is None
-        worked.join()
+        waits = Waits(roles.work)
+        assert len(rewards(batches.draw(1, stop=never, waiting=waits))) == 4
+        assert waits.reported[0] is None
 
 
 def configured(buffer: Buffer, **sections: Any) -> tuple[RunConfig, Run]:

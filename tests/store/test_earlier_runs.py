@@ -9,6 +9,7 @@ import pytest
 
 from rftcore.cli import run_command
 from rftcore.launch import supervisor
+from rftcore.launch.local import LocalLauncher
 from rftcore.launch.views import LineView
 from rftcore.run.earlier import earlier_run
 from rftdata import Buffer
@@ -97,7 +98,7 @@ def test_run_mentions_the_earlier_run_before_it_creates_another(
     priority = config.sampling.priority.model_copy(update={"formula": "no_such_column + 1"})
     config = config.model_copy(update={"sampling": config.sampling.model_copy(update={"priority": priority})})
     # The database refuses the formula where the run would be stored: so nothing has been made when the message is there.
-    with pytest.raises(ConfigError, match="no_such_column"):
-        supervisor.run(config, view=LineView())
+    with LocalLauncher([config]) as launcher, pytest.raises(ConfigError, match="no_such_column"):
+        supervisor.run(config, launcher, view=LineView())
     assert "the run words exists already: it was interrupted at step 0 of 1" in capsys.readouterr().out
     assert buffer.sql("SELECT name FROM rft.run")["name"].to_pylist() == ["words"]

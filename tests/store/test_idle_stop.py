@@ -6,12 +6,12 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -22,17 +22,18 @@ import rftdata
 from rftcore.cli import run_command
 from rftdata.config import BufferConfig
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.support.waiting import PATIENCE_S
+from tests.support.ports import closed_port
+from tests.support.waiting import PATIENCE_S, wait_until
 
 IDLE_S = 1.0
 
 HOLD = """
-import sys, time, rftdata
+import sys, rftdata
 from rftdata.config import BufferConfig
 buffer = rftdata.open(BufferConfig(uri=sys.argv[1], idle_stop_s=float(sys.argv[2])))
 buffer.database.close()  # open, and without a session, as after ten idle minutes
 print("open", flush=True)
-time.sleep(600)
+sys.stdin.read()  # until it is killed, or its starter ends
 """
 
 FORGET = """
@@ -54,7 +55,7 @@ def folder(server_folders: Path) -> Iterator[Path]:
     folder = server_folders / "idle"
     yield folder
     EmbeddedServer(folder).stop()
-    assert stops(folder)
+    wait_until_stopped(folder)
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def hold(folder: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
 
     def start(*before: str) -> subprocess.Popen[str]:
         arguments = [*before, sys.executable, "-c", HOLD, str(folder), str(IDLE_S)]
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None and process.stdout.readline() == "open\n"
         return process
@@ -77,8 +78,19 @@ def hold(folder: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
 
 def use(folder: Path, idle_stop_s: float | None = IDLE_S) -> str:
     """Open and close the buffer; when its server was started."""
+    with opened(folder, idle_stop_s) as buffer:
+        return started_at(buffer)
+
+
+@contextmanager
+def opened(folder: Path, idle_stop_s: float | None = IDLE_S) -> Iterator[rftdata.Buffer]:
+    """The buffer, open. Its server cannot stop meanwhile, however slow the machine is."""
     with rftdata.open(BufferConfig(uri=str(folder), idle_stop_s=idle_stop_s)) as buffer:
-        return str(buffer.sql("SELECT pg_postmaster_start_time()::text AS t")["t"][0])
+        yield buffer
+
+
+def started_at(buffer: rftdata.Buffer) -> str:
+    return str(buffer.sql("SELECT pg_postmaster_start_time()::text AS t")["t"][0])
 
 
 def postmaster(folder: Path) -> psutil.Process:
@@ -94,40 +106,50 @@ def watchers(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def stops(folder: Path) -> bool:
-    """Whether the server and its watcher end."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if not EmbeddedServer(folder).is_running() and not watchers(folder):
-            return True
-        time.sleep(0.1)
-    return False
+def last_use(folder: Path) -> float:
+    """When a process had the buffer open last; a wall-clock time."""
+    return (folder / "in_use").stat().st_mtime
+
+
+def wait_until_stopped(folder: Path) -> None:
+    """Wait until the server and its watcher have ended."""
+    server = EmbeddedServer(folder)
+    wait_until(
+        lambda: not server.is_running() and not watchers(folder), f"the end of the server of {folder}", pause_s=0.1
+    )
 
 
 def stays(folder: Path) -> bool:
-    """Whether the server still runs when it would long have stopped."""
-    time.sleep(2.5 * IDLE_S)
+    """Whether the server still runs when another one, last used later and left alone, has stopped by itself."""
+    other = EmbeddedServer(folder.with_name("beside"), idle_stop_s=IDLE_S)
+    other.start()
+    other.release()
+    wait_until_stopped(other.folder)
     return EmbeddedServer(folder).is_running()
 
 
 def test_the_server_stops_after_its_last_use_and_the_next_open_starts_it(folder: Path) -> None:
+    with opened(folder):
+        assert postmaster(folder).is_running() and len(watchers(folder)) == 1
     first = use(folder)
-    closed = time.monotonic()
-    server = postmaster(folder)
-    assert server.is_running() and len(watchers(folder)) == 1
-    server.wait(timeout=PATIENCE_S)
-    assert time.monotonic() - closed >= IDLE_S * 0.95
-    assert stops(folder)
+    wait_until_stopped(folder)
+    ended = (folder / "postgres").stat().st_mtime  # its end removed its lock file from there
+    assert ended - last_use(folder) >= IDLE_S
     assert use(folder) > first
 
 
 def test_it_stays_while_somebody_works_who_pauses_for_less(folder: Path) -> None:
-    started = set()
+    """A busy machine may take longer than the limit to open the buffer again: only after such a pause may the server be another one."""
+    before = use(folder)
     for _ in range(10):
-        started.add(use(folder))
-        time.sleep(0.3 * IDLE_S)  # the rest is for a busy machine
-    assert len(started) == 1
-    assert stops(folder)
+        closed_at = last_use(folder)
+        time.sleep(0.3 * IDLE_S)
+        with opened(folder) as buffer:
+            pause_s = time.time() - closed_at
+            now = started_at(buffer)
+        assert now == before or pause_s >= IDLE_S
+        before = now
+    wait_until_stopped(folder)
 
 
 def test_it_stays_while_one_of_two_processes_has_the_buffer_open_and_kill_9_of_the_last_stops_it(
@@ -138,7 +160,7 @@ def test_it_stays_while_one_of_two_processes_has_the_buffer_open_and_kill_9_of_t
     first.kill()
     assert stays(folder)
     second.kill()
-    assert stops(folder)
+    wait_until_stopped(folder)
 
 
 def test_it_stays_while_a_process_of_another_container_has_the_buffer_open(
@@ -151,26 +173,26 @@ def test_it_stays_while_a_process_of_another_container_has_the_buffer_open(
     there = hold(*apart)
     assert stays(folder)
     there.kill()
-    assert stops(folder)
+    wait_until_stopped(folder)
 
 
 def test_it_stays_under_a_session_of_another_program(folder: Path) -> None:
-    use(folder)
-    with psycopg.connect(EmbeddedServer(folder).uri) as session:
+    with opened(folder):
+        session = psycopg.connect(EmbeddedServer(folder).uri)
+    with session:
         assert stays(folder)
         assert session.execute("SELECT 1").fetchone() == (1,)
-    assert stops(folder)
+    wait_until_stopped(folder)
 
 
 def test_after_kill_9_of_the_watcher_the_next_open_starts_another(folder: Path) -> None:
-    use(folder, 3.0)
+    use(folder, 600.0)
     (watcher,) = watchers(folder)
     watcher.kill()
     watcher.wait(timeout=PATIENCE_S)
-    assert stays(folder)
-    use(folder, 3.0)
-    assert len(watchers(folder)) == 1
-    assert stops(folder)
+    with opened(folder):
+        assert len(watchers(folder)) == 1
+    wait_until_stopped(folder)
 
 
 def test_a_program_that_closes_nothing_leaves_a_watcher_although_it_was_killed_meanwhile(folder: Path) -> None:
@@ -178,7 +200,7 @@ def test_a_program_that_closes_nothing_leaves_a_watcher_although_it_was_killed_m
         [sys.executable, "-c", FORGET, str(folder), str(IDLE_S)], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )  # fmt: skip
     assert done.stdout == "1\n"
-    assert stops(folder)
+    wait_until_stopped(folder)
 
 
 def test_after_kill_9_of_the_server_the_watcher_ends_and_the_next_server_has_one(
@@ -186,11 +208,12 @@ def test_after_kill_9_of_the_server_the_watcher_ends_and_the_next_server_has_one
 ) -> None:
     process = hold()
     postmaster(folder).send_signal(signal.SIGKILL)
-    assert stops(folder)
-    use(folder)
-    assert len(watchers(folder)) == 1 and stays(folder)
+    wait_until_stopped(folder)
+    with opened(folder):
+        assert len(watchers(folder)) == 1
+    assert stays(folder)
     process.kill()
-    assert stops(folder)
+    wait_until_stopped(folder)
 
 
 def test_the_watcher_ends_with_a_server_that_a_command_stops(folder: Path) -> None:
@@ -205,7 +228,7 @@ def test_without_a_limit_it_is_neither_watched_nor_stopped(folder: Path, idle_st
     use(folder, idle_stop_s)
     assert not watchers(folder) and stays(folder)
     use(folder)  # the newest configuration counts
-    assert stops(folder)
+    wait_until_stopped(folder)
 
 
 def test_a_command_that_does_not_know_the_configuration_leaves_the_limit_as_it_is(
@@ -229,44 +252,43 @@ def test_a_server_that_a_command_starts_or_names_to_other_clients_runs_until_it_
     assert "it runs until `rft db stop`" in capsys.readouterr().out
     assert run_command(["db", "stop", "--buffer", str(folder)]) == 0
     use(folder)
-    assert stops(folder)
+    wait_until_stopped(folder)
 
 
 def test_a_server_that_listens_for_other_machines_is_not_stopped(folder: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rftdata.open(BufferConfig(uri=str(folder), idle_stop_s=IDLE_S, listen=f"127.0.0.1:{port}")).close()
-    assert not watchers(folder) and stays(folder)
+    with closed_port() as port:
+        rftdata.open(BufferConfig(uri=str(folder), idle_stop_s=IDLE_S, listen=f"127.0.0.1:{port}")).close()
+        assert not watchers(folder) and stays(folder)
 
 
 def test_commands_that_come_while_the_server_stops_wait_and_start_it_again(folder: Path) -> None:
     """Two at a time open the buffer shortly before, while and after the server stops."""
     draw = random.Random(7)
-    pauses = [0.5 + draw.uniform(-0.05, 0.3) for _ in range(20)]
-    starts = set()
+    starts = set[str]()
     with ThreadPoolExecutor(2) as pool:
-        for pause_s in pauses:
-            both = list(pool.map(lambda _: use(folder, 0.5), range(2)))
-            starts.update(both)
-            time.sleep(pause_s)
-    assert 3 < len(starts) < len(pauses)
-    assert stops(folder)
+        for turn in range(20):
+            starts.update(pool.map(lambda _: use(folder, 0.5), range(2)))
+            if turn == 10:
+                wait_until_stopped(folder)
+            else:
+                time.sleep(0.5 + draw.uniform(-0.05, 0.3))
+    assert len(starts) > 1
+    wait_until_stopped(folder)
 
 
-def test_a_buffer_made_in_the_place_of_a_removed_one_is_not_stopped_by_the_old_ones_watcher(
-    folder: Path, server_folders: Path
-) -> None:
-    place = server_folders / "replaced"
-    use(place, 4.0)
-    EmbeddedServer(place).binary("psql")  # the server runs, unused; its buffer is removed and made anew
-    postmaster(place).kill()
-    shutil.rmtree(place)
-    with rftdata.open(BufferConfig(uri=str(place), idle_stop_s=0.0)) as buffer:
-        buffer.database.close()
-        time.sleep(6.0)
-        assert EmbeddedServer(place).is_running()
-    EmbeddedServer(place).stop()
+def test_a_buffer_made_in_the_place_of_another_is_not_stopped_by_that_ones_watcher(server_folders: Path) -> None:
+    place, elsewhere = server_folders / "replaced", server_folders / "moved away"
+    with opened(place) as old:
+        (watcher,) = watchers(place)
+        place.rename(elsewhere)  # its server runs on, and is watched, when another buffer is made in its place
+        new = rftdata.open(BufferConfig(uri=str(place), idle_stop_s=IDLE_S))
+        new.database.close()  # open, and without a session
+        old.database.close()
+    watcher.wait(timeout=PATIENCE_S)
+    assert EmbeddedServer(place).is_running() and postmaster(elsewhere).is_running()
+    new.close()
+    EmbeddedServer(elsewhere).stop()
+    wait_until_stopped(place)
 
 
 def test_a_server_that_was_to_run_until_it_is_stopped_does_so_after_a_kill(folder: Path) -> None:
@@ -286,4 +308,4 @@ def test_root_without_the_right_to_look_into_processes_has_its_servers_stopped_t
     )
     command = ["setpriv", "--bounding-set", "-sys_ptrace", sys.executable, "-c", program, str(folder)]
     subprocess.run(command, check=True)
-    assert stops(folder)
+    wait_until_stopped(folder)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import yaml
 
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
-from rftcore.launch.cluster import reachable
+from rftcore.launch.launcher import reachable
 from rftcore.launch.supervisor import await_departure
 from rftcore.launch.views import LineView
 from rftcore.resolved import ResolvedRun
@@ -23,6 +23,7 @@ from rftdata import Buffer, exchange
 from rftdata.errors import ConfigError, QueryError
 from rftdata.workers import Worker
 from tests.support.store_roles import own_group
+from tests.support.waiting import wait_until
 
 
 def configured(name: str, buffer: Buffer, model: Path | str = "none") -> RunConfig:
@@ -102,7 +103,6 @@ def runs(buffer: Buffer) -> list[str]:
     return [str(name) for name in buffer.sql("SELECT name FROM rft.run ORDER BY run_id")["name"].to_pylist()]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("verb", ["explore", "process", "train"])
 @pytest.mark.parametrize("named", [[], ["--run", "exp"]], ids=["of-its-name", "by-run"])
 def test_a_role_started_by_hand_makes_no_run_beside_one_that_has_finished(
@@ -173,12 +173,14 @@ def test_a_role_that_waits_reports_for_what_and_which_role_is_missing(
     companions = Companions(buffer, config, row, "pipeline")
     with Worker(row, "pipeline", on_waiting=companions.waiting) as worker:
         worker.set_state("waits", "sealed groups")
-        said = ""
-        for _ in range(100):
-            time.sleep(0.2)
-            if said := capsys.readouterr().out:
-                break
-        assert said == (
+        said = io.StringIO()
+
+        def is_said() -> bool:
+            said.write(capsys.readouterr().out)
+            return said.getvalue().endswith("\n")
+
+        wait_until(is_said, "a report")
+        assert said.getvalue() == (
             "the pipeline waits for sealed groups; no explorer and no trainer is at work in the run exp "
             "(start with rft explore CONFIG and rft train CONFIG)\n"
         )

@@ -15,17 +15,16 @@ from rftdata.postgres.database import Connection, Database
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.lost_peers import LIMIT_S
 from rftdata.postgres.retry import RIDE_OUT_S
+from tests.support.ports import closed_port
 
 
 @pytest.fixture(scope="module")
 def url(server_folders: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = EmbeddedServer(server_folders / "peers", listen=f"127.0.0.1:{port}")
-    rftdata.open(BufferConfig(uri=str(server.folder), listen=server.listen)).close()
-    yield f"postgresql://rft_owner:{server.password_file.read_text().strip()}@127.0.0.1:{port}/rft"
-    server.stop()
+    with closed_port() as port:
+        server = EmbeddedServer(server_folders / "peers", listen=f"127.0.0.1:{port}")
+        rftdata.open(BufferConfig(uri=str(server.folder), listen=server.listen)).close()
+        yield f"postgresql://rft_owner:{server.password_file.read_text().strip()}@127.0.0.1:{port}/rft"
+        server.stop()
 
 
 def limits_of(connection: Connection) -> tuple[int, int, str]:

@@ -111,7 +111,8 @@ def test_tasksets_are_mixed_in_proportion_to_their_weights(buffer: Buffer) -> No
 def test_planners_at_the_same_moment_plan_once(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=30)
     with roles.attempt():
-        planners = [Planner(rftdata.open(buffer.config).find_run(roles.run_id), roles.plan_config) for _ in range(3)]
+        processes = [rftdata.open(buffer.config) for _ in range(3)]
+        planners = [Planner(process.find_run(roles.run_id), roles.plan_config) for process in processes]
         together = threading.Barrier(3)
         counts: list[int] = []
 
@@ -124,9 +125,9 @@ def test_planners_at_the_same_moment_plan_once(buffer: Buffer) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        for planner in planners:
+        for planner, process in zip(planners, processes, strict=True):
             counts.append(planner.plan())
-            planner._database.close()
+            process.close()
     assert sum(counts) == 30
     assert [key for _, key in roles.task_order()] == [str(n) for n in range(1, 31)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
 from rftdata.training.sampling import SamplingConfig
 from tests.support.store_roles import Roles, own_group, tokens
+from tests.support.waiting import wait_until
 
 NUM_GROUPS = 4000
 BATCH = 50
@@ -287,23 +287,15 @@ def _export(options: BufferConfig, num: int, file: Path) -> pyarrow.Table:
 
 
 def _rows_of_import(buffer: Buffer, file: Path, run: str) -> int:
-    """Rows of tables that an import fetched. Sessions report when they end, so whatever reads much has a buffer of its own."""
+    """Rows of tables that an import fetched. Sessions report before they end, so whatever reads much has a buffer of its own."""
 
     def read() -> int:
-        while buffer.sql(
-            "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name <> 'rft'"
-        ).num_rows:
-            time.sleep(0.05)  # a session that was closed ends soon
-        # And what it reported is counted a moment later on a busy machine.
-        total, now = -1, 0
-        while total != now:
-            total = now
-            time.sleep(0.3)
-            rows = buffer.sql(
-                "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint AS n FROM pg_stat_user_tables WHERE schemaname = 'rft'"
-            )
-            now = int(rows["n"][0].as_py())
-        return now
+        others = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name <> 'rft'"
+        wait_until(lambda: buffer.sql(others).num_rows == 0, "the sessions that were closed have ended")
+        rows = buffer.sql(
+            "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint AS n FROM pg_stat_user_tables WHERE schemaname = 'rft'"
+        )
+        return int(rows["n"][0].as_py())
 
     before = read()
     with rftdata.open(buffer.config, application="rft import") as opened:

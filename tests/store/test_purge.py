@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from threading import Thread
 
@@ -32,6 +31,9 @@ from rftdata.segments.posix import PosixSegmentStore
 from rftdata.segments.reader import SegmentReader
 from tests.support.secret_rows import MARK, SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
 from tests.support.store_roles import own_group, tokens
+from tests.support.waiting import wait_until
+
+WAITING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 @pytest.fixture
@@ -239,12 +241,15 @@ def test_killed_in_the_middle_every_experience_is_whole_or_purged_and_the_same_c
         "buffer = rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0))\n"
         "purge.purge(buffer, \"prompt LIKE '%Mallory%'\", reason='x', author='ada')"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, stored.config.uri, str(stored.config.segments)])
-    while not stored.sql("SELECT 1 AS x FROM rft.purged_experience LIMIT 1").num_rows:
-        assert process.poll() is None
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
+    with psycopg.connect(stored.config.uri) as other:
+        # At this group it waits, after some others.
+        other.execute("SELECT FROM rft.rollout_group WHERE group_id = 30 FOR UPDATE")
+        process = subprocess.Popen([sys.executable, "-c", script, stored.config.uri, str(stored.config.segments)])
+        try:
+            wait_until(lambda: stored.sql(WAITING).num_rows, "the purge is in the middle", process=process)
+        finally:
+            process.kill()
+            process.wait()
     rows = stored.sql(
         "SELECT e.experience_id, e.prompt, x.experience_id IS NOT NULL AS purged FROM rft.v_experience e"
         " LEFT JOIN rft.purged_experience x USING (experience_id)"

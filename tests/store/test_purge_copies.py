@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from threading import Thread
 
@@ -21,6 +20,7 @@ from rftdata.segments.compaction import Compactor
 from tests.store.test_retention import kept, retained
 from tests.support.secret_rows import SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
 from tests.support.store_roles import own_group, selecting
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -103,9 +103,11 @@ def test_compaction_and_purge_take_turns_and_leave_no_copy_of_purged_rows(stored
     def on_step(step: str) -> None:
         if step == "sync":  # the copies are written, and no row names them yet
             purging.start()
-            waiting = "SELECT 1 AS x FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            while not stored.sql(waiting).num_rows:
-                time.sleep(0.01)
+            waiting = (
+                "SELECT 1 AS x FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
+            wait_until(lambda: stored.sql(waiting).num_rows, "the purge waits", pause_s=0.01)
         if step == "moved" and not waited:
             waited.append(purging.is_alive() and kept(stored) == all_ids(stored))
 

@@ -223,14 +223,17 @@ def test_a_result_that_is_not_read_to_its_end_leaves_no_session(filled: rftdata.
     filled.query("select * from experience limit 2").read_all()
     reader = filled.query("select * from experience")
     del reader
-    wait_until(lambda: filled.sql(query)["n"].to_pylist() == before, "as many sessions as before")
+    wait_until(lambda: filled.sql(query)["n"].to_pylist() <= before, "as many sessions as before, or fewer")
 
 
 _IN_LITTLE_MEMORY = """
-import resource, sys
+import functools, resource, sys
+import duckdb
 import rftdata
 from rftdata.config import BufferConfig
 
+# By default one for each core of the machine, and each has a stack and a batch of rows.
+duckdb.connect = functools.partial(duckdb.connect, config={"threads": 2})
 with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0)) as buffer:
     buffer.query("select max(length(response)), max(len(token_ids)) from experience where experience_id = 1").read_all()
     used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")) * 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import BATCH_SCHEMA
 from rftdata.postgres.database import queries
 from tests.support.store_roles import Roles, own_group
+from tests.support.waiting import wait_until
 
 _ROWS = 2000
 
@@ -27,6 +29,9 @@ def test_training_continues(buffer: Buffer, reader: str) -> None:
     stored = prepare(buffer, made, _ROWS)
     loop = Loop(buffer, made)
     with beside(reader, buffer.database.uri, stored) as said:
+        if reader == "select":
+            fetching = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'FETCH%'"
+            wait_until(lambda: buffer.sql(fetching).num_rows, "it reads")
         loop.run(6)
     assert {name: len(seconds) for name, seconds in loop.seconds.items()} == {"write": 6, "verdict": 6, "draw": 6}
     drawn = buffer.sql("SELECT count(*) AS n, count(DISTINCT experience_id) AS once FROM rft.draw").to_pylist()
@@ -51,7 +56,7 @@ def pages_touched(connection: psycopg.Connection[Any], query: str, **parameters:
 
 def test_a_claim_does_not_pass_over_what_a_snapshot_keeps(buffer: Buffer) -> None:
     roles = Roles(buffer)
-    queue = SealedQueue(roles.run, roles.worker_id, lease_s=60, look_back_s=60)
+    queue = SealedQueue(roles.run, roles.worker_id, lease_s=60, look_back_s=3600)
     with psycopg.connect(buffer.config.uri) as lunch, psycopg.connect(buffer.config.uri, autocommit=True) as client:
         lunch.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         lunch.execute("SELECT count(*) FROM rft.run")
@@ -120,7 +125,7 @@ def test_the_newest_label_is_found_by_index_right_after_many_were_written(buffer
     assert touched < 50 * 25
 
 
-def test_the_benchmark_prints_json(tmp_path: Any) -> None:
+def test_the_benchmark_prints_json(server_folders: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -134,6 +139,6 @@ def test_the_benchmark_prints_json(tmp_path: Any) -> None:
         "--readers",
         "baseline",
     ]
-    done = subprocess.run([*command, "--folder", str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run([*command, "--folder", str(server_folders)], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["workload"]["stored_rows"] == 400 and found["readers"]["baseline"]["steps_per_s"] > 0

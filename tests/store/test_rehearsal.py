@@ -99,7 +99,7 @@ def test_a_reward_that_never_returns_is_named(body: str, check: Check, capsys: p
 
 def test_an_async_reward_in_c_code_that_never_returns_ends_the_check_with_its_stack(write: Write) -> None:
     source = "import time\nasync def score(turn, task):\n    time.sleep(3600)\n"
-    config = write({"explorer": {"reward": "./reward.py:score", "block_timeout_s": 1}}, reward=source)
+    config = write({"explorer": {"reward": "./reward.py:score", "block_timeout_s": 5}}, reward=source)
     command = [sys.executable, "-c", "from rftcore.cli import main; main()", "check", "--deep", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
-from itertools import count
 
 import psycopg
 import pytest
@@ -17,7 +15,9 @@ from rftcore.pipeline.decide import decide
 from rftdata import Buffer, Group, Rollout
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.planning.claims import ClaimedGroup
+from tests.store.test_review_locks import wait_for_waiting
 from tests.support.store_roles import Roles, tokens
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -166,12 +166,12 @@ def test_a_label_that_commits_after_the_verdict_still_reopens_the_group(
             blocker.execute("SELECT FROM rft.rollout_group WHERE group_id = 1 FOR UPDATE")
             committing = threading.Thread(target=roles.commit, args=[batch])
             committing.start()
-            time.sleep(0.2)
+            wait_for_waiting(buffer, 1)
             labelling = threading.Thread(
                 target=client.execute, args=["UPDATE rft.experience SET reward = 9 WHERE experience_id = 1"]
             )
             labelling.start()
-            time.sleep(0.2)
+            wait_for_waiting(buffer, 2)
         committing.join()
         labelling.join()
         assert roles.group(1)["status"] == "sealed"
@@ -305,9 +305,11 @@ def test_labels_verdicts_and_draws_at_the_same_time_neither_deadlock_nor_lose_a_
         rng = random.Random(seed)
         try:
             with psycopg.connect(buffer.config.uri, autocommit=True) as connection:
-                for number in count():
+                for number in range(
+                    300
+                ):  # so that it ends on a machine on which they are faster than the pipeline and the trainer
                     if number == 3:
-                        busy.wait()
+                        busy.wait(PATIENCE_S)
                     if stop.wait(0.02):
                         return
                     first = rng.randrange(1, 68)
@@ -325,7 +327,7 @@ def test_labels_verdicts_and_draws_at_the_same_time_neither_deadlock_nor_lose_a_
         for thread in threads:
             thread.start()
         try:
-            busy.wait(30)
+            busy.wait(PATIENCE_S)
             for step in range(1, 7):
                 batch = None
                 while batch is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,16 +12,20 @@ import rftdata
 from benchmarks import replay
 from benchmarks.algorithms import prepare_seed
 from benchmarks.replay import ReplayBudget
+from rftdata.postgres.embedded import EmbeddedServer
 
 BUDGET = ReplayBudget(batch_groups=4, group_size=2, steps=6, window=3, evaluate_every=2, smoothing=2, target=0.0)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def folder(server_folders: Path) -> Iterator[Path]:
     threads = torch.get_num_threads()
-    folder = tmp_path_factory.mktemp("course")
+    folder = server_folders / "course"
+    folder.mkdir()
     prepare_seed((folder, 0, True))
     yield folder
+    for data in folder.glob("*/postgres"):
+        EmbeddedServer(data.parent).stop()
     torch.set_num_threads(threads)  # the learner sets one
 
 

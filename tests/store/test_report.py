@@ -252,10 +252,16 @@ def test_time_is_when_somebody_worked_without_overlaps_or_pauses(buffer: rftdata
     run.worker("trainer", seconds_ago=1000, seconds=100)
     run.worker("explorer", seconds_ago=950, seconds=100)  # 50 of them beside the trainer
     run.worker("trainer", seconds_ago=200, seconds=30)
+    # They were inserted a moment after one another; now they are as far apart as they should be.
+    buffer.sql(
+        "UPDATE rft.worker w SET (started_at, heartbeat_at, stopped_at) = (SELECT t, t + x.s, t + x.s FROM (SELECT now() - x.ago AS t) AS y)"
+        " FROM unnest(ARRAY[1, 2, 3], ARRAY['1000 s', '950 s', '200 s']::interval[], ARRAY['100 s', '100 s', '30 s']::interval[])"
+        " AS x (worker_id, ago, s) WHERE x.worker_id = w.worker_id"
+    )
     run.group(0, [1.0, 0.0])
     report = build_report(buffer)
-    assert report.wall_seconds == pytest.approx(180, abs=1)
-    assert report.tokens_per_s == pytest.approx(10 / 180, rel=0.01)
+    assert report.wall_seconds == pytest.approx(180)
+    assert report.tokens_per_s == pytest.approx(10 / 180)
 
 
 def test_a_run_that_has_not_begun_has_a_report(buffer: rftdata.Buffer) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.launch.cluster import RoleProcess
 from rftcore.launch.deaths import ProcessWatch, RoleDiedError
+from rftcore.launch.launcher import RoleProcess
 from rftcore.launch.restarts import MAX_FRUITLESS, MAX_FUTILE, MAX_IN_A_ROW, MAX_PER_HOUR, MAX_RESTARTS, Restarts
 from rftdata import Buffer
 from rftdata.user_code import blocked
@@ -22,12 +22,12 @@ HOST = os.uname().nodename
 
 
 def role(name: str, watch: ProcessWatch | None = None) -> RoleProcess:
-    """The supervisor's record of a role, without Ray."""
+    """The supervisor's record of a role, without a process."""
 
     def start() -> RoleProcess:
         return role(name)
 
-    return RoleProcess(name=name, role=name.split()[0], start=start, actor=None, identity=None, done=None, watch=watch)
+    return RoleProcess(name=name, role=name.split()[0], start=start, watch=watch)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import psycopg
@@ -31,6 +30,7 @@ from rftdata.pipeline.verdicts import ask, commit_verdicts, insert_stage_runs, i
 from rftdata.postgres.database import queries
 from tests.store.test_pipeline_worker import opened_again, rows, run_pipeline
 from tests.support.store_roles import Roles, two_sealed_groups
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ASKS = [{"human_review": {"timeout": "1 h", "otherwise": "pass"}}]
 GONE_S = "3601 s"
@@ -204,8 +204,8 @@ def test_only_groups_that_still_wait_are_asked_about(buffer: Buffer, asked: Role
     assert labels.num_open_reviews(buffer, asked.run_id) == 0
 
 
-def meanwhile(work: Callable[[], object]) -> Callable[[], str]:
-    """Begin something that may have to wait; what it returns says, once it has ended, how it did."""
+def meanwhile(buffer: Buffer, work: Callable[[], object], num_waiting: int = 1) -> Callable[[], str]:
+    """Begin something, until so many sessions wait for locks of others, or it has ended; what it returns says how it ended."""
     ended: list[str] = []
 
     def run() -> None:
@@ -215,12 +215,15 @@ def meanwhile(work: Callable[[], object]) -> Callable[[], str]:
         except (psycopg.Error, RftError) as error:
             ended.append(repr(error))
 
+    waiting = (
+        "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
     thread = threading.Thread(target=run)
     thread.start()
-    time.sleep(0.3)
+    wait_until(lambda: ended or rows(buffer, waiting)[0]["n"] >= num_waiting, "it waits or has ended", pause_s=0.01)
 
     def end() -> str:
-        thread.join(120)
+        thread.join(PATIENCE_S)
         return ended[0]
 
     return end
@@ -229,7 +232,7 @@ def meanwhile(work: Callable[[], object]) -> Callable[[], str]:
 def test_an_answer_and_labels_of_one_group_do_not_deadlock(buffer: Buffer, asked: Roles) -> None:
     with psycopg.connect(buffer.database.uri) as person:
         person.execute("UPDATE rft.experience SET reward = 0.3 WHERE experience_id = 2")
-        end = meanwhile(lambda: answer(buffer, "drop", "experience_id = 1"))
+        end = meanwhile(buffer, lambda: answer(buffer, "drop", "experience_id = 1"))
         person.execute("UPDATE rft.experience SET reward = 0.3 WHERE experience_id = 1")
         person.commit()
     assert end() == "done"
@@ -242,10 +245,10 @@ def test_the_end_of_waiting_does_not_wait_for_labels(buffer: Buffer, asked: Role
         person.execute(
             "UPDATE rft.experience SET reward = 0.3 WHERE experience_id = 3"
         )  # another transaction has group 2 locked
-        end = meanwhile(lambda: then.database.run("end_waiting", run_id=asked.run_id))
+        end = meanwhile(buffer, lambda: then.database.run("end_waiting", run_id=asked.run_id))
+        assert end() == "done"
         person.execute("UPDATE rft.experience SET reward = 0.3 WHERE experience_id = 1")
         person.commit()
-        assert end() == "done"
         then.database.run("end_waiting", run_id=asked.run_id)
         asked.run = then.find_run(asked.run_id)
         assert run_pipeline(asked, build_chain(ASKS)) == [1, 2]
@@ -283,28 +286,36 @@ def test_workers_that_make_the_same_tasks_do_not_fail(buffer: Buffer, roles: Rol
     tasks = [CreatedTask("made", key, {"prompt": key}, 1) for key in ("b", "a")]
     with psycopg.connect(buffer.database.uri) as other:
         other.execute("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('made', 'a', '{}')")
-        end = meanwhile(lambda: commit_verdicts(roles.run, roles.worker_id, "p1", batch, Verdicts(created=list(tasks))))
+        made = Verdicts(created=list(tasks))
+        end = meanwhile(buffer, lambda: commit_verdicts(roles.run, roles.worker_id, "p1", batch, made))
         other.execute("SET lock_timeout = '5 s'")
         other.execute("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('made', 'b', '{}')")
         other.commit()
     assert end() == "done"
-    made = rows(buffer, "SELECT task_key, payload FROM rft.task WHERE taskset = 'made' ORDER BY 1")
-    assert made == [{"task_key": "a", "payload": {}}, {"task_key": "b", "payload": {}}]
+    stored = rows(buffer, "SELECT task_key, payload FROM rft.task WHERE taskset = 'made' ORDER BY 1")
+    assert stored == [{"task_key": "a", "payload": {}}, {"task_key": "b", "payload": {}}]
 
 
-def test_verdicts_are_committed_after_a_deadlock(buffer: Buffer, roles: Roles) -> None:
+def test_verdicts_are_committed_after_a_deadlock(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=3)
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
     batch = roles.claim_sealed()
     assert batch is not None
-    with psycopg.connect(buffer.database.uri) as other:
-        # It locks in another order and does not time out first, so the database ends the transaction with the verdicts.
-        other.execute("SET deadlock_timeout = '10 s'")
-        other.execute("SELECT FROM rft.rollout_group WHERE group_id = 2 FOR UPDATE")
-        end = meanwhile(lambda: roles.commit(batch))
-        ended = meanwhile(lambda: other.execute("SELECT FROM rft.rollout_group WHERE group_id = 1 FOR UPDATE"))
-        assert ended() == "done"  # the other one had to let go
+    lock = "SELECT FROM rft.rollout_group WHERE group_id = %s FOR UPDATE"
+    with psycopg.connect(buffer.database.uri) as other, psycopg.connect(buffer.database.uri) as gate:
+        # It locks in another order and looks for a deadlock last, so the database ends the transaction with the verdicts.
+        other.execute("SET deadlock_timeout = '10 min'")
+        other.execute(lock, [3])
+        gate.execute(lock, [2])
+        end = meanwhile(buffer, lambda: roles.commit(batch))  # has the first group, and waits for the second
+        ended = meanwhile(buffer, lambda: other.execute(lock, [1]), num_waiting=2)
+        gate.commit()  # the verdicts wait for the third now
+        assert ended() == "done"  # the verdicts had to let go
         other.commit()
     assert end() == "done"
-    assert roles.group(1)["status"] == roles.group(2)["status"] == "ready"
+    assert [roles.group(key)["status"] for key in (1, 2, 3)] == ["ready"] * 3
 
 
 def test_a_purge_takes_the_texts_of_verdicts_and_of_stages_errors(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ from rftdata import Buffer
 from rftdata.errors import ConfigError, FencedError
 from rftdata.postgres.database import fetch
 from rftdata.training.attempt import Attempt
+from tests.store.test_review_locks import wait_for_waiting
 from tests.support.store_roles import Roles
+from tests.support.waiting import PATIENCE_S
 
 # Remembers more than a cursor: how often each task succeeded, as far as it was observed.
 STATEFUL = """
@@ -132,10 +133,9 @@ def test_a_relabel_under_way_while_a_run_goes_back_teaches_selectors_nothing(rol
         )
         going_back = threading.Thread(target=roles.buffer.rewind, args=(roles.run, 1))
         going_back.start()
-        time.sleep(1)
-        assert going_back.is_alive()  # it waits for the person's transaction
+        wait_for_waiting(roles.buffer, 1, behind=person.info.backend_pid)
         person.commit()
-    going_back.join(120)
+    going_back.join(PATIENCE_S)
     left = roles.buffer.sql(
         "SELECT o.kind::text AS kind, o.applied, o.applied_seq FROM rft.task_observation o"
         " JOIN rft.rollout_group g USING (run_id, attempt_id, ordinal) WHERE g.left_by IS NOT NULL"

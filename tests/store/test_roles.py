@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from rftdata.postgres.migrations import grant_roles, migrate
 from rftdata.segments.compaction import Compactor
 from rftdata.training import stored_selection
 from tests.support.models import make_tiny_model
+from tests.support.ports import closed_port
 from tests.support.store_roles import Roles, own_group
 from tests.support.waiting import PATIENCE_S
 
@@ -43,21 +43,19 @@ ROLES = ("rft_reader", "rft_labeler", "rft_worker")
 @pytest.fixture(scope="module")
 def tcp(server_folders: Path) -> Iterator[tuple[EmbeddedServer, int]]:
     """A server that accepts TCP, with an account for every role, and one that owns a database but may make no roles."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = EmbeddedServer(server_folders / "roles", listen=f"127.0.0.1:{port}")
-    rftdata.open(BufferConfig(uri=str(server.folder), listen=server.listen)).close()
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        for role in ROLES:
-            statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} IN ROLE {}")
-            connection.execute(
-                statement.format(sql.Identifier(f"a_{role}"), sql.Literal(PASSWORD), sql.Identifier(role))
-            )
-        connection.execute(sql.SQL("CREATE ROLE outsider LOGIN PASSWORD {}").format(sql.Literal(PASSWORD)))
-        connection.execute("CREATE DATABASE outside OWNER outsider")
-    yield server, port
-    server.stop()
+    with closed_port() as port:
+        server = EmbeddedServer(server_folders / "roles", listen=f"127.0.0.1:{port}")
+        rftdata.open(BufferConfig(uri=str(server.folder), listen=server.listen)).close()
+        with psycopg.connect(server.uri, autocommit=True) as connection:
+            for role in ROLES:
+                statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} IN ROLE {}")
+                connection.execute(
+                    statement.format(sql.Identifier(f"a_{role}"), sql.Literal(PASSWORD), sql.Identifier(role))
+                )
+            connection.execute(sql.SQL("CREATE ROLE outsider LOGIN PASSWORD {}").format(sql.Literal(PASSWORD)))
+            connection.execute("CREATE DATABASE outside OWNER outsider")
+        yield server, port
+        server.stop()
 
 
 def url(tcp: tuple[EmbeddedServer, int], user: str, password: str = PASSWORD, database: str = "rft") -> str:
@@ -216,12 +214,13 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
     labels.set_rewards(worker, {ids[0]: 0.5}, author="judge")
     sql = f"select experience_id from rft.experience where run_id = {roles.run_id}"
     selected = stored_selection.select(worker.database, sql)
+    before = worker.sql("SELECT clock_timestamp() AS t")["t"][0].as_py()
     run = worker.create_run(
         name=f"selecting from {roles.run_id}", config={}, seed=1, steps=1, pipeline_version="none", mode="train", selected=selected
     )  # fmt: skip
-    assert worker.sql(
-        "SELECT last_analyze > now() - interval '1 min' AS a FROM pg_stat_user_tables WHERE relname = 'worklist'"
-    )["a"][0].as_py()
+    assert worker.sql("SELECT last_analyze > %s AS a FROM pg_stat_user_tables WHERE relname = 'worklist'", [before])[
+        "a"
+    ][0].as_py()
     with worker.attempt(run) as attempt:
         assert len(attempt.draw(1, 3) or ()) == 3
     assert Compactor(worker.database, worker.segments).run() is not None

@@ -13,6 +13,7 @@ import pytest
 from rftdata import Buffer
 from rftdata.experience import Group, Rollout
 from rftdata.planning.claims import ClaimedGroup
+from rftdata.planning.planner import Planner
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
 from tests.support.store_roles import Roles, tokens
@@ -259,10 +260,8 @@ def test_tasks_that_are_used_up_do_not_end_a_run_whose_step_has_its_groups(buffe
         sampling={"over_sampling": 0.5},
         selector="shuffle",
     )
-    roles.planner._config = replace(
-        roles.plan_config,
-        tasksets=tuple(taskset.model_copy(update={"max_repeats": 1}) for taskset in roles.plan_config.tasksets),
-    )
+    once = tuple(taskset.model_copy(update={"max_repeats": 1}) for taskset in roles.plan_config.tasksets)
+    roles.planner = Planner(roles.run, replace(roles.plan_config, tasksets=once))
     with roles.attempt() as attempt:
         assert roles.plan() == 3
         sealed(roles, *roles.claim())

@@ -222,7 +222,7 @@ def test_the_pool_recovers_from_connections_that_died(buffer: Buffer) -> None:
     buffer.sql("SELECT 1")
     with psycopg.connect(buffer.config.uri, autocommit=True) as killer:
         killer.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            "SELECT pg_terminate_backend(pid, 240000) FROM pg_stat_activity"  # and wait until they have ended
             " WHERE application_name = 'rft' AND datname = current_database()"
         )
     assert buffer.sql("SELECT 1 AS one")["one"].to_pylist() == [1]

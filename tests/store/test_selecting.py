@@ -322,8 +322,7 @@ def test_a_run_whose_tasks_are_used_up_ends_with_a_clear_error(buffer: Buffer) -
 
 def test_tasks_that_are_used_up_early_do_not_end_steps_that_have_their_groups(buffer: Buffer) -> None:
     roles = learning_run(buffer, "shuffle", {}, num_tasks=6)
-    set_tasksets(roles, {"max_repeats": 1})
-    roles.planner._config = replace(roles.planner._config, pacing=replace(roles.planner._config.pacing, interval=2))
+    set_tasksets(roles, {"max_repeats": 1}, pacing=replace(roles.plan_config.pacing, interval=2))
     with roles.attempt() as attempt:
         assert roles.plan() == 6  # of two steps of four
         assert roles.plan() == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from itertools import chain
 from typing import Any
@@ -16,7 +15,8 @@ from rftdata.errors import FencedError, QueryError, RftError, SelectionChangedEr
 from rftdata.run import Run
 from rftdata.training import stored_selection
 from rftdata.training.attempt import Attempt
-from tests.support.store_roles import own_group
+from tests.store.test_review_locks import wait_for_waiting
+from tests.support.store_roles import LEASE_S, own_group
 
 ALL = "select experience_id from rft.experience"
 
@@ -169,7 +169,7 @@ class TestDraws:
 
     def test_an_attempt_that_was_replaced_draws_nothing(self, stored: Buffer) -> None:
         run = selecting(stored)
-        with stored.attempt(run) as old:
+        with stored.attempt(run, lease_s=LEASE_S) as old:
             ids(old, 1)
             stored.sql("UPDATE rft.run_attempt SET lease_until = now() - interval '1 s', pid = 0")
             with stored.attempt(run) as new:
@@ -256,7 +256,7 @@ class TestTheCut:
                 target=lambda: found.append(stored_selection.select(stored.database, f"{ALL} where reward = 0.5"))
             )
             thread.start()
-            time.sleep(0.5)
+            wait_for_waiting(stored, 1, behind=early.info.backend_pid)
             assert not found
             early.commit()
             thread.join()

@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,8 @@ import rftdata
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError
 from rftdata.postgres.embedded import EmbeddedServer, check_folder
-from tests.support.waiting import PATIENCE_S
+from tests.support.ports import closed_port
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +75,24 @@ def test_password_and_socket_are_private(folder: Path) -> None:
         psycopg.connect(without)
 
 
+# Three seconds on every machine.
+BUSY = b"DO $$ BEGIN WHILE clock_timestamp() < statement_timestamp() + interval '3 s' LOOP NULL; END LOOP; END $$"
+
+
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "with an active session"])
 def test_after_kill_9_of_the_server_the_next_open_works(folder: Path, busy: bool) -> None:
     one(folder)
     session = psycopg.connect(EmbeddedServer(folder).uri, autocommit=True)
     if busy:
         # An active session does not notice at once that the server has ended, and keeps its shared memory.
-        session.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 30000000)")
-    time.sleep(0.1)
+        session.pgconn.send_query(BUSY)
+        active = "SELECT FROM pg_stat_activity WHERE pid = %s AND state = 'active' AND query LIKE '%%LOOP%%'"
+        with psycopg.connect(EmbeddedServer(folder).uri, autocommit=True) as other:
+            wait_until(
+                lambda: other.execute(active, [session.info.backend_pid]).rowcount,
+                "the session is active",
+                pause_s=0.01,
+            )
     postmaster(folder).send_signal(signal.SIGKILL)
     assert one(folder) == [1]
     session.close()
@@ -91,7 +101,7 @@ def test_after_kill_9_of_the_server_the_next_open_works(folder: Path, busy: bool
 
 OPENING = """
 import sys, rftdata, rftdata.postgres.embedded
-rftdata.postgres.embedded._START_S = 3.0
+rftdata.postgres.embedded._START_S = float(sys.argv[2])
 try:
     with rftdata.open(sys.argv[1]) as buffer:
         print(buffer.sql("SELECT pg_postmaster_start_time()::text AS t")["t"][0])
@@ -100,15 +110,15 @@ except rftdata.errors.BufferUnavailableError as error:
 """
 
 
-def opened_in_another_container(folder: Path) -> str:
-    """Open the folder where neither processes nor shared memory of this test are visible."""
+def opened_in_another_container(folder: Path, start_s: float = PATIENCE_S) -> str:
+    """Open the folder where neither processes nor shared memory of this test are visible; `start_s` ends the wait for its server."""
     apart = ["unshare", "--pid", "--ipc", "--fork", "--mount-proc"]
     try:
         subprocess.run([*apart, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this user may not make process namespaces")
     return subprocess.run(
-        [*apart, sys.executable, "-c", OPENING, str(folder)],
+        [*apart, sys.executable, "-c", OPENING, str(folder), str(start_s)],
         capture_output=True,
         text=True,
         check=True,
@@ -132,7 +142,7 @@ def test_a_server_that_neither_answers_nor_can_be_seen_is_not_taken_for_dead(fol
     server = postmaster(folder)
     server.suspend()
     try:
-        said = opened_in_another_container(folder)
+        said = opened_in_another_container(folder, start_s=3.0)
     finally:
         server.resume()
     assert "are running, but it does not answer here" in said and "another container" in said
@@ -190,10 +200,13 @@ def test_a_stale_lock_whose_process_id_passed_to_another_program_is_no_server(fo
     assert one(folder) == [1]
 
 
-def test_the_address_in_listen_takes_connections_and_the_socket_still_works(folder: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+@pytest.fixture
+def port() -> Iterator[int]:
+    with closed_port() as port:
+        yield port
+
+
+def test_the_address_in_listen_takes_connections_and_the_socket_still_works(folder: Path, port: int) -> None:
     one(folder)
     config = BufferConfig(uri=str(folder), listen=f"127.0.0.1:{port}")
     with pytest.raises(
@@ -284,8 +297,8 @@ def test_a_port_that_is_taken_is_a_clear_error(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts the server under another account")
-def test_a_folder_that_was_closed_above_a_running_server_does_not_make_it_unseen(tmp_path: Path) -> None:
-    above = tmp_path / "above"
+def test_a_folder_that_was_closed_above_a_running_server_does_not_make_it_unseen(server_folders: Path) -> None:
+    above = server_folders / "above"
     above.mkdir(mode=0o755)
     server = EmbeddedServer(above / "buffer")
     uri = server.start()

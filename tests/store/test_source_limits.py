@@ -116,7 +116,7 @@ def test_the_first_tasks_of_a_source_that_repeats_itself_for_ever_are_found(fold
 
 
 def test_the_first_row_of_a_source_may_take_long(folder: Path) -> None:
-    with reading_for(0.3) as reading:
+    with reading_for(0.9) as reading:  # less than it takes
         assert len(list(read_tasks(taskset("starts_slowly", timeout_s=600), folder))) == 1
     assert reading.num_rows == 1 and not reading.was_cut
 
@@ -173,15 +173,14 @@ def test_a_deep_check_of_sources_that_hang_or_never_end_comes_back(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_tiny_model(folder / "model")
-    limits = ["--deep", "--wait-s", "1", "--read-s", "1"]
     tasks = [{"name": "t", "source": "./tasks.py:never_ends"}]
     path = configuration(folder, tasks=tasks, buffer={"uri": str(folder / "buffer")})
-    assert run_command(["check", str(path), *limits]) == 0
+    assert run_command(["check", str(path), "--deep", "--read-s", "1", "--wait-s", "240"]) == 0
     assert "its source has not ended after" in capsys.readouterr().err
 
     tasks = [{"name": "t", "source": "./tasks.py:hangs", "args": {"after": 4}}]
     path = configuration(folder, tasks=tasks, buffer={"uri": str(folder / "buffer")})
-    assert run_command(["check", str(path), *limits]) == 2
+    assert run_command(["check", str(path), "--deep", "--wait-s", "1"]) == 2
     error = capsys.readouterr().err
     assert "row 5 of the task source './tasks.py:hangs' did not return within 1 s" in error
     assert "Stack of the function" in error and "in hangs" in error

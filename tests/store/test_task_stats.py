@@ -111,7 +111,7 @@ def test_what_a_person_has_not_committed_blocks_no_other_session(roles: Roles, s
     with psycopg.connect(roles.buffer.config.uri) as client:
         client.execute(statement)
         with roles.attempt(), roles.database.connection() as connection:
-            connection.execute("SET lock_timeout = '2s'")
+            connection.execute("SET lock_timeout = '60s'")
             connection.execute(
                 "INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)"
                 " SELECT run_id, attempt_id, ordinal + 100, task_id, 0, 2 FROM rft.task_observation"

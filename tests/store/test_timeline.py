@@ -15,7 +15,7 @@ from rftcore.reporting.table import print_report
 from rftcore.reporting.timeline import write_timeline
 from rftdata.errors import QueryError
 from rftdata.results import RunResults
-from rftdata.workers import HEARTBEAT_S, Worker
+from rftdata.workers import Worker
 from tests.support.stored_run import StoredRun
 from tests.support.waiting import wait_until
 
@@ -27,8 +27,9 @@ def run(buffer: rftdata.Buffer) -> StoredRun:
     return run
 
 
-def worked(run: StoredRun) -> None:
-    """A trainer that starts, trains and waits, for 0.2 s each."""
+def worked(run: StoredRun) -> float:
+    """A trainer that starts, trains and waits, for 0.2 s each; the seconds that all of it took."""
+    begun = time.monotonic()
     with Worker(run.run, "trainer") as worker:
         time.sleep(0.2)
         worker.set_state("trains step 1 on 8 experiences", activity="training")
@@ -37,15 +38,17 @@ def worked(run: StoredRun) -> None:
         time.sleep(0.1)
         worker.set_state("waits", "ready groups")
         time.sleep(0.2)
+    return time.monotonic() - begun
 
 
 def test_every_second_of_a_worker_is_stored(run: StoredRun) -> None:
-    worked(run)
+    seconds = worked(run)
     spans = RunResults(run.run).spans()
     assert [(span.activity, span.detail) for span in spans] == [
         ("starting", None), ("training", None), ("waiting", "ready groups"),
     ]  # fmt: skip
-    assert all(0.19 < span.ended - span.started < 100 for span in spans)
+    assert all(span.ended > span.started for span in spans)
+    assert sum(span.ended - span.started for span in spans) < 1.01 * seconds
     assert all(after.started == pytest.approx(before.ended, abs=1e-3) for before, after in itertools.pairwise(spans))
 
 
@@ -59,9 +62,9 @@ def test_a_killed_worker_s_time_ends_with_its_last_heartbeat(run: StoredRun) -> 
 
     wait_until(has_beaten, "a heartbeat")
     (_, before) = RunResults(run.run).spans()
-    time.sleep(1.5 * HEARTBEAT_S)
+    wait_until(lambda: RunResults(run.run).spans()[1].ended > before.ended, "the next heartbeat")
     (_, after) = RunResults(run.run).spans()
-    assert after.started == before.started and after.ended > before.ended + 0.5 * HEARTBEAT_S
+    assert after.started == before.started
     worker.stop()
 
 
@@ -71,7 +74,9 @@ def test_the_report_counts_the_time_of_each_role(
     worked(run)
     report = build_report(buffer)
     assert {each.activity for each in report.activities} == {"starting", "training", "waiting"}
-    assert all(each.role == "trainer" and 0.19 < each.seconds < 100 for each in report.activities)
+    lengths = {span.activity: span.ended - span.started for span in RunResults(run.run).spans()}
+    assert all(each.role == "trainer" for each in report.activities)
+    assert {each.activity: each.seconds for each in report.activities} == pytest.approx(lengths, abs=1e-3)
     print_report([report])
     assert "time of trainer" in capsys.readouterr().out
 
@@ -83,7 +88,10 @@ def test_the_trace_has_every_span_in_microseconds(run: StoredRun, tmp_path: Path
     events = json.loads((tmp_path / "new" / "trace.json").read_text())["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
     assert [event["name"] for event in complete] == ["starting", "training", "waiting"]
-    assert complete[0]["ts"] == 0 and 190_000 < complete[0]["dur"] < 1_000_000
+    assert complete[0]["ts"] == 0
+    assert [event["dur"] for event in complete] == pytest.approx(
+        [1e6 * (span.ended - span.started) for span in spans], abs=2
+    )
     assert complete[2]["args"] == {"for": "ready groups"}
     names = [event["args"]["name"] for event in events if event["ph"] == "M"]
     assert names == [spans[0].host, f"trainer {spans[0].worker_id} (process {spans[0].pid})"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +28,9 @@ from rftdata.maintenance import backup, purge
 from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import Database
 from rftdata.uri import redacted
+from tests.support.ports import closed_port
 from tests.support.store_roles import Roles
+from tests.support.waiting import PATIENCE_S
 
 PASSWORD = "s3cr3t/w:th@ödd %41"
 # Where distributions put the programs of a server, the newest last.
@@ -65,7 +67,7 @@ class TlsServer:
 
 @pytest.fixture(scope="module")
 def tls() -> Iterator[TlsServer]:
-    with tempfile.TemporaryDirectory(prefix="rft-tls-") as name:
+    with tempfile.TemporaryDirectory(prefix="rft-tls-") as name, contextlib.ExitStack() as reserved:
         folder = Path(name)
         account = pwd.getpwnam("postgres") if os.geteuid() == 0 else None
         if account:
@@ -75,7 +77,7 @@ def tls() -> Iterator[TlsServer]:
             done = subprocess.run(
                 [program, *options.split()], cwd=folder, user=account.pw_uid if account else None,
                 group=account.pw_gid if account else None, extra_groups=[] if account else None, capture_output=True, text=True,
-                check=False, env={**os.environ, "LC_ALL": "C"},
+                check=False, env={**os.environ, "LC_ALL": "C", "PGCTLTIMEOUT": f"{PATIENCE_S:.0f}"},
             )  # fmt: skip
             assert done.returncode == 0, done.stdout + done.stderr
 
@@ -93,9 +95,7 @@ def tls() -> Iterator[TlsServer]:
             programs / "initdb",
             "-D data -U admin --pwfile=password --auth=scram-sha-256 --encoding=UTF8 --locale=C",
         )
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = reserved.enter_context(closed_port())
         (folder / "data" / "pg_hba.conf").write_text(
             "local all all scram-sha-256\nhostssl all all 127.0.0.1/32 scram-sha-256\n"
         )

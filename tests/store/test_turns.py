@@ -19,7 +19,7 @@ from tests.support.command_line import CHECKOUT
 from tests.support.waiting import PATIENCE_S, wait_until
 
 HOLDER = """
-import sys, time
+import sys
 import rftdata
 from rftdata.config import BufferConfig
 from rftdata.training.turns import GpuTurn
@@ -32,7 +32,7 @@ with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2])) as buffer
         while not turn.take():
             turn.wait(0.1)
         print(worker.worker_id, flush=True)
-        time.sleep(600)
+        sys.stdin.read()  # until it is killed, or the test has ended
 """
 
 
@@ -40,7 +40,7 @@ def started(buffer: rftdata.Buffer) -> subprocess.Popen[str]:
     """A process that takes the turn on GPU-1, and prints its worker's id then."""
     command = [sys.executable, "-c", HOLDER, buffer.config.uri, str(buffer.config.segments)]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.fixture
@@ -86,22 +86,25 @@ def test_asking_wakes_the_holder_and_giving_the_one_that_waits(run: Run) -> None
         assert engine.take()
         for turn in (engine, trainer):
             turn.wait(0.01)  # listens from here on
-        woken: list[float] = []
+        waits = threading.Event()
 
         def hold() -> None:
             while not engine.is_wanted():
-                engine.wait(60.0)
+                waits.set()
+                engine.wait(10 * PATIENCE_S)  # longer than the test lasts: only a wake-up ends it
             engine.give()
 
-        thread = threading.Thread(target=hold)
-        thread.start()
-        time.sleep(0.2)
-        started = time.monotonic()
-        while not trainer.take():
-            trainer.wait(60.0)
-        woken.append(time.monotonic() - started)
-        thread.join()
-        assert woken[0] < 30, "a wait that is not woken takes 60 s"
+        def ask() -> None:
+            while not trainer.take():
+                trainer.wait(10 * PATIENCE_S)
+
+        threads = [threading.Thread(target=work, daemon=True) for work in (hold, ask)]
+        threads[0].start()
+        assert waits.wait(PATIENCE_S)
+        threads[1].start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "it was not woken"
         for turn in (engine, trainer):
             turn.leave()
 
@@ -128,7 +131,7 @@ def test_one_that_asked_and_was_killed_is_not_waited_for(run: Run, buffer: rftda
         turn = GpuTurn(run, worker.worker_id, "GPU-1")
         assert turn.take()
         asker = started(buffer)
-        wait_until(turn.is_wanted)
+        wait_until(turn.is_wanted, "it has asked", process=asker)
         asker.kill()
         asker.communicate()
         turn.give()  # to a process that nobody has noticed to be gone

@@ -33,7 +33,7 @@ def answer(buffer: Buffer, value: str) -> None:
 def waits_for(roles: Roles, attempt: Attempt, step: int) -> str | None:
     """Return what a draw without result reports to wait for."""
     reported: list[str | None] = []
-    assert attempt.draw(step, roles.batch_groups, timeout_s=0.1, waiting=reported.append) is None
+    assert attempt.draw(step, roles.batch_groups, stop=lambda: bool(reported), waiting=reported.append) is None
     return reported[-1]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import Any
 
 import psycopg
@@ -20,7 +19,7 @@ from tests.support.store_roles import Roles, own_group
 from tests.support.waiting import PATIENCE_S, wait_until
 
 HOLDER = """
-import sys, time, rftdata
+import sys, rftdata
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.planning.claims import claim_groups
 from rftdata.training.evaluations import claim_evaluation
@@ -30,15 +29,24 @@ from rftdata.workers import Worker
 uri, segments, run_id = sys.argv[1], sys.argv[2], int(sys.argv[3])
 buffer = rftdata.open(BufferConfig(uri=uri, segments=segments))
 run = buffer.find_run(run_id)
-worker = Worker(run, "explorer", lease_s=3)
+worker = Worker(run, "explorer", lease_s=7200)
 held = [
-    claim_groups(run, worker.worker_id, policy_step=0, last_step=9, count=9, lease_s=3),
-    claim_sealed_groups(run, worker.worker_id, count=9, lease_s=3),
-    claim_evaluation(run, worker.worker_id, lease_s=3),
+    claim_groups(run, worker.worker_id, policy_step=0, last_step=9, count=9, lease_s=3600),
+    claim_sealed_groups(run, worker.worker_id, count=9, lease_s=3600),
+    claim_evaluation(run, worker.worker_id, lease_s=3600),
 ]
 print(all(held), flush=True)
-time.sleep(600)
+sys.stdin.read()  # until it is killed, or the test has ended
 """
+
+
+LEASED = ("rollout_group", "worklist", "evaluation")
+
+
+def started(arguments: list[str]) -> subprocess.Popen[str]:
+    """A process that claims one of each, and prints whether it could."""
+    command = [sys.executable, "-c", HOLDER, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def claims(buffer: Buffer) -> dict[str, int]:
@@ -61,21 +69,28 @@ def test_claims_of_a_killed_process_go_back_while_the_others_work_on(buffer: Buf
             attempt, policy_version_id=1, trainer_step=0, purpose="validation", tasksets=["set0"],
             decodings=["greedy"], uri="/weights", checksum="0",
         )  # fmt: skip
-        with Worker(roles.run, "trainer", lease_s=8):
+        with Worker(roles.run, "trainer", lease_s=8):  # it looks for lost claims every two seconds
             arguments = [buffer.config.uri, str(buffer.config.segments), str(roles.run_id)]
-            holder = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE, text=True)
+            holder = started(arguments)
             assert holder.stdout is not None
             assert holder.stdout.readline().strip() == "True"
             buffer.sql("UPDATE rft.worker SET host = 'elsewhere'")
             assert claims(buffer) == {"groups": 1, "items": 1, "evaluations": 1}
-            time.sleep(6)  # twice its lease: a live worker keeps what it claimed
+            # A live worker keeps what it claimed: its heartbeat has renewed the leases of all three.
+            renewed = " AND ".join(
+                f"(SELECT min(lease_until) > now() + interval '6000 s' FROM rft.{table})" for table in LEASED
+            )
+            wait_until(
+                lambda: buffer.sql(f"SELECT {renewed} AS yes")["yes"][0].as_py(), "longer leases", process=holder
+            )
             assert claims(buffer) == {"groups": 1, "items": 1, "evaluations": 1}
             topics = [notify.Listener(buffer.database, topic) for topic in (notify.PLANNED, notify.SEALED, notify.RUN)]
             for listener in topics:
                 listener.wait()
             holder.kill()
-            holder.wait()
-            holder.stdout.close()
+            holder.communicate()
+            for table in LEASED:
+                buffer.sql(f"UPDATE rft.{table} SET lease_until = now() - interval '1 s' WHERE lease_until IS NOT NULL")
             wait_until(lambda: claims(buffer) == {"groups": 0, "items": 0, "evaluations": 0})
             for listener in topics:
                 assert listener.wait(PATIENCE_S)
@@ -90,22 +105,20 @@ def test_a_new_worker_frees_at_once_what_died_on_its_machine(buffer: Buffer) -> 
         roles.insert(own_group())
         roles.plan()
     arguments = [buffer.config.uri, str(buffer.config.segments), str(roles.run_id)]
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE, text=True)
+    holder = started(arguments)
     assert holder.stdout is not None and holder.stdout.readline()
     assert claims(buffer)["groups"] == 1
     with Worker(roles.run, "pipeline"):
         assert claims(buffer)["groups"] == 1, "its holder lives"
     holder.kill()
-    holder.wait()
-    holder.stdout.close()
+    holder.communicate()
     with Worker(roles.run, "pipeline"):
         assert claims(buffer) == {"groups": 0, "items": 0, "evaluations": 0}
 
 
 def worker_row(buffer: Buffer, worker: Worker) -> dict[str, Any]:
     row: dict[str, Any] = buffer.sql(
-        "SELECT progress, waiting_for, error, stopped_at, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS age"
-        " FROM rft.worker WHERE worker_id = %s",
+        "SELECT progress, heartbeat_at FROM rft.worker WHERE worker_id = %s",
         [worker.worker_id],
     ).to_pylist()[0]
     return row
@@ -126,10 +139,11 @@ def test_the_heartbeat_outlives_whatever_the_database_states(buffer: Buffer, cod
         buffer.sql(REFUSING.format(code=code))
         worker.set_state("works")
         wait_until(lambda: worker._heartbeat_error is not None)
+        before = worker_row(buffer, worker)["heartbeat_at"]
         buffer.sql("DROP FUNCTION rft.test_refuse CASCADE")
         wait_until(lambda: "last_heartbeat_error" in str(worker_row(buffer, worker)["progress"]))
         row = worker_row(buffer, worker)
-    assert row["age"] < 5 and row["progress"]["last_heartbeat_error"].startswith("at ")
+    assert row["heartbeat_at"] > before and row["progress"]["last_heartbeat_error"].startswith("at ")
 
 
 def test_an_error_of_the_work_is_not_hidden_by_one_of_leaving(buffer: Buffer) -> None:

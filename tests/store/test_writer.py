@@ -17,6 +17,7 @@ from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError
 from rftdata.maintenance.verification import verify
 from tests.support.store_roles import Roles, own_group, tokens
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -106,15 +107,19 @@ def test_what_callers_hand_in_together_is_stored_together_and_a_bad_claim_fails_
     roles.plan()
     first, second = roles.claim()
     stale = Group(roles.result(second, [0.0, 1.0]).rollouts, second.group_id, second.claim_token - 1)
-    with buffer.writer(roles.run, linger_ms=300) as writer:
+    # It waits for four groups of two, however long they take to come.
+    with buffer.writer(roles.run, linger_ms=1000 * PATIENCE_S, max_rows=8) as writer:
         answers = [writer.submit(own_group(task_key=str(i))) for i in range(3)]
         good = writer.submit(roles.result(first, [0.0, 1.0]))
         assert [len(answer.result()) for answer in answers] == [1, 1, 1] and good.result() == [first.group_id]
         assert counts(buffer)["segment"] == 1
-        answers = [writer.submit(own_group(task_key="a")), writer.submit(stale), writer.submit(own_group(task_key="b"))]
+        answers = [
+            writer.submit(group)
+            for group in (own_group(task_key="a"), stale, own_group(task_key="b"), own_group(task_key="c"))
+        ]
         with pytest.raises(FencedError):
             answers[1].result()
-        assert len(answers[0].result() + answers[2].result()) == 2
+        assert [len(answer.result()) for answer in answers if answer is not answers[1]] == [1, 1, 1]
     with pytest.raises(RftError, match="closed"):
         writer.insert(own_group())
     assert list(verify(buffer)) == []

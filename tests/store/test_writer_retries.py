@@ -22,8 +22,10 @@ from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import Database
 from rftdata.segments.posix import PosixSegmentStore
 from rftdata.writing.writer import Writer, _Ids
+from tests.store.test_review_locks import wait_for_waiting
 from tests.store.test_writer import counts
 from tests.support.store_roles import own_group
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -107,9 +109,8 @@ def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Bu
         written: list[int] = []
         thread = threading.Thread(target=lambda: written.extend(writer.insert(own_group())))
         thread.start()
-        waiting = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'advisory'"
-        while not other.execute(waiting).rowcount:
-            thread.join(0.01)
+        waiting = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
+        wait_until(lambda: other.execute(waiting).rowcount or not thread.is_alive(), "the writer waits", pause_s=0.01)
         other.execute("SELECT pg_advisory_unlock_all()")
         thread.join()
     assert len(written) == 1
@@ -137,7 +138,7 @@ def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buf
             writer._write(first, groups, arrays, receipt, given)
             stored = dict(given.groups)
             thread.start()
-            thread.join(0.5)
+            wait_for_waiting(buffer, 1, behind=first.info.backend_pid)
             assert thread.is_alive()
         thread.join()
     assert given.groups == stored

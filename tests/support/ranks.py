@@ -1,10 +1,12 @@
-"""A group of two ranks whose loss meets the other rank, or never ends; by itself: `python -m tests.support.ranks FOLDER`."""
+"""A group of two ranks whose loss meets the other rank, fails in one of them, or never ends; by itself: `python -m tests.support.ranks FOLDER`."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
+from rftcore.run.parent_process import end_with_parent
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.ranks import LearnerGroup
 from tests.support.learning import config, make_batch, save_model
@@ -27,6 +29,8 @@ class Meeting(SFT):
             (folder / f"{torch.distributed.get_rank()} hangs").touch()
             time.sleep(600)
         if torch.distributed.is_initialized():
+            if (folder / f"{torch.distributed.get_rank()} fails").exists():
+                raise MemoryError("no room for the loss")
             torch.distributed.barrier()
         return super().__call__(view)
 '''
@@ -64,6 +68,7 @@ def make_group(folder: Path, num_ranks: int) -> LearnerGroup:
 
 
 if __name__ == "__main__":
+    end_with_parent(os.getppid())
     group = make_group(Path(sys.argv[1]), 2)
     print(*group.pids, flush=True)
     group.update(make_batch(0), 1)

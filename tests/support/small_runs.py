@@ -6,7 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.support.command_line import EXAMPLE, rft_command, rft_environment
+from tests.support.command_line import EXAMPLE, rft_environment
+from tests.support.preloaded import Preloaded
 from tests.support.warm_up import Warm
 
 STEPS = 4
@@ -38,8 +39,8 @@ def start(
         ray_folder: where Ray puts its files; whether it exists afterwards shows whether Ray was started.
     """
     environment = rft_environment() if ray_folder is None else {**rft_environment(), "RAY_TMPDIR": str(ray_folder)}
-    return subprocess.Popen(
-        rft_command(verb, *([] if config is None else [config]), *options),
+    return Preloaded(
+        [verb, *([] if config is None else [config]), *options],
         env={**environment, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -23,9 +23,13 @@ from rftdata.run import Run
 from rftdata.training import stored_selection
 from rftdata.training.attempt import Attempt
 from rftdata.training.sampling import SamplingConfig
+from tests.support.waiting import PATIENCE_S
 
 Rewards = Callable[[ClaimedGroup], Sequence[float | None]]
 Keep = Callable[[dict[str, Any]], bool]
+
+# Leases of what a test holds outlast it, also on a slow machine, and are not renewed within it: a lease that a test ends stays ended.
+LEASE_S = 10 * PATIENCE_S
 
 
 def mixed(group: ClaimedGroup) -> list[float]:
@@ -119,7 +123,7 @@ class Roles:
         self.version: int | None = None
         self.policy_step = -1
 
-    def attempt(self, *, lease_s: float = 30.0, publish: bool = True, buffer: Buffer | None = None) -> Attempt:
+    def attempt(self, *, lease_s: float = LEASE_S, publish: bool = True, buffer: Buffer | None = None) -> Attempt:
         """Take the run, and publish the weights it starts from."""
         attempt = (buffer or self.buffer).attempt(
             self.run, lease_s=lease_s, sampling=self.sampling, max_refill=self.max_refill,
@@ -156,7 +160,7 @@ class Roles:
     def claim(self, count: int = 100) -> list[ClaimedGroup]:
         last_step = self.pacing.last_step(self.policy_step)
         return claim_groups(
-            self.run, self.worker_id, policy_step=self.policy_step, last_step=last_step, count=count, lease_s=60
+            self.run, self.worker_id, policy_step=self.policy_step, last_step=last_step, count=count, lease_s=LEASE_S
         )
 
     def result(self, group: ClaimedGroup, rewards: Sequence[float | None]) -> Group:
@@ -175,7 +179,7 @@ class Roles:
         return self.insert(*[self.result(group, rewards(group)) for group in claimed]) if claimed else []
 
     def claim_sealed(self, worker_id: int | None = None) -> SealedBatch | None:
-        return claim_sealed_groups(self.run, worker_id or self.worker_id, count=100, lease_s=60)
+        return claim_sealed_groups(self.run, worker_id or self.worker_id, count=100, lease_s=LEASE_S)
 
     def commit(
         self, batch: SealedBatch, keep: Keep = keep_all, version: str = "p1", worker_id: int | None = None

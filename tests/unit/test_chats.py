@@ -166,14 +166,15 @@ class Written:
 
 
 def imitated(task: Task, **args: Any) -> tuple[list[tuple[bool, str]], Any]:
-    model = Model(Written(), None)  # type: ignore[arg-type]
+    written = Written()
+    model = Model(written, None)  # type: ignore[arg-type]
 
     async def score(turn: Any, task: Task) -> Score:
         return Score(float(turn.response == "4 of course"))
 
     reward = asyncio.run(demonstration(task, model, score, **args)).reward
     (turn,) = model.turns
-    return parts(model._sampler.tokenizer, turn.sequence), (turn.messages, reward)
+    return parts(written.tokenizer, turn.sequence), (turn.messages, reward)
 
 
 def chat_task(prompt: Any = CHAT, answer: str | None = None, **metadata: Any) -> Task:

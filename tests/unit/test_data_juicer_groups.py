@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from tests.support.batches import batch_of_groups, batch_of_tasks, stored
 from tests.support.chat_server import Body, ChatServer, Says
 from tests.support.models import make_tiny_model
+from tests.support.waiting import PATIENCE_S
 
 PROMPTS = ["Rain fell on the hills.", "The river rose.", "A bell rang.", "The bridge held."]
 TOPICS = ["river", "river", "bell", "river"]
@@ -241,10 +243,10 @@ def test_an_endpoint_that_never_answers_fails_the_batch(serve: Any, tokenizer: s
 
 
 def test_groups_are_asked_about_at_the_same_time(serve: Any, tokenizer: str) -> None:
-    import time
+    meet = threading.Barrier(4)  # broken, and the group without an answer, unless all four come at once
 
     def answer(text: str) -> str:
-        time.sleep(0.3)
+        meet.wait(PATIENCE_S)
         return text[:6]
 
     server = serve(answer)
@@ -253,7 +255,7 @@ def test_groups_are_asked_about_at_the_same_time(serve: Any, tokenizer: str) -> 
         tasks(["a", "a", "b", "b", "c", "c", "d", "d"], [f"{n} is a number." for n in range(8)])
     )
     assert [task.payload["prompt"] for task in made(result)] == ["* 0 is", "* 2 is", "* 4 is", "* 6 is"]
-    assert server.busiest > 1
+    assert server.busiest == 4
 
 
 def test_the_runs_model_counts_tokens_where_nothing_else_does(serve: Any, tokenizer: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -18,10 +20,14 @@ from operators.base import Messages, StageContext
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from operators.chain.resolve import resolve_stage
+from operators.llm.client import Asker
+from operators.llm.endpoint import PolicyEndpoint
 from rftdata.errors import ConfigError
 from rftdata.pipeline.budget import Limits, MemoryUsage, Usage
 from tests.support.batches import batch_of_groups, replaced
 from tests.support.chat_server import Body, ChatServer, Says
+from tests.support.ports import closed_port
+from tests.support.waiting import PATIENCE_S, wait_until
 
 GOOD = '{"reason": "fine", "score": 7}'
 Serve = Callable[[Callable[[int, Body], Says | str]], ChatServer]
@@ -43,6 +49,19 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
+def silent(serve: Serve) -> Iterator[ChatServer]:
+    """A server that does not answer before the end of the test."""
+    ended = threading.Event()
+
+    def answer(*_: object) -> str:
+        ended.wait(PATIENCE_S)
+        return GOOD
+
+    yield serve(answer)
+    ended.set()
+
+
+@pytest.fixture
 def judge() -> Iterator[MakeJudge]:
     """Makes prepared chains of one llm_judge, closed with the test."""
     chains: list[Chain] = []
@@ -50,7 +69,7 @@ def judge() -> Iterator[MakeJudge]:
     def make(
         url: str, endpoint: Mapping[str, Any] | None = None, *, usage: MemoryUsage | None = None, **arguments: Any
     ) -> Chain:
-        where = {"url": url, "model": "judge", "backoff_s": 0.01, **(endpoint or {})}
+        where = {"url": url, "model": "judge", "backoff_s": 0.01, "timeout_s": PATIENCE_S, **(endpoint or {})}
         chain = build_chain([{"llm_judge": {"endpoint": where, **arguments}}])
         chain.prepare(StageContext(usage=usage or MemoryUsage()))
         chains.append(chain)
@@ -73,11 +92,23 @@ def scored(chain: Chain, table: pa.Table) -> tuple[list[float | None], list[str 
     return scores["judge_score"].to_pylist(), scores["judge_error"].to_pylist()
 
 
+def threads_within(*functions: Callable[..., object]) -> int:
+    """The number of threads that are within all of these functions."""
+    stacks = [{frame.f_code for frame, _ in traceback.walk_stack(top)} for top in sys._current_frames().values()]
+    return sum({function.__code__ for function in functions} <= stack for stack in stacks)
+
+
 def test_every_row_is_asked_about_and_gets_the_answer_to_its_own_question(serve: Serve, judge: MakeJudge) -> None:
+    answered = threading.Semaphore(0)
+
     def grade(_: int, body: Body) -> str:
         text = body["messages"][-1]["content"]
-        time.sleep(0.05 if "rollout 0" in text else 0)  # the first to be asked is the last to be answered
-        return f'{{"reason": "", "score": {next(n for n in range(8) if f"rollout {n}" in text)}}}'
+        place = next(n for n in range(8) if f"rollout {n}" in text)
+        if place > 0:
+            answered.release()
+        for _ in range(7 if place == 0 else 0):  # the first to be asked is the last to be answered
+            answered.acquire(timeout=PATIENCE_S)
+        return f'{{"reason": "", "score": {place}}}'
 
     server = serve(grade)
     assert scored(judge(server.url), batch(8)) == ([0, 1, 2, 3, 4, 5, 6, 7], [None] * 8)
@@ -90,7 +121,7 @@ def test_requests_fly_together_up_to_the_limit(serve: Serve, judge: MakeJudge) -
     meet = threading.Barrier(4)  # broken, and the request a 500, unless four come at once
 
     def together(_: int, __: Body) -> Says | str:
-        meet.wait(60)
+        meet.wait(PATIENCE_S)
         return GOOD
 
     server = serve(together)
@@ -138,17 +169,11 @@ def test_a_server_that_asks_to_wait_too_long_is_given_up(serve: Serve, judge: Ma
     assert scored(judge(server.url, {"max_wait_s": 5}), batch(1)) == ([None], ["HTTP 429: come tomorrow"])
 
 
-def test_no_answer_in_time_and_no_server_at_all_are_errors(serve: Serve, judge: MakeJudge) -> None:
-    def slow(_: int, __: Body) -> str:
-        time.sleep(0.5)
-        return GOOD
-
-    server = serve(slow)
-    chain = judge(server.url, {"timeout_s": 0.1, "retries": 1})
+def test_no_answer_in_time_and_no_server_at_all_are_errors(silent: ChatServer, judge: MakeJudge) -> None:
+    chain = judge(silent.url, {"timeout_s": 0.1, "retries": 1})
     assert scored(chain, batch(1)) == ([None], ["no answer within 0.1 s (2 tries)"])
-    server = serve(lambda *_: GOOD)
-    server.close()
-    scores, (error,) = scored(judge(server.url, {"retries": 0}), batch(1))
+    with closed_port() as port:
+        scores, (error,) = scored(judge(f"http://127.0.0.1:{port}/v1", {"retries": 0}), batch(1))
     assert scores == [None]
     assert error is not None and error.startswith("ConnectError")
 
@@ -218,7 +243,7 @@ def test_the_same_question_is_asked_once(serve: Serve, judge: MakeJudge) -> None
 
 def test_the_same_question_of_two_threads_is_asked_once(serve: Serve, judge: MakeJudge) -> None:
     def slow(*_: object) -> str:
-        time.sleep(0.2)
+        wait_until(lambda: threads_within(Asker.ask) == 4, "the question of every thread")
         return GOOD
 
     server = serve(slow)
@@ -285,19 +310,13 @@ def test_what_calls_in_flight_give_back_is_spent_again(serve: Serve, judge: Make
 
 
 def test_a_refused_request_costs_a_call_and_no_tokens_and_a_lost_one_what_it_may_have_cost(
-    serve: Serve, judge: MakeJudge
+    serve: Serve, silent: ChatServer, judge: MakeJudge
 ) -> None:
     ledger = MemoryUsage()
     scored(judge(serve(lambda *_: Says("", 404)).url, usage=ledger, budget={"name": "refused"}), batch(1))
     assert ledger.spent("refused") == Usage(1, 0, 0.0)
 
-    def slow(*_: object) -> str:
-        time.sleep(0.3)
-        return GOOD
-
-    lost = judge(
-        serve(slow).url, {"timeout_s": 0.1, "retries": 0}, usage=ledger, budget={"name": "lost"}, max_tokens=64
-    )
+    lost = judge(silent.url, {"timeout_s": 0.1, "retries": 0}, usage=ledger, budget={"name": "lost"}, max_tokens=64)
     scored(lost, batch(1))
     assert ledger.spent("lost").tokens > 64
 
@@ -326,14 +345,18 @@ def test_stages_share_a_budget_by_name_and_only_by_name(serve: Serve) -> None:
 
 
 def test_parts_that_ask_the_policy_wait_for_what_others_in_flight_give_back() -> None:
-    meet = threading.Barrier(2)
-    waited: list[bool] = []
+    flying: list[int] = []
+    together: list[int] = []
+
+    def waits_or_flies() -> bool:
+        return len(flying) > 1 or threads_within(PolicyEndpoint.ask, threading.Condition.wait) == 1
 
     def generate(chats: Sequence[Messages], *_: object) -> list[str]:
-        try:  # the other part would come while this one is in flight, if the budget had room for both
-            meet.wait(0.5)
-        except threading.BrokenBarrierError:
-            waited.append(True)
+        flying.append(threading.get_ident())
+        if not together:  # the other part flies beside the first, if the budget has room for both, or waits for it
+            wait_until(waits_or_flies, "the other part")
+        together.append(len(flying))
+        flying.remove(threading.get_ident())
         return [GOOD] * len(chats)
 
     budget = {"max_tokens": 700}  # a call reserves about 560 and uses about 60
@@ -341,7 +364,7 @@ def test_parts_that_ask_the_policy_wait_for_what_others_in_flight_give_back() ->
     chain = build_chain([{"llm_judge": {**judge, "run": {"concurrency": 2, "batch_rows": 1}}}])
     chain.prepare(StageContext(generate=generate))
     assert scored(chain, batch(2)) == ([7, 7], [None, None])
-    assert waited == [True, True]
+    assert together == [1, 1]
 
 
 @pytest.mark.parametrize(

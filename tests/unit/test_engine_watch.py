@@ -9,51 +9,86 @@ from pathlib import Path
 
 import pytest
 
+from rftcore.engines import driver
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.explorer.engine_watch import EngineWatch
 from tests.support.models import make_tiny_model
+from tests.support.waiting import wait_until
 
-LIMIT_S = 0.6
+LIMIT_S = 0.2
 
 
-class Waiting(TransformersEngine):
-    """Takes `pause_s` for each step, or until `go` is set."""
+class Clock:
+    """The engine's clock. It stands still where nothing moves it, so a busy machine makes no step longer."""
 
-    pause_s = 0.0
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class Slow(TransformersEngine):
+    """Takes `step_s` for each step, in which the watch looks at it."""
+
+    clock: Clock
+    step_s = 0.0
+    num_looks = 0
     go: threading.Event
 
+    def stuck_s(self) -> float:
+        found = super().stuck_s()
+        self.num_looks += 1
+        return found
+
+    def let_pass(self, seconds: float) -> None:
+        """Move the clock, and wait until the watch has judged that, or has ended.
+
+        The first look may be one from before, and the third comes only after what the second saw has been judged.
+        """
+        looks = self.num_looks
+        self.clock.now_s += seconds
+        wait_until(lambda: self.num_looks >= looks + 3 or self.go.is_set(), "three looks of the watch", pause_s=0.01)
+
     def _step(self) -> list[tuple[str, Generation]]:
-        self.go.wait(self.pause_s)
+        self.let_pass(self.step_s)
         return super()._step()
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Waiting]:
-    Waiting.go = threading.Event()
-    engine = Waiting(make_tiny_model(tmp_path / "model"), EngineConfig(dtype="float32", context_length=64))
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    Slow.go, Slow.clock = threading.Event(), Clock()
+    monkeypatch.setattr(driver, "time", Slow.clock)
+    engine = Slow(make_tiny_model(tmp_path / "model"), EngineConfig(dtype="float32", context_length=64))
     yield engine
     engine.go.set()
     engine.close()
 
 
-@pytest.mark.parametrize(("pause_s", "hangs"), [(60.0, True), (LIMIT_S / 4, False)])
-def test_an_engine_hangs_if_one_step_takes_too_long(engine: Waiting, pause_s: float, hangs: bool) -> None:
+@pytest.mark.parametrize(
+    ("step_s", "hangs"), [(1.1 * LIMIT_S, True), (0.9 * LIMIT_S, False)], ids=["it hangs", "it is slow"]
+)
+def test_an_engine_hangs_if_one_step_takes_too_long(engine: Slow, step_s: float, hangs: bool) -> None:
     found: list[tuple[str, str]] = []
-    noticed = threading.Event()
 
     def end(sentence: str, stack: str) -> None:
         found.append((sentence, stack))
-        noticed.set()
         engine.go.set()  # in place of the end of the process
 
-    engine.pause_s = pause_s
+    async def generate() -> None:
+        # Different requests, of which each has a step of its own.
+        lengths = (5, 6, 7, 8)
+        await asyncio.gather(*(engine.generate([1, 2, 3], Decoding(temperature=0.0, max_tokens=n)) for n in lengths))
+
+    engine.step_s = step_s
     watch = EngineWatch(engine, LIMIT_S, end)
-    assert not noticed.wait(2 * LIMIT_S), "it has nothing to do"
-    asyncio.run(engine.generate([1, 2, 3], Decoding(temperature=0.0, max_tokens=8)))
+    engine.let_pass(2 * LIMIT_S)
+    assert found == [], "it has nothing to do"
+    asyncio.run(generate())
     watch.close()
-    assert noticed.is_set() == hangs
+    assert len(found) == hangs
+    assert engine.clock.now_s > 5 * LIMIT_S
     if hangs:
         ((sentence, stack),) = found
         assert "its engine hangs" in sentence and "explorer.hang_s" in sentence
-        assert "self.go.wait(self.pause_s)" in stack
+        assert "self.let_pass(self.step_s)" in stack

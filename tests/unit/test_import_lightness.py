@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -12,50 +13,58 @@ from tests.support.waiting import PATIENCE_S
 
 HEAVY = ("torch", "ray", "vllm", "transformers")
 
-# Runs in a process of its own, prints the heavy modules that are loaded when the statement is done.
+# Prints the heavy modules that are loaded after each statement. Those of earlier statements stay loaded: the first that loads one is the culprit.
 PROBE = """
-import sys
-try:
-    {statement}
-except SystemExit as exit:
-    assert not exit.code, f"exit code {{exit.code}}"
-print("loaded:", *sorted({heavy!r} & sys.modules.keys()))
+import json, sys
+statements, heavy = map(json.loads, sys.argv[1:])
+for statement in statements:
+    try:
+        exec(statement, {})
+    except SystemExit as exit:
+        assert not exit.code, f"exit code {exit.code}"
+    print("\\nloaded:", json.dumps(sorted(set(heavy) & sys.modules.keys())))
 """
 
 
-def heavy_modules_after(statement: str) -> list[str]:
-    program = PROBE.format(statement=statement, heavy=set(HEAVY))
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+def heavy_modules_after(*statements: str) -> list[list[str]]:
+    """The heavy modules after each of these statements, in a process of their own."""
+    command = [sys.executable, "-c", PROBE, json.dumps(statements), json.dumps(HEAVY)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.rpartition("loaded:")[2].split()
+    lines = done.stdout.splitlines()
+    return [json.loads(line.removeprefix("loaded: ")) for line in lines if line.startswith("loaded: ")]
 
 
 # A role that computes nothing is there as soon as it can be: in a run of seconds, torch would be most of what it does.
 ROLES = ["rftcore.run.prepare", "rftcore.pipeline.role", "rftcore.explorer.role"]
 _PARTS = {target.partition(":")[0] for parts in (ADVANTAGES, LOSSES, MASKS) for target in parts.builtins.values()}
-# In one process: there are many, and what one of them loads is named.
 ALGORITHMS = ", ".join(["rftcore.algorithms.algorithm", *sorted(_PARTS)])
+MODULES = ["rftdata", "rftcore.cli", "rftcore.config", "operators", "rftcore.trainer.device_checks", *ROLES, ALGORITHMS]
+COMMANDS = ["", "run", "sql", "status", "label", "pairs", "query", "report", "export", "purge"]
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["rftdata", "rftcore.cli", "rftcore.config", "operators", "rftcore.trainer.device_checks", *ROLES, ALGORITHMS],
-    ids=lambda modules: modules.partition(",")[0],
-)
-def test_importing_it_loads_no_training_stack(module: str) -> None:
-    assert heavy_modules_after(f"import {module}") == []
+@pytest.fixture(scope="module")
+def loaded_by_import() -> dict[str, list[str]]:
+    return dict(zip(MODULES, heavy_modules_after(*(f"import {module}" for module in MODULES)), strict=True))
 
 
-@pytest.mark.parametrize(
-    "command",
-    [[], ["run"], ["sql"], ["status"], ["label"], ["pairs"], ["query"], ["report"], ["export"], ["purge"]],
-)
-def test_showing_its_help_loads_no_training_stack(command: list[str]) -> None:
-    arguments = ["rft", *command, "--help"]
-    assert heavy_modules_after(f"sys.argv = {arguments!r}; from rftcore.cli import main; main()") == []
+@pytest.fixture(scope="module")
+def loaded_by_help() -> dict[str, list[str]]:
+    shows = "import sys; sys.argv = {!r}; from rftcore.cli import main; main()"
+    statements = [shows.format(["rft", *command.split(), "--help"]) for command in COMMANDS]
+    return dict(zip(COMMANDS, heavy_modules_after(*statements), strict=True))
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda modules: modules.partition(",")[0])
+def test_importing_it_loads_no_training_stack(module: str, loaded_by_import: dict[str, list[str]]) -> None:
+    assert loaded_by_import[module] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_showing_its_help_loads_no_training_stack(command: str, loaded_by_help: dict[str, list[str]]) -> None:
+    assert loaded_by_help[command] == []
 
 
 def test_the_probe_would_notice() -> None:
-    assert "transformers" in heavy_modules_after("import transformers")
+    quiet, loud = heavy_modules_after("import json", "import transformers")
+    assert quiet == [] and "transformers" in loud

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -22,8 +23,6 @@ from rftcore.sync.transfer_plan import TransferPlan
 from tests.support.sending import Tensors, held, wire
 from tests.support.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(120)
-
 # Of one element, of less than a buffer, of several buffers and a rest.
 TENSORS: Tensors = [
     (f"weight.{number}", torch.randn(shape, generator=torch.Generator().manual_seed(number)))
@@ -36,6 +35,7 @@ def receive(connection: Connection, buffer_bytes: int) -> None:
     """An engine's process: receives as it is told, and answers with the checksum and the sum of what arrived, or with the error."""
     ipc_group.BUFFER_BYTES = buffer_bytes
     receiver = TransferReceiver()
+    connection.send("ready")
     while (plan := connection.recv()) is not None:
         taken: list[Any] = []
 
@@ -57,19 +57,22 @@ class Engines:
 
     def __init__(self, number: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self.store, self.sender = open_store(LOOPBACK, 20), TransferSender()
+        self.store, self.sender = open_store(LOOPBACK, PATIENCE_S), TransferSender()
         self.connections, self.processes = [], []
         for _ in range(number):
             ours, theirs = context.Pipe()
             process = context.Process(target=receive, args=(theirs, BUFFER_BYTES), daemon=True)
             process.start()
+            theirs.close()  # so that the end of the process is the end of the connection
             self.connections.append(ours)
             self.processes.append(process)
+        for connection in self.connections:
+            assert connection.recv() == "ready"
 
     def plan(self, transfer_id: int, group_id: int = 1) -> TransferPlan:
         return TransferPlan(
             transfer_id=transfer_id, group_id=group_id, backend="ipc", host=LOOPBACK, port=self.store.port, num_ranks=1 + len(self.connections),
-            first_rank=0, tensors=wire(TENSORS), dtype="float32", bucket_bytes=20_000, timeout_s=20.0,
+            first_rank=0, tensors=wire(TENSORS), dtype="float32", bucket_bytes=20_000, timeout_s=PATIENCE_S,
         )  # fmt: skip
 
     def transfer(self, plan: TransferPlan) -> str:
@@ -80,7 +83,7 @@ class Engines:
     def close(self) -> None:
         self.sender.leave()
         for connection, process in zip(self.connections, self.processes, strict=True):
-            if process.is_alive():
+            with contextlib.suppress(OSError):  # it was killed
                 connection.send(None)
             process.join(PATIENCE_S)
 

@@ -164,6 +164,7 @@ def test_a_converted_model_is_found_again(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_two_processes_that_want_a_packaged_model_convert_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +189,11 @@ def test_two_processes_that_want_a_packaged_model_convert_it_once(
         )
         for _ in range(2)
     ]
-    results = [process.communicate(timeout=300) for process in both]
+    try:
+        results = [process.communicate(timeout=1200) for process in both]
+    finally:
+        for process in both:
+            process.kill()
     folders = {stdout.strip() for stdout, _ in results}
     assert len(folders) == 1, results
     assert sum("converting" in stderr for _, stderr in results) == 1

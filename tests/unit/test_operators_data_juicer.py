@@ -7,6 +7,7 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -384,7 +385,18 @@ def test_a_wrong_recipe_is_refused_when_the_chain_is_built(args: object, message
         build_chain([{"data_juicer": args}])
 
 
+@pytest.fixture
+def own_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cluster that the test starts, which ends with it."""
+    import ray
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    yield
+    ray.shutdown()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_cluster")
 def test_over_ray_the_outcome_is_the_same() -> None:
     process = [
         {"clean_links_mapper": {}},

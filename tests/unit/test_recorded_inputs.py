@@ -22,6 +22,7 @@ from rftdata.experience import Group, Sequence
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 from tests.support.models import make_character_tokenizer
+from tests.support.waiting import PATIENCE_S
 
 TASK = Task(1, "sums", "one", "1+1=", "22")
 
@@ -102,7 +103,8 @@ class TestTokenRewards:
             "from rftcore.workflows.task import TokenRewards\ndef plain(turn, task):\n"
             "    return TokenRewards([0.5] * len(turn.response_token_ids))\n"
         )
-        scorer, turn = Scorer(load_rewards(["./b.py:plain"], tmp_path), tmp_path), a_turn()
+        scorer = Scorer(load_rewards(["./b.py:plain"], tmp_path), tmp_path, timeout_s=PATIENCE_S)
+        turn = a_turn()
         try:
             assert asyncio.run(scorer(turn, TASK)) == Score(0.0, {"plain": 1.5})
         finally:
@@ -126,7 +128,7 @@ def explored(workflow: Callable[..., Any], screening: Screening | None = None, *
 
     async def run() -> Group:
         runner = RolloutRunner(
-            engine=Answers(make_character_tokenizer(), ""), workflow=workflow, workflow_args={}, scorer=no_score, timeout_s=10.0,  # type: ignore[no-untyped-call]
+            engine=Answers(make_character_tokenizer(), ""), workflow=workflow, workflow_args={}, scorer=no_score, timeout_s=PATIENCE_S,  # type: ignore[no-untyped-call]
             source="explorer", slots=asyncio.Semaphore(8), **options,
         )  # fmt: skip
         return await runner.group(claimed, Decoding(temperature=0.7, top_p=0.9), screening)

@@ -38,24 +38,22 @@ def test_greso_skips_by_the_streak_of_groups_that_taught_nothing() -> None:
 @pytest.mark.parametrize("name", ["greso", "plr"])
 def test_what_a_person_states_changes_what_is_known_of_a_task(name: str) -> None:
     """A pass rate of one half instead of 0 of 8 is eight more successes in eight more trials."""
-    selector = built(name, 4, **({"adjust": 0.0} if name == "greso" else {}))
 
-    def worth(task_id: int) -> float:
+    def worth(*observations: Observation) -> float:
+        """What these make known of their task, the only one of the selector's tasks that was tried."""
+        selector = built(name, 4, **({"adjust": 0.0} if name == "greso" else {}))
+        for observation in observations:
+            selector.observe([observation])
         if isinstance(selector, Greso):
-            return float(1 - selector.skip_probability(np.array([task_id]))[0])
-        return float(selector._scores[selector._slot[task_id]])
+            return float(1 - selector.skip_probability(np.array([observations[0].task_id]))[0])
+        assert selector.metrics()["tried"] == 1
+        return float(selector.metrics()["mean_score"])
 
-    selector.observe([outcome(1, 0, 8), outcome(2, 4, 8, group=1)])
-    selector.observe(
-        [
-            Observation(1, 8, 8, kind="manual", group=None, seq=2),
-            Observation(2, -4, -4, kind="manual", group=None, seq=2),
-        ]
-    )
-    assert worth(1) == (1.0 if name == "greso" else 0.5)  # as good as any
-    assert worth(2) == (0.5 if name == "greso" else 0.0)  # 0 of 4
-    selector.observe([Observation(3, 8, 8, kind="manual", group=None, seq=3)])
-    assert worth(3) == (0.5 if name == "greso" else 0.0)
+    stated = Observation(1, 8, 8, kind="manual", group=None, seq=2)
+    assert worth(outcome(1, 0, 8), stated) == (1.0 if name == "greso" else 0.5)  # as good as any
+    taken_back = Observation(2, -4, -4, kind="manual", group=None, seq=2)
+    assert worth(outcome(2, 4, 8), taken_back) == (0.5 if name == "greso" else 0.0)  # 0 of 4
+    assert worth(Observation(3, 8, 8, kind="manual", group=None, seq=3)) == (0.5 if name == "greso" else 0.0)
 
 
 def test_greso_passes_over_as_many_as_it_states() -> None:

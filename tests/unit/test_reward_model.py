@@ -18,6 +18,7 @@ from rftcore.workflows.task import Task, Turn
 from rftdata.errors import PluginError, RftError
 from rftdata.experience import Sequence
 from tests.support.learning import config, make_batch, save_model
+from tests.support.waiting import PATIENCE_S
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 
@@ -51,7 +52,7 @@ def test_judges_the_pairs_that_it_was_trained_on_and_runs_in_a_process_of_its_ow
     folder: Path, batch: TrainBatch
 ) -> None:
     name = f"reward_model:./{folder.name}"
-    scorer = Scorer(load_rewards([name], folder.parent), folder.parent, max_processes=1)
+    scorer = Scorer(load_rewards([name], folder.parent), folder.parent, timeout_s=PATIENCE_S, max_processes=1)
     try:
         scores = []
         for b in range(batch.num_experiences):

@@ -177,7 +177,7 @@ def printed(folder: Path, *options: str) -> dict[str, Any]:
         str(folder),
         *options,
     ]
-    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     found: dict[str, Any] = json.loads(ended.stdout)
     return found

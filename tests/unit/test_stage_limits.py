@@ -75,7 +75,7 @@ def batch(*groups: tuple[float, ...]) -> SealedBatch:
     return SealedBatch(table, group_ids, dict.fromkeys(group_ids, 0))
 
 
-def limited(name: str, timeout_s: float = 1, **args: Any) -> dict[str, Any]:
+def limited(name: str, timeout_s: float = 2, **args: Any) -> dict[str, Any]:
     return {f"{HERE}:{name}": {**args, "run": {"timeout_s": timeout_s, "retries": 2}}}
 
 
@@ -93,7 +93,7 @@ def test_the_row_at_which_a_rule_loops_is_set_aside_alone_and_the_reason_states_
     assert {key for key, (kept, _) in found.items() if not kept} == set(late)
     reason = found[late[0]][1]
     assert reason is not None
-    assert f"did not return for experience {late[0]} within 1 s" in reason
+    assert f"did not return for experience {late[0]} within 2 s" in reason
     assert "test_stage_limits.py, line" in reason and "in spin" in reason
     # One limit for each row: neither is it retried, nor looked for by halves.
     assert len([stage for stage in decided.stages if stage.error]) == 2
@@ -108,7 +108,7 @@ def test_the_rows_of_a_stage_that_names_none_are_looked_for_by_halves() -> None:
     assert decided.failed == {late}
     assert all(kept for key, (kept, _) in decisions(decided).items() if key != late)
     errors = [stage.error for stage in decided.stages if stage.error]
-    assert errors and all("did not return within 1 s" in error for error in errors)
+    assert errors and all("did not return within 2 s" in error for error in errors)
 
 
 @pytest.mark.parametrize("name", ["loops_on", "LoopsOn"])
@@ -147,13 +147,13 @@ def test_all_rows_of_a_lone_group_that_loops_are_set_aside_where_others_passed_b
 def test_parts_that_run_at_the_same_time_have_the_limit_each() -> None:
     groups = batch((0.0, 1.0), (0.0, 1.0))
     late = groups.table["experience_id"][2].as_py()
-    stage = {f"{HERE}:loops_on": {"ids": [late], "run": {"timeout_s": 1, "concurrency": 4}}}
+    stage = {f"{HERE}:loops_on": {"ids": [late], "run": {"timeout_s": 2, "concurrency": 4}}}
     assert decide(build_chain([stage]), groups, patient=True).failed == {late}
 
 
 def test_decide_of_a_scoring_stage_has_the_limit_too() -> None:
-    with pytest.raises(StageError, match=r"did not return within 1 s"):
-        build_chain([limited("LoopsInDecide")]).run(batch((0.0, 1.0)).table)
+    with pytest.raises(StageError, match=r"did not return within 0\.5 s"):
+        build_chain([limited("LoopsInDecide", 0.5)]).run(batch((0.0, 1.0)).table)
 
 
 def test_a_query_is_interrupted_and_its_chain_continues_with_the_next_batch() -> None:

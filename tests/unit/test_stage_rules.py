@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import math
+import threading
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -180,7 +182,12 @@ def test_a_failed_part_is_tried_again_at_limited_intervals_where_that_may_help(
     error: Exception, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("operators.chain.parts.time.sleep", pauses.append)
+    thread, sleep = threading.get_ident(), time.sleep
+    # The function is that of all threads of this process.
+    monkeypatch.setattr(
+        "operators.chain.parts.time.sleep",
+        lambda seconds: pauses.append(seconds) if threading.get_ident() == thread else sleep(seconds),
+    )
     tries.clear()
     Refuses.error = error
     with pytest.raises(RftError, match="Refuses"):

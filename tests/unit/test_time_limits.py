@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +18,7 @@ from rftdata.user_code import time_limits
 from tests.support.waiting import PATIENCE_S
 
 ENDLESS = "SELECT count(*) FROM range(1000000000000)"
+NUM_LATE = 1500
 
 
 def spin() -> None:
@@ -44,9 +43,9 @@ def test_a_loop_is_stopped_and_the_error_names_limit_subject_and_place() -> None
         spin()
 
     with pytest.raises(TimeLimitError) as raised:
-        time_limits.call(work, 0.05, "the stage './rules.py:f'")
+        time_limits.call(work, 1.0, "the stage './rules.py:f'")
     error = raised.value
-    assert "the stage './rules.py:f' did not return for experience 7 within 0.05 s" in str(error)
+    assert "the stage './rules.py:f' did not return for experience 7 within 1 s" in str(error)
     assert "test_time_limits.py, line" in str(error) and ", in spin" in str(error)
     assert "in spin" in error.stack and "in call" not in error.stack
     assert (error.subject, error.num_done, error.blocked) == (7, 1, False)
@@ -137,53 +136,65 @@ def _work_of(length_s: float) -> Callable[[], int]:
 
 def test_an_exception_that_comes_late_never_reaches_the_code_around_the_call() -> None:
     """Calls that end just when their limit passes, in several threads: every time either a result or a TimeLimitError."""
-    limit_s, until = 0.002, time.monotonic() + 6
-    found: dict[str, int] = {"returned": 0, "stopped": 0}
+    limit_s, until = 0.002, time.monotonic() + PATIENCE_S
+    found = [{"returned": 0, "stopped": 0} for _ in range(3)]
     leaked: list[BaseException] = []
 
-    def hammer(seed: int) -> None:
-        number = seed
+    def is_enough() -> bool:
+        stopped, returned = (sum(each[outcome] for each in found) for outcome in ("stopped", "returned"))
+        return min(stopped, returned) >= 20 and stopped + returned >= NUM_LATE
+
+    def hammer(thread: int) -> None:
+        number = thread
         try:
-            while time.monotonic() < until:
+            while not is_enough() and time.monotonic() < until:
                 number = (number * 1103515245 + 12345) % 2**31
                 length_s = limit_s * (0.8 + 0.4 * (number / 2**31))
                 try:
                     time_limits.call(_work_of(length_s), limit_s, "it")
-                    found["returned"] += 1
+                    found[thread]["returned"] += 1
                 except TimeLimitError:
-                    found["stopped"] += 1
+                    found[thread]["stopped"] += 1
                 # Where an exception would come late: many instructions outside of any limit.
                 sum(one * one for one in range(200))
         except BaseException as error:  # noqa: BLE001 - this is what is looked for
             leaked.append(error)
 
-    threads = [threading.Thread(target=hammer, args=(seed,)) for seed in range(3)]
+    threads = [threading.Thread(target=hammer, args=(thread,)) for thread in range(len(found))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert leaked == []
-    assert found["stopped"] > 20 and found["returned"] + found["stopped"] > 100
+    assert is_enough(), found
 
 
 def test_a_forked_child_has_limits_of_its_own() -> None:
-    time_limits.call(lambda: None, 60, "it")  # the watcher and its timer are there
-    child = os.fork()
-    if child == 0:
-        try:
-            time_limits.call(spin, 0.05, "it")
-        except TimeLimitError:
-            os._exit(7)
-        os._exit(1)
-    deadline = time.monotonic() + 60
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    if ended == (0, 0):
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(ended[1]) == 7
-    with pytest.raises(TimeLimitError):
+    # In a process of its own, whose only other thread is the watcher: a forked child waits for ever for the locks of others.
+    script = """
+import os, signal
+from rftdata.errors import TimeLimitError
+from rftdata.user_code import time_limits
+
+def is_stopped():
+    def spin():
+        while True:
+            pass
+    try:
         time_limits.call(spin, 0.05, "it")
+    except TimeLimitError:
+        return True
+
+time_limits.call(lambda: None, 600, "it")  # the watcher and its timer are there
+child = os.fork()
+if child == 0:
+    signal.alarm(600)  # ends a child that hangs
+    os._exit(7 if is_stopped() else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), is_stopped())
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.stdout, done.stderr) == ("7 True\n", "")
 
 
 # What blocks a process: a call that sleeps in C, and one that holds the interpreter's lock.
@@ -196,8 +207,10 @@ time_limits.GRACE_S = held_lock_timer.SLACK_S = 0.2
 if len(sys.argv) > 2:
     held_lock_timer.report_stacks_to(Path(sys.argv[2]))
 
+libc = ctypes.CDLL(None)
+
 def sleeps():
-    ctypes.CDLL(None).sleep(600)
+    libc.sleep(600)
 
 def backtracks():
     re.match(r"(a+)+$", "a" * 60 + "b")
@@ -210,8 +223,8 @@ def own_handler(error):
 time_limits.call(lambda: None, 600, "an earlier call")
 if sys.argv[1] == "handled":
     with time_limits.when_blocked(own_handler):
-        time_limits.call(sleeps, 0.2, "the stage 'sleeps' on experiences 1-4")
-time_limits.call(globals()[sys.argv[1]], 0.2, f"the stage {sys.argv[1]!r} on experiences 1-4")
+        time_limits.call(sleeps, 1.0, "the stage 'sleeps' on experiences 1-4")
+time_limits.call(globals()[sys.argv[1]], 1.0, f"the stage {sys.argv[1]!r} on experiences 1-4")
 """
 
 
@@ -225,7 +238,7 @@ def test_a_process_that_is_blocked_in_c_prints_sentence_and_stack_and_ends() -> 
     done = run_script("sleeps")
     assert done.returncode == 1
     assert (
-        "rft: the stage 'sleeps' on experiences 1-4 did not return within 0.2 s and could not be stopped" in done.stderr
+        "rft: the stage 'sleeps' on experiences 1-4 did not return within 1 s and could not be stopped" in done.stderr
     )
     assert "in sleeps" in done.stderr
 
@@ -242,7 +255,7 @@ def test_code_that_holds_the_interpreters_lock_ends_the_process_with_a_report(tm
     assert done.returncode == 1
     sentence, _, stack = report.read_text().partition("\n")
     assert sentence.rstrip() == (
-        "the stage 'backtracks' on experiences 1-4 did not return within 0.2 s, and no other thread of the process could run"
+        "the stage 'backtracks' on experiences 1-4 did not return within 1 s, and no other thread of the process could run"
     )
     assert "in backtracks" in stack
 

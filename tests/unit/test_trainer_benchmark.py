@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -18,13 +19,15 @@ from rftcore.trainer.micro_batches import Cutting, split_batch
 from tests.support.waiting import PATIENCE_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+# Threads take address space, of which one test limits how much there is.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
 
 def measured(*options: str, address_space: int = resource.RLIM_INFINITY) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON of a run."""
     command = [sys.executable, "-m", "benchmarks.trainer", "--shapes", "tiny", "--warm-up", "0", "--json", *options]
     ended = subprocess.run(
-        command, cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        command, cwd=CHECKOUT, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False, env=os.environ | ONE_THREAD,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (address_space, resource.RLIM_INFINITY)),
     )  # fmt: skip
     assert ended.stdout, ended.stderr[-2000:]

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from rftcore.engines import driver
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
 from tests.support.models import make_tiny_model
+from tests.support.waiting import PATIENCE_S
 
 CONFIG = EngineConfig(dtype="float32", num_threads=1)
 
@@ -47,18 +53,32 @@ def test_weights_published_again_are_kept_under_the_new_version(tmp_path: Path) 
     assert before.token_ids == after.token_ids
 
 
-def test_nobody_waits_for_what_a_running_batch_does_not_tell(tmp_path: Path) -> None:
-    engine = TransformersEngine(make_tiny_model(tmp_path / "model"), CONFIG)
+def test_nobody_waits_for_what_a_running_batch_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computing, asked = threading.Event(), threading.Event()
+
+    class Long(TransformersEngine):
+        """Its batch lasts until it was asked what it has so far."""
+
+        def _step(self) -> Any:
+            computing.set()
+            asked.wait(2 * PATIENCE_S)
+            return super()._step()
+
+    monkeypatch.setattr(
+        driver, "_TELL_S", 2 * PATIENCE_S
+    )  # an answer that waits for the batch does not come before its end
+    engine = Long(make_tiny_model(tmp_path / "model"), CONFIG)
     prompt = engine.tokenizer.encode("u:1+2=\na:")
 
     async def ask() -> None:
-        running = asyncio.create_task(
-            engine.generate_named("long", prompt, Decoding(temperature=0, max_tokens=200, stop=("never",)))
-        )
-        while engine.stuck_s() == 0.0:
-            await asyncio.sleep(0.001)
-        assert await asyncio.to_thread(engine.unfinished, {"long": 0}) == {}
-        assert engine.stuck_s() > 0.0 and not running.done(), "it waited for the batch"
+        running = asyncio.create_task(engine.generate_named("long", prompt, Decoding(temperature=0, max_tokens=4)))
+        try:
+            assert await asyncio.to_thread(computing.wait, PATIENCE_S)
+            asking = asyncio.create_task(asyncio.to_thread(engine.unfinished, {"long": 0}))
+            assert await asyncio.wait_for(asking, PATIENCE_S) == {}
+            assert engine.stuck_s() > 0.0 and not running.done()
+        finally:
+            asked.set()
         await running
 
     asyncio.run(ask())

@@ -28,8 +28,8 @@ LIMIT = {"shape": "tiny", "num_ranks": 2, "broadcast_gb_per_s": 4.0}
 def test_two_plain_receivers_get_what_was_sent() -> None:
     options = ["--shapes", "tiny", "--layouts", "2+2", "--receivers", "plain"]
     ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.weights", *options, "--following", "2", "--json", "--case-seconds", "60"],
-        cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        [sys.executable, "-m", "benchmarks.weights", *options, "--following", "2", "--json", "--case-seconds", str(PATIENCE_S)],
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-2000:]
     result = json.loads(ended.stdout)

@@ -88,14 +88,14 @@ def test_a_model_scores_every_response_at_the_temperature_of_the_rollouts(folder
         (sequence,) = rollout.sequences
         array = sequence.arrays["teacher_logprobs"]
         assert array.dtype == np.float32 and len(array) == len(sequence.token_ids)
-        assert array.tolist() == pytest.approx(expected(folder, sequence, 0.5), abs=1e-5)
+        assert array.tolist() == pytest.approx(expected(folder, sequence, 0.5), abs=1e-4)
 
 
 def test_a_first_token_without_a_prompt_counts_as_certain(folder: Path) -> None:
     scored = group("abc", num_prompt_tokens=0)
     score(LocalTeacher(folder, TeacherConfig(path=str(folder)), 1.0, 1), scored)
     assert scored.rollouts[0].sequences[0].arrays["teacher_logprobs"].tolist() == pytest.approx(
-        expected(folder, scored.rollouts[0].sequences[0]), abs=1e-5
+        expected(folder, scored.rollouts[0].sequences[0]), abs=1e-4
     )
 
 
@@ -115,7 +115,7 @@ def test_a_server_gives_the_same_numbers_as_the_model(
     score(EndpointTeacher(serve(answer_with(folder))), scored, folder)
     for rollout in scored.rollouts:
         (sequence,) = rollout.sequences
-        assert sequence.arrays["teacher_logprobs"].tolist() == pytest.approx(expected(folder, sequence), abs=1e-5)
+        assert sequence.arrays["teacher_logprobs"].tolist() == pytest.approx(expected(folder, sequence), abs=1e-4)
 
 
 def test_a_request_that_fails_is_repeated_and_then_fails_its_rollout_alone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,12 +13,21 @@ from rftcore.trainer.learner import Learner
 from tests.support.learning import config, make_batch, save_model
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """So that sums have the same order on machines with any number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -28,9 +38,10 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def moved_path(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that has left the first one: two steps of imitation of another batch."""
-    learner = Learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
-    for step in (1, 2):
-        learner.update(make_batch(6), step)
+    with one_thread():
+        learner = Learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
+        for step in (1, 2):
+            learner.update(make_batch(6), step)
     folder = tmp_path_factory.mktemp("moved")
     learner.save_pretrained(folder)
     return str(folder)

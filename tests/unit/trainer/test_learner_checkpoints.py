@@ -88,13 +88,13 @@ class TestCheckpoint:
         sizes = sorted(path.stat().st_size for path in (tmp_path / "before").rglob("*.safetensors"))
         # The optimizer's file is twice as large as the model's: only it does not fit.
         limit = (sizes[-2] + sizes[-1]) // 2
-        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
             with pytest.raises(RftError, match=r"rank 0 cannot write its part of the checkpoint: .*File too large"):
                 learner.save_checkpoint(tmp_path / "c")
         finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert [path.name for path in tmp_path.iterdir()] == ["before"]
         learner.save_checkpoint(tmp_path / "c")
         assert _digests(tmp_path / "c") == _digests(tmp_path / "before")

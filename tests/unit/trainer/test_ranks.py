@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -89,7 +87,7 @@ def group(folder: Path, alone: Trained) -> Iterator[LearnerGroup]:
 class Sending:
     """A group of the ranks and one engine process, which is this one."""
 
-    def __init__(self, group: LearnerGroup, timeout_s: float = 20.0) -> None:
+    def __init__(self, group: LearnerGroup, timeout_s: float = PATIENCE_S) -> None:
         self.store = open_store(LOOPBACK, timeout_s)
         self.group_id = next(_group_ids)
         self.receiver = TransferReceiver()
@@ -165,7 +163,7 @@ class TestSharedBatch:
 
 
 class TestTwoRanks:
-    """One walk: each test continues with the group of the one before."""
+    """One walk: each test continues with the group of the one before, or with a new one where it is alone."""
 
     def test_train_as_one_does(self, alone: Trained, group: LearnerGroup) -> None:
         assert len(group.pids) == 1
@@ -209,19 +207,18 @@ class TestTwoRanks:
         assert again.send(group).keys() == {tensor.name for tensor in group.weight_tensors()}
         group.leave_weight_group()
 
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="the limit concerns the CPU's memory")
-    def test_an_error_of_one_rank_ends_the_call_that_waits_for_it(self, group: LearnerGroup) -> None:
-        pid = group.pids[0]
-        size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        limit = size + 4 * 2**20  # enough to see the batch, but not to compute
-        resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
-        started = time.monotonic()
-        with pytest.raises(RoleFailedError, match=r"^rank 1: \w+: .*allocate memory"):
-            group.update(make_batch(6, groups=100, size=16), 6)
-        assert time.monotonic() - started < 60
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="by gloo, between CPUs")
+    def test_an_error_of_one_rank_ends_the_call_that_waits_for_it_and_nothing_can_be_called_after_it(
+        self, group: LearnerGroup, folder: Path
+    ) -> None:
+        pid, mark = group.pids[0], folder / "1 fails"
+        mark.touch()
+        try:
+            with pytest.raises(RoleFailedError, match=r"^rank 1: MemoryError: no room for the loss"):
+                group.update(make_batch(6), 6)
+        finally:
+            mark.unlink()
         assert not process_lives(pid)
-
-    def test_nothing_can_be_called_after_an_error(self, group: LearnerGroup) -> None:
         with pytest.raises(RoleFailedError, match="were ended after an error"):
             group.update(make_batch(7), 7)
         with pytest.raises(RoleFailedError, match="were ended after an error"):
@@ -244,10 +241,8 @@ def test_a_rank_that_hangs_in_a_transfer_ends_the_trainer(folder: Path) -> None:
         sending = Sending(group, timeout_s=1.0)
         (pid,) = group.pids
         os.kill(pid, signal.SIGSTOP)
-        started = time.monotonic()
         with pytest.raises(RoleFailedError, match=rf"rank 1 \(pid {pid}\) of the trainer did not answer within 3 s"):
             sending.send(group)
-        assert time.monotonic() - started < 60
         assert not process_lives(pid)
     finally:
         group.close()
@@ -265,15 +260,18 @@ class TestEnds:
             [sys.executable, "-m", "tests.support.ranks", folder], cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        wait_until(lambda: all(mark.exists() for mark in marks), "both ranks hang", process=process)
-        yield process, pid
-        for mark in marks:
-            mark.unlink()
-        process.kill()
-        process.communicate()
-        wait_until_ended([pid])
+        pids: list[int] = []
+        try:
+            assert process.stdout is not None
+            pids = [int(process.stdout.readline())]
+            wait_until(lambda: all(mark.exists() for mark in marks), "both ranks hang", process=process)
+            yield process, pids[0]
+        finally:
+            process.kill()
+            process.communicate()
+            wait_until_ended(pids)
+            for mark in marks:
+                mark.unlink(missing_ok=True)
 
     def test_a_killed_rank_ends_the_trainer(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
         process, pid = hanging
@@ -293,4 +291,4 @@ class TestEnds:
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode != 0
         assert errors.rstrip().endswith("KeyboardInterrupt"), errors
-        assert not process_lives(pid)
+        wait_until_ended([pid])

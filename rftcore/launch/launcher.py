@@ -1,0 +1,171 @@
+"""What starts the roles of a run, and what the supervisor sees of their processes.
+
+There are two launchers: `rftcore.launch.local` starts processes of this machine, and `rftcore.launch.cluster` actors of a Ray cluster. The
+supervisor uses either through `Launcher`, and neither does any of the run's work.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rftcore.config import RunConfig
+from rftcore.garbage import large_imports
+from rftcore.launch.deaths import ProcessWatch
+from rftcore.launch.threads import Threads, thread_environment
+from rftcore.resolved import ResolvedRun
+from rftcore.run.placement import Machine, Placement, role_names
+from rftdata.run import Run
+
+L = TypeVar("L", bound="Launcher")
+
+
+@dataclass(frozen=True)
+class RoleTask:
+    """What the process of a role does.
+
+    Attributes:
+        name: name of the process in messages.
+        role: explorer, pipeline or trainer.
+        run: name of the run that it joins.
+        options: further arguments of the role's `main`.
+        environment: variables that its process needs.
+    """
+
+    name: str
+    role: str
+    config: RunConfig
+    run: str
+    options: dict[str, Any]
+    environment: dict[str, str]
+
+
+@dataclass(kw_only=True)
+class RoleProcess:
+    """A started role.
+
+    Attributes:
+        name: name of the process in messages.
+        role: explorer, pipeline or trainer.
+        start: starts the same role in another process.
+        watch: observes the end of the process; None until its id is known.
+    """
+
+    name: str
+    role: str
+    start: Callable[[], RoleProcess] = field(repr=False)
+    watch: ProcessWatch | None = None
+
+
+class Launcher(ABC):
+    """Starts the roles of runs, and watches and kills their processes. A context manager.
+
+    Attributes:
+        name: what the processes depend on, in messages.
+        stop_s: for how long roles can still stop in good order after it is lost.
+    """
+
+    name: str
+    stop_s: float
+
+    @abstractmethod
+    def start(self) -> str:
+        """Get ready to start roles; return what starts them, for a message."""
+
+    @abstractmethod
+    def machines(self) -> list[Machine]:
+        """Return the machines on which roles can run; the first is this one if it is among them."""
+
+    @abstractmethod
+    def start_roles(
+        self, resolved: ResolvedRun, run: Run, threads: Threads, placement: Placement
+    ) -> Sequence[RoleProcess]:
+        """Start every role of the run's mode where it was placed.
+
+        Raises:
+            ConfigError: its GPUs are in use.
+        """
+
+    @abstractmethod
+    def ended_roles(
+        self, processes: list[RoleProcess], *, timeout_s: float
+    ) -> tuple[list[RoleProcess], list[tuple[RoleProcess, BaseException | None]]]:
+        """Wait for a short time; return the running roles, and the ended roles with the errors of those that failed."""
+
+    @abstractmethod
+    def kill(self, processes: Sequence[RoleProcess]) -> None:
+        """Kill roles that did not end by themselves."""
+
+    @abstractmethod
+    def lost(self) -> str | None:
+        """Return a sentence that follows `name`, if no role can be started or watched any more; None otherwise."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End what `start` began, and roles that still run; another run may start."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Start nothing any more."""
+
+    def __enter__(self: L) -> L:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def reachable(config: RunConfig) -> RunConfig:
+    """Return the configuration with absolute paths of the buffer, for processes with another working directory."""
+    places = {"uri": config.buffer.uri, "segments": config.buffer.segments}
+    absolute = {
+        key: place if place is None or "://" in place else str(Path(place).resolve()) for key, place in places.items()
+    }
+    copy = config.model_copy(update={"buffer": config.buffer.model_copy(update=absolute)})
+    copy._base_dir = config.base_dir
+    return copy
+
+
+def role_tasks(resolved: ResolvedRun, run: str, threads: Threads) -> Iterator[RoleTask]:
+    """Yield what the processes of a run do, in the order in which they start."""
+    config, names = resolved.config, role_names(resolved.config)
+    if config.has_explorer:
+        engine = resolved.engine_class.process_environment(resolved.engine(0))
+        for index, name in enumerate(names["explorer"]):
+            yield RoleTask(
+                name, "explorer", config, run, {"index": index}, engine | thread_environment(threads.explorer)
+            )
+    for name in names["pipeline"]:
+        yield RoleTask(name, "pipeline", config, run, {}, thread_environment(1))
+    for name in names["trainer"]:
+        yield RoleTask(name, "trainer", config, run, {}, thread_environment(threads.trainer))
+
+
+def run_role(role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:
+    """Run a role in this process to its end; return its exit code."""
+    if role == "explorer":
+        with large_imports():
+            from rftcore.explorer.role import main as explore
+
+        return explore(config, run, **options)
+    if role == "pipeline":
+        with large_imports():
+            from rftcore.pipeline.role import main as process
+
+        return process(config, run, **options)
+    with large_imports():
+        from rftcore.trainer.role import main as train
+
+    return train(config, run, **options)
+
+
+def role_modules(configs: Sequence[RunConfig]) -> list[str]:
+    """Return the modules with the roles of some runs, of which an explorer may have none."""
+    explorer = ["rftcore.explorer.role"] if any(config.has_explorer for config in configs) else []
+    return [*explorer, "rftcore.pipeline.role", "rftcore.trainer.role"]

@@ -1,0 +1,156 @@
+"""Roles as processes of this machine, forked by a fork server. No Ray is needed, nor started.
+
+GPUs are numbered in the order of the placement's bundles, among those that `CUDA_VISIBLE_DEVICES` allows. A role that is started again gets its
+GPUs again. What a role prints is in `logs/` of the run's folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rftcore.config import RunConfig
+from rftcore.launch.deaths import ProcessWatch
+from rftcore.launch.fork_server import TERMINATED, Ended, ForkServer, Started
+from rftcore.launch.launcher import Launcher, RoleProcess, RoleTask, role_modules, role_tasks
+from rftcore.launch.threads import Threads, divide_threads, thread_environment
+from rftcore.resolved import ResolvedRun
+from rftcore.run.gpus import local_gpus, this_machine
+from rftcore.run.placement import Machine, Placement
+from rftdata.run import Run
+
+_END_S = 10.0
+
+
+@dataclass(kw_only=True)
+class ForkedRole(RoleProcess):
+    """A role that the fork server forks.
+
+    Attributes:
+        key: names it in the server's events.
+        log: file with what it prints.
+        end: how it ended; None while it runs.
+    """
+
+    key: int
+    log: Path
+    end: Ended | None = None
+
+
+class LocalLauncher(Launcher):
+    """Processes of this machine.
+
+    Args:
+        configs: of the runs whose roles will be started.
+    """
+
+    name = "fork server"
+    stop_s = 0.0  # they end with it
+
+    def __init__(self, configs: Sequence[RunConfig]) -> None:
+        # Before anything else is prepared: no thread runs yet, and imports take as long as the preparation.
+        self._server = ForkServer(role_modules(configs), thread_environment(divide_threads().cores))
+        self._keys = itertools.count()
+        self._roles: dict[int, ForkedRole] = {}
+
+    def start(self) -> str:
+        return "this machine"
+
+    def machines(self) -> list[Machine]:
+        return [this_machine(len(local_gpus()))]
+
+    def start_roles(self, resolved: ResolvedRun, run: Run, threads: Threads, placement: Placement) -> list[ForkedRole]:
+        devices = devices_of(placement, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        tasks = role_tasks(resolved, run.name, threads)
+        return [self._start(_on_devices(task, devices.get(task.name)), run.folder / "logs") for task in tasks]
+
+    def ended_roles(
+        self, processes: list[RoleProcess], *, timeout_s: float
+    ) -> tuple[list[RoleProcess], list[tuple[RoleProcess, BaseException | None]]]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for event in self._server.events(max(0.0, deadline - time.monotonic())):
+                self._take(event)
+            ended = [process for process in processes if self._has_ended(process)]
+            if ended or time.monotonic() >= deadline:
+                return [process for process in processes if process not in ended], [(p, _error(p)) for p in ended]
+
+    def kill(self, processes: Sequence[RoleProcess]) -> None:
+        for process in processes:
+            if process.watch is not None:
+                process.watch.kill()
+
+    def lost(self) -> str | None:
+        status = self._server.exit_status
+        if status is None:
+            return None
+        how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
+        return f"{how} (process {self._server.pid}), and the roles ended with it"
+
+    def stop(self) -> None:
+        self.kill(list(self._roles.values()))
+        deadline = time.monotonic() + _END_S
+        while self._roles and self._server.exit_status is None and time.monotonic() < deadline:
+            for event in self._server.events(deadline - time.monotonic()):
+                self._take(event)
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _start(self, task: RoleTask, logs: Path) -> ForkedRole:
+        key, log = next(self._keys), logs / f"{task.name.replace(' ', '-')}.log"
+        role = ForkedRole(
+            name=task.name, role=task.role, start=lambda: self._start(task, logs), key=key, log=log,
+        )  # fmt: skip
+        self._roles[key] = role
+        self._server.start(key, task, log)
+        return role
+
+    def _take(self, event: Started | Ended) -> None:
+        role = self._roles[event.key]
+        if isinstance(event, Started):
+            role.watch = ProcessWatch(socket.gethostname(), event.pid, str(role.log))
+        else:
+            role.end = event
+            del self._roles[event.key]
+
+    def _has_ended(self, process: RoleProcess) -> bool:
+        assert isinstance(process, ForkedRole)
+        return process.end is not None or self._server.exit_status is not None
+
+
+def _error(process: RoleProcess) -> BaseException | None:
+    """Return the error of a role that has ended; None if it succeeded."""
+    assert isinstance(process, ForkedRole)
+    end, watch = process.end, process.watch or ProcessWatch("", 0)
+    if end is None:  # it ended with the server
+        return watch.death("")
+    if end.error is not None or not end.status:
+        return end.error
+    return watch.death("SIGTERM" if end.status == TERMINATED else "", status=end.status)
+
+
+def devices_of(placement: Placement, visible: str | None) -> dict[str, str]:
+    """Return `CUDA_VISIBLE_DEVICES` of each role with GPUs.
+
+    Args:
+        visible: that of this process; None if it is not set.
+    """
+    free = itertools.count() if visible is None else (name.strip() for name in visible.split(",") if name.strip())
+    found: dict[str, str] = {}
+    for bundle in placement.bundles:
+        devices = ",".join(str(device) for device in itertools.islice(free, bundle.num_gpus))
+        found |= dict.fromkeys(bundle.roles, devices)
+    return found
+
+
+def _on_devices(task: RoleTask, devices: str | None) -> RoleTask:
+    """Return the task of a process that sees its GPUs only; one without GPUs is not changed."""
+    if devices is None:
+        return task
+    return replace(task, environment={**task.environment, "CUDA_VISIBLE_DEVICES": devices})

@@ -1,0 +1,119 @@
+"""Roles of one machine: their GPUs, and what the fork server reports of their processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rftcore.config import RunConfig
+from rftcore.launch.fork_server import ForkServer
+from rftcore.launch.local import devices_of
+from rftcore.run.placement import Machine, place
+from rftdata.workers import process_lives
+from tests.support.waiting import PATIENCE_S, wait_until
+
+
+def config(buffer: Path, **sections: object) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": {"name": "r"}, "buffer": {"uri": str(buffer)}, "model": {"path": "m"}, "algorithm": {"name": "grpo"}, "steps": 1,
+            "tasks": [{"name": "t", "source": "t.jsonl"}], "trainer": {}, "explorer": {}, **sections,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, {"explorer 0": "0,1", "explorer 1": "2,3", "trainer": "4,5,6"}),
+        ("7, 5,3,1,GPU-a,2,0", {"explorer 0": "7,5", "explorer 1": "3,1", "trainer": "GPU-a,2,0"}),
+    ],
+)
+def test_each_role_sees_its_own_gpus_of_those_that_are_visible(
+    tmp_path: Path, visible: str | None, expected: dict[str, str]
+) -> None:
+    explorer = {"num_explorers": 2, "tensor_parallel_size": 2}
+    placement = place(config(tmp_path, explorer=explorer, trainer={"num_gpus": 3}), [Machine("here", 7)])
+    assert devices_of(placement, visible) == expected
+
+
+def test_roles_that_share_a_gpu_see_the_same(tmp_path: Path) -> None:
+    placement = place(config(tmp_path, explorer={"num_explorers": 3}), [Machine("here", 2)], engine_share=0.3)
+    devices = devices_of(placement, None)
+    assert sorted(devices) == ["explorer 0", "explorer 1", "explorer 2", "trainer"]
+    assert {devices[role] for role in devices} == {"0", "1"}
+    assert all(len({devices[role] for role in bundle.roles}) == 1 for bundle in placement.bundles)
+
+
+# In a process of its own, since what forks must have computed nothing, and a test's process has.
+ROLE = """
+import json, sys
+from pathlib import Path
+from rftcore.config import RunConfig
+from rftcore.launch.fork_server import Ended, ForkServer
+from rftcore.launch.launcher import RoleTask
+
+config, log = RunConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])
+server = ForkServer([], {})
+server.start(3, RoleTask("pipeline", "pipeline", config, "r", {}, {}), log)
+events = []
+while len(events) < 2:
+    events.extend(server.events(1.0))
+server.close()
+started, ended = events
+print(json.dumps([type(started).__name__, started.key, started.pid != server.pid, type(ended).__name__, ended.key, ended.status,
+                  type(ended.error).__name__, str(ended.error)]))
+"""
+
+
+def role_in_a_new_process(buffer: Path, log: Path) -> list[object]:
+    """The events of a pipeline worker whose buffer cannot be made."""
+    command = [sys.executable, "-c", ROLE, config(buffer).model_dump_json(), log]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_error_of_a_role_reaches_the_supervisor_and_its_output_the_log(tmp_path: Path) -> None:
+    broken, log = tmp_path / "a-file-instead-of-a-folder", tmp_path / "logs" / "pipeline.log"
+    broken.write_text("")
+    *events, error, text = role_in_a_new_process(broken, log)
+    assert events == ["Started", 3, True, "Ended", 3, 1]
+    assert error == "BufferUnavailableError" and str(broken) in text
+    assert log.read_text() == "", "the supervisor reports it"
+
+
+def test_a_log_that_cannot_be_written_ends_no_role(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    *_, error, _ = role_in_a_new_process(tmp_path / "logs", tmp_path / "logs" / "pipeline.log")
+    assert error == "BufferUnavailableError"
+
+
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
+    server = ForkServer([], {})
+    yield server
+    server.close()
+
+
+def test_signals_of_a_whole_machine_are_left_to_the_supervisor_and_a_kill_is_noticed(server: ForkServer) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(server.pid, number)
+    wait_until(lambda: os.getsid(server.pid) == server.pid, "a session of its own")
+    assert server.events(0.0) == [] and server.exit_status is None
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until(lambda: server.exit_status == -signal.SIGKILL, "the end of the server")
+    assert server.events(PATIENCE_S) == []
+
+
+def test_a_closed_server_has_ended() -> None:
+    server = ForkServer(["json"], {})
+    server.close()
+    assert server.exit_status == 0 and not process_lives(server.pid)
