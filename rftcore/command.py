@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 from rftcore.garbage import collect_rarely, large_imports
@@ -14,6 +15,9 @@ from rftcore.garbage import collect_rarely, large_imports
 
 def main() -> None:
     """Run `rft`."""
+    _open_closed_files()
+    # A parent that ignores the ends of its children, and is inherited from, would keep this process from learning of its own.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # otherwise, as in a shell's background job, the signal stays ignored
         signal.signal(signal.SIGINT, _end)
@@ -24,6 +28,20 @@ def main() -> None:
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, handler)
     cli.main()
+
+
+def _open_closed_files() -> None:
+    """Let a process that was started with closed standard files read nothing and print nowhere, rather than into the next file that it opens."""
+    for number, mode in enumerate(("r", "w", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(opened := os.open(os.devnull, os.O_RDWR), number)
+            if opened != number:
+                os.close(opened)
+            os.set_inheritable(number, True)
+            name = ("stdin", "stdout", "stderr")[number]
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as the process
 
 
 def _end(number: int, frame: FrameType | None) -> None:

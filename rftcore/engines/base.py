@@ -175,7 +175,7 @@ class Engine(ABC):
     def process_environment(cls, config: EngineConfig) -> dict[str, str]:
         """Return the variables that the engine's process needs *before* torch or the engine's package is imported.
 
-        Set them for the process that will hold the engine (for a Ray actor: `runtime_env={"env_vars": ...}`).
+        Set them for the process that will hold the engine; a launcher does so for an explorer.
         Idle OpenMP threads then sleep instead of spinning, so that processes can share few cores.
         """
         return {

@@ -38,7 +38,7 @@ _RESERVE_S = 60.0
 _LOCAL = "local"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class RoleActorProcess(RoleProcess):
     """A role in an actor.
 

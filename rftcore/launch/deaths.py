@@ -1,7 +1,7 @@
 """The reason why a role's process died without an error: the signal or exit code, if this machine can determine it.
 
 A process of this machine is watched by a pidfd. After its end, the kernel returns its exit status through the pidfd (Linux 6.15), and the
-process table has it until Ray reaps the process. The control group counts kills for lack of memory. For a process on
+process table has it until its parent reaps the process. The control group counts kills for lack of memory. For a process on
 another machine, only Ray's report is available.
 """
 
@@ -102,7 +102,7 @@ class ProcessWatch:
         return RoleDiedError(f"was killed by signal 9, possibly for lack of memory (process {self.pid})")
 
     def kill(self) -> None:
-        """Kill the process without Ray, if it runs on this machine."""
+        """Kill the process at once, if it runs on this machine."""
         with self._closes, contextlib.suppress(ProcessLookupError):
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -119,11 +119,13 @@ class ProcessWatch:
                 text = file.read().decode(errors="replace")
         except OSError:
             return ""
+        _, began, own = text.rpartition(f": process {self.pid}, ")
+        text = own.partition("\n")[2] if began else text  # others may have used the file before
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_MARKS)]
         return "\n".join([f"its log ({self.log}) ends with:", *lines[-_LOG_LINES:]]) if lines else ""
 
     def _await_end(self) -> None:
-        """Wait for the end and read the status at once, before Ray reaps the process."""
+        """Wait for the end and read the status at once, before its parent reaps the process."""
         ended = select.poll()
         ended.register(self._pidfd, select.POLLIN)
         ended.poll()

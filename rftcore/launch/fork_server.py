@@ -3,41 +3,51 @@
 Importing torch and transformers takes seconds of a core for each process. The fork server is forked when `rft run` begins and imports them
 while the run is prepared. A role that it forks works at once, and roles share the memory of what was imported.
 
-What always holds: the fork server runs no thread and computes nothing, so that its forks are safe. It ends with `rft run`, and roles end with
-it, however that happens. A role has a session of its own, which signals to the process group of `rft run` do not reach: `rft run` receives
-them, and asks the roles to stop. What a role prints is in its log file.
+What always holds: the fork server starts no thread and computes nothing, so that its forks are safe; it passes on what roles and `rft run` send
+without opening it. It ends with `rft run`, and roles end with it, however that happens. A role has a session of its own, which signals to the
+process group of `rft run` do not reach: `rft run` receives them, and asks the roles to stop. When a role ends, what it started in its session
+is killed. What a role prints is in its log file.
+
+Processes are forked directly, not by `multiprocessing`, whose children cannot choose a start method, leave out exit handlers, and are waited for
+at the end of their parent.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import io
-import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import sys
+import tempfile
+import threading
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from rftcore.garbage import collect_rarely, large_imports
 from rftcore.launch.launcher import RoleTask, run_role
 from rftcore.run.parent_process import end_with_parent
 from rftdata.errors import RftError
 
-_fork = multiprocessing.get_context("fork")
-_CLOSE_S = 5.0
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a role that SIGTERM ended."""
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_NAME = 15
+# As Ray does for its workers: for lack of memory the system ends a role, which can be started again, rather than the database.
+_OOM_SCORE = "500"
+_OPEN_FILES = 65536
 
 
 @dataclass(frozen=True)
@@ -71,22 +81,20 @@ class ForkServer:
     """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._connection, theirs = _fork.Pipe()
-        self._process = _fork.Process(
-            target=_serve, args=(theirs, os.getpid(), modules, dict(environment)), name="fork server"
-        )
+        self._connection, theirs = Pipe()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
+        self._status: int | None = None
+        parent = os.getpid()
         # Until the child ignores them, a signal to the group would end it, or run a handler of this process in it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         try:
-            self._process.start()
+            self.pid = os.fork()
+            if not self.pid:
+                output = self._output.fileno()
+                _end_with(lambda: _serve(theirs, parent, output, modules, environment))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
 
     def start(self, key: int, task: RoleTask, log: Path) -> None:
         """Fork a process for a role; `events` returns that it has started, and later that it has ended.
@@ -95,30 +103,65 @@ class ForkServer:
             key: names the process in events.
             log: file to which it appends what it prints.
         """
-        with contextlib.suppress(OSError):  # the server has ended, which `exit_status` tells
-            self._connection.send((key, task, log))
+        self._send((key, pickle.dumps((task, log))))
+
+    def kill(self, key: int) -> None:
+        """Kill a role's process and what it started in its session, also if it is still to be forked."""
+        self._send((key, None))
 
     def events(self, timeout_s: float) -> list[Started | Ended]:
         """Wait for a short time for events; return them in their order."""
         found: list[Started | Ended] = []
         try:
             while self._connection.poll(0 if found else timeout_s):
-                found.append(self._connection.recv())
+                found.append(_event(*self._connection.recv()))
         except (EOFError, OSError):
-            self._process.join(timeout_s)
+            self._await_end(timeout_s)
         return found
 
     @property
     def exit_status(self) -> int | None:
         """How the server ended: its exit code, or the negative number of a signal; None while it runs."""
-        return self._process.exitcode
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+    def last_words(self) -> str:
+        """Return the last line that the server printed, which is that of an error; empty if there is none."""
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def close(self) -> None:
-        """End the server, and its roles with it."""
+        """End the server at once, and its roles with it."""
         self._connection.close()
-        self._process.join(_CLOSE_S)
-        self._process.kill()
-        self._process.join()
+        if self.exit_status is None:  # else its number may be another process's
+            os.kill(self.pid, signal.SIGKILL)
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._output.close()
+
+    def _send(self, request: tuple[int, bytes | None]) -> None:
+        with contextlib.suppress(OSError):  # the server has ended, which `exit_status` tells
+            self._connection.send(request)
+
+    def _await_end(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.exit_status is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _event(key: int, pid: int | None, status: int, raised: bytes) -> Started | Ended:
+    """Read an event as the server sends it."""
+    if pid is not None:
+        return Started(key, pid)
+    if not raised:
+        return Ended(key, status, None)
+    pickled, text = pickle.loads(raised)
+    try:
+        return Ended(key, status, pickle.loads(pickled))
+    except Exception:  # noqa: BLE001 - its class may be in a module of the user that only the role has
+        return Ended(key, status, RuntimeError(text))
 
 
 @dataclass
@@ -128,105 +171,152 @@ class _Child:
     Attributes:
         pidfd: readable once it has ended.
         result: receives what it raised.
+        raised: what it has received.
     """
 
     key: int
-    process: ForkProcess
+    pid: int
     pidfd: int
     result: Connection
-    error: BaseException | None = None
+    raised: bytes = b""
 
     def ends(self) -> list[int | Connection]:
         """Return what becomes readable when there is something to receive."""
         return [self.pidfd] if self.result.closed else [self.pidfd, self.result]
 
+    def receive(self) -> None:
+        """Take what the role has raised, if it has arrived."""
+        if not self.result.closed and self.result.poll():
+            with contextlib.suppress(EOFError, OSError), self.result:
+                self.raised = self.result.recv_bytes()
 
-def _serve(connection: Connection, parent: int, modules: Sequence[str], environment: dict[str, str]) -> None:
-    """Be the fork server until the other end of the connection is closed."""
-    _leave_parent(parent, [connection.fileno()])
+    def kill(self) -> None:
+        """Kill the role and what it started in its session. Its number is its own until `status` is called."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signal.SIGKILL)  # it may not have a session yet
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def status(self) -> int:
+        """Return how the role has ended, as `Ended.status`."""
+        os.close(self.pidfd)
+        self.result.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _serve(
+    connection: Connection, parent: int, output: int, modules: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    """Be the fork server until the other end of the connection is closed, or its parent ends: a fork of the parent may have that end, too."""
+    os.setsid()
+    end_with_parent(parent)
     for number in _STOPS:  # to every process of a job or a machine: `rft run` decides what they mean
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-    _redirect(os.open(os.devnull, os.O_WRONLY))
+    _redirect(os.dup(output))
+    _close_files([connection.fileno()])
     os.environ.update(environment)
+    _raise_file_limit()
     collect_rarely()
     with large_imports():
         for module in modules:
             with contextlib.suppress(Exception):  # the role imports it again, and reports the error
                 importlib.import_module(module)
-    children: list[_Child] = []
-    while True:
-        ready = set(wait([connection, *(end for child in children for end in child.ends())]))
-        for child in [child for child in children if not ready.isdisjoint(child.ends())]:
-            _receive(child)
-            if child.pidfd in ready:
-                children.remove(child)
-                connection.send(_ended(child))
-        if connection in ready:
-            try:
-                key, task, log = connection.recv()
-            except (EOFError, OSError):
-                break
-            children.append(child := _start(key, task, log))
-            assert child.process.pid is not None
-            connection.send(Started(key, child.process.pid))
-    for child in children:
-        child.process.kill()
-        child.process.join()
+    children: dict[int, _Child] = {}
+    try:
+        while True:
+            ready = set(wait([connection, *(end for child in children.values() for end in child.ends())]))
+            for child in [child for child in children.values() if not ready.isdisjoint(child.ends())]:
+                child.receive()
+                if child.pidfd in ready:
+                    child.kill()  # what it started
+                    del children[child.key]
+                    connection.send((child.key, None, child.status(), child.raised))
+            if connection in ready:
+                key, task = connection.recv()
+                if task is not None:
+                    _start(children, connection, key, task)
+                elif key in children:
+                    children[key].kill()
+    except (EOFError, OSError):  # `rft run` has ended
+        for child in children.values():
+            child.kill()
 
 
-def _start(key: int, task: RoleTask, log: Path) -> _Child:
-    ours, theirs = _fork.Pipe(duplex=False)
-    process = _fork.Process(target=_work, args=(theirs, os.getpid(), task, log), name=task.name)
-    process.start()
-    theirs.close()
-    assert process.pid is not None
-    return _Child(key, process, os.pidfd_open(process.pid), ours)
+def _start(children: dict[int, _Child], connection: Connection, key: int, task: bytes) -> None:
+    """Fork a role, or report why that is not possible."""
+    try:
+        ours, theirs = Pipe(duplex=False)
+        server = os.getpid()
+        if (pid := os.fork()) == 0:
+            _end_with(lambda: _work(theirs, server, task))
+        theirs.close()
+        children[key] = _Child(key, pid, os.pidfd_open(pid), ours)
+        connection.send((key, pid, 0, b""))
+    except OSError as error:
+        connection.send((key, os.getpid(), 0, b""))
+        connection.send((key, None, 1, _pickled(error)))
 
 
-def _receive(child: _Child) -> None:
-    """Take what a role has raised, if it has arrived."""
-    if child.result.closed or not child.result.poll():
-        return
-    with contextlib.suppress(EOFError, OSError), child.result:
-        child.error = child.result.recv()
-
-
-def _ended(child: _Child) -> Ended:
-    child.process.join()
-    os.close(child.pidfd)
-    child.result.close()
-    status = child.process.exitcode
-    assert status is not None
-    child.process.close()
-    return Ended(child.key, status, child.error)
-
-
-def _work(result: Connection, parent: int, task: RoleTask, log: Path) -> None:
+def _work(result: Connection, server: int, task_bytes: bytes) -> None:
     """Be the process of a role."""
-    atexit._clear()  # those of `rft run`
-    _leave_parent(parent, [result.fileno()])
+    os.setsid()
+    end_with_parent(server)
+    task, log = pickle.loads(task_bytes)
     _redirect(_open_log(log))
+    _close_files([result.fileno()])
+    print(f"== {task.name}: process {os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S %z')} ==", flush=True)
+    # Handlers that do nothing, rather than ignored signals, which children of a role would inherit.
+    for number, handler in ((signal.SIGTERM, _terminate), (signal.SIGINT, _pass), (signal.SIGHUP, _pass)):
+        signal.signal(number, handler)
     os.environ.update(task.environment)
     _apply_environment()
-    signal.signal(signal.SIGTERM, _terminate)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rft {task.name}"[:15].encode())
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="utf-8")
     try:
         code = run_role(task.role, task.config, task.run, task.options)
-    except SystemExit:
+    except _TerminatedError:
         raise
     except BaseException as error:  # noqa: BLE001 - the boundary: the supervisor reports every error with the role's name
+        if isinstance(error, SystemExit):
+            error = RuntimeError(f"sys.exit({error.code!r}) was called")
+        with contextlib.suppress(OSError):
+            result.send_bytes(_pickled(error))
         if not isinstance(error, RftError):
             traceback.print_exc()
-        result.send(_picklable(error))
         code = 1
-    finally:
-        atexit._run_exitfuncs()  # `multiprocessing` leaves them out
     sys.exit(code)
 
 
+def _end_with(work: Callable[[], None]) -> NoReturn:
+    """Do the work of a forked process and end it, as the interpreter would, but never return to what its parent was doing."""
+    code = 1
+    try:
+        work()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+class _TerminatedError(SystemExit):
+    """SIGTERM ends a role as an error would, so that it leaves the run and releases what it has claimed."""
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """End a role as an error would, so that it leaves the run and releases what it has claimed."""
-    sys.exit(TERMINATED)
+    raise _TerminatedError(TERMINATED)
+
+
+def _pass(number: int, frame: FrameType | None) -> None:
+    """Leave a signal to `rft run`, which receives it, too, and asks the roles to stop."""
 
 
 def _open_log(log: Path) -> int:
@@ -238,14 +328,9 @@ def _open_log(log: Path) -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def _leave_parent(parent: int, kept: Sequence[int]) -> None:
-    """Let a forked process stand by itself: it has a session of its own, no file of its parent but `kept`, and ends with the parent."""
-    os.setsid()
-    for number in (*_STOPS, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)
-    end_with_parent(parent)
-    opened = sorted({int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept})
-    for descriptor in opened:
+def _close_files(kept: Sequence[int]) -> None:
+    """Close the files of the parent, whose other ends wait for that."""
+    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
         with contextlib.suppress(OSError):
             os.close(descriptor)
 
@@ -253,15 +338,18 @@ def _leave_parent(parent: int, kept: Sequence[int]) -> None:
 def _redirect(output: int) -> None:
     """Let this process read nothing, and print into a file."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, target in ((nothing, (0,)), (output, (1, 2))):
-        for number in target:
+    for descriptor, targets in ((nothing, (0,)), (output, (1, 2))):
+        for number in targets:
             os.dup2(descriptor, number)
         os.close(descriptor)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - they stay open as long as the process
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.BufferedWriter(_Log(number, "w", closefd=False)), encoding="utf-8", line_buffering=True)
+        io.TextIOWrapper(
+            io.BufferedWriter(_Log(number, "w", closefd=False)), encoding="utf-8", errors="backslashreplace",
+            line_buffering=True,
+        )
         for number in (1, 2)
-    )
+    )  # fmt: skip
 
 
 class _Log(io.FileIO):
@@ -274,17 +362,32 @@ class _Log(io.FileIO):
             return len(data)
 
 
+def _raise_file_limit() -> None:
+    """Let roles open as many files as the system allows; a shell's limit is for commands that read a few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _apply_environment() -> None:
-    """Let packages that the fork server has imported follow variables that they read when they are imported."""
+    """Let packages that the fork server has imported follow what they read when they are imported."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()  # forks would draw the same numbers
-    if (torch := sys.modules.get("torch")) is not None and (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if not threads.isdecimal() or not int(threads):
+        return
+    if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(int(threads))
+    if (pyarrow := sys.modules.get("pyarrow")) is not None:
+        pyarrow.set_cpu_count(int(threads))
 
 
-def _picklable(error: BaseException) -> BaseException:
+def _pickled(error: BaseException) -> bytes:
+    """Return an error for `_event`: pickled, if that is possible, and in words."""
+    text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
     try:
-        pickle.loads(pickle.dumps(error))
+        return pickle.dumps((pickle.dumps(error), text))
     except Exception:  # noqa: BLE001 - an exception of a user may refuse it in any way
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        return pickle.dumps((b"", text))

@@ -44,7 +44,7 @@ class RoleTask:
     environment: dict[str, str]
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class RoleProcess:
     """A started role.
 
@@ -106,11 +106,11 @@ class Launcher(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End what `start` began, and roles that still run; another run may start."""
+        """End what `start` began, with roles that still run; another run may start then."""
 
     @abstractmethod
     def close(self) -> None:
-        """Start nothing any more."""
+        """End the launcher, with roles that still run."""
 
     def __enter__(self: L) -> L:
         return self

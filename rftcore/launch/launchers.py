@@ -10,7 +10,7 @@ from rftcore.launch.launcher import Launcher
 
 
 def open_launcher(configs: Sequence[RunConfig]) -> Launcher:
-    """Return the Ray cluster if `RAY_ADDRESS` is set, otherwise this machine. Call it before threads are started.
+    """Return the Ray cluster if `RAY_ADDRESS` is set, otherwise this machine. Call it first: this machine forks.
 
     Args:
         configs: of the runs whose roles will be started.

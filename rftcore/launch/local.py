@@ -15,19 +15,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rftcore.config import RunConfig
-from rftcore.launch.deaths import ProcessWatch
+from rftcore.launch.deaths import ProcessWatch, RoleDiedError
 from rftcore.launch.fork_server import TERMINATED, Ended, ForkServer, Started
 from rftcore.launch.launcher import Launcher, RoleProcess, RoleTask, role_modules, role_tasks
 from rftcore.launch.threads import Threads, divide_threads, thread_environment
 from rftcore.resolved import ResolvedRun
 from rftcore.run.gpus import local_gpus, this_machine
 from rftcore.run.placement import Machine, Placement
+from rftdata.errors import RftError
 from rftdata.run import Run
 
+# After that a role that was killed counts as ended, although the server does not report it.
 _END_S = 10.0
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ForkedRole(RoleProcess):
     """A role that the fork server forks.
 
@@ -35,11 +37,13 @@ class ForkedRole(RoleProcess):
         key: names it in the server's events.
         log: file with what it prints.
         end: how it ended; None while it runs.
+        killed_at: when it was killed (monotonic seconds); None if it was not.
     """
 
     key: int
     log: Path
     end: Ended | None = None
+    killed_at: float | None = None
 
 
 class LocalLauncher(Launcher):
@@ -53,7 +57,7 @@ class LocalLauncher(Launcher):
     stop_s = 0.0  # they end with it
 
     def __init__(self, configs: Sequence[RunConfig]) -> None:
-        # Before anything else is prepared: no thread runs yet, and imports take as long as the preparation.
+        # Before anything else is prepared: no thread of ours runs yet, and imports take as long as the preparation.
         self._server = ForkServer(role_modules(configs), thread_environment(divide_threads().cores))
         self._keys = itertools.count()
         self._roles: dict[int, ForkedRole] = {}
@@ -82,7 +86,10 @@ class LocalLauncher(Launcher):
 
     def kill(self, processes: Sequence[RoleProcess]) -> None:
         for process in processes:
-            if process.watch is not None:
+            assert isinstance(process, ForkedRole)
+            process.killed_at = process.killed_at or time.monotonic()
+            self._server.kill(process.key)
+            if process.watch is not None:  # at once, also while the server is suspended
                 process.watch.kill()
 
     def lost(self) -> str | None:
@@ -90,7 +97,8 @@ class LocalLauncher(Launcher):
         if status is None:
             return None
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
-        return f"{how} (process {self._server.pid}), and the roles ended with it"
+        words = f": {words}" if (words := self._server.last_words()) else ""
+        return f"{how} (process {self._server.pid}), and the roles ended with it{words}"
 
     def stop(self) -> None:
         self.kill(list(self._roles.values()))
@@ -121,18 +129,24 @@ class LocalLauncher(Launcher):
 
     def _has_ended(self, process: RoleProcess) -> bool:
         assert isinstance(process, ForkedRole)
-        return process.end is not None or self._server.exit_status is not None
+        is_silent = process.killed_at is not None and time.monotonic() - process.killed_at > _END_S
+        return process.end is not None or self._server.exit_status is not None or is_silent
 
 
 def _error(process: RoleProcess) -> BaseException | None:
     """Return the error of a role that has ended; None if it succeeded."""
     assert isinstance(process, ForkedRole)
-    end, watch = process.end, process.watch or ProcessWatch("", 0)
-    if end is None:  # it ended with the server
-        return watch.death("")
-    if end.error is not None or not end.status:
+    end = process.end
+    if end is None:
+        return RoleDiedError("was killed" if process.killed_at is not None else "ended with the fork server")
+    if end.error is not None:
+        if not isinstance(end.error, RftError):
+            end.error.add_note(f"its log is {process.log}")
         return end.error
-    return watch.death("SIGTERM" if end.status == TERMINATED else "", status=end.status)
+    if not end.status:
+        return None
+    assert process.watch is not None, "it has started"
+    return process.watch.death("SIGTERM" if end.status == TERMINATED else "", status=end.status)
 
 
 def devices_of(placement: Placement, visible: str | None) -> dict[str, str]:

@@ -139,6 +139,14 @@ class Restarts:
         except BufferUnavailableError:
             return False
 
+    def may_roles_leave(self) -> bool:
+        """Return whether roles may end in good order: the run has ended, or was asked to stop; True if the database does not answer."""
+        try:
+            run = self._run.refreshed()
+        except BufferUnavailableError:
+            return True
+        return run.has_ended or run.stop_requested
+
     def count(self, process: RoleProcess) -> int:
         """Return how often a role was restarted."""
         return self._histories.setdefault(process.name, _History()).num_restarts

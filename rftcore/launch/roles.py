@@ -62,6 +62,8 @@ class Roles:
                 self._restarts.record(process, RoleDiedError("did not stop and was killed"))
             elif why is not None:
                 self._handle_end(process, why)
+            elif self._has_left_too_early():
+                self._handle_end(process, RoleDiedError("ended with exit code 0 before the run had ended"))
 
     def kill(self, why: str) -> None:
         """Kill the roles that still run; this does not count as their failure."""
@@ -75,6 +77,10 @@ class Roles:
         for process in self.running:  # a lost launcher may never report their end
             self._restarts.record(process, RoleDiedError("did not stop and was killed"))
         self.running = []
+
+    def _has_left_too_early(self) -> bool:
+        """Return whether a role that has just ended in good order had been asked by nobody to do so."""
+        return not (self._interrupts.stop or self.failed or self._restarts.may_roles_leave())
 
     def _look_for_launcher(self) -> None:
         """Let the run fail if its launcher is lost."""
@@ -160,5 +166,7 @@ def failure(error: BaseException) -> str:
     """Return why a role failed, to follow its name in a sentence."""
     if isinstance(error, RoleDiedError):
         return str(error)
-    why = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
-    return f"ended before its work was done: {why.rstrip('.')}"
+    if isinstance(error, RftError):
+        return f"ended before its work was done: {str(error).rstrip('.')}"
+    why = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}".rstrip(".")
+    return "; ".join([f"ended before its work was done: {why}", *getattr(error, "__notes__", [])])

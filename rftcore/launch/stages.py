@@ -13,6 +13,7 @@ from pathlib import Path
 import rftdata
 from rftcore.config import RunConfig
 from rftcore.launch import supervisor
+from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.launch.launcher import Launcher
 from rftcore.launch.views import View
 from rftcore.reporting.report import build_report
@@ -43,20 +44,28 @@ def run_stages(stages: Sequence[RunConfig], launcher: Launcher, *, resume: bool 
         check_gpus(each)
         check_run(each)
     check_stages(resolved)
+    with Interrupts() as interrupts:
+        try:
+            return _run_each(stages, launcher, resume, view, interrupts)
+        except StartInterrupted:
+            view.message(f"{interrupts.reason} before the first stage began")
+            return interrupts.exit_code
+
+
+def _run_each(stages: Sequence[RunConfig], launcher: Launcher, resume: bool, view: View, interrupts: Interrupts) -> int:
+    """Run the stages in order; a signal that comes while one ends, or between two, starts no further one."""
     parent: Run | None = None
     for number, config in enumerate(stages, start=1):
+        if interrupts.stop:
+            view.message(f"{interrupts.reason} before stage {number} of {len(stages)}; --resume continues there")
+            return interrupts.exit_code
         stored = _stored(config, parent) if resume else None
         if stored is None or not has_finished(config, stored):
             view.message(f"stage {number} of {len(stages)}: {config.run.name}")
-            started = config if parent is None else _from_checkpoint(config, parent)
             code = supervisor.run(
-                started,
-                launcher,
-                resume=stored is not None,
-                name=stored.name if stored else None,
-                parent=parent,
-                view=view,
-            )
+                config if parent is None else _from_checkpoint(config, parent), launcher, resume=stored is not None,
+                name=stored.name if stored else None, parent=parent, view=view, interrupts=interrupts,
+            )  # fmt: skip
             if code:
                 return code
         else:

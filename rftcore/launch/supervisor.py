@@ -60,7 +60,7 @@ _STOPPED_S = 10.0
 
 def run(
     config: RunConfig, launcher: Launcher, *, resume: bool = False, name: str | None = None, go_back: GoBack | None = None,
-    parent: Run | None = None, view: View,
+    parent: Run | None = None, view: View, interrupts: Interrupts | None = None,
 ) -> int:  # fmt: skip
     """Run a configuration to its end.
 
@@ -72,6 +72,7 @@ def run(
         go_back: resume from an earlier step, or in a new run.
         parent: the run from whose checkpoint a new run starts.
         view: receives progress and messages.
+        interrupts: receives the signals of several runs in a row; None for this run alone.
 
     Returns:
         0 if finished, even if a role failed afterwards; 128 + its number if a signal stopped the run.
@@ -80,12 +81,12 @@ def run(
         RoleFailedError: a role ended early, with its error.
         RftError: the run could not be started.
     """
-    with Interrupts() as interrupts:
+    with contextlib.nullcontext(interrupts) if interrupts is not None else Interrupts() as received:
         try:
-            return _run(config, launcher, resume, name, go_back, parent, view, interrupts)
+            return _run(config, launcher, resume, name, go_back, parent, view, received)
         except StartInterrupted:
-            view.message(f"{interrupts.reason} before the run began")
-            return interrupts.exit_code
+            view.message(f"{received.reason} before the run began")
+            return received.exit_code
 
 
 def _run(
@@ -226,7 +227,8 @@ def _supervise(
             if interrupts.stop or roles.failed:
                 if asked_at is None:
                     asked_at = time.monotonic()
-                    _tell_stop(view, roles.failed, grace_s)
+                    if roles.running:
+                        _tell_stop(view, roles.failed, grace_s)
                 # Repeated, because a trainer that begins its attempt now would take an earlier request for an old one.
                 _ask_to_stop(run)
             if asked_at is not None and (interrupts.urgent or time.monotonic() - asked_at > grace_s):

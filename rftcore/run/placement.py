@@ -2,7 +2,7 @@
 
 A bundle is a number of GPUs of one machine and the roles that have it. If there are enough GPUs, every explorer has a bundle of its own, with one
 GPU for each part of a tensor-parallel engine, and so has the trainer, with one for each of its ranks. Otherwise roles that need one GPU share it.
-Ray reserves all bundles of a run at once (`rftcore.launch.cluster`); a role that is started again gets its bundle again. Pipeline workers need no
+On a cluster, Ray reserves all bundles of a run at once (`rftcore.launch.cluster`); a role that is started again gets its bundle again. Pipeline workers need no
 GPU and take turns on the machines. Without GPUs there are no bundles, and roles run on CPUs. Judges and teachers with an endpoint are servers of
 their own; a teacher with a path is computed by the explorer, or by the trainer, on their GPUs.
 
@@ -25,7 +25,7 @@ class Machine:
 
     Attributes:
         name: for messages.
-        num_gpus: GPUs that Ray may give to roles.
+        num_gpus: GPUs that roles may have.
     """
 
     name: str

@@ -23,7 +23,7 @@ from tests.support.small_runs import RUN, settings, start
 from tests.support.waiting import PATIENCE_S, printed_by, wait_until
 from tests.support.warm_up import Warm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 STEPS = 120
 # Each rollout takes two seconds until the test lets go, so that the steps last for minutes; the test needs a handful of them.

@@ -322,6 +322,7 @@ def test_a_wrong_key_or_model_is_said_by_the_server(judge: Judge) -> None:
     assert "missing" in row["judge_error"]
 
 
+@pytest.mark.long
 def test_the_example_trains_with_the_judges_part_of_the_reward(judge: Judge, rft: Rft, tmp_path: Path) -> None:
     example = CHECKOUT / "examples" / "llm_judge"
     config = yaml.safe_load((example / "config.yaml").read_text())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import Rft, rft_environment, rows
@@ -34,23 +35,54 @@ sampling: {{max_staleness: 100}}
 steps: 100000000
 """
 TASKS = """
+import os
+import time
+
+
 def questions():
     return ({"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(10_000))
+
+
+def forking():
+    if os.fork() == 0:  # it has the files of `rft run`, as a library's helper may
+        time.sleep(1000)
+        os._exit(0)
+    return questions()
 """
 ENGINES = """
+import os
+import subprocess
 import time
+from pathlib import Path
 
 from rftcore.engines.no_engine import NoEngine
 
 
 class Stubborn(NoEngine):
     def close(self):
+        child = subprocess.Popen(["sleep", "1000"])
+        Path(__file__).with_name("child").write_text(str(child.pid))
         time.sleep(600)
+
+
+class Stumbled(Exception):
+    pass
+
+
+class Leaves(NoEngine):
+    def __init__(self, *arguments, **options):
+        os._exit(0)
+
+
+class Waits(NoEngine):
+    def close(self):
+        while not Path(__file__).with_name("go").exists():
+            time.sleep(0.05)
 
 
 class Clumsy(NoEngine):
     def close(self):
-        raise RuntimeError("it stumbled on the way out")
+        raise Stumbled("on the way out")
 """
 
 
@@ -96,6 +128,7 @@ def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, output
     assert "explorer did not stop within 3 s: killed" in output
+    wait_until_ended([int((folder / "child").read_text())])  # what it had started ends with it
     assert "ended before its work was done" not in output
     run = rows(buffer, "select status::text as status, outcome from rft.run")
     assert run == [{"status": "interrupted", "outcome": "stopped by a person"}]
@@ -128,11 +161,82 @@ def test_the_end_of_the_fork_server_ends_the_run_and_its_roles_which_are_resumed
     assert stacks <= {f"{pid}.txt" for pid in pids.values()}, "a process that ends in good order removes its own"
 
 
+def wait_for_a_step(folder: Path, process: subprocess.Popen[str]) -> dict[str, int]:
+    """The process id of each role once a step is done."""
+    buffer = folder / "buffer"
+    running = buffer / "postgres" / "postmaster.pid"
+    wait_until(
+        lambda: running.exists() and rows(buffer, "select 1 from rft.train_step limit 1"), "the first step",
+        process=process, pause_s=0.5,
+    )  # fmt: skip
+    found = rows(buffer, "select role::text as role, pid from rft.worker where stopped_at is null")
+    return {row["role"]: row["pid"] for row in found if row["role"] != "supervisor"}
+
+
+def test_roles_end_with_rft_run_whatever_else_has_its_files(folder: Path) -> None:
+    process = start(folder, "explorer.engine=none", "tasks=[{name: t, source: './tasks.py:forking'}]")
+    pids = wait_for_a_step(folder, process)
+    forked = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+    process.kill()
+    process.wait()
+    try:
+        wait_until_ended(pids.values())
+    finally:
+        for pid in forked - {*pids.values()}:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGKILL)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_a_fork_server_that_does_not_answer_does_not_keep_the_run_from_ending(folder: Path) -> None:
+    process = start(folder, "explorer.engine=none")
+    pids = wait_for_a_step(folder, process)
+    os.kill(psutil.Process(pids["trainer"]).ppid(), signal.SIGSTOP)
+    os.kill(pids["explorer"], signal.SIGSTOP)  # and a role that cannot stop by itself
+    process.send_signal(signal.SIGTERM)
+    output = printed_by(process)
+    assert process.returncode == 128 + signal.SIGTERM and "rft run --resume supervised" in output, output
+    wait_until_ended(pids.values())
+
+
+def test_a_role_that_leaves_without_an_error_is_started_again_and_ends_the_run_in_the_end(folder: Path) -> None:
+    process = start(folder, "explorer.engine=./engines.py:Leaves")
+    output = printed_by(process)
+    assert process.returncode == 1, output
+    assert "the explorer ended with exit code 0 before the run had ended; it is started again in 1 s (1)" in output
+    assert "4 processes in a row ended before they had finished anything" in output
+
+
+def test_a_signal_while_a_stage_ends_starts_no_other(folder: Path) -> None:
+    config = yaml.safe_load((folder / "config.yaml").read_text()) | {"steps": 2}
+    config["explorer"]["engine"] = "./engines.py:Waits"
+    config["stages"] = [{"name": "one"}, {"name": "two"}]
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    process = start(folder)
+    buffer = folder / "buffer"
+    finished = "select 1 from rft.run where status = 'finished'"
+    running = buffer / "postgres" / "postmaster.pid"
+    wait_until(
+        lambda: running.exists() and rows(buffer, finished), "the end of the first stage", process=process, pause_s=0.5
+    )
+    process.send_signal(signal.SIGTERM)
+    (folder / "go").touch()
+    output = printed_by(process)
+    assert process.returncode == 128 + signal.SIGTERM and "before stage 2 of 2; --resume continues there" in output, (
+        output
+    )
+    assert rows(buffer, "select count(*) as n from rft.run") == [{"n": 1}]
+
+
 def test_a_role_that_fails_when_the_run_has_finished_does_not_change_its_result(folder: Path) -> None:
     process = start(folder, "steps=2", "explorer.engine=./engines.py:Clumsy")
     output = printed_by(process)
     assert process.returncode == 0, output
-    assert "warning: the run had finished when the explorer failed" in output and "stumbled" in output
+    assert (
+        "warning: the run had finished when the explorer failed" in output
+        and "Stumbled: on the way out; its log is" in output
+    )
     assert "2 of 2" in output, "the results are shown"
     assert rows(folder / "buffer", "select status::text as status, outcome from rft.run") == [
         {"status": "finished", "outcome": "2 steps done"}

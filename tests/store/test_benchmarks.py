@@ -34,7 +34,7 @@ def printed_by(module: str, folder: Path, *options: str) -> dict[str, Any]:
     return printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_buffer_benchmark_prints_its_figures_as_json_alone(server_folders: Path) -> None:
     printed = printed_by("buffer", server_folders, "--skip-peers", "--rounds", "1", "--samples", "1024")
     for results in (printed["results"], printed["peers"]["bare_layout"]):
@@ -48,7 +48,7 @@ def test_the_buffer_benchmark_prints_its_figures_as_json_alone(server_folders: P
     assert compared == pytest.approx(ours["write_experiences_per_s"] / bare["write_experiences_per_s"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_sampling_benchmark_measures_every_policy_it_is_asked_for(server_folders: Path) -> None:
     options = ["--rows", "8192", "--draws", "5", "--policies", "fifo,rank,mixture"]
     policies = printed_by("sampling", server_folders, *options)["rows"]["8192"]["policies"]
@@ -58,7 +58,7 @@ def test_the_sampling_benchmark_measures_every_policy_it_is_asked_for(server_fol
         assert all(figures[f"{name}_ms"]["p99"] > 0 for name in ("draw", "decode", "set_priorities", "commit"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_pipeline_benchmark_measures_every_stage_and_what_the_chain_adds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.pipeline", "--rounds", "1", "--rows", "64", "--json"]
     command += ["--skip-data-juicer", "--skip-workers", "--skip-trinity"]

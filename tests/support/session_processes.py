@@ -6,13 +6,15 @@ variable, by which the end of the session finds them:
 - a session that ends in good order stops its servers, and reports those that do not stop;
 - when the session's first process has ended, however that happened, a guard kills what is left and removes the session's folders.
 
-    python tests/support/session_processes.py MARK    the guard; it waits for the end of its standard input
+    python tests/support/session_processes.py MARK PID    the guard; it waits for the end of a process
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import select
 import shutil
 import signal
 import sys
@@ -30,14 +32,15 @@ def mark_session() -> None:
     if _MARK in os.environ:
         return
     mark = secrets.token_hex(4)
-    ends, _ = os.pipe()  # the other end is closed when this process ends
-    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
     # Without the mark, so that it is none of the session's processes; in a session of its own, so that no Ctrl-C reaches it.
     os.posix_spawn(
-        sys.executable, [sys.executable, str(Path(__file__)), mark], os.environ, setsid=True,
-        file_actions=[(os.POSIX_SPAWN_DUP2, ends, 0), *nothing],
-    )  # fmt: skip
-    os.close(ends)
+        sys.executable,
+        [sys.executable, str(Path(__file__)), mark, str(os.getpid())],
+        os.environ,
+        setsid=True,
+        file_actions=nothing,
+    )
     os.environ[_MARK] = mark
 
 
@@ -96,5 +99,6 @@ def _end(mark: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdin.buffer.read()
+    with contextlib.suppress(ProcessLookupError):
+        select.select([os.pidfd_open(int(sys.argv[2]))], [], [])
     _end(sys.argv[1])

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import pipeline_data_juicer
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_operator_comes_to_the_same_both_ways_and_has_its_ratio() -> None:
     # Other rows or texts by hand than through the chain would be an error here.
     measured = pipeline_data_juicer.measure(rounds=1)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from rftcore.cli import EXIT_DEFECT
+from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.command_line import CHECKOUT
 
 PROGRAM = """
 import sys
@@ -44,3 +50,24 @@ raise SystemExit(cli.run_command(["lost"]))
 def test_a_broken_pipe_to_another_process_is_not_the_reader_of_the_output() -> None:
     done = subprocess.run([sys.executable, "-c", DEFECT], capture_output=True, text=True, check=False)
     assert done.returncode == EXIT_DEFECT and "a worker process has ended" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_works_without_standard_files(closed: str, tmp_path: Path) -> None:
+    command = f'exec "{sys.executable}" -m rftcore check "{CHECKOUT}/examples/sort_from_scratch/sft.yaml" {closed}'
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert (done.stdout == "") == (">&-" in closed.replace("2>&-", ""))
+
+
+def test_a_parent_that_ignores_the_ends_of_its_children_does_not_matter(server_folders: Path) -> None:
+    command = [sys.executable, "-m", "rftcore", "db", "create", "--buffer", server_folders / "ignored"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    )
+    assert done.returncode == 0, done.stderr
+    EmbeddedServer(server_folders / "ignored").stop()

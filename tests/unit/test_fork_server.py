@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,7 @@ from rftdata.workers import process_lives
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
-def config(buffer: Path, **sections: object) -> RunConfig:
+def config(buffer: str | Path, **sections: object) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run": {"name": "r"}, "buffer": {"uri": str(buffer)}, "model": {"path": "m"}, "algorithm": {"name": "grpo"}, "steps": 1,
@@ -57,25 +60,27 @@ ROLE = """
 import json, sys
 from pathlib import Path
 from rftcore.config import RunConfig
-from rftcore.launch.fork_server import Ended, ForkServer
+from rftcore.launch.fork_server import ForkServer, Started
 from rftcore.launch.launcher import RoleTask
 
-config, log = RunConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2])
+config, log, action = RunConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
 server = ForkServer([], {})
 server.start(3, RoleTask("pipeline", "pipeline", config, "r", {}, {}), log)
+if action == "kill":
+    server.kill(3)
 events = []
 while len(events) < 2:
     events.extend(server.events(1.0))
 server.close()
 started, ended = events
-print(json.dumps([type(started).__name__, started.key, started.pid != server.pid, type(ended).__name__, ended.key, ended.status,
-                  type(ended.error).__name__, str(ended.error)]))
+assert isinstance(started, Started) and started.key == ended.key == 3 and started.pid != server.pid
+print(json.dumps([ended.status, type(ended.error).__name__, str(ended.error)]))
 """
 
 
-def role_in_a_new_process(buffer: Path, log: Path) -> list[object]:
-    """The events of a pipeline worker whose buffer cannot be made."""
-    command = [sys.executable, "-c", ROLE, config(buffer).model_dump_json(), log]
+def role_in_a_new_process(buffer: str | Path, log: Path, action: str = "wait") -> list[Any]:
+    """Status and error of a pipeline worker."""
+    command = [sys.executable, "-c", ROLE, config(buffer).model_dump_json(), log, action]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -84,16 +89,24 @@ def role_in_a_new_process(buffer: Path, log: Path) -> list[object]:
 def test_the_error_of_a_role_reaches_the_supervisor_and_its_output_the_log(tmp_path: Path) -> None:
     broken, log = tmp_path / "a-file-instead-of-a-folder", tmp_path / "logs" / "pipeline.log"
     broken.write_text("")
-    *events, error, text = role_in_a_new_process(broken, log)
-    assert events == ["Started", 3, True, "Ended", 3, 1]
-    assert error == "BufferUnavailableError" and str(broken) in text
-    assert log.read_text() == "", "the supervisor reports it"
+    status, error, text = role_in_a_new_process(broken, log)
+    assert status == 1 and error == "BufferUnavailableError" and str(broken) in text
+    assert re.fullmatch(r"== pipeline: process \d+, [^\n]+ ==\n", log.read_text()), "the supervisor reports the error"
 
 
 def test_a_log_that_cannot_be_written_ends_no_role(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
-    *_, error, _ = role_in_a_new_process(tmp_path / "logs", tmp_path / "logs" / "pipeline.log")
-    assert error == "BufferUnavailableError"
+    status, error, _ = role_in_a_new_process(tmp_path / "logs", tmp_path / "logs" / "pipeline.log")
+    assert status == 1 and error == "BufferUnavailableError"
+
+
+def test_a_role_is_killed_that_is_still_to_be_forked(tmp_path: Path) -> None:
+    with socket.socket() as silent:  # a database that never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        uri = f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/rft"
+        status, error, _ = role_in_a_new_process(uri, tmp_path / "pipeline.log", "kill")
+    assert status == -signal.SIGKILL and error == "NoneType"
 
 
 @pytest.fixture
@@ -116,4 +129,17 @@ def test_signals_of_a_whole_machine_are_left_to_the_supervisor_and_a_kill_is_not
 def test_a_closed_server_has_ended() -> None:
     server = ForkServer(["json"], {})
     server.close()
-    assert server.exit_status == 0 and not process_lives(server.pid)
+    assert server.exit_status is not None and not process_lives(server.pid)
+
+
+def test_a_server_that_is_suspended_is_closed_at_once(server: ForkServer) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+    server.close()
+    assert server.exit_status == -signal.SIGKILL
+
+
+def test_a_module_that_cannot_be_imported_is_left_to_the_roles() -> None:
+    server = ForkServer(["rftcore.does_not_exist"], {})
+    wait_until(lambda: os.getsid(server.pid) == server.pid, "a session of its own")
+    assert server.events(0.0) == [] and server.exit_status is None and server.last_words() == ""
+    server.close()

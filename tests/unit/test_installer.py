@@ -70,6 +70,7 @@ def installed(python: Path) -> set[str]:
     return {line.partition("=")[0] for line in lines} - {"pip", "setuptools"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_uv", [True, False], ids=["uv", "pip"])
 def test_on_cpu_the_packages_of_the_overrides_are_left_out(
     with_uv: bool, wheels: Path, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -163,7 +163,7 @@ def test_a_converted_model_is_found_again(tiny: Path, tmp_path: Path) -> None:
     assert resolve_model(SMOL, cache_dir=tmp_path).samefile(tiny)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_two_processes_that_want_a_packaged_model_convert_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

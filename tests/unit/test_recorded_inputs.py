@@ -128,8 +128,8 @@ def explored(workflow: Callable[..., Any], screening: Screening | None = None, *
 
     async def run() -> Group:
         runner = RolloutRunner(
-            engine=Answers(make_character_tokenizer(), ""), workflow=workflow, workflow_args={}, scorer=no_score, timeout_s=PATIENCE_S,  # type: ignore[no-untyped-call]
-            source="explorer", slots=asyncio.Semaphore(8), **options,
+            engine=Answers(make_character_tokenizer(), ""), workflow=workflow, workflow_args={}, scorer=no_score,  # type: ignore[no-untyped-call]
+            timeout_s=PATIENCE_S, source="explorer", slots=asyncio.Semaphore(8), **options,
         )  # fmt: skip
         return await runner.group(claimed, Decoding(temperature=0.7, top_p=0.9), screening)
 

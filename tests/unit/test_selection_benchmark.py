@@ -192,7 +192,7 @@ def behaviour(results: dict[str, Any]) -> Any:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_measures_every_selector_counts_all_rollouts_and_repeats_itself(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     results = printed(tmp_path / "a", "--seeds", "3", "--plot", str(picture))

@@ -34,6 +34,7 @@ def measured(*options: str, address_space: int = resource.RLIM_INFINITY) -> tupl
     return ended.returncode, json.loads(ended.stdout)
 
 
+@pytest.mark.long
 def test_both_systems_take_the_same_step() -> None:
     options = ["--cases", "A", "--systems", "ours,trl", "--steps", "2", "--scale", "0.03"]
     code, result = measured(*options, "--tokens", "512", "--sequences", "16,32")
@@ -50,6 +51,7 @@ def test_both_systems_take_the_same_step() -> None:
     assert code == 0 and "ours against" in trainer_table.text(result)
 
 
+@pytest.mark.long
 def test_a_ladder_ends_with_the_longest_sequence_that_fits() -> None:
     # The embeddings of the last rung are 4 GB.
     options = ["--cases", "ladder", "--systems", "ours", "--checkpointing", "on", "--scale", "1"]
@@ -59,6 +61,7 @@ def test_a_ladder_ends_with_the_longest_sequence_that_fits() -> None:
     assert result["longest"][0]["num_tokens"] == 512
 
 
+@pytest.mark.long
 def test_a_batch_that_grows_with_the_ranks_is_compared_before_it_has_grown() -> None:
     options = ["--cases", "A", "--systems", "ours", "--steps", "1", "--scale", "0.03", "--tokens", "512"]
     code, result = measured(*options, "--ranks", "1,2", "--grow", "--warm-up", "1")

@@ -25,6 +25,7 @@ CASE = Case("tiny", ranks=1, engines=1, tensor_parallel=1, receivers="plain", fo
 LIMIT = {"shape": "tiny", "num_ranks": 2, "broadcast_gb_per_s": 4.0}
 
 
+@pytest.mark.long
 def test_two_plain_receivers_get_what_was_sent() -> None:
     options = ["--shapes", "tiny", "--layouts", "2+2", "--receivers", "plain"]
     ended = subprocess.run(

@@ -112,7 +112,7 @@ class TestTeachers:
     def test_that_are_the_policy_give_no_advantage(self, model_path: str) -> None:
         algorithm = build_algorithm("on_policy_distillation", {"teacher": model_path})
         learner = Learner(model_path, config(max_grad_norm=None), algorithm, 0)
-        assert learner.update(_sampled_by(learner, make_batch(1)), 1)["grad_norm"] == pytest.approx(0.0, abs=1e-5)
+        assert learner.update(_sampled_by(learner, make_batch(1)), 1)["grad_norm"] == pytest.approx(0.0, abs=1e-4)
         assert learner.update(make_batch(2), 2)["grad_norm"] > 0.01
 
     def test_without_a_model_are_read_from_stored_arrays(self, model_path: str) -> None:

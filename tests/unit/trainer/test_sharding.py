@@ -158,15 +158,27 @@ def _without_times(metrics: dict[str, float]) -> dict[str, float]:
 def same(found: Trained, expected: Trained) -> None:
     for ours, theirs in zip(found[0], expected[0], strict=True):
         assert _without_times(ours) == pytest.approx(_without_times(theirs), rel=1e-3, abs=1e-5)
+    num_compared = num_all = 0
     for ours_by_name, theirs_by_name in zip(found[1:], expected[1:], strict=True):
         assert ours_by_name.keys() == theirs_by_name.keys()
         for name, tensor in theirs_by_name.items():
-            # Attention hardly depends on a bias of the keys: its gradient may be rounding alone, of which AdamW makes whole steps.
-            if theirs_by_name is expected[1] and name.endswith("k_proj.bias"):
-                continue
+            compared = torch.ones_like(tensor, dtype=torch.bool)
+            if theirs_by_name is expected[1]:
+                compared = certain(name, found[2], expected[2], tensor)
+            num_compared, num_all = num_compared + int(compared.sum()), num_all + compared.numel()
             torch.testing.assert_close(
-                ours_by_name[name], tensor, rtol=1e-3, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
-            )
+                ours_by_name[name][compared], tensor[compared], rtol=1e-3, atol=2e-4,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )  # fmt: skip
+    assert num_compared > 0.95 * num_all
+
+
+def certain(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor], weight: Tensor) -> Tensor:
+    """Where the gradient of a weight is more than rounding, of which AdamW makes whole steps of either sign; or where there is none at all."""
+    name = "model.embed_tokens.weight" if name == "lm_head.weight" and name not in theirs else name
+    if name not in theirs:  # adapters are trained, and the weights are those with the adapters in them
+        return torch.ones_like(weight, dtype=torch.bool)
+    return (theirs[name].abs() > 1e-5) | ((theirs[name] == 0) & (ours[name] == 0))
 
 
 @pytest.mark.parametrize("case", CASES)
