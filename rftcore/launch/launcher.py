@@ -166,6 +166,6 @@ def run_role(role: str, config: RunConfig, run: str, options: dict[str, Any]) ->
 
 
 def role_modules(configs: Sequence[RunConfig]) -> list[str]:
-    """Return the modules with the roles of some runs, of which an explorer may have none."""
+    """Return the modules of the roles that some runs have."""
     explorer = ["rftcore.explorer.role"] if any(config.has_explorer for config in configs) else []
     return [*explorer, "rftcore.pipeline.role", "rftcore.trainer.role"]

@@ -79,7 +79,7 @@ class Roles:
         self.running = []
 
     def _has_left_too_early(self) -> bool:
-        """Return whether a role that has just ended in good order had been asked by nobody to do so."""
+        """Return whether a role that has just ended in good order should still work: nothing has ended the run or asked it to stop."""
         return not (self._interrupts.stop or self.failed or self._restarts.may_roles_leave())
 
     def _look_for_launcher(self) -> None:

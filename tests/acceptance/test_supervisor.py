@@ -106,16 +106,24 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_interrupted(
-    folder: Path, rft: Rft
-) -> None:
-    process = start(folder)
+def wait_for_a_step(folder: Path, process: subprocess.Popen[str]) -> dict[str, int]:
+    """The process id of each role once a step is done."""
     buffer = folder / "buffer"
     running = buffer / "postgres" / "postmaster.pid"
     wait_until(
         lambda: running.exists() and rows(buffer, "select 1 from rft.train_step limit 1"), "the first step",
         process=process, pause_s=0.5,
     )  # fmt: skip
+    found = rows(buffer, "select role::text as role, pid from rft.worker where stopped_at is null")
+    return {row["role"]: row["pid"] for row in found if row["role"] != "supervisor"}
+
+
+def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_interrupted(
+    folder: Path, rft: Rft
+) -> None:
+    process = start(folder)
+    buffer = folder / "buffer"
+    wait_for_a_step(folder, process)
     stacks = rft("status", "--stacks", "--buffer", buffer).stdout
     for role, function in (
         ("supervisor", "_supervise"),
@@ -137,13 +145,8 @@ def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_
 def test_the_end_of_the_fork_server_ends_the_run_and_its_roles_which_are_resumed(folder: Path) -> None:
     process = start(folder, "explorer.engine=none")
     buffer = folder / "buffer"
-    running = buffer / "postgres" / "postmaster.pid"
-    wait_until(
-        lambda: running.exists() and rows(buffer, "select 1 from rft.train_step limit 1"), "the first step",
-        process=process, pause_s=0.5,
-    )  # fmt: skip
-    pids = {row["role"]: row["pid"] for row in rows(buffer, "select role::text as role, pid from rft.worker")}
-    assert sorted(pids) == ["explorer", "pipeline", "supervisor", "trainer"] and pids.pop("supervisor") == process.pid
+    pids = wait_for_a_step(folder, process)
+    assert sorted(pids) == ["explorer", "pipeline", "trainer"]
     [server] = {psutil.Process(pid).ppid() for pid in pids.values()}
     os.kill(server, signal.SIGKILL)
     output = printed_by(process)
@@ -159,18 +162,6 @@ def test_the_end_of_the_fork_server_ends_the_run_and_its_roles_which_are_resumed
     assert logs == {"explorer.log", "pipeline.log", "trainer.log"}
     stacks = {path.name for path in (buffer / "runs" / "supervised" / "stacks").glob("[0-9]*.txt")}
     assert stacks <= {f"{pid}.txt" for pid in pids.values()}, "a process that ends in good order removes its own"
-
-
-def wait_for_a_step(folder: Path, process: subprocess.Popen[str]) -> dict[str, int]:
-    """The process id of each role once a step is done."""
-    buffer = folder / "buffer"
-    running = buffer / "postgres" / "postmaster.pid"
-    wait_until(
-        lambda: running.exists() and rows(buffer, "select 1 from rft.train_step limit 1"), "the first step",
-        process=process, pause_s=0.5,
-    )  # fmt: skip
-    found = rows(buffer, "select role::text as role, pid from rft.worker where stopped_at is null")
-    return {row["role"]: row["pid"] for row in found if row["role"] != "supervisor"}
 
 
 def test_roles_end_with_rft_run_whatever_else_has_its_files(folder: Path) -> None:

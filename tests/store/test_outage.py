@@ -61,7 +61,7 @@ def down(server: EmbeddedServer, seconds: float = 1.5) -> Iterator[None]:
 
 
 class Refusing:
-    """Stands in the place of a stopped server, and hangs up on whoever connects.
+    """Stands in the place of a stopped server, and closes every connection.
 
     Attributes:
         num_tries: connections so far.
