@@ -190,7 +190,7 @@ class Reviewed:
 
 @pytest.fixture(scope="module")
 def reviewed(warmed: Place) -> Reviewed:
-    """The run `sums`: GRPO, of which a person reviews answers, and whose trainer is killed once."""
+    """The run `sums`: GRPO. A person reviews its answers, and its trainer is killed once."""
     place = warmed
     run = place.start("run", "grpo.yaml", "--plain", "--set", f"model.path={place.model}")
     try:

@@ -36,7 +36,7 @@ from tests.support.models import make_tiny_model
 from tests.support.sending import OneRank
 from tests.support.waiting import PATIENCE_S, wait_until
 
-# No test waits for these limits, except for explorers of which it expects no acknowledgement (`IMPATIENT`).
+# No test waits for these limits, except where an explorer must not acknowledge (`IMPATIENT`).
 SYNC = SyncConfig(method="nccl", acknowledge_s=PATIENCE_S, timeout_s=2 * PATIENCE_S, bucket_mib=1)
 IMPATIENT = SYNC.model_copy(update={"acknowledge_s": 5.0})
 Tensors = dict[str, Tensor]

@@ -48,7 +48,7 @@ def test_a_short_soak_trains_everything_once_and_leaves_no_bloat(server_folders:
         results = soaked(server_folders, minutes := 2 * minutes)
     assert results["errors"] == [] and results["exactly_once"] is True
     assert results["experiences"] > 1000 and results["labels"] > 10 and results["purged"] > 100
-    # One file for each writer and each purge, of which one begins every two seconds at most and some come after the last write.
+    # One file for each writer and each purge. A purge begins every two seconds at most, and some come after the last write.
     assert 4 < results["segment_files"] <= 4 + results["samples"][-1]["at_s"] / 2 + 3
     # No more bytes than the arrays have (5.6 kB on average) and a little.
     assert 4000 < results["segment_bytes_an_experience"] < 8000

@@ -76,7 +76,7 @@ def test_an_engine_hangs_if_one_step_takes_too_long(engine: Slow, step_s: float,
         engine.go.set()  # in place of the end of the process
 
     async def generate() -> None:
-        # Different requests, of which each has a step of its own.
+        # Different requests, each with a step of its own.
         lengths = (5, 6, 7, 8)
         await asyncio.gather(*(engine.generate([1, 2, 3], Decoding(temperature=0.0, max_tokens=n)) for n in lengths))
 

@@ -11,7 +11,7 @@ import pytest
 from rftdata.workers import process_lives
 from tests.support.waiting import PATIENCE_S, wait_until_ended
 
-# `libc.fork` is the fork of C code, of which the interpreter learns nothing. The child lives until the test closes its input.
+# `libc.fork` is the fork of C code, which the interpreter does not notice. The child lives until the test closes its input.
 SCRIPT = """
 import ctypes, os, re, sys
 from rftdata.user_code import held_lock, held_lock_timer, time_limits

@@ -19,7 +19,7 @@ from rftcore.trainer.micro_batches import Cutting, split_batch
 from tests.support.waiting import PATIENCE_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-# Threads take address space, of which one test limits how much there is.
+# Threads take address space, which one test limits.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
 

@@ -252,9 +252,9 @@ def test_a_member_that_does_not_come_ends_the_wait(pool: ThreadPoolExecutor) -> 
 
 def test_an_engine_whose_trainer_died_before_it_connects_does_not_wait_for_long(pool: ThreadPoolExecutor) -> None:
     sending = Sending(timeout_s=FAR_S)
-    with socket.socket() as deaf:  # nobody listens at its port, and nobody else can
-        deaf.bind((LOOPBACK, 0))
-        engine = pool.submit(received, replace(sending.plan(TENSORS, 1), port=deaf.getsockname()[1]))
+    with socket.socket() as bound:  # its port is taken, and nothing listens there
+        bound.bind((LOOPBACK, 0))
+        engine = pool.submit(received, replace(sending.plan(TENSORS, 1), port=bound.getsockname()[1]))
         with pytest.raises(TransferError) as caught:
             engine.result(timeout=PATIENCE_S)
     assert not caught.value.is_half_applied
