@@ -4,16 +4,12 @@ SELECT set_config('rft.author', %(author)s, true), set_config('rft.reason', %(re
        set_config('rft.label_source', 'import', true), set_config('rft.label_batch', %(label_batch_id)s, true);
 
 -- name: sql_settings
--- Settings of a session in which a person writes SQL: the author of labels, and the search path.
+-- Settings of a session in which a person writes SQL, and which nobody else gets: the author of labels, and the search path.
 SELECT set_config('rft.author', %(author)s, false), set_config('search_path', 'rft, public', false);
 
--- name: label_next_batch
--- The id of a new batch of labels.
-SELECT nextval('rft.label_batch_id_seq') AS label_batch_id;
-
--- name: label_next_batches
--- The ids of new batches of labels, many at once.
-SELECT nextval('rft.label_batch_id_seq') AS label_batch_id FROM generate_series(1, %(num)s);
+-- name: begin_label_batches
+-- Begin batches of labels; return their ids.
+SELECT rft.begin_label_batches(%(num)s) AS label_batch_id;
 
 -- name: label_lock_experiences
 -- Lock experiences in one order, so that two batches over the same rows wait for each other instead of deadlocking.
