@@ -37,6 +37,10 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND datname IS
 SELECT (SELECT count(*) FROM rft.segment) AS segments, (SELECT coalesce(sum(num_rows), 0)::bigint FROM rft.segment) AS rows,
        (SELECT count(*) FROM rft.experience) AS experiences;
 
+-- name: broken_references
+-- Rows that refer to what does not exist.
+SELECT * FROM rft.broken_references();
+
 -- name: wrong_states
 -- Stored parts of the states of experiences that differ from what verdicts, draws and histories say.
 SELECT 'verdict' AS part, w.verdict_id AS part_id, w.experience_id FROM rft.wrong_verdicts() w

@@ -46,7 +46,7 @@ CREATE TABLE rft.task_stat (
     task_id bigint NOT NULL,
     alpha double precision NOT NULL DEFAULT 1,
     beta double precision NOT NULL DEFAULT 1,
-    attempts bigint NOT NULL DEFAULT 0,
+    attempts bigint NOT NULL DEFAULT 0 CHECK (attempts >= 0),
     mean_reward double precision,
     last_selected_at timestamptz,
     PRIMARY KEY (run_id, task_id)

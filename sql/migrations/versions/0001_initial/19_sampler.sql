@@ -4,7 +4,7 @@ CREATE TYPE rft.sample_order AS ENUM ('fifo', 'newest', 'uniform', 'prioritized'
 COMMENT ON TYPE rft.sample_order IS 'fifo: the oldest first; newest: the newest first; uniform: all with the same probability; prioritized: with a probability in proportion to the weight; rank: in proportion to a power of the rank by priority.';
 
 CREATE TABLE rft.sampler (
-    run_id bigint PRIMARY KEY,
+    run_id bigint PRIMARY KEY REFERENCES rft.run,
     max_staleness integer NOT NULL,
     formula text,
     samples_per_insert double precision CHECK (samples_per_insert > 0),
@@ -37,7 +37,7 @@ COMMENT ON COLUMN rft.sampler_insert.run_id IS 'The run.';
 COMMENT ON COLUMN rft.sampler_insert.num_groups IS 'Number of groups.';
 
 CREATE TABLE rft.sampler_lane (
-    run_id bigint NOT NULL,
+    run_id bigint NOT NULL REFERENCES rft.run,
     lane text NOT NULL CHECK (lane <> ''),
     place integer NOT NULL,
     source rft.experience_source,
@@ -66,7 +66,7 @@ COMMENT ON COLUMN rft.sampler_lane.priority_exponent IS 'Weight = priority, or 1
 COMMENT ON COLUMN rft.sampler_lane.importance_exponent IS 'Importance weight = (1 / probability) to this power, divided by the greatest of the batch.';
 
 CREATE TABLE rft.sampler_step (
-    attempt_id bigint NOT NULL,
+    attempt_id bigint NOT NULL REFERENCES rft.run_attempt,
     trainer_step integer NOT NULL,
     lane text NOT NULL,
     epoch integer NOT NULL,
