@@ -30,7 +30,8 @@ def test_every_column_that_names_a_row_is_a_foreign_key_or_compared_by_the_docto
         ("group_origin", "run_id"), ("purged_experience", "segment_id"), ("review", "run_id"), ("rollout_group", "attempt_id"),
         ("sampler_insert", "run_id"), ("archived_segment", "segment_id"), ("weight_receipt", "group_id"), ("weight_transfer", "group_id"),
         ("weight_transfer", "run_id"), ("weight_receiver", "run_id"), ("checkpoint", "run_id"), ("policy_version", "run_id"),
-        ("train_step", "run_id"), ("task_observation", "attempt_id"), ("write_receipt", "run_id"), ("operator_run", "worker_id"), ("run_model", "checkpoint_id"),
+        ("train_step", "run_id"), ("task_observation", "attempt_id"),
+        ("write_receipt", "run_id"), ("operator_run", "worker_id"), ("run_model", "checkpoint_id"),
     }  # fmt: skip
     found = buffer.sql(
         "WITH key AS ("

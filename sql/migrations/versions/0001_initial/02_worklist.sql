@@ -14,7 +14,7 @@ CREATE TABLE rft.worklist (
     available boolean NOT NULL DEFAULT true,
     lane text COLLATE "C" NOT NULL DEFAULT '',
     draw_key double precision NOT NULL DEFAULT 0,
-    draw_weight double precision NOT NULL DEFAULT 1 CHECK (draw_weight > 0),
+    draw_weight double precision NOT NULL DEFAULT 1,
     times_sampled integer NOT NULL DEFAULT 0 CHECK (times_sampled >= 0),
     resume_step integer,
     claimed_by bigint,
