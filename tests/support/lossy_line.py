@@ -48,6 +48,7 @@ class LossyLine:
         uri: for clients.
         carried: the statements of every transaction that has ended without an error, in order.
         num_lost: how many of their answers were lost.
+        is_down: whether new connections are closed at once.
     """
 
     def __init__(self, server_uri: str) -> None:
@@ -59,6 +60,7 @@ class LossyLine:
         self.uri = f"postgresql://{account}@127.0.0.1:{port}/{place['dbname']}?sslmode=disable&gssencmode=disable"
         self.carried: list[Statements] = []
         self.num_lost = 0
+        self.is_down = False
         self._lock = threading.Lock()
         self._loses: Chooses | None = None
         self._holds: Chooses | None = None
@@ -109,6 +111,9 @@ class LossyLine:
                 client = self._listening.accept()[0]
             except OSError:
                 return
+            if self.is_down:
+                client.close()
+                continue
             server = socket.socket(socket.AF_UNIX)
             server.connect(self._server)
             session = _Session(client, server)

@@ -75,7 +75,7 @@ BEGIN
         GRANT UPDATE (reward, reward_final) ON rft.experience TO rft_worker;
         -- Rows that are deleted because they never counted (finished items, undone draws, unanswered questions), and
         -- the sampler's policy and going back, which are written again.
-        GRANT DELETE ON rft.worklist, rft.draw, rft.evaluation, rft.sampler_lane, rft.sampler_insert, rft.sampler_step,
+        GRANT DELETE ON rft.worklist, rft.draw, rft.batch, rft.evaluation, rft.sampler_lane, rft.sampler_insert, rft.sampler_step,
             rft.selector_snapshot, rft.selector_state, rft.partial_tokens TO rft_worker;
         GRANT USAGE ON ALL SEQUENCES IN SCHEMA rft TO rft_worker;
         GRANT EXECUTE ON FUNCTION rft.lock_labels(), rft.analyze_worklist(), rft.lock_groups_and_reviews(bigint[]) TO rft_worker;
