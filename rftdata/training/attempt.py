@@ -143,7 +143,8 @@ class Attempt:
         the batch is short when the selection ends.
 
         Waits for groups. If no more can come for this step (every group is decided and the refill is used up), the batch is
-        short, and its `short_reason` gives the reason; it may be empty. A step that this attempt has already drawn is not drawn again, not even if it was empty.
+        short, and its `short_reason` gives the reason; it may be empty. A step that this attempt has already drawn is not drawn again:
+        every process of the attempt gets the same batch.
 
         If only answers of people can complete the step, ready groups of later explorer steps take the places, and the
         waiting groups are drawn for a later step.
