@@ -52,6 +52,15 @@ WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND (w.available OR w.resu
                  (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = w.item_id), 0)
 HAVING count(*) > 0;
 
+-- name: final_draws
+-- One row if the draws of a step are part of the attempt's history for good: the step was recorded, or a checkpoint contains it.
+SELECT t.trainer_step AS recorded, c.trainer_step AS checkpoint
+FROM (SELECT 1) o
+LEFT JOIN rft.train_step t ON t.attempt_id = %(attempt_id)s AND t.trainer_step = %(step)s
+LEFT JOIN LATERAL (
+    SELECT trainer_step FROM rft.checkpoint WHERE attempt_id = %(attempt_id)s AND trainer_step >= %(step)s ORDER BY trainer_step LIMIT 1) c ON true
+WHERE t.trainer_step IS NOT NULL OR c.trainer_step IS NOT NULL;
+
 -- name: release_draws
 -- Release a batch that was not used: its draws never took place. Groups are locked first, in the same order as by labels.
 WITH locked AS (
@@ -61,7 +70,8 @@ WITH locked AS (
 gone AS (
     DELETE FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s
         AND item_id IN (SELECT group_id FROM locked) RETURNING item_id, draw_key),
-state AS (DELETE FROM rft.sampler_step WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
+state AS (DELETE FROM rft.sampler_step WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s),
+batch AS (DELETE FROM rft.batch WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
 UPDATE rft.worklist w
 SET available = g.status = 'ready' AND g.trainable, times_sampled = w.times_sampled - 1, resume_step = NULL,
     lane = coalesce(n.lane, ''), draw_key = coalesce(d.draw_key, w.draw_key)

@@ -81,8 +81,8 @@ ORDER BY c.trainer_step DESC, c.checkpoint_id DESC LIMIT 1;
 
 -- name: insert_attempt
 -- Store a new attempt, which holds the lease.
-INSERT INTO rft.run_attempt (run_id, parent_attempt_id, from_checkpoint_id, host, pid, lease_until)
-VALUES (%(run_id)s, %(parent_attempt_id)s, %(from_checkpoint_id)s, %(host)s, %(pid)s, rft.clock() + %(lease_s)s * interval '1 s')
+INSERT INTO rft.run_attempt (run_id, parent_attempt_id, from_checkpoint_id, host, pid, lease_until, receipt)
+VALUES (%(run_id)s, %(parent_attempt_id)s, %(from_checkpoint_id)s, %(host)s, %(pid)s, rft.clock() + %(lease_s)s * interval '1 s', %(receipt)s)
 RETURNING *;
 
 -- name: take_run
@@ -96,6 +96,11 @@ UPDATE rft.run_attempt SET lease_until = rft.clock() + %(lease_s)s * interval '1
 -- name: end_attempt
 -- End an attempt and release its lease.
 UPDATE rft.run_attempt SET ended_at = clock_timestamp(), lease_until = rft.clock(), outcome = %(outcome)s WHERE attempt_id = %(attempt_id)s;
+
+-- name: end_attempt_of_receipt
+-- End an attempt whose process could not go on after it had started it.
+UPDATE rft.run_attempt SET ended_at = clock_timestamp(), lease_until = rft.clock(), outcome = %(outcome)s
+WHERE run_id = %(run_id)s AND receipt = %(receipt)s AND ended_at IS NULL;
 
 -- name: return_draws
 -- After a crash: make groups drawable again that were drawn after the checkpoint, by attempts that this history leaves there.

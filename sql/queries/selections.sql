@@ -118,6 +118,7 @@ SELECT * FROM rft.draw_selected(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s
 
 -- name: release_selected
 -- Release a batch that was not used: its draws never took place.
+WITH batch AS (DELETE FROM rft.batch WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
 DELETE FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s;
 
 -- name: drawn_selected_state

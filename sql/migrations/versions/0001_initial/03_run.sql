@@ -63,7 +63,8 @@ CREATE TABLE rft.run_attempt (
     lease_until timestamptz NOT NULL,
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     ended_at timestamptz,
-    outcome text
+    outcome text,
+    receipt uuid
 );
 CREATE INDEX run_attempt_run ON rft.run_attempt (run_id);
 COMMENT ON TABLE rft.run_attempt IS 'One execution of a run''s trainer. The path through the parents is a history; the id is the fencing token.';
@@ -77,6 +78,7 @@ COMMENT ON COLUMN rft.run_attempt.lease_until IS 'Until when the holder counts a
 COMMENT ON COLUMN rft.run_attempt.started_at IS 'When it took the lease.';
 COMMENT ON COLUMN rft.run_attempt.ended_at IS 'When it released the lease; NULL while alive or after a crash.';
 COMMENT ON COLUMN rft.run_attempt.outcome IS 'How it ended, in a sentence.';
+COMMENT ON COLUMN rft.run_attempt.receipt IS 'Created by the process before its first try to start, by which it finds the attempt again if the answer was lost; NULL for one that ended at once.';
 
 CREATE TABLE rft.attempt_history (
     history_id bigint NOT NULL,

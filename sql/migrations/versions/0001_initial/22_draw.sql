@@ -40,6 +40,21 @@ COMMENT ON COLUMN rft.draw.drawn_at IS 'When.';
 COMMENT ON COLUMN rft.draw.times_sampled IS 'For the newest draw of an experience in the current history of its run: the number of its draws there. NULL for all other draws, and those of stored selections.';
 COMMENT ON COLUMN rft.draw.newest_of IS 'experience_id if times_sampled is not NULL, else NULL.';
 
+CREATE TABLE rft.batch (
+    attempt_id bigint NOT NULL REFERENCES rft.run_attempt,
+    trainer_step integer NOT NULL CHECK (trainer_step > 0),
+    num_items integer NOT NULL CHECK (num_items >= 0),
+    reason text,
+    drawn_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (attempt_id, trainer_step)
+);
+COMMENT ON TABLE rft.batch IS 'What an attempt drew for a step, so that every process of the step gets the same, an empty batch included. Released with its draws.';
+COMMENT ON COLUMN rft.batch.attempt_id IS 'The attempt that drew.';
+COMMENT ON COLUMN rft.batch.trainer_step IS 'The step it was drawn for, from 1.';
+COMMENT ON COLUMN rft.batch.num_items IS 'Number of drawn items.';
+COMMENT ON COLUMN rft.batch.reason IS 'Why the batch is short; NULL for a full one.';
+COMMENT ON COLUMN rft.batch.drawn_at IS 'When.';
+
 CREATE FUNCTION rft.count_uses(of_run bigint, of_items bigint[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -417,7 +432,7 @@ LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_h
 AS $$
 DECLARE
     s record;                       -- the run's policy
-    found_before integer;
+    before rft.batch;
     allowed integer := wanted;
     shares rft.lane_share[];
     picked rft.pick[];
@@ -429,11 +444,9 @@ BEGIN
     END IF;
     PERFORM pg_advisory_xact_lock(hashtext('rft.draw'), of_run::integer);
     outcome := 'drawn';
-    SELECT count(DISTINCT item_id) INTO found_before FROM rft.draw WHERE attempt_id = of_attempt AND trainer_step = step;
-    IF found_before > 0 THEN
-        IF found_before < wanted THEN
-            reason := format('%s of %s groups were drawn for this step before', found_before, wanted);
-        END IF;
+    SELECT * INTO before FROM rft.batch b WHERE b.attempt_id = of_attempt AND b.trainer_step = step;
+    IF FOUND THEN
+        reason := before.reason;
         RETURN;
     END IF;
 
@@ -476,6 +489,7 @@ BEGIN
         RETURN;
     END IF;
 
+    INSERT INTO rft.batch (attempt_id, trainer_step, num_items, reason) VALUES (of_attempt, step, cardinality(picked), draw_groups.reason);
     PERFORM rft.record_draws(of_run, of_attempt, step, picked, s.reuses);
     IF s.keeps_state AND cardinality(picked) > 0 THEN
         PERFORM rft.record_lanes(of_run, of_attempt, step, shares, picked);

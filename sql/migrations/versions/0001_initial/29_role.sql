@@ -31,6 +31,7 @@ LANGUAGE sql IMMUTABLE
 AS $$
     VALUES
         ('attempt_history', true, false, '{}'::text[]),
+        ('batch', true, true, '{}'),
         ('checkpoint', true, false, '{deleted_at}'),
         -- Rows that are deleted because they never counted: finished items, undone draws, unanswered questions.
         ('draw', true, true, '{times_sampled}'),
