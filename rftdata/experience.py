@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 IntegerSequence = list[int] | Array
 FloatSequence = list[float] | Array
 MaskSequence = list[bool] | Array
-_OUTCOMES = ("ok", "failed", "timeout", "cancelled")
+OUTCOMES = ("ok", "failed", "timeout", "cancelled")
 SOURCES = ("explorer", "human", "import", "synthesis")
 
 
@@ -237,8 +237,8 @@ def validate(groups: tuple[Group, ...]) -> None:
 
 
 def _validate_outcome(rollout: Rollout | Baseline) -> None:
-    if rollout.outcome not in _OUTCOMES:
-        raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(_OUTCOMES))
+    if rollout.outcome not in OUTCOMES:
+        raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(OUTCOMES))
     check_reward(rollout.reward)
 
 
