@@ -14,8 +14,12 @@ from rftdata.errors import QueryError
 
 INT4 = (-(2**31), 2**31 - 1)
 INT8 = (-(2**63), 2**63 - 1)
-# An index entry holds about 2,700 bytes, and a task is found by its taskset and key together.
+# The largest number of steps or groups that a user may name. The database adds two of them in a column of 32 bits.
+MAX_COUNT = 10**9
+# An index entry holds about 2,700 bytes, and a task is found by its taskset and key together. Stages derive keys from those of a source,
+# which are shorter.
 MAX_NAME_BYTES = 1000
+_MAX_KEY_BYTES = 1600
 # The name of a run is also that of its folder, and a number may be appended to it.
 _MAX_RUN_NAME_BYTES = 200
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
@@ -103,7 +107,7 @@ def check_task_name(taskset: Any, task_key: Any) -> None:
         QueryError: with what is allowed.
     """
     check_name("the name of a taskset", taskset)
-    check_name("the key of a task", task_key)
+    check_text("the key of a task", task_key, _MAX_KEY_BYTES)
 
 
 def check_json(what: str, value: Any, path: str = "") -> None:

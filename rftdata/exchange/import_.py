@@ -104,7 +104,7 @@ def _check_storable(buffer: Buffer, contents: Contents, run: str | None) -> None
             raise QueryError(
                 error.what, value=error.value, allowed=error.allowed, todo="import into a run of another name (--run); nothing was imported"
             ) from error  # fmt: skip
-    if contents.has_labels and not buffer.database.fetch("may_import_labels")[0]["may"]:
+    if contents.has_labels and not buffer.database.fetch("may_import_labels", right="INSERT")[0]["may"]:
         raise QueryError(
             "the file has labels, and this account lacks the right to write rft.label", value=str(contents.path),
             todo="import it with the account that owns the schema; nothing was imported",

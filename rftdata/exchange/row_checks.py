@@ -47,7 +47,7 @@ OF_ROLLOUT = ("outcome", "rollout_reward", "seconds", "error")
 _TEXTS = [column.name for column in SCHEMA if pa.types.is_string(column.type)]
 _GROUP_TEXTS = [name for name in _TEXTS if name in OF_GROUP]
 _ROW_TEXTS = [name for name in _TEXTS if name not in OF_GROUP and name != "buffer_id"]
-_REWARDS = ("rollout_reward", "reward_sampled", "reward")
+_NUMBERS = ("rollout_reward", "seconds", "reward_sampled", "reward")
 # Only such JSON can hold NUL, a surrogate or a number that is not finite.
 _SUSPICIOUS = re.compile(r"\\u0000|\\u[dD][89a-fA-F]|[eE]\+?\d{3}|\d{309}|NaN|Infinity")
 # PostgreSQL refuses texts within jsonb of 256 MiB, and values of 1 GiB. A character takes up to four bytes.
@@ -81,7 +81,7 @@ def check_row(row: Row) -> None:
     _check_texts(row, _ROW_TEXTS)
     _one_of("outcome", row["outcome"], OUTCOMES)
     _at_least("rollout_index", row["rollout_index"], 0)
-    for name in _REWARDS:
+    for name in _NUMBERS:
         _finite(f"the column {name}", row[name])
     if row["experience_id"] is None:
         _check_alone(row)

@@ -48,7 +48,7 @@ ORDER BY run_id LIMIT 1;
 
 -- name: may_import_labels
 -- Whether this account may write labels as they were given elsewhere.
-SELECT has_table_privilege('rft.label', 'INSERT') AS may;
+SELECT has_table_privilege('rft.label', %(right)s) AS may;
 
 -- name: import_lock
 -- Allow one import into a run at a time, until the connection closes.

@@ -464,7 +464,6 @@ def _stored_rows(file: Path) -> list[dict[str, Any]]:
             row.pop(name)
         for name, size in (("loss_mask", 1), ("behavior_logprobs", 4)):  # of the prompt they mean nothing
             row[name] = row[name] and row[name][prompt * size :]
-        row["numbers"] = [repr(row.pop(name)) for name in ("seconds",)]  # NaN
     return rows
 
 
