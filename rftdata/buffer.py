@@ -22,11 +22,12 @@ from rftdata.archives.files import ArchiveFolder
 from rftdata.config import BufferConfig
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import PurgedError, QueryError
+from rftdata.limits import check_integer, check_run_name
 from rftdata.postgres.database import Database, Row, execute, fetch
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.query_errors import query_error
 from rftdata.query.arrays import OnDamage
-from rftdata.run import Run
+from rftdata.run import Run, check_run_settings
 from rftdata.segments.base import SegmentStore
 from rftdata.segments.codec import Array
 from rftdata.segments.reader import SegmentReader
@@ -37,6 +38,8 @@ from rftdata.training.sampling import SamplingConfig
 from rftdata.training.stored_selection import Selection
 from rftdata.uri import redacted
 from rftdata.writing.writer import Writer
+
+_MODES = ("both", "explore", "train")
 
 
 class Buffer:
@@ -178,7 +181,15 @@ class Buffer:
             selected: the rows that the run trains on instead of its own groups, from `rftdata.training.stored_selection.select`.
             epochs: number of times each of these rows is drawn.
             parent: the run from whose checkpoint the new one starts, as its next stage.
+
+        Raises:
+            QueryError: the name, seed, number of steps or configuration cannot be stored.
         """
+        check_run_name(name)
+        check_integer("the seed of a run", seed)
+        check_run_settings(config, steps, pipeline_version)
+        if mode not in _MODES:
+            raise QueryError("the mode of a run is unknown", value=mode, allowed=", ".join(_MODES))
         with self.database.transaction() as connection:
             execute(connection, "lock_run_names")
             row = fetch(
@@ -311,8 +322,14 @@ class Buffer:
 
         Raises:
             ConfigError: there is no such checkpoint.
+            QueryError: the name, number of steps or configuration cannot be stored.
         """
         parent = self._own(run).refreshed()
+        check_run_name(name)
+        check_run_settings(
+            parent.config if config is None else config, parent.planned_steps if steps is None else steps,
+            pipeline_version or parent.pipeline_version,
+        )  # fmt: skip
         new = {
             "name": name, "mode": parent.mode, "config": Jsonb(parent.config if config is None else config), "seed": parent.seed,
             "planned_steps": parent.planned_steps if steps is None else steps,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 
+from rftdata.errors import QueryError
+from rftdata.limits import INT8, MAX_COUNT, check_name
 from rftdata.uri import redacted
 from rftdata.user_code.time_limits import DEFAULT_S
 
@@ -17,6 +19,14 @@ class Section(BaseModel):
     """A section of a configuration file: unknown keys, NaN and infinity are errors, and values never change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _can_be_stored(self) -> Self:
+        for name, value in self:
+            largest = INT8[1] if name == "seed" or name.endswith("_bytes") else MAX_COUNT
+            if isinstance(value, int) and value > largest:
+                raise ValueError(f"{name} is too large: it may be up to {largest}")
+        return self
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,6 +171,15 @@ class TasksetConfig(Section):
     max_repeats: int | None = Field(
         None, ge=1, description="Maximum number of groups planned for one of these tasks in a run."
     )
+
+    @field_validator("name")
+    @classmethod
+    def _name_can_be_stored(cls, name: str) -> str:
+        try:
+            check_name("the name of a taskset", name)
+        except QueryError as error:
+            raise ValueError(str(error)) from error
+        return name
 
     @field_validator("weight", mode="before")
     @classmethod

@@ -61,6 +61,14 @@ class RftError(Exception):
         return _restored, (type(self), self.args), self.__dict__
 
 
+def described(error: BaseException) -> str:
+    """Return the class and message of an error; a message that cannot be read is left out."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - it is of any class, and another error must not take its place
+        return type(error).__name__
+
+
 def _restored(cls: type[RftError], args: tuple[object, ...]) -> RftError:
     return cls.__new__(cls, *args)
 

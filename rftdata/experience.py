@@ -11,12 +11,13 @@ from typing import Any
 import numpy.typing as npt
 
 from rftdata.errors import RftError
+from rftdata.limits import check_integer, check_task_name
 
 Array = npt.NDArray[Any]
 IntegerSequence = list[int] | Array
 FloatSequence = list[float] | Array
 MaskSequence = list[bool] | Array
-_OUTCOMES = ("ok", "failed", "timeout", "cancelled")
+OUTCOMES = ("ok", "failed", "timeout", "cancelled")
 SOURCES = ("explorer", "human", "import", "synthesis")
 
 
@@ -218,6 +219,8 @@ def validate(groups: tuple[Group, ...]) -> None:
             raise RftError(
                 "a group needs either group_id and claim_token, or taskset and task_key", todo="name its task"
             )
+        if group.group_id is None:
+            check_task_name(group.taskset, group.task_key)
         if group.source not in SOURCES:
             raise RftError("a group has an unknown source", value=group.source, allowed=", ".join(SOURCES))
         if (
@@ -237,9 +240,11 @@ def validate(groups: tuple[Group, ...]) -> None:
 
 
 def _validate_outcome(rollout: Rollout | Baseline) -> None:
-    if rollout.outcome not in _OUTCOMES:
-        raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(_OUTCOMES))
+    if rollout.outcome not in OUTCOMES:
+        raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(OUTCOMES))
     check_reward(rollout.reward)
+    if not math.isfinite(rollout.seconds):
+        raise RftError("the duration of a rollout is not a finite number of seconds", value=rollout.seconds)
 
 
 def _validate_sequence(s: Sequence) -> None:
@@ -263,6 +268,10 @@ def _validate_sequence(s: Sequence) -> None:
             value=s.policy_spans,
             allowed=f"0 to {len(s.token_ids) - 1}",
         )
+    for _, policy_version_id in s.policy_spans:
+        check_integer("the policy_version_id of a span", policy_version_id)
+    if s.parent_id is not None:
+        check_integer("the parent_id of a sequence", s.parent_id)
     check_reward(s.reward)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ArchivedError
+from rftdata.limits import MAX_COUNT, check_integer, check_json, check_name
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Database, Row, fetch
 
@@ -83,7 +84,12 @@ class Run:
         notify.notify(self.database, notify.RUN)
 
     def go_on(self, config: dict[str, Any], *, steps: int, pipeline_version: str) -> Run:
-        """Store other settings for the run to continue with; return the updated run."""
+        """Store other settings for the run to continue with; return the updated run.
+
+        Raises:
+            QueryError: one of them cannot be stored.
+        """
+        check_run_settings(config, steps, pipeline_version)
         self.database.run(
             "set_run_config", run_id=self.run_id, config=Jsonb(config), planned_steps=steps, pipeline_version=pipeline_version
         )  # fmt: skip
@@ -98,6 +104,17 @@ class Run:
         """Return the run as it is now."""
         (row,) = self.database.fetch("find_run", run=str(self.run_id), by_name=False)
         return Run.of_row(self.database, self.folder.parent, row)
+
+
+def check_run_settings(config: dict[str, Any], steps: int, pipeline_version: str) -> None:
+    """Refuse settings of a run that cannot be stored as they are.
+
+    Raises:
+        QueryError: which, and what is allowed.
+    """
+    check_integer("the number of steps of a run", steps, (0, MAX_COUNT))
+    check_name("the pipeline version of a run", pipeline_version)
+    check_json("the configuration of a run", config)
 
 
 def refuse_archived(connection: Connection, run_id: int, purpose: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rftdata.errors import BufferUnavailableError, RftError
+from rftdata.errors import BufferUnavailableError, RftError, described
 from rftdata.postgres import notify
 from rftdata.postgres.database import Row, records
 from rftdata.postgres.retry import ride_out
@@ -128,7 +128,7 @@ class Worker:
             if isinstance(error, BufferUnavailableError):  # it has already been waited for
                 self.stop(str(error), patience_s=0.0)
             else:
-                self.stop(None if error is None else f"{type(error).__name__}: {error}")
+                self.stop(None if error is None else described(error))
         except _FAILURES:
             if error is None:
                 raise  # otherwise the error that ended the work is more important than this one
@@ -163,7 +163,7 @@ class Worker:
         now = spans[-1].ended
         self._database.run(
             "store_spans", worker_id=self.worker_id, ordinals=[span.ordinal for span in spans],
-            activities=[span.activity for span in spans], details=[storable(span.detail) for span in spans],
+            activities=[span.activity for span in spans], details=[span.detail for span in spans],
             start_ages=[now - span.started for span in spans], end_ages=[now - span.ended for span in spans],
         )  # fmt: skip
         self._spans.stored(spans)
@@ -218,9 +218,7 @@ def end_worker(run: Run, host: str, pid: int, error: str, *, crashed: bool) -> N
     Args:
         crashed: whether its work may be the reason. Work that several processes crashed on is set aside.
     """
-    run.database.run(
-        "end_worker_of_process", run_id=run.run_id, host=host, pid=pid, error=storable(error), crashed=crashed
-    )
+    run.database.run("end_worker_of_process", run_id=run.run_id, host=host, pid=pid, error=error, crashed=crashed)
 
 
 def pipeline_errors(run: Run) -> list[str]:

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from operators.base import IDENTITY_COLUMNS, CreatedGroup, CreatedTask, Review, StageOutcome
 from operators.chain.stage import Stage, written_columns
-from rftdata.errors import OperatorError
+from rftdata.errors import OperatorError, QueryError
+from rftdata.limits import check_name, check_task_name
 
 
 def checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcome:
@@ -69,6 +70,10 @@ def _check_waiting(stage: Stage, outcome: StageOutcome, num_rows: int) -> None:
                 "asks a question that is not valid", value=review,
                 allowed="a Review with a name, a finite timeout_s above 0, and otherwise: pass or drop",
             )  # fmt: skip
+        try:
+            check_name("the name of a question", review.name)
+        except QueryError as error:
+            raise OperatorError(error.what, value=error.value, allowed=error.allowed) from error
         declared = stage.operator.asks
         if declared is not None and review.name not in declared:
             raise OperatorError(
@@ -78,10 +83,19 @@ def _check_waiting(stage: Stage, outcome: StageOutcome, num_rows: int) -> None:
 
 
 def check_created(made: object) -> None:
-    """Refuse new tasks and groups that cannot be stored as JSON."""
+    """Refuse new tasks and groups that cannot be stored: their names, and contents that JSON cannot hold."""
     if not isinstance(made, CreatedTask | CreatedGroup):
         raise OperatorError("created something that is neither a task nor a group", value=type(made).__name__)
     task = made.task if isinstance(made, CreatedGroup) else made
+    try:
+        if task:
+            check_task_name(task.taskset, task.task_key)
+        if isinstance(made, CreatedGroup):
+            check_name("the key of a group", made.key)
+    except QueryError as error:
+        raise OperatorError(
+            f"created something that cannot be stored: {error.what}", value=error.value, allowed=error.allowed
+        ) from error
     answers = [
         [list(one.messages), one.response, one.reward, dict(one.metrics)] for one in getattr(made, "answers", ())
     ]

@@ -17,7 +17,11 @@ _EMPTY: Values = []
 
 
 def rows_of(columns: dict[str, pa.Array], num_rows: int, names: list[str]) -> Iterator[Row]:
-    """Yield rows with these names. Base arrays are numpy arrays; missing columns and NULL are None."""
+    """Yield rows with these names. Base arrays are numpy arrays; missing columns and NULL are None.
+
+    What Python or numpy lacks stays recognisable for the check of the row: times of other years are numbers, base arrays with NULL among
+    their elements are lists.
+    """
     nothing: Values = [None] * num_rows
     values = [
         nothing if name not in columns else _arrays(columns[name]) if name in BASE_ARRAYS else _values(columns[name])
@@ -35,15 +39,18 @@ def _values(column: pa.Array) -> Values:
         return _of_numpy(column)
     if pa.types.is_timestamp(kind):
         micros = _of_numpy(column.fill_null(0).cast(pa.int64()))
-        times = (np.array(micros, "datetime64[us]")).tolist()
-        return _with_nulls(column, [time.replace(tzinfo=datetime.UTC) for time in times])
+        times = (np.array(micros, "datetime64[us]")).tolist()  # numbers where Python has no such year
+        return _with_nulls(
+            column, [t.replace(tzinfo=datetime.UTC) if isinstance(t, datetime.datetime) else t for t in times]
+        )
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return _with_nulls(column, _of_numpy(column.fill_null(0)))
     if pa.types.is_list(kind):
         return _lists(column)
-    if pa.types.is_struct(kind) and not column.null_count:
+    if pa.types.is_struct(kind):
         fields = {field.name: _values(column.field(i)) for i, field in enumerate(kind)}
-        return [dict(zip(fields, element, strict=True)) for element in zip(*fields.values(), strict=True)]
+        elements = zip(*fields.values(), strict=True)
+        return _with_nulls(column, [dict(zip(fields, element, strict=True)) for element in elements])
     values: Values = column.to_pylist()
     return values
 
@@ -69,6 +76,9 @@ def _lists(column: pa.Array) -> Values:
 
 
 def _arrays(column: pa.Array) -> Values:
-    """Return a list column as one array per row."""
+    """Return a list column as one array per row; a row with NULL among its elements is a list."""
+    if column.flatten().null_count:
+        dtype = column.type.value_type.to_pandas_dtype()
+        return [None if row is None else row if None in row else np.array(row, dtype) for row in column.to_pylist()]
     offsets, values = column.offsets.to_numpy().tolist(), column.values.to_numpy(zero_copy_only=False)
     return _with_nulls(column, [values[start:end] for start, end in pairwise(offsets)])

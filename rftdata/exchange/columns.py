@@ -81,9 +81,11 @@ def unpacked(value: Mapping[str, Any]) -> Array:
         RftError: an unknown type, or bytes that do not fit the shape.
     """
     try:
+        if min(value["shape"], default=0) < 0:  # numpy would choose this dimension itself
+            raise ValueError("its shape is negative")
         dtype = named_dtype(value["dtype"])
         return np.frombuffer(value["data"], dtype=dtype).reshape(value["shape"])
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, SyntaxError) as error:
         raise RftError(
             f"the array {value.get('name')!r} cannot be read: {error}",
             value=f"{value.get('dtype')}{value.get('shape')}",
@@ -112,70 +114,119 @@ def to_json(row: Row) -> str:
 
 
 def from_json(line: str) -> Row:
-    """Return the row of a line of JSON written by `to_json`.
+    """Return the row of a line of JSON written by `to_json`, with values of the types in `SCHEMA`.
 
     Raises:
         ValueError: the line is not JSON, or a column cannot hold its value; the message names the column.
     """
-    row = json.loads(line)
+    try:
+        row = json.loads(line)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(row, dict):
         raise ValueError(f"expected a JSON object, not {type(row).__name__}")
     for name, value in row.items():
         if value is not None and name in _FROM_JSON:
             try:
                 row[name] = _FROM_JSON[name](value)
-            except (ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
-                what = f"no {error}" if isinstance(error, KeyError) else error
-                raise ValueError(f"the column {name} cannot be {reprlib.repr(value)}: {what}") from error
+            except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+                raise ValueError(f"the column {name} cannot be {reprlib.repr(value)}: {error}") from error
     return row
 
 
-def _number_from_json(value: Any) -> Any:
-    if isinstance(value, str) and value in _NOT_FINITE:
-        return float(value)
-    return _of_type((int, float), "a number", value)
-
-
-def _of_type(types: tuple[type, ...], words: str, value: Any) -> Any:
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise ValueError(f"expected {words}")
+def _text_from_json(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
     return value
 
 
-def _labels_from_json(labels: Any) -> Any:
-    return [{**label, "labelled_at": datetime.datetime.fromisoformat(label["labelled_at"])} for label in labels]
+def _truth_from_json(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
 
 
-def _arrays_from_json(arrays: Any) -> Any:
-    return [{**array, "data": base64.b64decode(array["data"], validate=True)} for array in arrays]
+def _integer_from_json(kind: pa.DataType, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError("expected a whole number")
+    if not -(2 ** (kind.bit_width - 1)) <= value < 2 ** (kind.bit_width - 1):
+        raise ValueError(f"it is out of range for {kind.bit_width} bits")
+    return value
 
 
-def _array_from_json(dtype: Any, values: Any) -> Array:
-    # float() reads the three spellings; an integer column rejects them.
-    return np.array([float(v) for v in values] if dtype is np.float32 else values, dtype=dtype)
+def _number_from_json(value: Any) -> float:
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return float(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError("expected a number")
+    return float(value)  # OverflowError for integers beyond all floats
 
 
-def _converters() -> dict[str, Callable[[Any], Any]]:
-    """Return a function per column that converts its JSON value."""
-    found: dict[str, Callable[[Any], Any]] = {}
-    for column in SCHEMA:
-        if pa.types.is_string(column.type):
-            found[column.name] = partial(_of_type, (str,), "a text")
-        elif pa.types.is_integer(column.type):
-            found[column.name] = partial(_of_type, (int,), "a whole number")
-        elif pa.types.is_floating(column.type):
-            found[column.name] = _number_from_json
-        elif pa.types.is_boolean(column.type):
-            found[column.name] = partial(_of_type, (bool,), "true or false")
-    found |= dict.fromkeys(JSON_COLUMNS, partial(json.dumps, ensure_ascii=False))
-    found |= {name: partial(_array_from_json, dtype) for name, dtype in BASE_ARRAYS.items()}
-    return found | {
-        "created_at": datetime.datetime.fromisoformat, "labels": _labels_from_json, "arrays": _arrays_from_json,
-    }  # fmt: skip
+def _time_from_json(value: Any) -> datetime.datetime:
+    time = datetime.datetime.fromisoformat(_text_from_json(value))
+    if time.tzinfo is None:
+        raise ValueError("it has no time zone")
+    return time.astimezone(datetime.UTC)
+
+
+def _bytes_from_json(value: Any) -> bytes:
+    return base64.b64decode(_text_from_json(value), validate=True)
+
+
+def _list_from_json(convert: Callable[[Any], Any], value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("expected a list")
+    return [None if element is None else convert(element) for element in value]
+
+
+def _struct_from_json(fields: Mapping[str, Callable[[Any], Any]], value: Any) -> Row:
+    if not isinstance(value, dict):
+        raise ValueError("expected an object")
+    unknown = sorted(value.keys() - fields.keys())
+    if unknown:
+        raise ValueError(f"unknown key {reprlib.repr(unknown[0])}, known are {', '.join(fields)}")
+    found: Row = dict.fromkeys(fields)
+    for name, item in value.items():
+        if item is not None:
+            try:
+                found[name] = fields[name](item)
+            except (ValueError, TypeError, ArithmeticError) as error:
+                raise ValueError(f"{name} cannot be {reprlib.repr(item)}: {error}") from error
+    return found
+
+
+def _array_from_json(dtype: Any, value: Any) -> Array:
+    if not isinstance(value, list):
+        raise ValueError("expected a list")
+    if dtype is np.float32:
+        with np.errstate(over="raise"):
+            numbers = value if set(map(type, value)) <= {float, int} else [_number_from_json(item) for item in value]
+            return np.array(numbers, dtype=np.float32)
+    if not set(map(type, value)) <= {int}:
+        raise ValueError("expected whole numbers")
+    return np.array(value, dtype=dtype)  # OverflowError for numbers out of range
+
+
+def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
+    """Return a function that converts a JSON value to a type of `SCHEMA`."""
+    if pa.types.is_struct(kind):
+        return partial(_struct_from_json, {field.name: _converter(field.type) for field in kind})
+    if pa.types.is_list(kind):
+        return partial(_list_from_json, _converter(kind.value_type))
+    if pa.types.is_integer(kind):
+        return partial(_integer_from_json, kind)
+    return {
+        pa.string(): _text_from_json, pa.bool_(): _truth_from_json, pa.float64(): _number_from_json, _TIME: _time_from_json,
+        pa.large_binary(): _bytes_from_json,
+    }[kind]  # fmt: skip
 
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-_FROM_JSON = _converters()
+_FROM_JSON: dict[str, Callable[[Any], Any]] = {
+    **{column.name: _converter(column.type) for column in SCHEMA if column.name not in BASE_ARRAYS},
+    **dict.fromkeys(JSON_COLUMNS, partial(json.dumps, ensure_ascii=False)),
+    **{name: partial(_array_from_json, dtype) for name, dtype in BASE_ARRAYS.items()},
+}
 
 
 def _spelled(value: Any) -> Any:

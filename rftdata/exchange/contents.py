@@ -8,7 +8,7 @@ from pathlib import Path
 from rftdata.errors import QueryError
 from rftdata.exchange import fingerprint
 from rftdata.exchange.formats import check_exists
-from rftdata.exchange.groups import Origin, bad_row, check_group, group_of, grouped, origin_of
+from rftdata.exchange.groups import Origin, bad_row, checked_group, grouped, origin_of
 
 
 @dataclass
@@ -17,6 +17,7 @@ class Contents:
 
     Attributes:
         digest, stamps: of the file as it was checked, see `rftdata.exchange.fingerprint`.
+        has_labels: whether an experience has a label.
     """
 
     path: Path
@@ -25,6 +26,7 @@ class Contents:
     stamps: fingerprint.Stamps
     groups: dict[Origin, dict[int, list[int]]] = field(default_factory=dict)
     tasks: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    has_labels: bool = False
 
     def check_unchanged(self) -> None:
         """Refuse a file that was written to since it was checked.
@@ -59,11 +61,11 @@ def check(path: Path, *, taskset_prefix: str = "") -> Contents:
         ) from error
     for rows in grouped(path):
         place, first = rows[0]
-        group = group_of(rows, taskset_prefix, {})
-        check_group(rows, group)
+        group = checked_group(rows, taskset_prefix)
         found.groups.setdefault(origin_of(first), {})[first["group_id"]] = [
             row["experience_id"] for _, row in rows if row["experience_id"] is not None
         ]
+        found.has_labels = found.has_labels or any(row["labels"] for _, row in rows)
         key = (str(group.taskset), str(group.task_key))
         task = (first["task_payload"], first["task_features"])
         if found.tasks.setdefault(key, task) != task:

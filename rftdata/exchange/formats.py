@@ -6,10 +6,11 @@ replaced. Reading and writing stream, so a file may be larger than memory.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,37 +168,69 @@ def read(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Row]]:
-    with open(path, encoding="utf-8-sig") as file:
+    nothing = dict.fromkeys(SCHEMA.names)
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             place = f"line {number} of {path}"
             try:
-                row = from_json(line)
-            except (ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
+                row = from_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except ValueError as error:
                 raise QueryError(
                     f"{place} cannot be read: {error}", todo="correct the line; nothing was imported"
                 ) from error
-            _check_columns(row, place)
-            yield place, dict.fromkeys(SCHEMA.names) | row
+            _check_columns(list(row), place)
+            yield place, nothing | row
 
 
 def _arrow_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    number, where = 0, str(path)
+    number = 0
     for batch in _parquet(path) if path.suffix == ".parquet" else _dataset(path):
         _check_columns(batch.schema.names, str(path))
-        columns: dict[str, pa.Array] = {}
-        for name in set(SCHEMA.names) & set(batch.schema.names):
-            try:
-                columns[name] = batch.column(name).cast(SCHEMA.field(name).type)
-            except pa.ArrowException as error:
-                raise QueryError(
-                    f"the column {name} of {path} cannot be read: {' '.join(str(error).split())}",
-                    value=str(batch.schema.field(name).type), allowed=str(SCHEMA.field(name).type), todo="correct the file; nothing was imported",
-                ) from error  # fmt: skip
+        columns = {
+            name: _cast(batch.column(name), name, number, path) for name in SCHEMA.names if name in batch.schema.names
+        }
         for row in rows_of(columns, batch.num_rows, SCHEMA.names):
             number += 1
-            yield f"row {number} of {where}", row
+            yield f"row {number} of {path}", row
+
+
+def _cast(column: pa.Array, name: str, num_before: int, path: Path) -> pa.Array:
+    """Return a column of a batch as its type in `SCHEMA`.
+
+    Args:
+        num_before: number of rows before the batch.
+
+    Raises:
+        QueryError: a value cannot be of that type; names its row.
+    """
+    kind = SCHEMA.field(name).type
+    try:
+        _refuse_lost_fields(column.type, kind)
+        return column.cast(kind)
+    except (pa.ArrowException, TypeError) as refusal:
+        place, error = str(path), refusal
+        for i in range(len(column)):
+            try:
+                column.slice(i, 1).cast(kind)
+            except pa.ArrowException as of_row:
+                place, error = f"row {num_before + i + 1} of {path}", of_row
+                break
+        raise QueryError(
+            f"{place}: the column {name} cannot be read: {' '.join(str(error).split())}",
+            value=str(column.type), allowed=str(kind), todo="correct the file; nothing was imported",
+        ) from error  # fmt: skip
+
+
+def _refuse_lost_fields(given: pa.DataType, kind: pa.DataType) -> None:
+    """Refuse fields of elements that the type in `SCHEMA` does not have: a cast would leave them out."""
+    if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type) or not hasattr(given, "value_type"):
+        return
+    if pa.types.is_struct(given.value_type):
+        unknown = {field.name for field in given.value_type} - {field.name for field in kind.value_type}
+        if unknown:
+            raise TypeError(f"unknown field {min(unknown)}")
 
 
 def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
@@ -216,8 +249,13 @@ def _dataset(path: Path) -> Iterator[pa.RecordBatch]:
         yield from table.combine_chunks().to_batches()
 
 
-def _check_columns(names: Iterable[str], place: str) -> None:
+def _check_columns(names: list[str], place: str) -> None:
     missing = [name for name in REQUIRED if name not in names]
+    repeated = sorted(
+        name for name, number in collections.Counter(names).items() if number > 1 and name in SCHEMA.names
+    )
+    if repeated:
+        raise QueryError(f"{place} has several columns {repeated[0]}", todo="remove or rename all but one of them")
     if missing:
         raise QueryError(
             f"{place} lacks {', '.join(missing[:5])}" + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),

@@ -1,13 +1,13 @@
 """The groups of a file: rows that belong together, and what they are when they are stored.
 
-`grouped` finds the rows, `group_of` builds the group. Neither checks what `check_group` checks, so that a file that is read twice, first to
-check it and then to store it, is checked once.
+`grouped` finds the rows, `group_of` builds the group. Neither checks what `checked_group` checks, so that a file that is read twice, first
+to check it and then to store it, is checked once.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
+import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 from rftdata.errors import QueryError, RftError
 from rftdata.exchange.columns import REQUIRED, REQUIRED_OF_EXPERIENCE, Row, unpacked
 from rftdata.exchange.formats import read
+from rftdata.exchange.row_checks import OF_GROUP, OF_ROLLOUT, check_group_columns, check_row
 from rftdata.experience import (
-    SOURCES,
     Baseline,
     Group,
     GroupOrigin,
@@ -24,14 +24,12 @@ from rftdata.experience import (
     Rollout,
     Sequence,
     SequenceOrigin,
-    check_reward,
     validate,
 )
 from rftdata.segments.codec import check_further_arrays
 
 Origin = tuple[str, int, str]  # buffer id, run id and run name
 Placed = tuple[str, Row]  # a row and its place, for messages
-_REFUSALS = (RftError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def grouped(path: Path) -> Iterator[list[Placed]]:
@@ -66,76 +64,79 @@ def origin_of(row: Row) -> Origin:
     return str(row["buffer_id"]), int(row["run_id"]), str(row["run"])
 
 
-def group_of(rows: list[Placed], prefix: str, batches: Mapping[int, int]) -> Group:
-    """Build a group from its rows.
+def checked_group(rows: list[Placed], prefix: str) -> Group:
+    """Build a group from its rows, after checking everything that storing it requires.
 
     Args:
-        batches: ids in this buffer of label batches; missing ones keep their own.
-
-    Raises:
-        QueryError: a value is not valid for its column.
-    """
-    place, first = rows[0]
-    try:
-        rollouts: dict[int, Rollout] = {}
-        for row_place, row in rows:
-            place = row_place
-            index = int(row["rollout_index"])
-            if index not in rollouts:
-                # Renumbered: a partly exported group becomes a smaller group.
-                rollouts[index] = Rollout(
-                    len(rollouts),
-                    row["outcome"],
-                    row["rollout_reward"],
-                    seconds=float(row["seconds"]),
-                    error=row["error"],
-                )
-            if row["experience_id"] is not None:
-                rollouts[index].sequences.append(_sequence(row, batches))
-        place = rows[0][0]
-        origin = GroupOrigin(
-            buffer_id=first["buffer_id"],
-            origin_run_id=first["run_id"],
-            origin_run=first["run"],
-            origin_group_id=first["group_id"],
-            explore_step=first["explore_step"],
-            group_size=first["group_size"],
-        )
-        return Group(
-            list(rollouts.values()), source="import", taskset=prefix + first["taskset"], task_key=first["task_key"],
-            payload=_json(first["task_payload"]), origin=origin, baseline=_baseline(first["baseline"]),
-        )  # fmt: skip
-    except _REFUSALS as error:
-        raise bad_row(place, " ".join(str(error).split())) from error
-
-
-def check_group(rows: list[Placed], group: Group) -> None:
-    """Refuse a group that the writer would refuse, or that no exported file has.
+        prefix: prefix for the taskset's name.
 
     Raises:
         QueryError: what is wrong, and where.
     """
+    rollouts: dict[int, Row] = {}
+    experience_ids: set[int] = set()
     place, first = rows[0]
     try:
-        uuid.UUID(first["buffer_id"])
-        for name, value in (("task_payload", group.payload), ("task_features", json.loads(first["task_features"]))):
-            if not isinstance(value, dict):
-                raise ValueError(f"{name} is not a JSON object")
+        check_group_columns(first, prefix)
         for row_place, row in rows:
             place = row_place
+            check_row(row)
+            _check_same("group", OF_GROUP, first, row)
+            _check_same("rollout", OF_ROLLOUT, rollouts.setdefault(row["rollout_index"], row), row)
+            if row["experience_id"] in experience_ids:
+                raise RftError("the column experience_id has the id of an earlier row", value=row["experience_id"])
             if row["experience_id"] is not None:
-                _check_origin(row)
+                experience_ids.add(row["experience_id"])
         place = rows[0][0]
+        group = group_of(rows, prefix, {})
         validate((group,))
         check_further_arrays([s for rollout in group.rollouts for s in rollout.sequences if s.arrays])
-    except _REFUSALS as error:
+    except RftError as error:
         raise bad_row(place, " ".join(str(error).split())) from error
+    return group
 
 
-def _check_origin(row: Row) -> None:
-    if row["source"] not in SOURCES:
-        raise RftError("an experience has an unknown source", value=row["source"], allowed=", ".join(SOURCES))
-    check_reward(row["reward"])
+def _check_same(whose: str, names: tuple[str, ...], first: Row, row: Row) -> None:
+    """Refuse a row that contradicts the first one of its group or rollout: only the first one's values are stored."""
+    if first is row:
+        return
+    for name in names:
+        if first[name] != row[name] and (first[name] == first[name] or row[name] == row[name]):  # NaN equals NaN
+            raise RftError(
+                f"the column {name} differs from the first row of its {whose}", value=reprlib.repr(row[name]),
+                allowed=reprlib.repr(first[name]),
+            )  # fmt: skip
+
+
+def group_of(rows: list[Placed], prefix: str, batches: Mapping[int, int]) -> Group:
+    """Build a group from rows that were checked.
+
+    Args:
+        batches: ids in this buffer of label batches; missing ones keep their own.
+    """
+    first = rows[0][1]
+    rollouts: dict[int, Rollout] = {}
+    for _, row in rows:
+        index = row["rollout_index"]
+        if index not in rollouts:
+            # Renumbered: a partly exported group becomes a smaller group.
+            rollouts[index] = Rollout(
+                len(rollouts), row["outcome"], row["rollout_reward"], seconds=float(row["seconds"]), error=row["error"]
+            )
+        if row["experience_id"] is not None:
+            rollouts[index].sequences.append(_sequence(row, batches))
+    origin = GroupOrigin(
+        buffer_id=first["buffer_id"],
+        origin_run_id=first["run_id"],
+        origin_run=first["run"],
+        origin_group_id=first["group_id"],
+        explore_step=first["explore_step"],
+        group_size=first["group_size"],
+    )
+    return Group(
+        list(rollouts.values()), source="import", taskset=prefix + first["taskset"], task_key=first["task_key"],
+        payload=_json(first["task_payload"]), origin=origin, baseline=_baseline(first["baseline"]),
+    )  # fmt: skip
 
 
 def _baseline(text: str | None) -> Baseline | None:
@@ -143,7 +144,7 @@ def _baseline(text: str | None) -> Baseline | None:
 
 
 def _sequence(row: Row, batches: Mapping[int, int]) -> Sequence:
-    prompt = int(row["num_prompt_tokens"])
+    prompt = row["num_prompt_tokens"]
     labels = tuple(
         LabelRecord(**{**label, "label_batch_id": batches.get(label["label_batch_id"], label["label_batch_id"])})
         for label in row["labels"]
@@ -158,14 +159,9 @@ def _sequence(row: Row, batches: Mapping[int, int]) -> Sequence:
         earlier=_json(row["earlier"]),
         source=row["source"],
         reward=row["reward"],
-        reward_final=bool(row["reward_final"]),
+        reward_final=row["reward_final"],
         labels=labels,
     )
-    for name in ("loss_mask", "behavior_logprobs"):
-        if len(row[name]) != len(row["token_ids"]):
-            raise RftError(
-                f"{name} must have one value per token", value=len(row[name]), allowed=str(len(row["token_ids"]))
-            )
     return Sequence(
         row["prompt"], row["response"], row["token_ids"], prompt, row["finish_reason"], reward=row["reward_sampled"],
         behavior_logprobs=row["behavior_logprobs"][prompt:], loss_mask=row["loss_mask"][prompt:],

@@ -23,6 +23,7 @@ from rftdata.errors import QueryError
 from rftdata.exchange.contents import Contents, check
 from rftdata.exchange.groups import Origin, Placed, group_of, grouped, origin_of
 from rftdata.experience import Group
+from rftdata.limits import check_run_name, check_text
 from rftdata.postgres.database import Row as DatabaseRow
 from rftdata.postgres.database import execute
 from rftdata.postgres.values import storable
@@ -35,6 +36,8 @@ _MAX_WRITERS = 8
 _LABEL_BATCHES_AT_ONCE = 256
 _TASKS_AT_ONCE = 1000
 _GROUPS_AT_ONCE = 1000
+# An index entry of rft.import_file holds about 2,700 bytes.
+_MAX_PATH_BYTES = 2000
 
 
 @dataclass
@@ -69,9 +72,11 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
     """
     contents = file if isinstance(file, Contents) else check(file, taskset_prefix=taskset_prefix)
     contents.check_unchanged()
+    _check_storable(buffer, contents, run)
     known = {origin: _known_target(buffer, origin, run) for origin in contents.groups}
     for origin, target in known.items():
         if target is not None:
+            target.refuse_archived("nothing can be imported into it")
             _check_interrupted(buffer, target, contents)
             _check_present(buffer, target.run_id, origin, contents)
     _store_tasks(buffer, contents.tasks)
@@ -83,6 +88,27 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
         targets[origin] = target.run_id
     _write(buffer, contents, targets, done)
     return done
+
+
+def _check_storable(buffer: Buffer, contents: Contents, run: str | None) -> None:
+    """Refuse what the file's rows do not show: names under which its runs cannot be stored, and missing rights.
+
+    Raises:
+        QueryError: what is wrong.
+    """
+    check_text("the path of the file", _path(contents), _MAX_PATH_BYTES)
+    for name in {name for _, _, name in contents.groups} if run is None else {run}:
+        try:
+            check_run_name(name)
+        except QueryError as error:
+            raise QueryError(
+                error.what, value=error.value, allowed=error.allowed, todo="import into a run of another name (--run); nothing was imported"
+            ) from error  # fmt: skip
+    if contents.has_labels and not buffer.database.fetch("may_import_labels", right="INSERT")[0]["may"]:
+        raise QueryError(
+            "the file has labels, and this account lacks the right to write rft.label", value=str(contents.path),
+            todo="import it with the account that owns the schema; nothing was imported",
+        )  # fmt: skip
 
 
 def _check_interrupted(buffer: Buffer, run: Run, contents: Contents) -> None:

@@ -192,7 +192,7 @@ def store_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
         execute(
             connection, "store_scores", experience_ids=[key for key, _ in newest], score_keys=[key for _, key in newest],
             stages=[stage for stage, *_ in newest.values()], scores=[Jsonb(storable(values)) for _, values, _, _ in newest.values()],
-            errors=[storable(error) for _, _, error, _ in newest.values()], input_digests=[digest for *_, digest in newest.values()],
+            errors=[error for _, _, error, _ in newest.values()], input_digests=[digest for *_, digest in newest.values()],
         )  # fmt: skip
 
 

@@ -33,8 +33,10 @@ from rftdata.errors import (
     QueryError,
     SchemaVersionError,
 )
+from rftdata.limits import is_storable
 from rftdata.postgres.lost_peers import client_settings, is_remote, server_settings
-from rftdata.postgres.retry import ride_out
+from rftdata.postgres.retry import is_unavailable, ride_out
+from rftdata.postgres.values import recorded
 from rftdata.uri import redacted
 
 if TYPE_CHECKING:
@@ -54,6 +56,22 @@ _MINIMUM_SERVER = 150000
 _CONNECT_S = 8.0
 # Interval between connection attempts while the server is unavailable. The pool's own pauses double: 1 s, 2 s, 4 s, …
 _TRY_AGAIN_S = 0.2
+# Parameters of named queries with a text about an error or a state (`rftdata.postgres.values.recorded`). They may come from anywhere: from
+# models, users' functions, other programs.
+_RECORDED = frozenset(
+    {
+        "activities",
+        "details",
+        "error",
+        "errors",
+        "finish_reason",
+        "outcome",
+        "reason",
+        "reasons",
+        "state",
+        "waiting_for",
+    }
+)
 # Words that show that a query does more than read. Of the functions in schema rft, only these two read without changes.
 _CHANGES = re.compile(
     r"\b(INSERT|UPDATE|DELETE|CREATE|TRUNCATE|FOR (NO KEY )?(UPDATE|SHARE)|nextval|set_config|pg_export_snapshot|pg_(try_)?advisory\w*|pg_notify"
@@ -240,7 +258,7 @@ class Database:
     def run(self, name: str, /, **parameters: Any) -> int:
         """Run a named statement; return the number of affected rows."""
         with self.connection() as connection:
-            return connection.execute(queries()[name], parameters).rowcount
+            return execute(connection, name, **parameters)
 
 
 def _notice_lost_client(connection: Connection) -> None:
@@ -250,12 +268,12 @@ def _notice_lost_client(connection: Connection) -> None:
 
 def fetch(connection: Connection, name: str, /, **parameters: Any) -> list[Row]:
     """Return the rows of a named query on a given connection."""
-    return connection.execute(queries()[name], parameters).fetchall()
+    return send(connection, name, **parameters).fetchall()
 
 
 def execute(connection: Connection, name: str, /, **parameters: Any) -> int:
     """Run a named statement on a given connection; return the number of affected rows."""
-    return connection.execute(queries()[name], parameters).rowcount
+    return send(connection, name, **parameters).rowcount
 
 
 def records(kind: type[T], rows: Iterable[Row]) -> list[T]:
@@ -270,8 +288,33 @@ def limit_statements(connection: psycopg.Connection[Any], seconds: float) -> Non
 
 
 def send(connection: Connection, name: str, /, **parameters: Any) -> Cursor:
-    """Start a named query. Inside `connection.pipeline()` it is only queued, and the cursor has rows after that block."""
-    return connection.execute(queries()[name], parameters)
+    """Start a named query. Inside `connection.pipeline()` it is only queued, and the cursor has rows after that block.
+
+    Texts about errors and states are stored with U+FFFD in place of what PostgreSQL cannot hold.
+
+    Raises:
+        QueryError: another text has NUL or half a surrogate pair.
+    """
+    for parameter in _RECORDED.intersection(parameters):
+        parameters[parameter] = recorded(parameters[parameter])
+    try:
+        return connection.execute(queries()[name], parameters)
+    except (UnicodeEncodeError, psycopg.DataError) as error:
+        if isinstance(error, psycopg.DataError) and error.sqlstate is not None:
+            raise  # of the server, and in a pipeline of an earlier query
+        raise _unstorable(parameters, error) from error
+
+
+def _unstorable(parameters: Mapping[str, Any], error: Exception) -> QueryError:
+    """Return the error of the first parameter that the driver refused to send."""
+    for name, value in parameters.items():
+        for text in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(text, str) and not is_storable(text):
+                return QueryError(
+                    f"the value of {name} cannot be stored", value=text[:200],
+                    allowed="a text without NUL and half surrogate pairs", todo="correct it; nothing was stored",
+                )  # fmt: skip
+    return QueryError(f"a value cannot be stored: {_one_line(error)}", todo="correct it; nothing was stored")
 
 
 def one(cursor: Cursor) -> Row:
@@ -317,11 +360,22 @@ def translated(uri: str) -> Iterator[None]:
     except psycopg.errors.QueryCanceled as error:
         raise QueryError(f"the database canceled a query: {_one_line(error)}") from error
     except (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout, PoolTimeout) as error:
-        reason = _one_line(error)
+        if not is_unavailable(error):
+            raise _refused("the database cannot carry out a statement", error) from error
         raise BufferUnavailableError(
-            f"the database at {redacted(uri)} cannot be used: {reason}",
+            f"the database at {redacted(uri)} cannot be used: {_one_line(error)}",
             todo="start it, or correct buffer.uri (host, port, user, password, database name)",
         ) from error
+    except UnicodeEncodeError as error:
+        if "surrogates" not in error.reason:
+            raise
+        raise QueryError(
+            "a text has half a surrogate pair, which PostgreSQL cannot hold",
+            value=error.object[:200],
+            todo="correct the text",
+        ) from error
+    except psycopg.DataError as error:
+        raise _refused("the database rejected a value", error) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise QueryError(
             f"this account lacks the right: {_one_line(error)}",
@@ -333,6 +387,13 @@ def translated(uri: str) -> Iterator[None]:
         if error.sqlstate != _ARCHIVED:
             raise
         raise ArchivedError(str(error.diag.message_primary), todo=error.diag.message_hint) from error
+
+
+def _refused(what: str, error: Exception) -> QueryError:
+    """Return the server's answer to a statement as an error of this package."""
+    diagnostic = error.diag if isinstance(error, psycopg.Error) else None
+    message = diagnostic.message_primary if diagnostic else None
+    return QueryError(f"{what}: {message or _one_line(error)}", todo=diagnostic.message_hint if diagnostic else None)
 
 
 def _one_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import psycopg
+import psycopg.errors
 from psycopg_pool import PoolTimeout
 
 from rftdata.errors import BufferUnavailableError
@@ -18,7 +19,9 @@ from rftdata.errors import BufferUnavailableError
 RIDE_OUT_S = 30.0
 _PAUSE_S = 0.25
 # Connection failures, a server that shuts down, has crashed or is starting, and a transaction aborted because this process was suspended.
-_SQLSTATES = ("08", "57P01", "57P02", "57P03", "25P03")
+_OUTAGES = ("08", "57P01", "57P02", "57P03", "25P03")
+# A connection that was refused for another reason or ended: account, database, too many connections, a session that was idle too long.
+_REFUSALS = ("28", "3D", "53300", "57P")
 
 T = TypeVar("T")
 
@@ -50,6 +53,18 @@ def ride_out(
             time.sleep(_PAUSE_S)
 
 
+def is_unavailable(error: Exception) -> bool:
+    """Return whether a driver's error means that there is no connection (any more). Any other error is the server's answer to a statement.
+
+    The driver's class does not tell: it is the same for a lost connection and for a key that is too long for an index.
+    """
+    if isinstance(error, PoolTimeout):
+        return True
+    if not isinstance(error, psycopg.Error) or isinstance(error, psycopg.errors.PipelineAborted):
+        return False
+    return error.sqlstate is None or error.sqlstate.startswith((*_OUTAGES, *_REFUSALS))
+
+
 def is_outage(error: BufferUnavailableError) -> bool:
     """Return whether the database is temporarily unavailable, instead of refusing the connection."""
     cause = error.__cause__
@@ -57,11 +72,11 @@ def is_outage(error: BufferUnavailableError) -> bool:
         return True
     if not isinstance(cause, psycopg.OperationalError | psycopg.errors.IdleInTransactionSessionTimeout):
         return False
-    return cause.sqlstate is None or cause.sqlstate.startswith(_SQLSTATES)
+    return cause.sqlstate is None or cause.sqlstate.startswith(_OUTAGES)
 
 
 def proves_rollback(error: Exception) -> bool:
     """Return whether the server reported the error of a transaction, so that nothing of it was stored. Otherwise the answer was lost."""
     cause = error if isinstance(error, psycopg.Error) else error.__cause__
     state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-    return state is not None and not state.startswith(_SQLSTATES)
+    return state is not None and not state.startswith(_OUTAGES)

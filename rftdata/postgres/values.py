@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
 import numpy as np
 
+from rftdata.limits import replaced
+
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
+# Longer than any traceback. Both its ends are of interest.
+_MAX_RECORDED = 100_000
 
 
 def storable(value: Any) -> Any:
     """Return the value without NUL, half surrogates, NaN and infinity, which models do sample, for text and jsonb."""
     if isinstance(value, str):
-        # ASCII is the common case, and checking it needs no scan.
-        if value.isascii() and "\x00" not in value:
-            return value
-        return _SURROGATE.sub("\ufffd", value).replace("\x00", "\ufffd")
+        return replaced(value)
     if isinstance(value, np.generic):
         return storable(value.item())
     if isinstance(value, float) and not math.isfinite(value):
@@ -33,6 +32,21 @@ def storable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [storable(item) for item in value]
     return value
+
+
+def recorded(value: Any) -> Any:
+    """Return a text about an error or a state, or a list of such texts, so that storing it cannot fail: replaced as by `storable`, and cut.
+
+    An error is recorded while another one is handled, and a lease or a claim depends on it. So its text must not raise a further error.
+    """
+    if isinstance(value, list | tuple):
+        return [recorded(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if len(value) > _MAX_RECORDED:
+        half = _MAX_RECORDED // 2
+        value = f"{value[:half]}\n[… {len(value) - 2 * half:,} characters left out …]\n{value[-half:]}"
+    return replaced(value)
 
 
 def jsonb_bytes(value: Any) -> bytes:

@@ -25,6 +25,7 @@ import xxhash
 from rftdata.config import TasksetConfig
 from rftdata.config_errors import nearest
 from rftdata.errors import TaskSourceError, ranges
+from rftdata.limits import MAX_NAME_BYTES
 from rftdata.postgres.database import Database
 from rftdata.postgres.values import storable
 from rftdata.tasks.sources import source_rows, was_cut
@@ -35,8 +36,6 @@ _USUAL_PROMPTS = ("question", "prompt", "problem", "instruction", "query", "inpu
 _USUAL_ANSWERS = ("answer", "solution", "target", "label", "output", "response", "completion", "final_answer")
 # JSON lines may omit null columns, so this many rows are read before a column counts as missing.
 _ROWS_TO_FIND_A_COLUMN = 64
-# Keys are indexed together with the set's name; an index entry holds about 2,700 bytes.
-_MAX_KEY_BYTES = 1000
 
 
 @dataclass
@@ -247,10 +246,10 @@ def _task(config: TasksetConfig, row: Any, number: int) -> tuple[dict[str, Any],
     rest = {k: v for k, v in row.items() if k not in (column, answer, "task_key", "split_key")}
     payload = {"prompt": prompt, "answer": _answer(row.get(answer)), "metadata": rest}
     task_key = _given(row, "task_key")
-    if task_key is not None and len(task_key.encode()) > _MAX_KEY_BYTES:
+    if task_key is not None and len(task_key.encode()) > MAX_NAME_BYTES:
         raise TaskSourceError(
             f"row {number} of the taskset {config.name!r} has a task_key of {len(task_key):,} characters", value=f"{task_key[:60]}…",
-            allowed=f"up to {_MAX_KEY_BYTES:,} bytes", todo="give it a shorter one in its source, such as a digest of this one",
+            allowed=f"up to {MAX_NAME_BYTES:,} bytes", todo="give it a shorter one in its source, such as a digest of this one",
         )  # fmt: skip
     key = task_key or xxhash.xxh3_128_hexdigest(text.encode())
     return {

@@ -21,8 +21,9 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rftdata.errors import BufferUnavailableError, FencedError, QueryError, RftError
+from rftdata.errors import BufferUnavailableError, FencedError, QueryError, RftError, described
 from rftdata.failpoints import failpoint
+from rftdata.limits import MAX_COUNT, check_integer
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch, records
 from rftdata.postgres.retry import ride_out
@@ -171,6 +172,8 @@ class Attempt:
             PurgedError: a row of a stored selection was purged.
             BufferUnavailableError: the folder of the segments cannot be read.
         """
+        check_integer("the trainer step of a draw", step, (1, MAX_COUNT))
+        check_integer("the number of groups of a draw", num_groups, (0, MAX_COUNT))
         return self._drawing.draw(
             step, num_groups, columns, share=share, timeout_s=timeout_s, stop=stop, waiting=waiting
         )
@@ -236,6 +239,7 @@ class Attempt:
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
         """Announce the weights after `step` and wake the explorers; return the policy_version_id."""
+        check_integer("the trainer step of published weights", step, (0, MAX_COUNT))
         row = self._write_once(
             "insert_policy_version",
             {
@@ -290,6 +294,7 @@ class Attempt:
         self, step: int, uri: str, *, policy_version_id: int | None = None, num_bytes: int = 0
     ) -> int:
         """Record that the weights at `uri` contain the draws up to `step`; return the checkpoint_id."""
+        check_integer("the trainer step of a checkpoint", step, (0, MAX_COUNT))
         row = self._write_once(
             "insert_checkpoint",
             {
@@ -350,8 +355,8 @@ class Attempt:
         # An unavailable database was already waited for.
         patience_s = 0.0 if isinstance(error, BufferUnavailableError) else None
         try:
-            self.close("ended" if error is None else f"{type(error).__name__}: {error}", patience_s=patience_s)
-        except RftError:
+            self.close("ended" if error is None else described(error), patience_s=patience_s)
+        except (RftError, psycopg.Error):
             if error is None:  # otherwise it would hide the first error
                 raise
 

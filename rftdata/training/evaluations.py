@@ -83,7 +83,7 @@ def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Seq
         with run.database.transaction() as connection:
             done = execute(
                 connection, "finish_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, num_tasks=len(answers),
-                mean_reward=mean, seconds=seconds, error=storable(error),
+                mean_reward=mean, seconds=seconds, error=error,
             )  # fmt: skip
             if done:
                 columns = [
@@ -101,11 +101,7 @@ def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Seq
 
 def fail_evaluation(run: Run, evaluation_id: int, worker_id: int, error: str) -> None:
     """Record that an evaluation cannot be answered; no effect if its claim has passed to another worker."""
-    ride_out(
-        lambda: run.database.run(
-            "fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=storable(error)
-        )
-    )
+    ride_out(lambda: run.database.run("fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=error))
     notify.notify(run.database, notify.RUN)
 
 

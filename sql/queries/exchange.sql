@@ -46,6 +46,10 @@ FROM rft.label WHERE experience_id = ANY (%(experience_ids)s) ORDER BY label_id;
 SELECT * FROM rft.run WHERE config -> 'import' ->> 'buffer_id' = %(buffer_id)s::text AND (config -> 'import' ->> 'run_id')::bigint = %(origin_run_id)s
 ORDER BY run_id LIMIT 1;
 
+-- name: may_import_labels
+-- Whether this account may write labels as they were given elsewhere.
+SELECT has_table_privilege('rft.label', %(right)s) AS may;
+
 -- name: import_lock
 -- Allow one import into a run at a time, until the connection closes.
 SELECT pg_advisory_lock(hashtext('rft.import'), %(run_id)s::integer);

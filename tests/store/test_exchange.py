@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,11 +17,14 @@ import ml_dtypes
 import numpy as np
 import pyarrow.parquet
 import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
 
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout, exchange, labels
-from rftdata.errors import QueryError
+from rftdata.errors import ArchivedError, QueryError
 from rftdata.experience import Baseline
+from rftdata.maintenance.archive import archive
 from rftdata.maintenance.verification import verify
 from rftdata.segments.codec import ColumnReader
 from tests.support.store_roles import Roles, own_group, tokens
@@ -327,19 +332,19 @@ def _break(file: Path, **changes: Any) -> None:
     [
         ({"group_id": None}, "lacks group_id"),
         ({"prompt": None}, "the row has no prompt"),
-        ({"buffer_id": "here"}, "badly formed hexadecimal UUID"),
+        ({"buffer_id": "here"}, "buffer_id is not the id of a buffer"),
         ({"loss_mask": [1]}, "one value per token"),
         ({"loss_mask": [0, 0, 0, 1, 300]}, "out of bounds"),
-        ({"token_ids": ["a"]}, "invalid literal"),
+        ({"token_ids": ["a"]}, "token_ids cannot be .*expected whole numbers"),
         ({"num_prompt_tokens": 99}, "a wrong number of prompt tokens"),
-        ({"reward": "NaN"}, r"a reward is not a finite number \(got nan\); allowed: a finite number"),
+        ({"reward": "NaN"}, r"the column reward is not a finite number \(got nan\); allowed: a finite number"),
         ({"reward": "high"}, r"line 6 .*the column reward cannot be 'high': expected a number"),
         ({"turn_index": True}, "the column turn_index cannot be True: expected a whole number"),
         ({"response": 4}, "the column response cannot be 4: expected a text"),
         ({"reward_final": "yes"}, "the column reward_final cannot be 'yes': expected true or false"),
         ({"loss_mask": [0, 300]}, "the column loss_mask cannot be"),
         ({"behavior_logprobs": 3}, "the column behavior_logprobs cannot be 3"),
-        ({"labels": [{"new_value": 1}]}, "the column labels cannot be .*no 'labelled_at'"),
+        ({"labels": [{"new_value": 1}]}, "the column labels, label 1 has no author"),
         ({"source": "dream"}, "unknown source"),
         ({"outcome": "dream"}, "unknown outcome"),
         ({"created_at": "yesterday"}, "the column created_at cannot be .*Invalid isoformat"),
@@ -368,7 +373,7 @@ def test_a_parquet_column_of_another_type_is_named(full: Buffer, other: Buffer, 
     index = table.column_names.index("reward")
     pyarrow.parquet.write_table(table.set_column(index, "reward", [["high"] * table.num_rows]), tmp_path / "b.parquet")
     with pytest.raises(
-        QueryError, match=r"the column reward of .*b\.parquet cannot be read.*got 'string'.*allowed: double"
+        QueryError, match=r"row 1 of .*b\.parquet: the column reward cannot be read.*got 'string'.*allowed: double"
     ):
         exchange.load(other, tmp_path / "b.parquet")
 
@@ -379,6 +384,173 @@ def test_rows_of_a_group_must_stand_together(full: Buffer, other: Buffer, tmp_pa
     (tmp_path / "b.jsonl").write_text("".join([*lines[1:], lines[0]]))
     with pytest.raises(QueryError, match=r"line 6.*are not adjacent.*sort the file"):
         exchange.load(other, tmp_path / "b.jsonl")
+
+
+# --- Damaged files ---------------------------------------------------------------------------------------------------
+
+_ODD_TEXTS = st.sampled_from(
+    [
+        "",
+        "a\x00b",
+        "\ud800",
+        "x\udfff",
+        "ok",
+        "NaN",
+        "{}",
+        "[1]",
+        "null",
+        '{"a": NaN}',
+        '{"a": "\\u0000"}',
+        '{"a": 1e999}',
+    ]
+)
+_ODD_INTEGERS = st.sampled_from([0, -1, 1, 2**31 - 1, 2**31, -(2**31) - 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**30])
+_ODD_FLOATS = st.sampled_from([math.nan, math.inf, -math.inf, 1e39, -0.0, 0.5, 1e308, 10**400])
+_ODD_TIMES = st.sampled_from(
+    ["2024-01-01T00:00:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+00:00"]
+)
+_ODD_VALUES = st.one_of(st.none(), st.booleans(), _ODD_TEXTS, _ODD_INTEGERS, _ODD_FLOATS, _ODD_TIMES)
+_ODD = st.recursive(
+    _ODD_VALUES, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(_ODD_TEXTS, inner, max_size=2)), max_leaves=4
+)  # fmt: skip
+# Values that an import assigns itself, or that describe another part of the row.
+_RENUMBERED = ("turn_index", "rollout_index", "group_size")
+
+
+def _damaged(draw: st.DrawFn, value: Any, odd: st.SearchStrategy[Any]) -> Any:
+    """The value with one odd value somewhere in it, or in place of it."""
+    if isinstance(value, dict) and value and draw(st.booleans()):
+        name = draw(st.sampled_from([*sorted(value), "unknown"]))
+        if draw(st.integers(0, 5)) == 0:
+            return {key: item for key, item in value.items() if key != name}
+        return {**value, name: _damaged(draw, value.get(name), odd)}
+    if isinstance(value, list) and value and draw(st.booleans()):
+        i = draw(st.integers(0, len(value)))
+        return [*value[:i], _damaged(draw, value[i] if i < len(value) else None, odd), *value[i + 1 :]]
+    return draw(odd)
+
+
+def _import_damaged(buffer: Buffer, file: Path, column: str, number: int) -> None:
+    """Import a file with one damaged value: refused, by name and without a trace, or stored and exported as it is."""
+    counts = (
+        "SELECT (SELECT count(*) FROM rft.run) + (SELECT count(*) FROM rft.task) + (SELECT count(*) FROM rft.rollout_group)"
+        " + (SELECT count(*) FROM rft.import_file) + (SELECT count(*) FROM rft.experience) AS n"
+    )
+    before = buffer.sql(counts)["n"][0].as_py()
+    run, refusal = f"fuzz{number}", None
+    try:
+        exchange.load(buffer, file, run=run, taskset_prefix=run)
+    except QueryError as error:
+        refusal = str(error)
+    if refusal is not None:
+        assert str(file) in refusal
+        assert re.search(r"(line|row) \d+ of|lacks|unknown field", refusal), refusal
+        assert column in refusal or "are not adjacent" in refusal, refusal
+        assert buffer.sql(counts)["n"][0].as_py() == before
+        return
+    again = file.with_name(f"again{number}{file.suffix}")
+    exchange.export(buffer, again, runs=[run])
+    for found, wanted in zip(_stored_rows(again), _stored_rows(file), strict=True):
+        found["taskset"] = found["taskset"].removeprefix(run)
+        assert found == wanted
+
+
+def _stored_rows(file: Path) -> list[dict[str, Any]]:
+    """What an import keeps of the rows of a file."""
+    rows = rows_of(file)
+    for row in rows:
+        prompt = row["num_prompt_tokens"] or 0
+        for name in _RENUMBERED:
+            row.pop(name)
+        for name, size in (("loss_mask", 1), ("behavior_logprobs", 4)):  # of the prompt they mean nothing
+            row[name] = row[name] and row[name][prompt * size :]
+    return rows
+
+
+def test_a_damaged_line_is_refused_by_name_or_stored_as_it_is(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    exchange.export(full, tmp_path / "a.jsonl")
+    whole = (tmp_path / "a.jsonl").read_text().split("\n")[:-1]
+    file = tmp_path / "damaged.jsonl"
+    numbers = itertools.count()
+
+    @settings(max_examples=250)
+    @given(st.data())
+    def load_damaged(data: st.DataObject) -> None:
+        i = data.draw(st.integers(0, len(whole) - 1))
+        line = json.loads(whole[i])
+        column = data.draw(st.sampled_from(exchange.columns.SCHEMA.names))
+        line[column] = _damaged(data.draw, line[column], _ODD)
+        file.write_text("\n".join([*whole[:i], json.dumps(line), *whole[i + 1 :]]))
+        _import_damaged(other, file, column, next(numbers))
+
+    load_damaged()
+    file.write_text("\n".join(whole))
+    assert exchange.load(other, file).num_groups == 3
+
+
+def test_a_damaged_column_is_refused_by_name_or_stored_as_it_is(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    file = tmp_path / "damaged.parquet"
+    exchange.export(full, tmp_path / "a.parquet")
+    whole = pyarrow.parquet.read_table(tmp_path / "a.parquet")
+    numbers = itertools.count()
+    times = st.sampled_from([0, 2**62, -(2**62), 253402300800000000, -62135596800000001, -62135596800000000])
+
+    @settings(max_examples=200)
+    @given(st.data())
+    def load_damaged(data: st.DataObject) -> None:
+        column = data.draw(st.sampled_from(exchange.columns.SCHEMA.names))
+        place = whole.schema.get_field_index(column)
+        values = whole.column(column).to_pylist()
+        kind = whole.schema.field(column).type
+        i = data.draw(st.integers(0, len(values) - 1))
+        if pyarrow.types.is_timestamp(kind):
+            values = whole.column(column).cast(pyarrow.int64()).to_pylist()
+            values[i] = data.draw(times)
+            array = pyarrow.array(values, pyarrow.int64()).cast(kind)
+        else:
+            values[i] = _damaged(data.draw, values[i], _ODD)
+            try:
+                array = pyarrow.array(values, data.draw(st.sampled_from([kind, kind, None])))
+            except (pyarrow.ArrowException, OverflowError, TypeError, ValueError):
+                reject()
+        table = whole.set_column(place, column, array)
+        if data.draw(st.integers(0, 9)) == 0:
+            table = whole.remove_column(place)
+        try:
+            pyarrow.parquet.write_table(table, file)
+        except pyarrow.ArrowException:
+            reject()  # no Parquet file can hold it
+        _import_damaged(other, file, column, next(numbers))
+
+    load_damaged()
+    pyarrow.parquet.write_table(whole, file)
+    assert exchange.load(other, file).num_groups == 3
+
+
+def test_what_no_row_shows_is_refused_before_the_first_is_stored(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    """Names under which nothing can be stored, and a run that takes nothing."""
+    file = tmp_path / "a.jsonl"
+    exchange.export(full, file)
+    archived = other.create_run(name="done", config={}, seed=1, steps=1, pipeline_version="none")
+    archived.end("finished", "done")
+    archive(other, "done", author="ada")
+    deep = tmp_path / Path(*["d" * 200] * 11)
+    deep.mkdir(parents=True)
+    whole = file.read_text()
+    (deep / "a.jsonl").write_text(whole)
+    before = other.sql("SELECT (SELECT count(*) FROM rft.run) + (SELECT count(*) FROM rft.task) AS n").to_pylist()
+    with pytest.raises(ArchivedError, match="'done' is archived: nothing can be imported into it"):
+        exchange.load(other, file, run="done")
+    with pytest.raises(QueryError, match="the path of the file is too long"):
+        exchange.load(other, deep / "a.jsonl")
+    with pytest.raises(QueryError, match=r"the name of a run is not valid .got 'a/b'"):
+        exchange.load(other, file, run="a/b")
+    file.write_text(whole.replace('"run": "roles"', '"run": ".."'))
+    with pytest.raises(QueryError, match=r"the name of a run is not valid .*another name .--run"):
+        exchange.load(other, file)
+    after = other.sql("SELECT (SELECT count(*) FROM rft.run) + (SELECT count(*) FROM rft.task) AS n").to_pylist()
+    assert after == before
+    assert exchange.load(other, file, run="named").num_groups == 3
 
 
 def rft(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

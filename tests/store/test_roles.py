@@ -212,6 +212,11 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
     exchange.export(worker, tmp_path / "a.parquet", runs=[str(roles.run_id)])
     assert exchange.load(worker, tmp_path / "a.parquet", run=f"copy of {roles.run_id}").num_groups == 4
     labels.set_rewards(worker, {ids[0]: 0.5}, author="judge")
+    exchange.export(worker, tmp_path / "labelled.parquet", runs=[str(roles.run_id)])
+    with pytest.raises(QueryError, match=r"lacks the right to write rft\.label.*nothing was imported"):
+        exchange.load(worker, tmp_path / "labelled.parquet", run="labelled")
+    with pytest.raises(QueryError, match="no such run"):
+        worker.find_run("labelled")
     sql = f"select experience_id from rft.experience where run_id = {roles.run_id}"
     selected = stored_selection.select(worker.database, sql)
     before = worker.sql("SELECT clock_timestamp() AS t")["t"][0].as_py()

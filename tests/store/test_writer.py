@@ -218,7 +218,7 @@ def test_what_models_sample_and_sql_cannot_hold_is_replaced(buffer: Buffer, run:
         writer.insert(
             Group(
                 [Rollout(0, "ok", 1.0, [odd])],
-                taskset="t\x00",
+                taskset="t",
                 task_key="k",
                 payload={"answer": "\x00", "x": float("nan")},
             )
@@ -247,6 +247,16 @@ BAD_GROUPS = {
     "unknown source": Group([Rollout(0)], taskset="t", task_key="k", source="thin air"),
     "numbered from 0": Group([Rollout(1)], taskset="t", task_key="k"),
     "name its task": Group([Rollout(0)]),
+    "the name of a taskset cannot be stored": Group([Rollout(0)], taskset="t\x00", task_key="k"),
+    "the key of a task cannot be stored": Group([Rollout(0)], taskset="t", task_key="\ud800"),
+    "the key of a task is too long: 1,601 characters": Group([Rollout(0)], taskset="t", task_key="k" * 1601),
+    "the parent_id of a sequence is not valid": Group(
+        [Rollout(0, sequences=[tokens(parent_id=2**63)])], taskset="t", task_key="k"
+    ),
+    "the policy_version_id of a span": Group(
+        [Rollout(0, sequences=[tokens(policy_spans=[(3, 2**63)])])], taskset="t", task_key="k"
+    ),
+    "the duration of a rollout": Group([Rollout(0, seconds=float("nan"))], taskset="t", task_key="k"),
 }
 
 

@@ -14,7 +14,7 @@ CREATE TABLE rft.run (
     status rft.run_status NOT NULL DEFAULT 'created',
     config jsonb NOT NULL,
     seed bigint NOT NULL,
-    planned_steps integer NOT NULL CHECK (planned_steps >= 0),
+    planned_steps integer NOT NULL CHECK (planned_steps BETWEEN 0 AND 1000000000),
     pipeline_version text NOT NULL,
     current_attempt_id bigint,
     stop_requested boolean NOT NULL DEFAULT false,

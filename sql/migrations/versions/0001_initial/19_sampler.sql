@@ -46,7 +46,7 @@ CREATE TABLE rft.sampler_lane (
     ratio double precision NOT NULL CHECK (ratio > 0),
     sample_order rft.sample_order NOT NULL,
     max_times_sampled integer CHECK (max_times_sampled > 0),
-    cooldown_steps integer NOT NULL CHECK (cooldown_steps > 0),
+    cooldown_steps integer NOT NULL CHECK (cooldown_steps BETWEEN 1 AND 1000000000),
     priority_exponent double precision NOT NULL,
     importance_exponent double precision NOT NULL,
     PRIMARY KEY (run_id, lane)

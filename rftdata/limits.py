@@ -1,0 +1,147 @@
+"""Checks of the names, texts and numbers that users give, against what PostgreSQL can hold.
+
+A value is checked where it enters, so that its error names it. The server would name neither the argument nor the row.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from typing import Any
+
+from rftdata.errors import QueryError
+
+INT4 = (-(2**31), 2**31 - 1)
+INT8 = (-(2**63), 2**63 - 1)
+# The largest number of steps or groups that a user may name. The database adds two of them in a column of 32 bits.
+MAX_COUNT = 10**9
+# An index entry holds about 2,700 bytes, and a task is found by its taskset and key together. Stages derive keys from those of a source,
+# which are shorter.
+MAX_NAME_BYTES = 1000
+_MAX_KEY_BYTES = 1600
+# The name of a run is also that of its folder, and a number may be appended to it.
+_MAX_RUN_NAME_BYTES = 200
+_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
+_NO_FOLDER = re.compile(r"[/\x00-\x1f\x7f]")
+
+
+def is_storable(text: str) -> bool:
+    """Return whether a text has neither NUL nor half surrogates, which no text or jsonb column accepts."""
+    # ASCII is the common case, and checking it needs no scan.
+    return "\x00" not in text if text.isascii() else _UNSTORABLE.search(text) is None
+
+
+def replaced(text: str) -> str:
+    """Return a text with U+FFFD in place of NUL and half surrogates."""
+    return text if is_storable(text) else _UNSTORABLE.sub("\ufffd", text)
+
+
+def check_integer(what: str, value: Any, limits: tuple[int, int] = INT8) -> None:
+    """Refuse what is not a whole number within limits.
+
+    Raises:
+        QueryError: with the limits.
+    """
+    low, high = limits
+    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_whole or not low <= value <= high:
+        raise QueryError(
+            f"{what} is not valid", value=_shown(value), allowed=f"a whole number from {low} to {high}", todo="correct it"
+        )  # fmt: skip
+
+
+def check_seconds(what: str, value: float) -> None:
+    """Refuse a duration that is negative or not a finite number.
+
+    Raises:
+        QueryError: with what is allowed.
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise QueryError(f"{what} is not valid", value=value, allowed="a finite number of seconds", todo="correct it")
+
+
+def check_text(what: str, value: Any, max_bytes: int | None = None) -> None:
+    """Refuse a text that cannot be stored as it is.
+
+    Raises:
+        QueryError: it is no text, has NUL or half a surrogate pair, or more bytes than `max_bytes`.
+    """
+    if not isinstance(value, str) or not is_storable(value):
+        raise QueryError(
+            f"{what} cannot be stored", value=_shown(value), allowed="a text without NUL and half surrogate pairs", todo="correct it"
+        )  # fmt: skip
+    if max_bytes is not None and len(value.encode()) > max_bytes:
+        raise QueryError(
+            f"{what} is too long: {len(value):,} characters", value=_shown(value), allowed=f"up to {max_bytes:,} bytes", todo="shorten it"
+        )  # fmt: skip
+
+
+def check_name(what: str, value: Any) -> None:
+    """Refuse a name that cannot be stored and indexed as it is.
+
+    Raises:
+        QueryError: with what is allowed.
+    """
+    check_text(what, value, MAX_NAME_BYTES)
+
+
+def check_run_name(value: Any) -> None:
+    """Refuse what cannot be the name of a run and of its folder.
+
+    Raises:
+        QueryError: with what is allowed.
+    """
+    check_text("the name of a run", value, _MAX_RUN_NAME_BYTES)
+    if value.strip() != value or value in ("", ".", "..") or _NO_FOLDER.search(value):
+        raise QueryError(
+            "the name of a run is not valid", value=value, allowed="the name of a folder: not empty, without slashes and control characters",
+            todo="choose another name",
+        )  # fmt: skip
+
+
+def check_task_name(taskset: Any, task_key: Any) -> None:
+    """Refuse a taskset and key by which a task cannot be stored.
+
+    Raises:
+        QueryError: with what is allowed.
+    """
+    check_name("the name of a taskset", taskset)
+    check_text("the key of a task", task_key, _MAX_KEY_BYTES)
+
+
+def check_json(what: str, value: Any, path: str = "") -> None:
+    """Refuse a JSON value that jsonb cannot hold as it is.
+
+    Raises:
+        QueryError: it has NUL, half a surrogate pair, NaN or infinity, or is nested too deeply; the message names the place.
+    """
+    try:
+        _check_json(what, value, path)
+    except RecursionError:
+        raise QueryError(f"{what} is nested too deeply", todo="make it flatter") from None
+
+
+def _check_json(what: str, value: Any, path: str) -> None:
+    where = f"{what}, at {path}," if path else what
+    if isinstance(value, str):
+        check_text(where, value)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise QueryError(
+                f"{where} is not a finite number", value=value, allowed="a number or null", todo="correct it"
+            )
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            check_text(f"a key of {where}", str(key))
+            _check_json(what, item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _check_json(what, item, f"{path}[{i}]")
+
+
+def _shown(value: Any) -> Any:
+    """Return a value for a message, abridged if it is long."""
+    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print numbers of thousands of digits
+        return f"a number of {value.bit_length()} bits"
+    return reprlib.repr(value) if isinstance(value, str | bytes | list | dict) and len(value) > 60 else value
