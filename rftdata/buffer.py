@@ -26,7 +26,7 @@ from rftdata.postgres.database import Database, Row, execute, fetch
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.query_errors import query_error
 from rftdata.query.arrays import OnDamage
-from rftdata.run import Run
+from rftdata.run import Run, check_run_name
 from rftdata.segments.base import SegmentStore
 from rftdata.segments.codec import Array
 from rftdata.segments.reader import SegmentReader
@@ -178,7 +178,11 @@ class Buffer:
             selected: the rows that the run trains on instead of its own groups, from `rftdata.training.stored_selection.select`.
             epochs: number of times each of these rows is drawn.
             parent: the run from whose checkpoint the new one starts, as its next stage.
+
+        Raises:
+            ConfigError: the name cannot be that of a folder.
         """
+        check_run_name(name)
         with self.database.transaction() as connection:
             execute(connection, "lock_run_names")
             row = fetch(
@@ -310,8 +314,9 @@ class Buffer:
             config, steps, pipeline_version: of the new run; None for those of the old one.
 
         Raises:
-            ConfigError: there is no such checkpoint.
+            ConfigError: there is no such checkpoint, or the name cannot be that of a folder.
         """
+        check_run_name(name)
         parent = self._own(run).refreshed()
         new = {
             "name": name, "mode": parent.mode, "config": Jsonb(parent.config if config is None else config), "seed": parent.seed,

@@ -13,11 +13,13 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from rftdata.errors import ArchivedError
+from rftdata.errors import ArchivedError, ConfigError
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Database, Row, fetch
 
 _ENDED = ("finished", "interrupted", "failed")
+# A number is appended to a name that is taken, and file systems allow 255 bytes.
+_NAME_BYTES = 180
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,20 @@ class Run:
         """Return the run as it is now."""
         (row,) = self.database.fetch("find_run", run=str(self.run_id), by_name=False)
         return Run.of_row(self.database, self.folder.parent, row)
+
+
+def check_run_name(name: str) -> None:
+    """Refuse the name of a new run that cannot be that of its folder.
+
+    Raises:
+        ConfigError: it is empty or too long, or could lead out of the folder of all runs.
+    """
+    printable = name.isprintable() and "/" not in name and name not in ("", ".", "..")
+    if not printable or len(name.encode(errors="replace")) > _NAME_BYTES:
+        raise ConfigError(
+            "this cannot be the name of a run", value=repr(name)[:_NAME_BYTES],
+            allowed=f"1 to {_NAME_BYTES} bytes of printable characters without /, except . and ..", todo="choose another name",
+        )  # fmt: skip
 
 
 def refuse_archived(connection: Connection, run_id: int, purpose: str) -> None:
