@@ -88,8 +88,7 @@ def purge(
     if not reason.strip():
         raise QueryError("a purge needs a reason", todo="give one with --reason: it is the only record that stays")
     run_ids = [buffer.find_run(name).run_id for name in runs] or None
-    with buffer.database.transaction() as connection:
-        connection.execute("SET TRANSACTION READ ONLY")
+    with buffer.database.reading() as connection:
         ids = [experience_id for _, experience_id in chosen(connection, where, run_ids)]
     if not ids:
         raise QueryError("no experience meets the condition", value=where, todo="nothing was purged")
