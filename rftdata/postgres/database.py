@@ -226,6 +226,18 @@ class Database:
         with self.connection() as connection, connection.transaction():
             yield connection
 
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Yield a connection of its own in a transaction that sees one snapshot and changes nothing.
+
+        Texts that a person wrote run here: the settings that they make and the locks that they take end with the connection.
+        """
+        with translated(self.uri), self.dedicated() as connection:
+            connection.autocommit = False
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            yield connection
+
     def dedicated(self) -> Connection:
         """Open a connection outside the pool, for LISTEN or long-held advisory locks; the caller closes it."""
         with translated(self.uri):

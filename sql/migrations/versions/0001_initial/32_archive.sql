@@ -31,7 +31,7 @@ COMMENT ON COLUMN rft.archive.archived_at IS 'When the rows were moved; NULL bef
 
 CREATE TABLE rft.archive_file (
     run_id bigint NOT NULL,
-    path text NOT NULL,
+    path text NOT NULL CHECK (path ~ '^[a-z_]+/run=[A-Za-z0-9_.~%-]+/[0-9a-f]+-[0-9]+-[0-9]+\.parquet$'),
     table_name text NOT NULL,
     num_rows bigint NOT NULL,
     num_bytes bigint NOT NULL,
