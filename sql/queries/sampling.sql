@@ -3,7 +3,7 @@
 CREATE TEMPORARY TABLE formula_check AS
 SELECT * FROM rft.formula_columns(0, '{}', '{}', '{}');
 
--- name: formula_table_columns
+-- name: formula_table_columns (read)
 -- The columns of that table, and their generating expressions as the server prints them.
 SELECT a.attname::text AS name, pg_get_expr(d.adbin, d.adrelid) AS expression
 FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
