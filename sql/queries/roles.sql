@@ -3,7 +3,7 @@
 WITH made AS MATERIALIZED (SELECT rft.create_roles() AS roles)
 SELECT made.roles AS made, (SELECT rft.grant_roles() WHERE made.roles IS NOT NULL) AS granted FROM made;
 
--- name: open_to_everybody
+-- name: open_to_everybody (read)
 -- Functions and relations of the schema on which PUBLIC has a right. It has none once rft.grant_roles() has run.
 SELECT 'function ' || p.oid::regprocedure AS name FROM pg_proc p
 WHERE p.pronamespace = 'rft'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')

@@ -15,11 +15,11 @@ FROM (SELECT count(*) AS taken, coalesce(max(substring(name FROM length(%(name)s
       FROM rft.run WHERE name = %(name)s OR (starts_with(name, %(name)s || '-') AND substring(name FROM length(%(name)s) + 2) ~ '^[0-9]{1,18}$')) n
 RETURNING *;
 
--- name: find_run
+-- name: find_run (read)
 -- The run of an id, or by_name of a name or an id, the name first.
 SELECT * FROM rft.run WHERE run_id::text = %(run)s OR (%(by_name)s AND name = %(run)s) ORDER BY name = %(run)s DESC;
 
--- name: runs
+-- name: runs (read)
 -- Runs, newest first: all or those of a configured name, with or without imported ones, all or those with a live process. The name in the
 -- configuration decides, because the run's own name may be numbered, but so may another experiment's; a run stored without a
 -- configuration is found by its own name. A replay reads a run and does not count as its process.
@@ -31,11 +31,11 @@ WHERE (%(name)s::text IS NULL OR coalesce(r.config -> 'run' ->> 'name', r.name) 
     WHERE w.run_id = r.run_id AND w.stopped_at IS NULL AND w.role <> 'replay' AND w.heartbeat_at > rft.clock() - interval '15 s'))
 ORDER BY r.run_id DESC LIMIT %(limit)s;
 
--- name: run_names
+-- name: run_names (read)
 -- The names of the newest runs.
 SELECT name FROM rft.run ORDER BY run_id DESC LIMIT 50;
 
--- name: run_state
+-- name: run_state (read)
 -- The state that every role checks between two pieces of work.
 SELECT stop_requested, status IN ('finished', 'interrupted', 'failed') AS has_ended FROM rft.run WHERE run_id = %(run_id)s;
 
@@ -68,11 +68,11 @@ SELECT set_config('idle_in_transaction_session_timeout', '2s', true);
 SELECT set_config('idle_in_transaction_session_timeout', '2s', true)
 FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR KEY SHARE;
 
--- name: attempt_holder
+-- name: attempt_holder (read)
 -- An attempt, and whether its lease is still valid.
 SELECT a.*, a.ended_at IS NULL AND a.lease_until > rft.clock() AS alive FROM rft.run_attempt a WHERE attempt_id = %(attempt_id)s;
 
--- name: last_checkpoint
+-- name: last_checkpoint (read)
 -- The newest usable checkpoint on an attempt's history, of a step if one is given.
 SELECT c.* FROM rft.v_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
@@ -131,6 +131,6 @@ SELECT %(run_id)s, m.used_as::rft.model_use, m.uri,
 FROM unnest(%(used_as)s::text[], %(uris)s::text[]) AS m (used_as, uri)
 ON CONFLICT DO NOTHING;
 
--- name: models_of_run
+-- name: models_of_run (read)
 -- The models of a run.
 SELECT used_as::text AS used_as, uri, trained_by, trainer_step FROM rft.v_run_model WHERE run_id = %(run_id)s ORDER BY used_as, since, uri;

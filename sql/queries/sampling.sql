@@ -1,4 +1,4 @@
--- name: formula_names
+-- name: formula_names (read)
 -- The names that a priority formula may use.
 SELECT a.name FROM pg_proc p CROSS JOIN LATERAL unnest(p.proargnames, p.proargmodes) AS a (name, mode)
 WHERE p.oid = 'rft.formula_columns'::regproc AND a.mode = 't';

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -246,10 +247,72 @@ def test_what_is_no_outage_is_not_tried_again() -> None:
     assert len(calls) == 2
 
 
-def test_reads_are_queries_that_change_nothing(buffer: Buffer) -> None:
-    """Every one is carried out in a read-only transaction; a query that writes, locks or calls what does is not among them."""
-    others = {name for name in queries() if name not in reads()}
-    assert {
+# Of functions that PostgreSQL calls volatile, those that neither change nor lock anything.
+_HARMLESS = {"clock_timestamp", "random"}
+_CALL = re.compile(r"([a-z_][a-z0-9_.]*)\s*\(")
+
+
+def called(text: str, known: Mapping[str, tuple[str, str]]) -> set[str]:
+    """The known functions that an SQL text calls, directly or through functions of the schema rft."""
+    found: set[str] = set()
+    texts = [text]
+    while texts:
+        bare = re.sub(r"--[^\n]*|'(?:[^']|'')*'", "", texts.pop())
+        new = {name.removeprefix("pg_catalog.") for name in _CALL.findall(bare)} & known.keys() - found
+        found |= new
+        texts += [known[name][1] for name in new if name.startswith("rft.")]
+    return found
+
+
+@pytest.fixture
+def functions(buffer: Buffer) -> dict[str, tuple[str, str]]:
+    """Volatility and body of every function, by name; those of the schema rft with the schema."""
+    query = """
+        SELECT CASE n.nspname WHEN 'rft' THEN 'rft.' ELSE '' END || p.proname AS name, max(p.provolatile::text) AS volatility, string_agg(p.prosrc, ' ') AS body
+        FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname IN ('rft', 'pg_catalog') GROUP BY 1"""
+    with buffer.database.connection() as connection:
+        return {row["name"]: (row["volatility"], row["body"]) for row in connection.execute(query)}
+
+
+def test_queries_marked_as_reads_change_and_lock_nothing(buffer: Buffer, functions: dict[str, tuple[str, str]]) -> None:
+    """Each is carried out in a read-only transaction, which refuses writes and locks of rows, and leaves no lock that a read does not take."""
+    locks = "SELECT locktype, mode FROM pg_locks WHERE pid = pg_backend_pid() AND mode NOT IN ('AccessShareLock', 'ExclusiveLock')"
+    refused = {}
+    with buffer.database.connection() as connection:
+        views = "SELECT 'rft.' || relname AS name, pg_get_viewdef(oid) AS body FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind = 'v'"
+        texts = {name: queries()[name] for name in sorted(reads())}
+        for name, text in texts.items() | {(row["name"], row["body"]) for row in connection.execute(views)}:
+            volatile = {each for each in called(text, functions) if functions[each][0] == "v"} - _HARMLESS
+            if volatile:
+                refused[name] = f"calls {volatile}"
+        for name, text in texts.items():
+            try:
+                with connection.transaction():
+                    connection.execute("SET TRANSACTION READ ONLY")
+                    connection.execute(text, dict.fromkeys(re.findall(r"%\((\w+)\)s", text)))
+                    if taken := connection.execute(locks).fetchall():
+                        refused[name] = f"takes {taken}"
+            except psycopg.Error as error:
+                refused[name] = str(error)
+    assert refused == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT pg_advisory_xact_lock(1)", "SELECT pg_notify('rft_run', '')", "SELECT nextval('rft.label_batch_id_seq')",
+        "SELECT set_config('rft.purge', 'x', false)", "SELECT rft.rebuild_task_stat(1)",
+    ],
+)  # fmt: skip
+def test_the_check_of_reads_finds_functions_that_lock_or_change(
+    functions: dict[str, tuple[str, str]], text: str
+) -> None:
+    assert {name for name in called(text, functions) if functions[name][0] == "v"} - _HARMLESS
+
+
+def test_only_a_query_marked_as_read_is_repeated(buffer: Buffer) -> None:
+    """What draws, claims, fences or wakes carries no mark; what roles ask in their loops does."""
+    unmarked = {
         "draw_groups",
         "claim_groups",
         "reopen_stale_groups",
@@ -257,10 +320,7 @@ def test_reads_are_queries_that_change_nothing(buffer: Buffer) -> None:
         "fence",
         "lock_run",
         "notify",
-    } <= others
+        "drawn_selected_state",
+    }
+    assert unmarked <= queries().keys() - reads()
     assert {"run_state", "newest_policy", "segment_addresses", "open_evaluations", "live_workers"} <= reads()
-    with buffer.database.transaction() as connection:
-        connection.execute("SET TRANSACTION READ ONLY")
-        for name in sorted(reads()):
-            text = queries()[name]
-            assert "FOR UPDATE" not in text and "INSERT" not in text, name
