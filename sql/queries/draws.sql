@@ -52,7 +52,7 @@ WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND (w.available OR w.resu
                  (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = w.item_id), 0)
 HAVING count(*) > 0;
 
--- name: final_draws
+-- name: final_draws (read)
 -- One row if the draws of a step are part of the attempt's history for good: the step was recorded, or a checkpoint contains it.
 SELECT t.trainer_step AS recorded, c.trainer_step AS checkpoint
 FROM (SELECT 1) o
