@@ -16,7 +16,7 @@ from psycopg_pool import PoolTimeout
 from rftdata.errors import BufferUnavailableError
 
 RIDE_OUT_S = 30.0
-_PAUSE_S = 0.25
+PAUSE_S = 0.25
 # Connection failures, a server that shuts down, has crashed or is starting, and a transaction aborted because this process was suspended.
 _SQLSTATES = ("08", "57P01", "57P02", "57P03", "25P03")
 
@@ -47,7 +47,7 @@ def ride_out(
             deadline = deadline or now + (RIDE_OUT_S if limit_s is None else limit_s)
             if now >= deadline or not is_outage(error):
                 raise
-            time.sleep(_PAUSE_S)
+            time.sleep(PAUSE_S)
 
 
 def is_outage(error: BufferUnavailableError) -> bool:
