@@ -57,6 +57,7 @@ class Worker:
         self._listener = notify.Listener(run.database, *_WAKES.get(role, ()))
         self._lease_s = lease_s
         self._stopped = threading.Event()
+        self._has_left = False
         self._state = "starting"
         self._waiting_for: str | None = None
         self._spans = Spans()
@@ -110,14 +111,16 @@ class Worker:
         Args:
             patience_s: how long to wait for an unavailable database; None for the default.
         """
-        if self._stopped.is_set():
+        if self._has_left:
             return
-        self._stopped.set()
-        self._listener.close()
-        self._thread.join()
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._listener.close()
+            self._thread.join()
         ride_out(self._store_spans, limit_s=patience_s)
         ride_out(lambda: self._database.run("stop_worker", worker_id=self.worker_id, error=error), limit_s=patience_s)
         ride_out(lambda: release_lost_claims(self.run), limit_s=patience_s)
+        self._has_left = True
         notify.notify(self._database, notify.RUN)
 
     def __enter__(self) -> Worker:

@@ -25,7 +25,7 @@ from rftdata.exchange.groups import Origin, Placed, group_of, grouped, origin_of
 from rftdata.experience import Group
 from rftdata.limits import check_run_name, check_text
 from rftdata.postgres.database import Row as DatabaseRow
-from rftdata.postgres.database import execute
+from rftdata.postgres.database import execute, translated
 from rftdata.postgres.values import storable
 from rftdata.run import Run
 from rftdata.writing.writer import NO_PIPELINE
@@ -195,8 +195,9 @@ def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done:
     """Write the groups that the runs do not have, in one pass over the file, whatever number of runs it has."""
     batches = _Batches(buffer)
     with buffer.database.dedicated() as lock, contextlib.ExitStack() as opened:
-        for run_id in sorted(set(targets.values())):  # in one order, so that two imports do not wait for each other
-            execute(lock, "import_lock", run_id=run_id)
+        with translated(buffer.database.uri):
+            for run_id in sorted(set(targets.values())):  # in one order, so that two imports do not wait for each other
+                execute(lock, "import_lock", run_id=run_id)
         file = {"run_ids": sorted(set(targets.values())), "path": _path(contents)}
         contents.check_unchanged()
         buffer.database.run("insert_import", **file, digest=contents.digest)

@@ -124,18 +124,18 @@ def purge_experiences(
     num_tasks = int(buffer.database.fetch("tasks_of_purged", experience_ids=list(ids))[0]["num_tasks"])
     made = _made_of(buffer, ids) if kind == "request" else {}
     before = len(ids) - len(candidates)
+    this = {"kind": kind, "selection": selection, "reason": reason.strip(), "author": author, "tasks_too": tasks_too}
+    if not dry_run and not candidates:
+        buffer.database.run("finish_interrupted_purge", **this)
     if dry_run or not candidates:
         return Purged(None, len(candidates), before, num_tasks, **made)
-    row = buffer.database.fetch(
-        "insert_purge", kind=kind, selection=selection, reason=reason.strip(), author=author, tasks_too=tasks_too
-    )[0]
-    purge_id = int(row["purge_id"])
     with turn(buffer.database, wait_s=_WAIT_S) as mine:
         if not mine:
             raise ConflictError(
                 f"another process has been compacting or purging this buffer for {_WAIT_S:g} s",
                 todo="run it again when that process has finished; nothing was purged",
             )
+        purge_id = int(buffer.database.fetch("begin_purge", **this)[0]["purge_id"])
         with contextlib.closing(_appender(buffer)) as appender:
             done = sum(
                 _purge_chunk(buffer, appender, chunk, purge_id, tasks_too, tries) for chunk in _chunks(candidates)

@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.pipeline.records import KnownScore, StageScores, Verdicts
 from rftdata.pipeline.verdicts import STAGE_FAILED, insert_stage_runs
-from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
+from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records, translated
 from rftdata.postgres.values import storable
 
 TASK_BATCH_SCHEMA = pa.schema(
@@ -84,7 +84,8 @@ def taskset_lock(database: Database, taskset: str) -> Iterator[None]:
     """Lock a set while it is decided on; other processes that load or decide on it wait."""
     connection = database.dedicated()
     try:
-        execute(connection, "hold_taskset", taskset=taskset)
+        with translated(database.uri):
+            execute(connection, "hold_taskset", taskset=taskset)
         yield
     finally:
         connection.close()

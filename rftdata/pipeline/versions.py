@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import ConfigError, ConflictError
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts, store_scores
-from rftdata.postgres.database import Database, execute, fetch, records
+from rftdata.postgres.database import Database, execute, fetch, records, translated
 from rftdata.postgres.values import storable
 from rftdata.run import Run
 
@@ -126,7 +126,9 @@ def replaying(run: Run, version: str) -> Iterator[None]:
     """
     run.refuse_archived("stages need its texts and arrays")
     with contextlib.closing(run.database.dedicated()) as lock:  # held until the block or this process ends
-        if not fetch(lock, "lock_replay", version=version, run_id=run.run_id)[0]["locked"]:
+        with translated(run.database.uri):
+            is_mine = fetch(lock, "lock_replay", version=version, run_id=run.run_id)[0]["locked"]
+        if not is_mine:
             raise ConflictError(
                 f"another process replays the version {version!r} of this run", todo="wait until it has finished"
             )

@@ -17,7 +17,7 @@ from psycopg_pool import PoolTimeout
 from rftdata.errors import BufferUnavailableError
 
 RIDE_OUT_S = 30.0
-_PAUSE_S = 0.25
+PAUSE_S = 0.25
 # Connection failures, a server that shuts down, has crashed or is starting, and a transaction aborted because this process was suspended.
 _OUTAGES = ("08", "57P01", "57P02", "57P03", "25P03")
 # A connection that was refused for another reason or ended: account, database, too many connections, a session that was idle too long.
@@ -50,7 +50,7 @@ def ride_out(
             deadline = deadline or now + (RIDE_OUT_S if limit_s is None else limit_s)
             if now >= deadline or not is_outage(error):
                 raise
-            time.sleep(_PAUSE_S)
+            time.sleep(PAUSE_S)
 
 
 def is_unavailable(error: Exception) -> bool:

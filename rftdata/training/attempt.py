@@ -8,7 +8,6 @@ and their groups can be drawn again.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import socket
@@ -38,7 +37,7 @@ from rftdata.training.fence import Fence
 from rftdata.training.sampling import SamplingConfig, checked_formula
 from rftdata.workers import mark_dead_workers, process_lives
 
-# Attempts of this process that may have been started although an error was raised, by their receipts. They hold nothing.
+# Receipts of this process's attempts that no object holds, whatever the database knows: closed ones, and those whose start failed.
 _given_up: set[uuid.UUID] = set()
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 
@@ -57,10 +56,11 @@ class Attempt:
 
     def __init__(
         self, run: Run, reader: SegmentReader, attempt_id: int, checkpoint: Checkpoint | None, lease_s: float | None,
-        max_refill: int,
+        max_refill: int, receipt: uuid.UUID | None = None,
     ) -> None:  # fmt: skip
         self.run = run
-        self._lease_s = lease_s
+        self._lease_s, self._receipt = lease_s, receipt
+        self._has_ended = False
         self._listener = notify.Listener(run.database, notify.READY, notify.RUN)
         self._closed = threading.Event()
         self.attempt_id = attempt_id
@@ -88,7 +88,7 @@ class Attempt:
             attempt_id, checkpoint = ride_out(lambda: cls._take(run, receipt, lease_s, policy))
             failpoint("trainer.started")
             notify.notify(run.database, notify.RUN)
-            return cls(run, reader, attempt_id, _of_row(checkpoint), lease_s, max_refill)
+            return cls(run, reader, attempt_id, _of_row(checkpoint), lease_s, max_refill, receipt)
         except BaseException:
             _give_up(run, receipt)
             raise
@@ -255,13 +255,11 @@ class Attempt:
         return self._newest_version
 
     def _write_once(self, write: str, values: dict[str, Any], look: str, known: dict[str, Any]) -> Row:
-        """Run a named statement that returns its row; a repeated try first checks whether an earlier one has written it."""
-        tries = itertools.count()
+        """Run a named statement that returns its row, unless an earlier try has written it whose answer was lost."""
 
         def attempted() -> Row:
             with self.transaction() as connection:
-                found = fetch(connection, look, **known) if next(tries) else []
-                return (found or fetch(connection, write, **values))[0]
+                return (fetch(connection, look, **known) or fetch(connection, write, **values))[0]
 
         return ride_out(attempted)
 
@@ -343,10 +341,14 @@ class Attempt:
             self._listener.close()
             if self._lease_s is not None:
                 self._keeper.join()
-                ride_out(
-                    lambda: self.run.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome),
-                    limit_s=patience_s,
-                )
+            if self._receipt is not None:
+                _given_up.add(self._receipt)
+        if self._lease_s is not None and not self._has_ended:
+            ride_out(
+                lambda: self.run.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome),
+                limit_s=patience_s,
+            )
+            self._has_ended = True
 
     def __enter__(self) -> Attempt:
         return self

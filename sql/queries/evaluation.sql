@@ -13,9 +13,12 @@ WHERE NOT EXISTS (
 ON CONFLICT DO NOTHING;
 
 -- name: claim_evaluation
--- Claim the oldest planned evaluation of a run.
-WITH picked AS (
-    SELECT evaluation_id FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'planned'
+-- Claim the oldest planned evaluation of a run; none if the worker was recorded as gone, as in claim_groups.
+WITH me AS MATERIALIZED (
+    SELECT bool_and(stopped_at IS NULL) IS NOT FALSE AS works
+    FROM (SELECT stopped_at FROM rft.worker WHERE worker_id = %(worker_id)s FOR SHARE) w),
+picked AS (
+    SELECT evaluation_id FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'planned' AND (SELECT works FROM me)
     ORDER BY policy_version_id, evaluation_id LIMIT 1 FOR UPDATE SKIP LOCKED)
 UPDATE rft.evaluation e
 SET status = 'claimed', claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'

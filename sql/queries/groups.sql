@@ -2,7 +2,11 @@
 -- Claim groups of steps that may start at the policy of the explorer's engine (`policy_step`; up to `last_step`). A group on which two explorers crashed is a
 -- suspect. It is sampled alone, so that it cannot take other groups with it: by an explorer that holds nothing, and that claims nothing
 -- while it holds the suspect, and from the beginning, in case that what was sampled is the reason. While a suspect waits, explorers claim only groups of earlier steps, so that it gets its turn.
-WITH mine AS MATERIALIZED (
+-- A worker that was recorded as gone claims nothing; the lock makes that record wait for a claim, which is then released with the others.
+WITH me AS MATERIALIZED (
+    SELECT bool_and(stopped_at IS NULL) IS NOT FALSE AS works
+    FROM (SELECT stopped_at FROM rft.worker WHERE worker_id = %(worker_id)s FOR SHARE) w),
+mine AS MATERIALIZED (
     SELECT count(*) AS num, bool_or(num_lost >= 2) AS alone FROM rft.rollout_group
     WHERE run_id = %(run_id)s AND status = 'claimed' AND claimed_by = %(worker_id)s),
 waiting AS MATERIALIZED (
@@ -12,12 +16,12 @@ waiting AS MATERIALIZED (
 others AS (
     SELECT group_id FROM rft.rollout_group
     WHERE run_id = %(run_id)s AND status = 'planned' AND trainable AND num_lost < 2
-      AND explore_step <= least(%(last_step)s, (SELECT explore_step - 1 FROM waiting)) AND NOT coalesce((SELECT alone FROM mine), false)
+      AND explore_step <= least(%(last_step)s, (SELECT explore_step - 1 FROM waiting)) AND NOT coalesce((SELECT alone FROM mine), false) AND (SELECT works FROM me)
     ORDER BY explore_step, ordinal LIMIT %(count)s FOR UPDATE SKIP LOCKED),
 suspect AS (
     SELECT group_id FROM rft.rollout_group
     WHERE run_id = %(run_id)s AND status = 'planned' AND trainable AND explore_step <= %(last_step)s AND num_lost >= 2
-      AND (SELECT num FROM mine) = 0 AND NOT EXISTS (SELECT FROM others)
+      AND (SELECT num FROM mine) = 0 AND (SELECT works FROM me) AND NOT EXISTS (SELECT FROM others)
     ORDER BY explore_step, ordinal LIMIT 1 FOR UPDATE SKIP LOCKED),
 picked AS (SELECT group_id FROM suspect UNION ALL SELECT group_id FROM others)
 UPDATE rft.rollout_group g

@@ -2,14 +2,18 @@
 -- `from_key` is a hint (see queue.SealedQueue). Rows are found by their places, which stay while they are locked: a join, and before
 -- PostgreSQL 17 item_id = ANY (…) as well, would read the whole queue, including the dead rows that an open snapshot retains. A row that
 -- another session changes meanwhile is left for the next claim. A group on which a worker crashed comes alone, and only with `suspects`.
-WITH suspect AS (
+-- A worker that was recorded as gone claims nothing; the lock makes that record wait for a claim, which is then released with the others.
+WITH me AS MATERIALIZED (
+    SELECT bool_and(stopped_at IS NULL) IS NOT FALSE AS works
+    FROM (SELECT stopped_at FROM rft.worker WHERE worker_id = %(worker_id)s FOR SHARE) w),
+suspect AS (
     SELECT ctid AS place FROM rft.worklist
-    WHERE %(suspects)s AND consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost > 0
+    WHERE %(suspects)s AND consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost > 0 AND (SELECT works FROM me)
     ORDER BY sort_key LIMIT 1 FOR UPDATE SKIP LOCKED),
 others AS (
     SELECT ctid AS place FROM rft.worklist
     WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost = 0 AND sort_key >= %(from_key)s
-      AND NOT EXISTS (SELECT FROM suspect)
+      AND (SELECT works FROM me) AND NOT EXISTS (SELECT FROM suspect)
     ORDER BY sort_key LIMIT %(count)s FOR UPDATE SKIP LOCKED),
 picked AS (SELECT place FROM others UNION ALL SELECT place FROM suspect)
 UPDATE rft.worklist w SET available = false, claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'

@@ -31,10 +31,18 @@ WHERE d.experience_id = ANY (%(experience_ids)s)
   AND NOT EXISTS (SELECT FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step)
 ORDER BY d.experience_id;
 
--- name: insert_purge
--- Record that a purge begins; return its id.
-INSERT INTO rft.purge (kind, selection, reason, author, tasks_too)
-VALUES (%(kind)s, %(selection)s, %(reason)s, %(author)s, %(tasks_too)s) RETURNING purge_id;
+-- name: begin_purge
+-- Record that a purge begins, or continue the same one that was interrupted; return its id. The caller has the turn to move segments, so
+-- no other process works on it.
+WITH interrupted AS (
+    SELECT purge_id FROM rft.purge
+    WHERE finished_at IS NULL AND (kind, selection, reason, author, tasks_too, session_user_name)
+        = (%(kind)s, %(selection)s, %(reason)s, %(author)s, %(tasks_too)s, session_user::text)
+    ORDER BY purge_id LIMIT 1),
+begun AS (
+    INSERT INTO rft.purge (kind, selection, reason, author, tasks_too)
+    SELECT %(kind)s, %(selection)s, %(reason)s, %(author)s, %(tasks_too)s WHERE NOT EXISTS (SELECT FROM interrupted) RETURNING purge_id)
+SELECT purge_id FROM interrupted UNION ALL SELECT purge_id FROM begun;
 
 -- name: purge_texts
 -- Remove the texts of experiences; return how many had not been purged before.
@@ -69,6 +77,12 @@ WHERE purge_id = %(purge_id)s;
 -- name: finish_purge
 -- Record that a purge is complete.
 UPDATE rft.purge SET finished_at = clock_timestamp() WHERE purge_id = %(purge_id)s;
+
+-- name: finish_interrupted_purge
+-- Record that a purge is complete whose process ended before it could: all its experiences are purged.
+UPDATE rft.purge SET finished_at = clock_timestamp()
+WHERE finished_at IS NULL AND (kind, selection, reason, author, tasks_too, session_user_name)
+    = (%(kind)s, %(selection)s, %(reason)s, %(author)s, %(tasks_too)s, session_user::text);
 
 -- name: ranges_to_erase (read)
 -- Retired byte ranges that may be overwritten; never a range that a segment refers to, whatever a restored backup contains.

@@ -3,8 +3,10 @@
 INSERT INTO rft.worker (run_id, role, host, pid) VALUES (%(run_id)s, %(role)s, %(host)s, %(pid)s) RETURNING worker_id;
 
 -- name: heartbeat
--- Record that a process is alive, and what it does.
-UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, waiting_for = %(waiting_for)s, progress = %(progress)s
+-- Record that a process is alive, and what it does. One that another process took for gone may claim again.
+UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, waiting_for = %(waiting_for)s, progress = %(progress)s,
+    stopped_at = CASE WHEN error IS DISTINCT FROM 'the process is gone' THEN stopped_at END,
+    error = nullif(error, 'the process is gone')
 WHERE worker_id = %(worker_id)s;
 
 -- name: store_spans

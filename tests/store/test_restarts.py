@@ -107,7 +107,6 @@ def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_o
     buffer: Buffer, roles: Roles
 ) -> None:
     pid = ended_process()
-    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
     folder = roles.run.folder
     report = blocked.report_path(folder, pid)
     report.parent.mkdir(parents=True)
@@ -115,6 +114,7 @@ def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_o
     with roles.attempt():
         roles.plan()
         assert len(roles.claim()) == 1
+        buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
         restarts = Restarts(roles.run)
         # Another process may have found the worker gone before.
         buffer.sql("UPDATE rft.worker SET stopped_at = now(), error = 'the process is gone'")
@@ -150,10 +150,10 @@ def test_a_process_that_died_of_something_else_is_recorded_and_no_reason_to_star
 
 def test_a_fault_counts_for_the_group_that_the_process_held(buffer: Buffer, roles: Roles) -> None:
     pid = ended_process()
-    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
     with roles.attempt():
         roles.plan()
         assert len(roles.claim()) == 1
+        buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
         died = RoleDiedError("was killed by signal 11", crashed=True)
         assert Restarts(roles.run).record(role("explorer", ProcessWatch(HOST, pid)), died) is None
     assert rows(buffer, "SELECT status::text, num_lost FROM rft.rollout_group") == [
