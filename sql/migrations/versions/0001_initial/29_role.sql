@@ -39,6 +39,7 @@ DECLARE
     relation record;
 BEGIN
     REVOKE ALL ON FUNCTION rft.purge_texts(bigint[], bigint, boolean) FROM PUBLIC;
+    REVOKE ALL ON FUNCTION rft.lock_purged(bigint[]) FROM PUBLIC;
     REVOKE ALL ON FUNCTION rft.lock_labels() FROM PUBLIC;
     REVOKE ALL ON FUNCTION rft.analyze_worklist() FROM PUBLIC;
     REVOKE ALL ON FUNCTION rft.lock_groups_and_reviews(bigint[]) FROM PUBLIC;
