@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from rftdata.exchange.contents import Contents, check
 from rftdata.exchange.groups import Origin, Placed, group_of, grouped, origin_of
 from rftdata.experience import Group
 from rftdata.postgres.database import Row as DatabaseRow
-from rftdata.postgres.database import execute
+from rftdata.postgres.locks import holding
 from rftdata.postgres.values import storable
 from rftdata.run import Run
 from rftdata.writing.writer import NO_PIPELINE
@@ -168,9 +169,9 @@ def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> Run:
 def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done: Imported) -> None:
     """Write the groups that the runs do not have, in one pass over the file, whatever number of runs it has."""
     batches = _Batches(buffer)
-    with buffer.database.dedicated() as lock, contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
         for run_id in sorted(set(targets.values())):  # in one order, so that two imports do not wait for each other
-            execute(lock, "import_lock", run_id=run_id)
+            opened.enter_context(holding(buffer.database, f"import/{run_id}", wait_s=math.inf))
         file = {"run_ids": sorted(set(targets.values())), "path": _path(contents)}
         contents.check_unchanged()
         buffer.database.run("insert_import", **file, digest=contents.digest)

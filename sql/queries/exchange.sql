@@ -46,10 +46,6 @@ FROM rft.label WHERE experience_id = ANY (%(experience_ids)s) ORDER BY label_id;
 SELECT * FROM rft.run WHERE config -> 'import' ->> 'buffer_id' = %(buffer_id)s::text AND (config -> 'import' ->> 'run_id')::bigint = %(origin_run_id)s
 ORDER BY run_id LIMIT 1;
 
--- name: import_lock
--- Allow one import into a run at a time, until the connection closes.
-SELECT pg_advisory_lock(hashtext('rft.import'), %(run_id)s::integer);
-
 -- name: interrupted_import
 -- The import of a file into a run that did not finish.
 SELECT digest, started_at FROM rft.import_file WHERE run_id = %(run_id)s AND path = %(path)s AND finished_at IS NULL;

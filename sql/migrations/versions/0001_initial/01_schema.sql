@@ -5,8 +5,6 @@ CREATE SCHEMA IF NOT EXISTS rft;
 COMMENT ON TABLE rft.schema_version IS 'The revision of this schema; Alembic maintains it.';
 COMMENT ON COLUMN rft.schema_version.version_num IS 'The newest migration that was applied.';
 
-COMMENT ON SCHEMA rft IS 'The experience database: what was sampled, what people and pipelines decided about it, and what was trained on it.';
-
 CREATE FUNCTION rft.clock() RETURNS timestamptz
 LANGUAGE sql STABLE
 AS $$ SELECT clock_timestamp() + coalesce(nullif(current_setting('rft.clock_shift', true), ''), '0')::interval $$;

@@ -427,7 +427,7 @@ BEGIN
         outcome := 'fenced';
         RETURN;
     END IF;
-    PERFORM pg_advisory_xact_lock(hashtext('rft.draw'), of_run::integer);
+    PERFORM rft.take_lock('draw/' || of_run);
     outcome := 'drawn';
     SELECT count(DISTINCT item_id) INTO found_before FROM rft.draw WHERE attempt_id = of_attempt AND trainer_step = step;
     IF found_before > 0 THEN
