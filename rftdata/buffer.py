@@ -7,6 +7,7 @@ Threads may share a `Buffer`; each process opens its own.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from rftdata.errors import PurgedError, QueryError
 from rftdata.limits import check_integer, check_run_name
 from rftdata.postgres.database import Database, Row, execute, fetch
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.locks import holding
 from rftdata.postgres.query_errors import query_error
 from rftdata.query.arrays import OnDamage
 from rftdata.run import Run, check_run_settings
@@ -235,8 +237,7 @@ class Buffer:
     @contextmanager
     def joining(self) -> Iterator[None]:
         """Lock out other processes that look for a run and create a missing one."""
-        with self.database.transaction() as connection:
-            execute(connection, "lock_joining")
+        with holding(self.database, "join", wait_s=math.inf):
             yield
 
     def writer(

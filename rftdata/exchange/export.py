@@ -73,6 +73,7 @@ def export(
         with contextlib.closing(one_ahead(_fetched(connection, groups, wanted))) as chunks, written(path) as write:
             counts = {"num_groups": 0, "num_rollouts": 0, "num_experiences": 0, "num_purged": 0}
             for kept, labels in chunks:
+                _mark_purged(buffer, kept)
                 counts["num_purged"] += sum(row["purged"] for row in kept)
                 stored = [row for row in kept if not row["purged"]]
                 write(list(_complete(buffer, stored, labels, buffer_id)))
@@ -115,6 +116,13 @@ def _fetched(
         for label in fetch(connection, "export_labels", experience_ids=list(labels)):
             labels[label["experience_id"]].append({name: label[name] for name in _LABEL_FIELDS})
         yield kept, labels
+
+
+def _mark_purged(buffer: Buffer, rows: list[Row]) -> None:
+    """Mark rows whose arrays were purged after the snapshot was taken, which still has their texts."""
+    stored = [row for row in rows if row["segment_id"] is not None and not row["purged"]]
+    for i in buffer.reader.purged([(row["segment_id"], row["segment_row"]) for row in stored]):
+        stored[i]["purged"] = True
 
 
 def _complete(buffer: Buffer, rows: list[Row], labels: dict[int, list[Row]], buffer_id: str) -> Iterator[Row]:

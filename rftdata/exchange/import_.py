@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from rftdata.exchange.groups import Origin, Placed, group_of, grouped, origin_of
 from rftdata.experience import Group
 from rftdata.limits import check_run_name, check_text
 from rftdata.postgres.database import Row as DatabaseRow
-from rftdata.postgres.database import execute, translated
+from rftdata.postgres.locks import holding
 from rftdata.postgres.values import storable
 from rftdata.run import Run
 from rftdata.writing.writer import NO_PIPELINE
@@ -194,10 +195,9 @@ def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> Run:
 def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done: Imported) -> None:
     """Write the groups that the runs do not have, in one pass over the file, whatever number of runs it has."""
     batches = _Batches(buffer)
-    with buffer.database.dedicated() as lock, contextlib.ExitStack() as opened:
-        with translated(buffer.database.uri):
-            for run_id in sorted(set(targets.values())):  # in one order, so that two imports do not wait for each other
-                execute(lock, "import_lock", run_id=run_id)
+    with contextlib.ExitStack() as opened:
+        for run_id in sorted(set(targets.values())):  # in one order, so that two imports do not wait for each other
+            opened.enter_context(holding(buffer.database, f"import/{run_id}", wait_s=math.inf))
         file = {"run_ids": sorted(set(targets.values())), "path": _path(contents)}
         contents.check_unchanged()
         buffer.database.run("insert_import", **file, digest=contents.digest)

@@ -23,6 +23,7 @@ from rftdata.errors import ArchivedError, ConflictError, DiskFullError, QueryErr
 from rftdata.failpoints import failpoint
 from rftdata.maintenance.archive_writing import Written, write_archive
 from rftdata.postgres.database import Connection, Database, Row, execute, fetch
+from rftdata.postgres.locks import holding
 from rftdata.run import Run
 from rftdata.segments.compaction import Compactor
 
@@ -100,16 +101,12 @@ def lock_archives(database: Database) -> Iterator[None]:
     Raises:
         ConflictError: another one does.
     """
-    with database.connection() as connection:
-        if not fetch(connection, "try_archive_lock")[0]["locked"]:
+    with holding(database, "archive") as held_by:
+        if held_by is not None:
             raise ConflictError(
-                "another process is archiving or restoring a run of this buffer", todo="run it again when it has finished"
+                f"another process is archiving or restoring a run of this buffer: {held_by}", todo="run it again when it has finished"
             )  # fmt: skip
-        try:
-            yield
-        finally:
-            if not connection.closed:  # the server releases it when the connection is lost
-                fetch(connection, "release_archive_lock")
+        yield
 
 
 def _refuse_unless_ready(connection: Connection, run: Run) -> None:

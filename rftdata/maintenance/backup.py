@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import psycopg
+import pyarrow as pa
 from psycopg.rows import dict_row
 
 from rftdata.archives.files import ArchiveFolder
@@ -26,7 +27,7 @@ from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 from rftdata.connection import open as open_buffer
 from rftdata.durable_files import sync_path, write_whole
-from rftdata.errors import BufferUnavailableError, QueryError, RftError
+from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError, SegmentCorruptError
 from rftdata.maintenance.verification import verify
 from rftdata.plain_files import check_file_name, create_file, open_file, paths_below
 from rftdata.postgres.database import fetch, translated
@@ -65,6 +66,7 @@ def back_up(buffer: Buffer, folder: Path) -> Manifest:
         QueryError: the folder exists or cannot be written.
         BufferUnavailableError: `pg_dump` failed; the message quotes it.
         SegmentCorruptError: arrays do not match their checksum.
+        ConflictError: what the snapshot refers to was archived, restored or purged meanwhile.
     """
     if folder.exists():
         raise QueryError("the folder already exists", value=str(folder), todo="use a new folder for every backup")
@@ -101,7 +103,14 @@ def _write(buffer: Buffer, draft: Path) -> Manifest:
         )  # fmt: skip
     sync_path(draft / DUMP)
     size = _copy_segments(buffer, addresses, draft / SEGMENTS)
-    _copy_archives(buffer.archives, archived, ArchiveFolder(draft / ARCHIVES, buffer.archives.owner))
+    try:
+        _copy_archives(buffer.archives, archived, ArchiveFolder(draft / ARCHIVES, buffer.archives.owner))
+    except RftError:
+        now = {row["path"] for row in buffer.database.fetch("archive_files", run_id=None)}
+        for row in archived:
+            if row["path"] not in now:
+                raise _changed(f"the run {row['run']!r} was restored") from None
+        raise
     return Manifest(
         schema_version=str(schema_version(buffer.database)),
         server_version=server_version,
@@ -136,9 +145,27 @@ def _copy_segments(buffer: Buffer, addresses: list[dict[str, Any]], folder: Path
             for row in same:
                 address = SegmentAddress(**{key: value for key, value in row.items() if key != "num_rows"})
                 file.seek(address.offset_bytes)
-                total += file.write(buffer.segments.read_bytes(address))
+                total += file.write(_segment_bytes(buffer, address))
         sync_path(folder / uri)
     return total
+
+
+def _segment_bytes(buffer: Buffer, address: SegmentAddress) -> pa.Buffer:
+    """Return the bytes of a segment, which may have been moved since the snapshot, but must not have changed."""
+    try:
+        return buffer.segments.read_bytes(address)
+    except (SegmentCorruptError, BufferUnavailableError):
+        found = buffer.database.fetch("segment_addresses", segment_ids=[address.segment_id])
+        if not found or found[0]["checksum"] != address.checksum:
+            raise _changed(f"segment {address.segment_id} was archived, or rows of it were purged,") from None
+        now = SegmentAddress(**found[0])
+        if now == address:
+            raise
+        return buffer.segments.read_bytes(now)
+
+
+def _changed(what: str) -> ConflictError:
+    return ConflictError(f"{what} while the backup was written", todo="run it again; nothing of it was kept")
 
 
 def restore(folder: Path, target: BufferConfig) -> Buffer:

@@ -1,5 +1,7 @@
 """Permanent removal of texts and arrays. The experience's row stays with its ids, counts and rewards, and a row that records why.
 
+Which experiences are purged is decided again after every wait: for the turn, and for the locks of their rows.
+
 Facts change in no other way. Segment by segment, the record batch is written again without the rows' values and made durable. One
 transaction then empties the texts, moves the segment, abandons the groups and writes the audit. If the process is killed at any point,
 each experience is either whole or purged, and the same command continues. Addresses of rows never change.
@@ -15,8 +17,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Protocol
 
 from rftdata.buffer import Buffer
 from rftdata.errors import ArchivedError, BufferUnavailableError, ConflictError, QueryError, RftError
@@ -87,29 +90,95 @@ def purge(
     """
     if not reason.strip():
         raise QueryError("a purge needs a reason", todo="give one with --reason: it is the only record that stays")
-    run_ids = [buffer.find_run(name).run_id for name in runs] or None
-    with buffer.database.reading() as connection:
-        ids = [experience_id for _, experience_id in chosen(connection, where, run_ids)]
-    if not ids:
+    choice = _Condition(buffer, where, [buffer.find_run(name).run_id for name in runs] or None)
+    if not choice.choose():
         raise QueryError("no experience meets the condition", value=where, todo="nothing was purged")
-    return purge_experiences(
-        buffer, ids, kind="request", selection=where, reason=reason, author=author, tasks_too=tasks_too, dry_run=dry_run,
+    return purge_chosen(
+        buffer, choice, kind="request", selection=where, reason=reason, author=author, tasks_too=tasks_too, dry_run=dry_run,
         tries=tries,
     )  # fmt: skip
 
 
-def purge_experiences(
-    buffer: Buffer, ids: Sequence[int], *, kind: str, selection: str, reason: str, author: str, tasks_too: bool = False,
+class Choice(Protocol):
+    """Which experiences are purged, decided again whenever the purge has waited."""
+
+    def choose(self) -> list[int]:
+        """Return the experiences to purge, as of now."""
+
+    def confirm(self, connection: Connection, ids: Sequence[int], changed: Sequence[int]) -> list[int]:
+        """Return which of some experiences are still to be purged, once their rows are locked.
+
+        Args:
+            connection: of the transaction that holds the locks.
+            changed: those of which the row was changed since they were chosen.
+        """
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """Experiences that meet a condition."""
+
+    buffer: Buffer
+    where: str
+    run_ids: list[int] | None
+
+    def choose(self) -> list[int]:
+        return self._among(None)
+
+    def confirm(self, connection: Connection, ids: Sequence[int], changed: Sequence[int]) -> list[int]:
+        # Only those: the purge itself may change what a condition finds in other rows.
+        gone = set(changed) - set(self._among(changed)) if changed else set()
+        return [i for i in ids if i not in gone]
+
+    def _among(self, ids: Sequence[int] | None) -> list[int]:
+        with self.buffer.database.reading() as connection:
+            return [experience_id for _, experience_id in chosen(connection, self.where, self.run_ids, ids)]
+
+
+def purge_chosen(
+    buffer: Buffer, choice: Choice, *, kind: str, selection: str, reason: str, author: str, tasks_too: bool = False,
     dry_run: bool = False, tries: int = 5,
 ) -> Purged:  # fmt: skip
-    """Purge experiences by their ids; see `purge`.
+    """Purge experiences of a choice; see `purge`.
 
     Retention leaves archived runs alone.
 
     Copies of an experience in other runs may share its arrays, and have its texts. A request purges the copies too. Retention keeps
     experiences that have copies, since another run may still need them.
     """
-    copies = buffer.database.fetch("sharers_of_arrays", experience_ids=list(ids))
+    this = {"kind": kind, "selection": selection, "reason": reason.strip(), "author": author, "tasks_too": tasks_too}
+    expected, _ = _plan(buffer, choice, kind)
+    if not expected.num_experiences and not dry_run:
+        buffer.database.run("finish_interrupted_purge", **this)
+    if dry_run or not expected.num_experiences:
+        return expected
+    with turn(buffer.database, wait_s=_WAIT_S) as mine:
+        if not mine:
+            raise ConflictError(
+                f"another process has been compacting or purging this buffer for {_WAIT_S:g} s",
+                todo="run it again when that process has finished; nothing was purged",
+            )
+        # Meanwhile rows may have been labelled, compared, archived, purged, or a run resumed.
+        expected, candidates = _plan(buffer, choice, kind)
+        if not candidates:
+            buffer.database.run("finish_interrupted_purge", **this)
+            return expected
+        purge_id = int(buffer.database.fetch("begin_purge", **this)[0]["purge_id"])
+        chunk = _Chunk(
+            buffer, choice, kind, purge_id, tasks_too, {row["experience_id"]: row["version"] for row in candidates}
+        )
+        with contextlib.closing(_appender(buffer)) as appender:
+            done = sum(_purge_chunk(chunk, appender, ids, tries) for ids in _chunks(candidates))
+    buffer.database.run("finish_purge", purge_id=purge_id)
+    return replace(
+        expected, purge_id=purge_id, num_experiences=done, num_tasks=0 if tasks_too else expected.num_tasks
+    )  # fmt: skip
+
+
+def _plan(buffer: Buffer, choice: Choice, kind: str) -> tuple[Purged, list[Row]]:
+    """Return the expected result of a purge as of now, and the experiences that are not purged yet."""
+    ids = choice.choose()
+    copies = buffer.database.fetch("sharers_of_arrays", experience_ids=ids)
     if kind == "request":
         ids = [*ids, *(row["experience_id"] for row in copies)]
         for row in buffer.database.fetch("archived_experiences_among", experience_ids=ids):
@@ -123,25 +192,7 @@ def purge_experiences(
     candidates = buffer.database.fetch("purge_candidates", experience_ids=list(ids))
     num_tasks = int(buffer.database.fetch("tasks_of_purged", experience_ids=list(ids))[0]["num_tasks"])
     made = _made_of(buffer, ids) if kind == "request" else {}
-    before = len(ids) - len(candidates)
-    this = {"kind": kind, "selection": selection, "reason": reason.strip(), "author": author, "tasks_too": tasks_too}
-    if not dry_run and not candidates:
-        buffer.database.run("finish_interrupted_purge", **this)
-    if dry_run or not candidates:
-        return Purged(None, len(candidates), before, num_tasks, **made)
-    with turn(buffer.database, wait_s=_WAIT_S) as mine:
-        if not mine:
-            raise ConflictError(
-                f"another process has been compacting or purging this buffer for {_WAIT_S:g} s",
-                todo="run it again when that process has finished; nothing was purged",
-            )
-        purge_id = int(buffer.database.fetch("begin_purge", **this)[0]["purge_id"])
-        with contextlib.closing(_appender(buffer)) as appender:
-            done = sum(
-                _purge_chunk(buffer, appender, chunk, purge_id, tasks_too, tries) for chunk in _chunks(candidates)
-            )
-    buffer.database.run("finish_purge", purge_id=purge_id)
-    return Purged(purge_id, done, before, 0 if tasks_too else num_tasks, **made)
+    return Purged(None, len(candidates), len(ids) - len(candidates), num_tasks, **made), candidates
 
 
 def _made_of(buffer: Buffer, ids: Sequence[int]) -> dict[str, tuple[int, ...]]:
@@ -171,20 +222,46 @@ def _chunks(candidates: list[Row]) -> Iterator[list[int]]:
         yield chunk
 
 
-def _purge_chunk(
-    buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_id: int, tasks_too: bool, tries: int
-) -> int:
-    """Purge some experiences in one transaction, tried again after a conflict."""
-    for last_try in [False] * (tries - 1) + [True]:
+@dataclass(frozen=True)
+class _Chunk:
+    """What the transactions of one purge share.
+
+    Attributes:
+        versions: of the rows of the experiences when they were chosen.
+    """
+
+    buffer: Buffer
+    choice: Choice
+    kind: str
+    purge_id: int
+    tasks_too: bool
+    versions: dict[int, str]
+
+
+class _ChangedError(ConflictError):
+    """Some experiences must not be purged any more; `left` must."""
+
+    def __init__(self, left: list[int]) -> None:
+        super().__init__("experiences that would be purged were changed meanwhile", todo="run it again")
+        self.left = left
+
+
+def _purge_chunk(chunk: _Chunk, appender: SegmentAppender, ids: list[int], tries: int) -> int:
+    """Purge some experiences in one transaction, tried again after a conflict, and without those that are to stay after all."""
+    while ids:
         try:
-            return _try_chunk(buffer, appender, ids, purge_id, tasks_too)
+            return _try_chunk(chunk, appender, ids)
+        except _ChangedError as error:
+            ids = error.left
         except ConflictError:
-            if last_try:
+            tries -= 1
+            if not tries:
                 raise
-    raise AssertionError
+    return 0
 
 
-def _try_chunk(buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_id: int, tasks_too: bool) -> int:
+def _try_chunk(chunk: _Chunk, appender: SegmentAppender, ids: list[int]) -> int:
+    buffer = chunk.buffer
     rows = buffer.database.fetch("purge_candidates", experience_ids=ids)
     moves = [
         _rewrite(buffer, appender, segment_id, list(same))
@@ -193,7 +270,7 @@ def _try_chunk(buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_
     appender.sync()
     try:
         with buffer.database.transaction() as connection:
-            purged = _commit_chunk(connection, moves, ids, purge_id, tasks_too)
+            purged = _commit_chunk(connection, chunk, moves, ids)
     except BufferUnavailableError:
         raise  # the transaction may have been committed
     except RftError:
@@ -204,7 +281,9 @@ def _try_chunk(buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_
     return purged
 
 
-def _commit_chunk(connection: Connection, moves: list[Move], ids: list[int], purge_id: int, tasks_too: bool) -> int:
+def _commit_chunk(connection: Connection, chunk: _Chunk, moves: list[Move], ids: list[int]) -> int:
+    purge_id, tasks_too = chunk.purge_id, chunk.tasks_too
+    _confirm(connection, chunk, ids)
     moved = commit_moves(connection, moves) if moves else set()
     for move in moves:
         if move.origin.segment_id not in moved:
@@ -212,7 +291,7 @@ def _commit_chunk(connection: Connection, moves: list[Move], ids: list[int], pur
     purged = int(
         fetch(connection, "purge_texts", experience_ids=ids, purge_id=purge_id, tasks_too=tasks_too)[0]["purged"]
     )
-    # After the groups are locked, no draw or fork can take them.
+    # As the groups are locked, no draw or fork can take them.
     for row in fetch(connection, "being_trained_on", experience_ids=ids):
         raise RftError(
             f"experience {row['experience_id']} is in the batch that step {row['trainer_step']} of run {row['run']!r} trains on",
@@ -232,6 +311,22 @@ def _commit_chunk(connection: Connection, moves: list[Move], ids: list[int], pur
     saved = sum(move.origin.length_bytes - move.copy.length_bytes for move in moves)
     execute(connection, "count_purged", purge_id=purge_id, num_experiences=purged, num_bytes=saved)
     return purged
+
+
+def _confirm(connection: Connection, chunk: _Chunk, ids: list[int]) -> None:
+    """Lock experiences with their groups and runs, and decide again whether they are to be purged.
+
+    Raises:
+        _ChangedError: some of them are to stay.
+    """
+    rows = fetch(connection, "lock_purged", experience_ids=ids)
+    changed = [row["experience_id"] for row in rows if row["version"] != chunk.versions[row["experience_id"]]]
+    left = chunk.choice.confirm(connection, ids, changed)
+    if chunk.kind == "retention":
+        copied = {i for row in fetch(connection, "sharers_of_arrays", experience_ids=left) for i in row["shares_with"]}
+        left = [i for i in left if i not in copied]
+    if len(left) < len(ids):
+        raise _ChangedError(left)
 
 
 def _rewrite(buffer: Buffer, appender: SegmentAppender, segment_id: int, rows: list[Row]) -> Move:

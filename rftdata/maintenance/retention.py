@@ -8,13 +8,13 @@ that has started and not finished, until a committed checkpoint contains them or
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig, RetentionRule
-from rftdata.maintenance.purge import Erased, Purged, erase, purge_experiences, vacuum
-from rftdata.postgres.database import Row
+from rftdata.maintenance.purge import Erased, Purged, erase, purge_chosen, vacuum
+from rftdata.postgres.database import Connection, Row, fetch
 
 
 @dataclass
@@ -42,30 +42,24 @@ def apply(
     Args:
         starting_run_id: a run that is about to be trained for the first time.
     """
-    groups = buffer.database.fetch(
-        "retention_groups", keep_labelled=rules.keep_labelled, starting_run_id=starting_run_id
-    )
-    done = Retained()
-    chosen: set[int] = set()
-    scopes: list[tuple[str, RetentionRule, list[Row]]] = [
-        (f"taskset {name}: ", rule, [row for row in groups if row["taskset"] == name])
-        for name, rule in sorted(rules.tasksets.items())
-    ]
-    for scope, rule, candidates in [*scopes, ("", rules, groups)]:
-        for text, over in _over(rule, candidates):
-            done.num_protected += sum(row["num_experiences"] for row in over if row["protected"])
-            ids = [
-                i
-                for row in over
-                if not row["protected"] and row["group_id"] not in chosen
-                for i in row["experience_ids"]
-            ]
-            chosen |= {row["group_id"] for row in over}
-            if ids:
-                done.purged[scope + text] = purge_experiences(
-                    buffer, ids, kind="retention", selection=scope + text, reason=f"retention: {scope}{text}", author=author,
-                    dry_run=dry_run,
+    done, chosen = Retained(), set[int]()
+    scopes: list[tuple[str | None, RetentionRule]] = [*sorted(rules.tasksets.items()), (None, rules)]
+    for taskset, rule in scopes:
+        scope = "" if taskset is None else f"taskset {taskset}: "
+        for limit in _limits(rule):
+            choice = _Beyond(buffer, rules, starting_run_id, taskset, limit, frozenset(chosen))
+            choice.choose()
+            text = (
+                f"{scope}{limit} {getattr(rule, limit):g}"
+                if limit == "max_age_days"
+                else f"{scope}{limit} {getattr(rule, limit)}"
+            )
+            if choice.ids:
+                done.purged[text] = purge_chosen(
+                    buffer, choice, kind="retention", selection=text, reason=f"retention: {text}", author=author, dry_run=dry_run
                 )  # fmt: skip
+            chosen |= choice.groups
+            done.num_protected += choice.num_protected
     return done
 
 
@@ -79,15 +73,61 @@ def enforce(
     return done, erase(buffer)
 
 
-def _over(rule: RetentionRule, groups: list[Row]) -> Iterable[tuple[str, list[Row]]]:
-    """Yield every limit that is set, as text, with the groups beyond it; `groups` are newest first."""
-    if rule.max_age_days is not None:
-        cut = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=rule.max_age_days)
-        yield f"max_age_days {rule.max_age_days:g}", [row for row in groups if row["created_at"] < cut]
-    if rule.max_experiences is not None:
-        yield f"max_experiences {rule.max_experiences}", _beyond(groups, "num_experiences", rule.max_experiences)
-    if rule.max_bytes is not None:
-        yield f"max_bytes {rule.max_bytes}", _beyond(groups, "num_bytes", rule.max_bytes)
+def _limits(rule: RetentionRule) -> list[str]:
+    """Return the names of the limits that a rule sets."""
+    return [name for name in ("max_age_days", "max_experiences", "max_bytes") if getattr(rule, name) is not None]
+
+
+class _Beyond:
+    """The experiences beyond one limit, in groups that no rule protects.
+
+    Args:
+        taskset: the only taskset that the limit is for; None for all.
+        limit: name of the limit.
+        before: groups that other limits have chosen.
+
+    Attributes:
+        ids, groups, num_protected: of the last choice: the experiences to purge, the groups beyond the limit, and the number of experiences that
+            are protected.
+    """
+
+    def __init__(
+        self, buffer: Buffer, rules: RetentionConfig, starting_run_id: int | None, taskset: str | None, limit: str, before: frozenset[int]
+    ) -> None:  # fmt: skip
+        self._buffer, self._before = buffer, before
+        self._facts = {"keep_labelled": rules.keep_labelled, "starting_run_id": starting_run_id}
+        self._taskset, self._limit = taskset, limit
+        self._rule = rules if taskset is None else rules.tasksets[taskset]
+        self.ids: list[int] = []
+        self.groups: set[int] = set()
+        self.num_protected = 0
+
+    def choose(self) -> list[int]:
+        found = self._buffer.database.fetch("retention_groups", experience_ids=None, **self._facts)
+        over = _over(
+            self._rule, self._limit, [row for row in found if self._taskset is None or row["taskset"] == self._taskset]
+        )
+        self.num_protected = sum(row["num_experiences"] for row in over if row["protected"])
+        free = [row for row in over if not row["protected"] and row["group_id"] not in self._before]
+        self.ids = [i for row in free for i in row["experience_ids"]]
+        self.groups = {row["group_id"] for row in over}
+        return self.ids
+
+    def confirm(self, connection: Connection, ids: Sequence[int], changed: Sequence[int]) -> list[int]:
+        # A label or a pair protects the whole group, and a run all its groups, without a change of their rows.
+        found = fetch(connection, "retention_groups", experience_ids=list(ids), **self._facts)
+        free = {i for row in found if not row["protected"] for i in row["experience_ids"]}
+        return [i for i in ids if i in free]
+
+
+def _over(rule: RetentionRule, limit: str, groups: list[Row]) -> list[Row]:
+    """Return the groups beyond a limit; `groups` are newest first."""
+    if limit == "max_age_days":
+        cut = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=rule.max_age_days or 0.0)
+        return [row for row in groups if row["created_at"] < cut]
+    if limit == "max_experiences":
+        return _beyond(groups, "num_experiences", rule.max_experiences or 0)
+    return _beyond(groups, "num_bytes", rule.max_bytes or 0)
 
 
 def _beyond(groups: list[Row], name: str, limit: int) -> list[Row]:

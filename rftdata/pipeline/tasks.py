@@ -8,6 +8,7 @@ whenever it runs. Verdicts are appended. `rft.task` has the status, features and
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.pipeline.records import KnownScore, StageScores, Verdicts
 from rftdata.pipeline.verdicts import STAGE_FAILED, insert_stage_runs
-from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records, translated
+from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
+from rftdata.postgres.locks import holding
 from rftdata.postgres.values import storable
 
 TASK_BATCH_SCHEMA = pa.schema(
@@ -82,13 +84,8 @@ def register_task_pipeline(database: Database, version: str, stages: Sequence[Ma
 @contextmanager
 def taskset_lock(database: Database, taskset: str) -> Iterator[None]:
     """Lock a set while it is decided on; other processes that load or decide on it wait."""
-    connection = database.dedicated()
-    try:
-        with translated(database.uri):
-            execute(connection, "hold_taskset", taskset=taskset)
+    with holding(database, f"taskset/{taskset}", wait_s=math.inf):
         yield
-    finally:
-        connection.close()
 
 
 def undecided_tasks(

@@ -13,7 +13,8 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import ConfigError, ConflictError
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts, store_scores
-from rftdata.postgres.database import Database, execute, fetch, records, translated
+from rftdata.postgres.database import Database, execute, records
+from rftdata.postgres.locks import holding
 from rftdata.postgres.values import storable
 from rftdata.run import Run
 
@@ -125,12 +126,11 @@ def replaying(run: Run, version: str) -> Iterator[None]:
         ConflictError: another process replays it.
     """
     run.refuse_archived("stages need its texts and arrays")
-    with contextlib.closing(run.database.dedicated()) as lock:  # held until the block or this process ends
-        with translated(run.database.uri):
-            is_mine = fetch(lock, "lock_replay", version=version, run_id=run.run_id)[0]["locked"]
-        if not is_mine:
+    with holding(run.database, f"replay/{run.run_id}/{version}") as held_by:
+        if held_by is not None:
             raise ConflictError(
-                f"another process replays the version {version!r} of this run", todo="wait until it has finished"
+                f"another process replays the version {version!r} of this run: {held_by}",
+                todo="wait until it has finished",
             )
         yield
 

@@ -1,6 +1,6 @@
 """Planning of groups: which step may run, how many groups it lacks, and which tasks they try.
 
-Any explorer may plan; an advisory lock admits one at a time. Nothing is queued. The number of groups that a step lacks is derived
+Any explorer may plan; a lock admits one at a time. Nothing is queued. The number of groups that a step lacks is derived
 from the existing groups, so the next plan sees places freed by a drop, an abandonment or ageing out, and planning is the same after
 a crash. Selector states and planned groups are written in one transaction.
 

@@ -242,7 +242,7 @@ class Database:
             yield connection
 
     def dedicated(self) -> Connection:
-        """Open a connection outside the pool, for LISTEN or long-held advisory locks; the caller closes it."""
+        """Open a connection outside the pool, for LISTEN or locks across transactions; the caller closes it."""
         with translated(self.uri):
             connection = psycopg.connect(
                 self.uri, autocommit=True, row_factory=dict_row, application_name="rft-listen", **self._settings

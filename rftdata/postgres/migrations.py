@@ -17,6 +17,9 @@ from rftdata.errors import SchemaVersionError
 from rftdata.postgres.database import Database, fetch, sql_folder, translated
 
 _MIGRATING = threading.Lock()
+_COMMENT = (
+    "The experience database: what was sampled, what people and pipelines decided about it, and what was trained on it."
+)
 
 
 def run_folder(bind: Any, migration: str) -> None:
@@ -77,20 +80,30 @@ def migrate(database: Database) -> str:
     from alembic.config import Config
     from alembic.util.exc import CommandError
     from sqlalchemy import create_engine
-    from sqlalchemy.exc import ProgrammingError
+    from sqlalchemy.exc import IntegrityError, ProgrammingError
 
     config = Config()
     config.set_main_option("script_location", str(sql_folder() / "migrations"))
     engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database.uri))
-    try:
+
+    def upgrade() -> None:
         # Alembic keeps state in globals, so threads of this process take turns, whatever their databases.
         with _MIGRATING, translated(database.uri), engine.begin() as connection:
-            # Two processes may open a new buffer at once; the lock ends with the transaction.
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('rft.migrate'))")
             connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS rft")
+            # Two processes may open a new buffer at once. Only the owner may comment on a schema, and whoever does locks it until the end
+            # of the transaction.
+            connection.exec_driver_sql(f"COMMENT ON SCHEMA rft IS '{_COMMENT}'")
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
             connection.exec_driver_sql("SELECT rft.grant_roles()")  # for tables newer than the roles
+
+    try:
+        try:
+            upgrade()
+        except IntegrityError as error:
+            if not isinstance(error.orig, psycopg.errors.UniqueViolation):
+                raise
+            upgrade()  # another process has created the schema meanwhile
     except ProgrammingError as error:
         if not isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
             raise

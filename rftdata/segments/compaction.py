@@ -30,10 +30,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import psycopg
-import psycopg.errors
 
 from rftdata.errors import RftError, SegmentCorruptError, SegmentFileClosedError
 from rftdata.postgres.database import Connection, Database, Row, fetch
+from rftdata.postgres.locks import holding
 from rftdata.segments.base import ROLL_BYTES, Appended, SegmentAddress, SegmentStore, StoredFile
 
 DEFAULT_GRACE_S = 3600.0
@@ -106,18 +106,8 @@ def close_files(database: Database, uris: Sequence[str]) -> dict[str, int]:
 @contextlib.contextmanager
 def turn(database: Database, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Hold the lock for moving segments; yield False if another process still holds it after `wait_s`."""
-    with database.connection() as connection:
-        mine = bool(fetch(connection, "try_compaction_lock")[0]["locked"])
-        if not mine and wait_s:
-            with contextlib.suppress(psycopg.errors.LockNotAvailable), connection.transaction():
-                connection.execute(f"SET LOCAL lock_timeout = {round(wait_s * 1000)}")
-                fetch(connection, "wait_for_compaction_lock")
-                mine = True
-        try:
-            yield mine
-        finally:
-            if mine and not connection.closed:  # the server releases it when the connection is lost
-                fetch(connection, "give_compaction_lock_back")
+    with holding(database, "compaction", wait_s=wait_s) as held_by:
+        yield held_by is None
 
 
 class Compactor:

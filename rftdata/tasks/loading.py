@@ -8,7 +8,9 @@ new tasks never exceed `limit`. Rows are streamed from the source to the databas
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from psycopg.types.json import Jsonb
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError, TaskSourceError
 from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
+from rftdata.postgres.locks import holding
 from rftdata.tasks.rows import Reading, read_tasks
 from rftdata.tasks.sources import Fingerprint, fingerprint
 
@@ -60,7 +63,7 @@ def load_taskset(
             database.run("activate_pending_tasks", taskset=config.name)
         return int(known["num_tasks"])
     reading = Reading()
-    with database.transaction() as connection:
+    with contextlib.ExitStack() as locks, database.transaction() as connection:
         execute(connection, "stage_tasks")
         tasks = _Counted(read_tasks(config, base_dir, database, reading), check)
         copy_rows(connection, "staged_task", _COLUMNS, tasks.rows())
@@ -70,7 +73,7 @@ def load_taskset(
             check.refuse_all()
         execute(connection, "analyze_staged_tasks")
         # Waits for a task pipeline that is deciding on the set; a later one waits until these rows are stored.
-        execute(connection, "lock_taskset", taskset=config.name)
+        locks.enter_context(holding(database, f"taskset/{config.name}", wait_s=math.inf))
         _replace_changed(connection, config.name)
         num_over = _merge(connection, config, "pending" if pending else "active")
         if not pending:

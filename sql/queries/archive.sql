@@ -29,14 +29,6 @@ WHERE a.status = 'archived' AND (%(run_id)s::bigint IS NULL OR f.run_id = %(run_
 -- The archived runs that hold segments.
 SELECT s.segment_id, r.name AS run FROM rft.archived_segment s JOIN rft.run r USING (run_id) WHERE s.segment_id = ANY (%(segment_ids)s);
 
--- name: try_archive_lock
--- Take the lock for archiving and restoring runs if it is free, until the session ends or releases it.
-SELECT pg_try_advisory_lock(hashtext('rft.archive')) AS locked;
-
--- name: release_archive_lock
--- Release the lock for archiving and restoring runs.
-SELECT pg_advisory_unlock(hashtext('rft.archive'));
-
 -- name: begin_archive
 -- Record that the files of a run's archive are being written. Another command that begins takes the run over.
 INSERT INTO rft.archive (run_id, schema_version, author)

@@ -50,10 +50,6 @@ ORDER BY run_id LIMIT 1;
 -- Whether this account may write labels as they were given elsewhere.
 SELECT has_table_privilege('rft.label', %(right)s) AS may;
 
--- name: import_lock
--- Allow one import into a run at a time, until the connection closes.
-SELECT pg_advisory_lock(hashtext('rft.import'), %(run_id)s::integer);
-
 -- name: interrupted_import (read)
 -- The import of a file into a run that did not finish.
 SELECT digest, started_at FROM rft.import_file WHERE run_id = %(run_id)s AND path = %(path)s AND finished_at IS NULL;

@@ -75,7 +75,7 @@ ORDER BY g.place;
 
 -- name: wait_for_plan_lock
 -- Wait for other planners and writers of unplanned groups of the run: each assigns ordinals.
-SELECT pg_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer);
+SELECT rft.take_lock('plan/' || %(run_id)s::bigint);
 
 -- name: insert_receipt
 -- Insert a batch's receipt. No row if the batch is already stored; waits if another session is storing it at this moment.

@@ -1,6 +1,6 @@
 -- name: try_plan_lock
 -- Take the right to plan groups of the run; only one transaction at a time has it.
-SELECT pg_try_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer) AS locked;
+SELECT rft.try_lock('plan/' || %(run_id)s::bigint) AS locked;
 
 -- name: planning_state
 -- One row per explorer step that may run now, with its groups. It is one statement, so that one snapshot sees a draw together with the

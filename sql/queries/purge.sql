@@ -5,7 +5,7 @@ SELECT purge_id, author, reason, purged_at FROM rft.v_purged WHERE experience_id
 -- name: purge_candidates (read)
 -- The given experiences that are not purged yet, with the place of their arrays. They are in the order of segments, so that each segment is
 -- written again only once.
-SELECT e.experience_id, e.segment_id, e.segment_row, f.uri, s.offset_bytes, s.length_bytes, s.checksum
+SELECT e.experience_id, e.segment_id, e.segment_row, f.uri, s.offset_bytes, s.length_bytes, s.checksum, e.xmin::text AS version
 FROM rft.experience e JOIN rft.segment s USING (segment_id) JOIN rft.segment_file f USING (file_id)
 WHERE e.experience_id = ANY (%(experience_ids)s)
   AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
@@ -43,6 +43,10 @@ begun AS (
     INSERT INTO rft.purge (kind, selection, reason, author, tasks_too)
     SELECT %(kind)s, %(selection)s, %(reason)s, %(author)s, %(tasks_too)s WHERE NOT EXISTS (SELECT FROM interrupted) RETURNING purge_id)
 SELECT purge_id FROM interrupted UNION ALL SELECT purge_id FROM begun;
+
+-- name: lock_purged
+-- Lock experiences that are to be purged, with their groups and runs. Returns the versions of their rows.
+SELECT experience_id, version FROM rft.lock_purged(%(experience_ids)s);
 
 -- name: purge_texts
 -- Remove the texts of experiences; return how many had not been purged before.
@@ -132,7 +136,7 @@ SELECT (SELECT coalesce(array_agg(e.experience_id ORDER BY e.experience_id), '{}
 SELECT segment_id, array_agg(segment_row ORDER BY segment_row) AS rows FROM rft.purged_experience GROUP BY segment_id;
 
 -- name: retention_groups (read)
--- Groups with the facts that a rule reads, newest first. protected: rules skip the group. A group is protected while a person's label or
+-- Groups with the facts that a rule reads, newest first: all, or those of some experiences. protected: rules skip the group. A group is protected while a person's label or
 -- preference refers to it, while it is open, and while it may still be trained on. The last holds if a run that has not finished could
 -- draw it, now or again after going back to its last checkpoint, or trains on a stored selection that contains it.
 WITH chosen AS (
@@ -168,5 +172,6 @@ JOIN rft.experience e ON e.group_id = g.group_id
 JOIN rft.segment s USING (segment_id)
 LEFT JOIN selected picked ON picked.experience_id = e.experience_id
 WHERE NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
+  AND (%(experience_ids)s::bigint[] IS NULL OR g.group_id IN (SELECT i.group_id FROM rft.experience i WHERE i.experience_id = ANY (%(experience_ids)s)))
 GROUP BY g.group_id, t.taskset, r.run_id
 ORDER BY max(e.created_at) DESC, g.group_id DESC;

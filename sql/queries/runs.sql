@@ -1,10 +1,6 @@
 -- name: lock_run_names
 -- Wait for other sessions that are naming a run.
-SELECT pg_advisory_xact_lock(hashtext('rft.run_names'));
-
--- name: lock_joining
--- Wait for other roles that start at the same moment, so that they do not create a run each.
-SELECT pg_advisory_xact_lock(hashtext('rft.join'));
+SELECT rft.take_lock('names of runs');
 
 -- name: insert_run
 -- Store a run. A number is appended to the name if it is taken.

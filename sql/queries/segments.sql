@@ -31,18 +31,6 @@ SELECT s.segment_id, CASE WHEN f.file_id IS NULL THEN format('file %s, which is 
 FROM rft.segment s LEFT JOIN rft.segment_file f USING (file_id)
 WHERE f.file_id IS NULL OR f.retired_at IS NOT NULL OR s.offset_bytes + s.length_bytes > f.size_bytes ORDER BY s.segment_id;
 
--- name: try_compaction_lock
--- Take the compaction lock if it is free, until the session ends or releases it.
-SELECT pg_try_advisory_lock(hashtext('rft.compaction')) AS locked;
-
--- name: wait_for_compaction_lock
--- Wait for the compaction lock and take it.
-SELECT pg_advisory_lock(hashtext('rft.compaction'));
-
--- name: give_compaction_lock_back
--- Release the compaction lock.
-SELECT pg_advisory_unlock(hashtext('rft.compaction'));
-
 -- name: any_purge (read)
 -- Whether anything was ever purged.
 SELECT EXISTS (SELECT FROM rft.purge) AS found;

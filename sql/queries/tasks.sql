@@ -7,14 +7,6 @@ SELECT * FROM rft.taskset WHERE taskset = %(taskset)s;
 INSERT INTO rft.taskset AS s (taskset, source, args, num_tasks) VALUES (%(taskset)s, %(source)s, %(args)s, %(num_tasks)s)
 ON CONFLICT (taskset) DO UPDATE SET args = excluded.args, num_tasks = excluded.num_tasks, loaded_at = clock_timestamp();
 
--- name: lock_taskset
--- Wait for other sessions that load the taskset or decide on its tasks, until the transaction ends.
-SELECT pg_advisory_xact_lock(hashtext('rft.taskset'), hashtext(%(taskset)s));
-
--- name: hold_taskset
--- The same until the connection is closed.
-SELECT pg_advisory_lock(hashtext('rft.taskset'), hashtext(%(taskset)s));
-
 -- name: stage_tasks
 -- The table into which tasks are loaded.
 CREATE TEMPORARY TABLE staged_task (position bigint, task_key text, payload jsonb, features jsonb) ON COMMIT DROP;

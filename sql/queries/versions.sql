@@ -12,10 +12,6 @@ WHERE g.run_id = %(run_id)s AND g.group_id > %(after)s AND g.status IN ('sealed'
                                     (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = g.group_id), 0))
 ORDER BY g.group_id LIMIT %(count)s;
 
--- name: lock_replay
--- Allow one process at a time to replay a version of a run.
-SELECT pg_try_advisory_lock(hashtextextended('rft.replay/' || %(version)s, %(run_id)s)) AS locked;
-
 -- name: sample_groups (read)
 -- Whole groups of a run with experiences, in an order that depends only on the seed.
 SELECT group_id, (SELECT count(*) FROM rft.experience e WHERE e.group_id = g.group_id) AS num_experiences

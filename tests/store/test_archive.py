@@ -129,7 +129,7 @@ def catalogue(buffer: rftdata.Buffer) -> dict[str, list[str]]:
     found = {}
     for name in names["t"].to_pylist():
         row = "to_jsonb(x) - '{file_id,offset_bytes}'::text[]" if name == "segment" else "x"
-        if name != "segment_file":
+        if name not in ("segment_file", "lock"):
             found[name] = buffer.sql(f"SELECT ({row})::text AS r FROM rft.{name} x ORDER BY 1").to_pydict().get("r", [])
     return found
 

@@ -154,12 +154,13 @@ def test_an_orphan_whose_writer_lives_after_all_costs_a_new_file_and_no_row(buff
     import fcntl
 
     with buffer.database.connection() as held, buffer.writer(run) as writer:
-        held.execute("SELECT pg_advisory_lock(hashtext('rft.plan'), %s::integer)", [run.run_id])
+        held.execute("BEGIN")
+        held.execute("SELECT rft.take_lock(%s)", [f"plan/{run.run_id}"])
         answer = writer.submit(own_group())
         wait_until(lambda: writer._appender._offset > 0)  # type: ignore[attr-defined]
         fcntl.flock(writer._appender._file, fcntl.LOCK_UN)  # type: ignore[attr-defined]
         assert compact(buffer).orphans_removed == 1 and on_disk(buffer) == set()
-        held.execute("SELECT pg_advisory_unlock_all()")
+        held.execute("COMMIT")
         assert len(answer.result()) == 1
     assert len(arrays(buffer)) == 2 and list(verify(buffer)) == []
 

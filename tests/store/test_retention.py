@@ -60,7 +60,7 @@ def test_retention_by_age_keeps_what_is_labelled(aged: Buffer) -> None:
 def test_retention_by_number_and_by_size_keeps_the_newest(aged: Buffer) -> None:
     assert retained(aged, max_experiences=7, keep_labelled=False) == ({"max_experiences 7": 4}, 0)
     assert kept(aged) == [5, 6, 7, 8, 9, 10]
-    sizes = aged.database.fetch("retention_groups", keep_labelled=True, starting_run_id=None)
+    sizes = aged.database.fetch("retention_groups", keep_labelled=True, starting_run_id=None, experience_ids=None)
     assert retained(aged, max_bytes=int(sizes[0]["num_bytes"]))[0] == {f"max_bytes {sizes[0]['num_bytes']}": 4}
     assert kept(aged) == [9, 10]
 

@@ -155,13 +155,14 @@ def test_a_group_that_two_callers_hand_in_is_stored_as_often_as_it_can_be(buffer
 def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Buffer, run: Run) -> None:
     """The first try is killed on the server while it waits for a lock; the second stores everything."""
     with psycopg.connect(buffer.config.uri, autocommit=True) as other, buffer.writer(run) as writer:
-        other.execute("SELECT pg_advisory_lock(hashtext('rft.plan'), %s::integer)", [run.run_id])
+        other.execute("BEGIN")
+        other.execute("SELECT rft.take_lock(%s)", [f"plan/{run.run_id}"])
         written: list[int] = []
         thread = threading.Thread(target=lambda: written.extend(writer.insert(own_group())))
         thread.start()
-        waiting = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
+        waiting = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         wait_until(lambda: other.execute(waiting).rowcount or not thread.is_alive(), "the writer waits", pause_s=0.01)
-        other.execute("SELECT pg_advisory_unlock_all()")
+        other.execute("COMMIT")
         thread.join()
     assert len(written) == 1
     assert counts(buffer) == {

@@ -36,7 +36,7 @@ def uses(source: str) -> Iterator[tuple[int, str]]:
         'buffer.database.fetch("run_names")',
         'database.run("finish_run", run_id=1)',
         'fetch(connection, "run_names")',
-        'execute(connection, "lock_joining")',
+        'execute(connection, "lock_run_names")',
         "with buffer.database.transaction() as connection: pass",
         "self._database.dedicated()",
     ],

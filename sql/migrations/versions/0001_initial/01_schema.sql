@@ -5,8 +5,6 @@ CREATE SCHEMA IF NOT EXISTS rft;
 COMMENT ON TABLE rft.schema_version IS 'The revision of this schema; Alembic maintains it.';
 COMMENT ON COLUMN rft.schema_version.version_num IS 'The newest migration that was applied.';
 
-COMMENT ON SCHEMA rft IS 'The experience database: what was sampled, what people and pipelines decided about it, and what was trained on it.';
-
 -- Anyone may set rft.clock_shift, so that it counts only for accounts that could change this function. session_user, because within a
 -- SECURITY DEFINER function current_user is the owner for everybody.
 CREATE FUNCTION rft.clock() RETURNS timestamptz

@@ -442,7 +442,7 @@ BEGIN
         outcome := 'fenced';
         RETURN;
     END IF;
-    PERFORM pg_advisory_xact_lock(hashtext('rft.draw'), of_run::integer);
+    PERFORM rft.take_lock('draw/' || of_run);
     outcome := 'drawn';
     SELECT * INTO before FROM rft.batch b WHERE b.attempt_id = of_attempt AND b.trainer_step = step;
     IF FOUND THEN

@@ -43,13 +43,17 @@ COMMENT ON FUNCTION rft.refuse_pair_change() IS 'Trigger: pairs are never change
 CREATE TRIGGER pair_append_only
     BEFORE UPDATE OR DELETE OR TRUNCATE ON rft.preference_pair FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_pair_change();
 
--- Not foreign keys, which would lock the experiences' rows, and would answer a TRUNCATE in place of the trigger with the better message.
+-- Not foreign keys, which would lock the experiences' rows of built pairs, and would answer a TRUNCATE in place of the trigger with the better message.
 CREATE FUNCTION rft.check_pairs() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 DECLARE
     unknown bigint;
 BEGIN
+    -- A purge by a rule waits for what a person compared, and then keeps it; the other way round the pair comes later.
+    PERFORM FROM rft.experience WHERE experience_id IN (
+        SELECT i.id FROM new_rows n CROSS JOIN LATERAL (VALUES (n.chosen_id), (n.rejected_id)) AS i (id) WHERE n.source = 'human')
+    ORDER BY experience_id FOR KEY SHARE;
     SELECT i.id INTO unknown FROM new_rows n CROSS JOIN LATERAL (VALUES (n.chosen_id), (n.rejected_id)) AS i (id)
     WHERE NOT EXISTS (SELECT FROM rft.experience e WHERE e.experience_id = i.id) ORDER BY i.id LIMIT 1;
     IF FOUND THEN

@@ -82,6 +82,24 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.sharers_of_arrays(bigint[]) IS 'Returns copies and origins of the given experiences, each with the one that it shares its arrays with. Given ones may be among them.';
 
+-- What protects an experience, or is about to use it, waits for these locks or is visible afterwards: labels and answers, people's pairs, draws,
+-- forks, and the start or continuation of a run.
+CREATE FUNCTION rft.lock_purged(ids bigint[]) RETURNS TABLE (experience_id bigint, version text)
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- A run is locked before its rows, as by an archive and the start of an attempt.
+    PERFORM FROM rft.run r WHERE r.run_id IN (SELECT e.run_id FROM rft.experience e WHERE e.experience_id = ANY (ids)) ORDER BY r.run_id FOR SHARE;
+    -- In the order in which a relabel locks them.
+    PERFORM FROM rft.experience e WHERE e.experience_id = ANY (ids) ORDER BY e.experience_id FOR UPDATE;
+    PERFORM rft.lock_groups_and_reviews(ARRAY(SELECT DISTINCT e.group_id FROM rft.experience e WHERE e.experience_id = ANY (ids)));
+    -- A draw from a stored selection holds its run. Draws before this lock are visible to the following statements; later draws see the purge.
+    PERFORM FROM rft.run r WHERE r.source_kind IS NOT NULL AND r.status <> 'finished' ORDER BY r.run_id FOR UPDATE;
+    RETURN QUERY SELECT e.experience_id, e.xmin::text FROM rft.experience e WHERE e.experience_id = ANY (ids);
+END
+$$;
+COMMENT ON FUNCTION rft.lock_purged(bigint[]) IS 'Locks experiences that are to be purged with their groups, reviews and runs; returns the versions of the experiences'' rows.';
+
 -- A purged row has no text that a pipeline could judge and no arrays to train on, so its groups are abandoned. All its numbers stay. This
 -- function does not touch arrays: rftdata.maintenance.purge first writes the segments again and calls it in the transaction that
 -- repoints them.
@@ -95,12 +113,8 @@ DECLARE
     why text := (SELECT 'purged: ' || reason FROM rft.purge WHERE purge_id = of_purge);
 BEGIN
     PERFORM set_config('rft.purge', of_purge::text, true);
-    -- In the order in which a relabel locks them.
-    PERFORM FROM rft.experience WHERE experience_id = ANY (ids) ORDER BY experience_id FOR UPDATE;
+    PERFORM FROM rft.lock_purged(ids);
     SELECT array_agg(DISTINCT group_id) INTO groups FROM rft.experience WHERE experience_id = ANY (ids);
-    PERFORM rft.lock_groups_and_reviews(groups);
-    -- A draw from a stored selection holds its run. Draws before this lock are visible to the following statements; later draws see the purge.
-    PERFORM FROM rft.run WHERE source_kind IS NOT NULL AND status <> 'finished' ORDER BY run_id FOR UPDATE;
 
     INSERT INTO rft.purged_experience (experience_id, purge_id, segment_id, segment_row)
     SELECT experience_id, of_purge, segment_id, segment_row FROM rft.experience WHERE experience_id = ANY (ids)

@@ -45,6 +45,7 @@ AS $$
         ('group_origin', true, false, '{}'),
         ('group_prompt', true, false, '{}'),
         ('import_file', true, false, '{digest, started_at, finished_at}'),
+        ('lock', true, false, '{holder, pid, key, taken_at}'),
         ('operator_run', true, false, '{}'),
         ('partial_tokens', true, true, '{*}'),
         ('pipeline', true, false, '{digest}'),
@@ -93,7 +94,7 @@ DECLARE
     held text[] := (SELECT coalesce(array_agg(rolname::text ORDER BY rolname), '{}') FROM pg_roles
                     WHERE rolname IN ('rft_reader', 'rft_labeler', 'rft_worker'));
     -- Functions that write, but only with the owner's rights.
-    owners_only CONSTANT text[] := ARRAY['create_roles', 'grant_roles', 'purge_texts', 'correct_verdicts'];
+    owners_only CONSTANT text[] := ARRAY['create_roles', 'grant_roles', 'purge_texts', 'lock_purged', 'correct_verdicts'];
     role text;
     granted record;
 BEGIN

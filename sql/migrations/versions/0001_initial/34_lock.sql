@@ -1,0 +1,62 @@
+-- Locks by name. Every account that may connect can take any advisory lock, so none of ours is one: a lock is a row, which only accounts that may
+-- write can lock or fill. docs/decisions/0016 describes why a lock of minutes must not be an open transaction.
+
+CREATE TABLE rft.lock (
+    name text PRIMARY KEY,
+    holder text,
+    pid integer,
+    key bigint,
+    taken_at timestamptz,
+    CHECK (num_nulls(holder, pid, key, taken_at) IN (0, 4))
+);
+COMMENT ON TABLE rft.lock IS 'A lock by name. It is held for a transaction by locking the row, and across transactions by the session that the row names.';
+COMMENT ON COLUMN rft.lock.name IS 'What is locked, such as compaction or plan/7.';
+COMMENT ON COLUMN rft.lock.holder IS 'Who holds or held it across transactions, for messages; NULL: free.';
+COMMENT ON COLUMN rft.lock.pid IS 'The holder''s process on the server.';
+COMMENT ON COLUMN rft.lock.key IS 'A random number: while that process holds the advisory lock of this key, it holds the lock. Another process that gets the key holds nothing.';
+COMMENT ON COLUMN rft.lock.taken_at IS 'When.';
+
+CREATE FUNCTION rft.take_lock(of_name text) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM FROM rft.lock WHERE name = of_name FOR UPDATE;
+    IF NOT FOUND THEN
+        INSERT INTO rft.lock (name) VALUES (of_name) ON CONFLICT DO NOTHING;
+        PERFORM FROM rft.lock WHERE name = of_name FOR UPDATE;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION rft.take_lock(text) IS 'Waits for a lock and holds it until the transaction ends.';
+
+CREATE FUNCTION rft.try_lock(of_name text) RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM FROM rft.lock WHERE name = of_name FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM rft.lock WHERE name = of_name) THEN
+        INSERT INTO rft.lock (name) VALUES (of_name) ON CONFLICT DO NOTHING;
+        PERFORM FROM rft.lock WHERE name = of_name FOR UPDATE SKIP LOCKED;
+    END IF;
+    RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION rft.try_lock(text) IS 'Takes a lock until the transaction ends, if it is free; returns whether it did.';
+
+CREATE FUNCTION rft.hold_lock(of_name text, of_holder text, of_key bigint, OUT held_by text, OUT held_key bigint)
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM rft.take_lock(of_name);
+    SELECT l.holder, l.key INTO held_by, held_key FROM rft.lock l
+    WHERE l.name = of_name AND EXISTS (
+        SELECT FROM pg_locks p JOIN pg_database d ON d.oid = p.database
+        WHERE d.datname = current_database() AND p.locktype = 'advisory' AND p.granted AND p.mode = 'ExclusiveLock' AND p.objsubid = 1
+          AND p.pid = l.pid AND (p.classid::bigint << 32 | p.objid::bigint) = l.key);
+    IF NOT FOUND THEN
+        PERFORM pg_advisory_lock(of_key);  -- free, because nobody can have guessed it
+        UPDATE rft.lock SET holder = of_holder, pid = pg_backend_pid(), key = of_key, taken_at = clock_timestamp() WHERE name = of_name;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION rft.hold_lock(text, text, bigint) IS 'Takes a lock until the session ends or releases it, if it is free; otherwise returns who holds it, and the key that its end releases.';
