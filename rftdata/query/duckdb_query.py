@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from rftdata.archives.files import ArchiveFolder
 from rftdata.errors import QueryError, RftError
+from rftdata.limits import check_text
 from rftdata.postgres.database import Database, translated
 from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, ArrayColumns, OnDamage
 from rftdata.query.catalogue import tables
@@ -67,6 +68,7 @@ def _stream(
 def _register(
     connection: duckdb.DuckDBPyConnection, database: Database, reading: Reading, text: str, run_id: int | None
 ) -> None:
+    check_text("the text of the query", text)
     if len(connection.extract_statements(text)) != 1:
         raise QueryError(
             "a query is one statement", value=text, todo="join them with WITH, or run it again for each"
