@@ -324,8 +324,8 @@ class Buffer:
             ConfigError: there is no such checkpoint.
             QueryError: the name, number of steps or configuration cannot be stored.
         """
-        parent = self._own(run).refreshed()
         check_run_name(name)
+        parent = self._own(run).refreshed()
         check_run_settings(
             parent.config if config is None else config, parent.planned_steps if steps is None else steps,
             pipeline_version or parent.pipeline_version,

@@ -198,7 +198,7 @@ def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> 
     # Look up table rows by their keys, however few there were at the last ANALYZE; join the list of changed rows by hashing.
     fetch(connection, "plan_by_index")
     fetch(connection, "allow_hash_joins")
-    batch = int(fetch(connection, "label_next_batch")[0]["label_batch_id"])
+    batch = int(fetch(connection, "begin_label_batches", num=1)[0]["label_batch_id"])
     ids = [opinion.experience_id for opinion in opinions]
     asked = int(fetch(connection, "count_open_reviews", experience_ids=ids)[0]["n"])
     changed = 0

@@ -19,6 +19,7 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Database, Row, fetch
 
 _ENDED = ("finished", "interrupted", "failed")
+# A number is appended to a name that is taken, and file systems allow 255 bytes.
 
 
 @dataclass(frozen=True, kw_only=True)

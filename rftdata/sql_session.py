@@ -8,9 +8,11 @@ from typing import Any
 
 import psycopg
 from psycopg.errors import Diagnostic
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from rftdata.buffer import unique_names
+from rftdata.errors import QueryError
 from rftdata.postgres.database import Database, execute
 from rftdata.postgres.programs import client_program, without_password
 from rftdata.postgres.query_errors import query_error
@@ -51,6 +53,7 @@ def run_statements(database: Database, text: str, author: str) -> SessionResult:
 
     Raises:
         QueryError: the server rejected a statement; the message, detail and hint are the server's, whose error is the cause.
+        QueryError: the statements began a transaction and did not end it; it is rolled back.
     """
     done = SessionResult([], [])
 
@@ -74,10 +77,16 @@ def run_statements(database: Database, text: str, author: str) -> SessionResult:
                     rows = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
                     done.statements.append(StatementResult(columns, rows, cursor.statusmessage))
                 more = cursor.nextset()
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                raise QueryError(
+                    "the statements began a transaction without ending it, and nothing of it was kept",
+                    todo="add COMMIT",
+                )
         except (psycopg.DataError, psycopg.ProgrammingError, psycopg.IntegrityError, psycopg.InternalError) as error:
             raise query_error(error) from error
         finally:
-            connection.remove_notice_handler(record)
+            # Its author, and whatever else the statements have set, must not serve the next user of the pool.
+            connection.close()
     return done
 
 

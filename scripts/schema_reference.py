@@ -25,12 +25,13 @@ Generated from the database's own comments by `make docs`; do not edit. Users ma
 """
 
 
-def lines_of_a_new_buffer() -> list[dict[str, Any]]:
+def lines_of_a_new_buffer(query: Path) -> list[dict[str, Any]]:
+    """Return what a file with a query finds in a new, empty buffer."""
     # PostgreSQL's socket path must be short, so not below the checkout.
     with tempfile.TemporaryDirectory(prefix="rft-schema-") as folder:
         buffer = rftdata.open(folder)
         try:
-            return list(buffer.sql(QUERY.read_text(encoding="utf-8")).to_pylist())
+            return list(buffer.sql(query.read_text(encoding="utf-8")).to_pylist())
         finally:
             buffer.close()
             if buffer.server is not None:
@@ -69,4 +70,4 @@ def column_table(kind: str, rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(reference_page.main(PAGE, lambda: render(lines_of_a_new_buffer()), __doc__))
+    sys.exit(reference_page.main(PAGE, lambda: render(lines_of_a_new_buffer(QUERY)), __doc__))

@@ -84,7 +84,8 @@ class RunCheckpoints:
             if checkpoint is best or checkpoint.waits or checkpoint.needed:
                 continue
             self._attempt.forget_checkpoint(checkpoint.checkpoint_id)
-            shutil.rmtree(checkpoint.uri, ignore_errors=True)
+            # By name, as below; and a row never names a folder elsewhere.
+            shutil.rmtree(self._folder / Path(checkpoint.uri).name, ignore_errors=True)
 
     def remove_abandoned(self) -> None:
         """Remove what earlier attempts wrote and never committed."""

@@ -4,14 +4,20 @@ One folder per table, one below it per run, named `run=NAME` as Hive does, and n
 read a folder as one table. Names of files begin with the buffer's digits and the run's id, so that buffers may share a folder.
 
 A file is complete when a row of rft.archive_file names it with its checksum. Files without such a row are leftovers.
+Links are never followed (`rftdata.plain_files`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
+import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -21,6 +27,7 @@ import xxhash
 
 from rftdata.durable_files import make_folder, sync_path
 from rftdata.errors import DiskFullError, QueryError, RftError, is_disk_full
+from rftdata.plain_files import check_path, create_file, open_file, paths_below, plain_size, unlink_plain
 
 _READ_BYTES = 8 * 2**20
 # Fast, and within a few percent of the size at higher levels.
@@ -57,13 +64,19 @@ class ArchiveFolder:
             make_folder((self.folder / path).parent)
         return path
 
+    def create_file(self, path: str) -> IO[bytes]:
+        """Create a file below the folder, of a path from `new_file`."""
+        return create_file(self.folder, path)
+
     def files_of(self, run_id: int) -> list[Path]:
         """Return all files of a run, complete or not."""
-        return sorted(self.folder.glob(f"*/run=*/{self._prefix(run_id)}*.parquet"))
+        return [file for file in self.all_files() if file.name.startswith(self._prefix(run_id))]
 
     def all_files(self) -> list[Path]:
         """Return all files of this buffer, complete or not."""
-        return sorted(self.folder.glob(f"*/run=*/{self.owner}-*.parquet"))
+        paths = [self.folder / path for path in paths_below(self.folder, 2)]
+        ours = re.compile(re.escape(self.owner) + r"-\d+-.*\.parquet")
+        return [path for path in paths if ours.fullmatch(path.name) and path.parent.name.startswith("run=")]
 
     def run_id_of(self, file: Path) -> int:
         """Return the id of the run of a file of this buffer."""
@@ -73,7 +86,8 @@ class ArchiveFolder:
         """Remove all files of a run, durably, and folders that are empty then."""
         with self.disk_errors():
             for file in self.files_of(run_id):
-                file.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    unlink_plain(self.folder, file.relative_to(self.folder).as_posix())
                 if not any(file.parent.iterdir()):
                     file.parent.rmdir()
                     sync_path(file.parent.parent)
@@ -86,20 +100,22 @@ class ArchiveFolder:
         with self.disk_errors():
             sync_path(file)
             sync_path(file.parent)
-            return ArchiveFile(path, table, num_rows, file.stat().st_size, file_checksum(file))
+            return ArchiveFile(path, table, num_rows, plain_size(self.folder, path), self._checksum(path))
 
     def problem(self, path: str, num_bytes: int, checksum: str) -> str | None:
         """Compare a file with its size and checksum; return what is wrong with it, None if nothing is."""
         file = self.folder / path
         try:
-            size = file.stat().st_size
+            size = plain_size(self.folder, path)
             if size != num_bytes:
                 return f"the archive file {file} has {size} bytes instead of {num_bytes}"
-            if file_checksum(file) != checksum:
+            if self._checksum(path) != checksum:
                 return f"the archive file {file} does not match its checksum"
         except FileNotFoundError:
             return f"the archive file {file} is missing"
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                return f"the archive file {file} is a symbolic link"
             return f"the archive file {file} cannot be read: {error.strerror}"
         return None
 
@@ -113,14 +129,19 @@ class ArchiveFolder:
             if problem := self.problem(str(row["path"]), int(str(row["num_bytes"])), str(row["checksum"])):
                 raise RftError(problem, todo="restore the file from a backup; `rft doctor` lists all such files")
 
-    def open(self, path: str) -> pq.ParquetFile:
-        """Open a file for reading.
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[pq.ParquetFile]:
+        """Open a file for reading while the block runs.
 
         Raises:
             RftError: it is missing, or not a Parquet file.
         """
+        with contextlib.ExitStack() as opened:
+            yield self._opened(opened, path)
+
+    def _opened(self, opened: contextlib.ExitStack, path: str) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self.folder / path, page_checksum_verification=True)
+            return pq.ParquetFile(opened.enter_context(self.open_file(path)), page_checksum_verification=True)
         except FileNotFoundError as error:
             raise RftError(
                 f"the archive file {self.folder / path} is missing",
@@ -130,6 +151,32 @@ class ArchiveFolder:
             raise RftError(
                 f"the archive file {self.folder / path} cannot be read: {error}", todo="restore it from a backup"
             ) from error
+
+    def open_file(self, path: str) -> IO[bytes]:
+        """Open a plain file for reading; raises as `rftdata.plain_files.open_plain` does."""
+        return open_file(self.folder, path)
+
+    def copy(self, path: str, source: ArchiveFolder) -> None:
+        """Copy a file of another folder to the same path, durably.
+
+        Raises:
+            RftError: the path leads out of the folder.
+            OSError: the file is missing, or the copy cannot be written.
+        """
+        check_path(path)
+        make_folder((self.folder / path).parent)
+        with source.open_file(path) as read, create_file(self.folder, path) as written:
+            shutil.copyfileobj(read, written, _READ_BYTES)
+        sync_path(self.folder / path)
+        sync_path((self.folder / path).parent)
+
+    def _checksum(self, path: str) -> str:
+        """Return the xxh3-64 of a file's bytes, hexadecimal."""
+        digest = xxhash.xxh3_64()
+        with self.open_file(path) as opened:
+            while data := opened.read(_READ_BYTES):
+                digest.update(data)
+        return digest.hexdigest()
 
     def disk_errors(self) -> _DiskErrors:
         """Return a context that converts errors of the disk to errors that name the folder."""
@@ -162,7 +209,8 @@ class _DiskErrors:
 class ParquetPart:
     """A Parquet file that is being written, in row groups of the tables given to it."""
 
-    def __init__(self, file: Path, schema: pa.Schema) -> None:
+    def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
+        self._file = file
         # Dictionaries pay for texts that repeat. Arrays have too many different values.
         plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
         self._writer = pq.ParquetWriter(
@@ -176,15 +224,7 @@ class ParquetPart:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def file_checksum(file: Path) -> str:
-    """Return the xxh3-64 of a file's bytes, hexadecimal."""
-    digest = xxhash.xxh3_64()
-    with open(file, "rb") as opened:
-        while data := opened.read(_READ_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
+        self._file.close()
 
 
 def row_groups(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

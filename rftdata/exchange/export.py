@@ -62,8 +62,7 @@ def export(
     run_ids = [buffer.find_run(name).run_id for name in runs] or None
     _refuse_archived(buffer, run_ids)
     buffer_id = str(buffer.database.fetch("buffer_id")[0]["buffer_id"])
-    with buffer.database.transaction() as connection:
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    with buffer.database.reading() as connection:
         groups, wanted = _selected(connection, where, run_ids, whole_groups)
         if not groups:
             raise QueryError(

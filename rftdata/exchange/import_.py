@@ -262,7 +262,7 @@ class _Writing:
 
 
 class _Batches:
-    """Ids of this buffer for the label batches of a file, taken from the sequence many at a time."""
+    """Ids of this buffer for the label batches of a file, begun many at a time."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
@@ -275,7 +275,7 @@ class _Batches:
             for label in row["labels"] or ():
                 if label["label_batch_id"] not in self._ids:
                     if not self._free:
-                        found = self._buffer.database.fetch("label_next_batches", num=_LABEL_BATCHES_AT_ONCE)
+                        found = self._buffer.database.fetch("begin_label_batches", num=_LABEL_BATCHES_AT_ONCE)
                         self._free = [int(new["label_batch_id"]) for new in reversed(found)]
                     self._ids[label["label_batch_id"]] = self._free.pop()
         return self._ids

@@ -90,7 +90,7 @@ def _write_rows(
     with folder.disk_errors():
         for batch in copy_batches(connection, source, columns):
             rows = pa.Table.from_batches([batch])
-            part = part or ParquetPart(folder.folder / path, rows.schema)
+            part = part or ParquetPart(folder.create_file(path), rows.schema)
             part.write(rows)
             sent.update(as_csv(rows))
         if part is None:
@@ -191,7 +191,7 @@ class _ExperienceFiles:
     def _new_part(self, rows: pa.Schema, arrays: pa.Schema) -> _Part:
         path = self._folder.new_file("experience", self._run.name, self._run.run_id, self._num_files)
         self._num_files += 1
-        return _Part(path, ParquetPart(self._folder.folder / path, pa.schema([*rows, *arrays])))
+        return _Part(path, ParquetPart(self._folder.create_file(path), pa.schema([*rows, *arrays])))
 
     def _close(self, part: _Part) -> None:
         part.flush()
@@ -208,7 +208,7 @@ class _ExperienceFiles:
             return found, []
         path = self._folder.new_file("segment", self._run.name, self._run.run_id, 0)
         with self._folder.disk_errors():
-            part = ParquetPart(self._folder.folder / path, SEGMENT_FIELDS)
+            part = ParquetPart(self._folder.create_file(path), SEGMENT_FIELDS)
             for file in self.files:
                 self._verify_file(file, part, found)
             part.close()

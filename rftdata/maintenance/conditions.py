@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psycopg
+from psycopg import sql
 from psycopg.rows import tuple_row
 
-from rftdata.errors import QueryError
 from rftdata.postgres.database import Connection
+from rftdata.postgres.written_text import check_condition, condition_error, in_parentheses
 
 
-def chosen(connection: Connection, where: str | None, run_ids: list[int] | None) -> list[tuple[int, int]]:
+def chosen(
+    connection: Connection, where: str, run_ids: Sequence[int] | None, among: Sequence[int] | None = None
+) -> list[tuple[int, int]]:
     """Return (group_id, experience_id) of every experience that meets a condition, in ascending order of both.
 
     Args:
-        connection: in a read-only transaction, since a condition may call any function.
-        where: over the columns of `rft.v_experience`; None for all.
+        connection: of `Database.reading`, since a condition may call any function.
+        where: over the columns of `rft.v_experience`.
         run_ids: limits the choice to these runs.
+        among: limits the choice to these experiences.
 
     Raises:
-        QueryError: the database rejected the condition.
+        QueryError: the text is not one condition, or the database rejected it.
     """
-    from rftdata.postgres.query_errors import query_error
-
-    runs = "true" if run_ids is None else f"run_id IN ({', '.join(str(int(i)) for i in run_ids) or 'NULL'})"
-    # On separate lines, so that a comment at the end of the condition ends there.
-    text = (
-        f"SELECT group_id, experience_id FROM rft.v_experience WHERE {runs} AND (\n{where or 'true'}\n) ORDER BY 1, 2"
+    check_condition(connection, where)
+    limits = [("run_id", run_ids), ("experience_id", among)]
+    conditions = [
+        sql.SQL("{} = ANY ({}::bigint[])").format(sql.Identifier(name), sql.Literal(list(ids)))
+        for name, ids in limits
+        if ids is not None
+    ]
+    query = sql.SQL("SELECT group_id, experience_id FROM rft.v_experience WHERE {} ORDER BY 1, 2").format(
+        sql.SQL(" AND ").join([*conditions, in_parentheses(where)])
     )
     try:
-        # Binary, which allows only one statement, whatever the condition contains.
         cursor = connection.cursor(row_factory=tuple_row, binary=True)
-        return [(int(group), int(experience)) for group, experience in cursor.execute(text.encode()).fetchall()]
+        rows = cursor.execute(query.as_bytes(connection)).fetchall()
     except psycopg.OperationalError:
         raise
-    except psycopg.DatabaseError as error:
-        refused = query_error(error)
-        raise QueryError(
-            f"the condition cannot be used: {refused.what}", value=where,
-            allowed="SQL over the columns of rft.v_experience, such as: reward < 0.5 AND taskset = 'gsm8k'", todo=refused.todo,
-        ) from error  # fmt: skip
+    except psycopg.DatabaseError as error:  # of some row, such as a division by zero
+        raise condition_error(error, where) from error
+    return [(int(group), int(experience)) for group, experience in rows]

@@ -88,8 +88,7 @@ def purge(
     if not reason.strip():
         raise QueryError("a purge needs a reason", todo="give one with --reason: it is the only record that stays")
     run_ids = [buffer.find_run(name).run_id for name in runs] or None
-    with buffer.database.transaction() as connection:
-        connection.execute("SET TRANSACTION READ ONLY")
+    with buffer.database.reading() as connection:
         ids = [experience_id for _, experience_id in chosen(connection, where, run_ids)]
     if not ids:
         raise QueryError("no experience meets the condition", value=where, todo="nothing was purged")
@@ -153,7 +152,7 @@ def _made_of(buffer: Buffer, ids: Sequence[int]) -> dict[str, tuple[int, ...]]:
 def _appender(buffer: Buffer) -> SegmentAppender:
     """Return where segments are written again. A purge frees space, so it may use the space that writers must leave free."""
     if isinstance(buffer.segments, PosixSegmentStore):
-        return PosixSegmentStore(buffer.segments.folder).appender()
+        return PosixSegmentStore(buffer.segments.folder, owner=buffer.segments.owner).appender()
     return buffer.segments.appender()
 
 
@@ -269,6 +268,7 @@ def erase(buffer: Buffer, *, now: bool = False) -> Erased:
 
     Raises:
         BufferUnavailableError: with `now`, other sessions use the buffer; or a file cannot be written.
+        RftError: a row names a file that is not this buffer's; what can be overwritten is.
     """
     database = buffer.database
     if now and (others := _others(buffer)):
@@ -277,9 +277,16 @@ def erase(buffer: Buffer, *, now: bool = False) -> Erased:
             todo=f"wait until they have finished, or omit --now: the bytes are overwritten {GRACE_S / 3600:g} hours after the purge",
         )
     due = database.fetch("ranges_to_erase", grace_s=0.0 if now else GRACE_S)
+    failed: RftError | None = None
     for row in due:
-        buffer.segments.erase(row["uri"], row["offset_bytes"], row["length_bytes"])
+        try:
+            buffer.segments.erase(row["uri"], row["offset_bytes"], row["length_bytes"])
+        except RftError as error:  # the other ranges must not wait for this one
+            failed = failed or error
+            continue
         database.run("range_is_erased", retired_range_id=row["retired_range_id"])
+    if failed is not None:
+        raise failed
     # Compaction leaves copies too: files that it retired, and copies that it had not committed when it was killed.
     Compactor(database, buffer.segments, grace_s=0.0 if now else buffer.config.compaction_grace_s, alone=now).clear()
     left = database.fetch("ranges_left")[0]

@@ -10,7 +10,7 @@ from rftdata.segments.codec import purged_rows
 
 
 def verify(buffer: Buffer) -> Iterator[str]:
-    """Check every segment's checksum, references and purges, and every archive; yield one sentence per problem.
+    """Check every segment's checksum, references and purges, every archive, and that nothing is open to everybody; yield one sentence per problem.
 
     Raises:
         BufferUnavailableError: the folder of the segments cannot be read.
@@ -35,6 +35,11 @@ def verify(buffer: Buffer) -> Iterator[str]:
     for row in database.fetch("dangling_references"):
         place = f"row {row['segment_row']} of segment {row['segment_id']}"
         yield f"experience {row['experience_id']} refers to {place}, which does not exist"
+    for row in database.fetch("broken_references"):
+        rows = "1 row" if row["num_rows"] == 1 else f"{row['num_rows']} rows"
+        yield f"{rows} of rft.{row['child']} name what rft.{row['parent']} does not have: {row['referring']} {row['first_key']}"
+    for row in database.fetch("open_to_everybody"):
+        yield f"every account of the server may use the {row['name']}; run `rft db roles`"
     yield from verify_archives(buffer)
 
 

@@ -1,8 +1,9 @@
 """Connections and named queries.
 
 SQL is read from the folder `sql/` (in a wheel: `rftdata/sql/`). A query file consists of blocks that begin with
-`-- name: the_name` and a comment on the purpose of the query; parameters are psycopg's `%(name)s`. Connections are
-autocommit; statements that belong together run in `Database.transaction()`. Passwords never appear in messages (`redacted`).
+`-- name: the_name` and a comment on the purpose of the query; parameters are psycopg's `%(name)s`. `-- name: the_name (read)` marks a
+query that neither changes nor locks anything. Only such a query is repeated when its answer is lost. Connections are autocommit; statements
+that belong together run in `Database.transaction()`. Passwords never appear in messages (`redacted`).
 """
 
 from __future__ import annotations
@@ -72,11 +73,6 @@ _RECORDED = frozenset(
         "waiting_for",
     }
 )
-# Words that show that a query does more than read. Of the functions in schema rft, only these two read without changes.
-_CHANGES = re.compile(
-    r"\b(INSERT|UPDATE|DELETE|CREATE|TRUNCATE|FOR (NO KEY )?(UPDATE|SHARE)|nextval|set_config|pg_export_snapshot|pg_(try_)?advisory\w*|pg_notify"
-    r"|rft\.(?!(?:clock|compare_verdicts)\()\w+\()"
-)
 
 
 @cache
@@ -87,27 +83,34 @@ def sql_folder() -> Path:
     return inside if inside.is_dir() else here.parent / "sql"
 
 
+# A query that reads says so behind its name.
+_HEADER = re.compile(r"(\w+)( \(read\))?")
+
+
 @cache
-def queries() -> Mapping[str, str]:
-    """Return all named queries."""
-    found: dict[str, str] = {}
+def _blocks() -> Mapping[str, tuple[str, bool]]:
+    """Return the text of all named queries, and whether each only reads."""
+    found: dict[str, tuple[str, bool]] = {}
     for file in sorted((sql_folder() / "queries").glob("*.sql")):
         for block in re.split(r"^-- name: ", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-            name, _, body = block.partition("\n")
-            assert name.strip() not in found, f"two queries are named {name}"
-            found[name.strip()] = body.strip().rstrip(";")
+            header, _, body = block.partition("\n")
+            match = _HEADER.fullmatch(header.strip())
+            assert match is not None, f"{file.name}: the name of a query is one word, or `the_name (read)`: {header!r}"
+            assert match[1] not in found, f"two queries are named {match[1]}"
+            found[match[1]] = body.strip().rstrip(";"), match[2] is not None
     return found
 
 
 @cache
+def queries() -> Mapping[str, str]:
+    """Return all named queries."""
+    return {name: text for name, (text, _) in _blocks().items()}
+
+
+@cache
 def reads() -> frozenset[str]:
-    """Return the names of queries that change and lock nothing, and are therefore safe to repeat."""
-    return frozenset(name for name, text in queries().items() if _is_read(text))
-
-
-def _is_read(text: str) -> bool:
-    bare = re.sub(r"--[^\n]*|'(?:[^']|'')*'", "", text).strip()
-    return bool(re.match(r"(SELECT|WITH)\b", bare)) and not _CHANGES.search(bare)
+    """Return the names of queries marked `(read)`: they change and lock nothing, and are therefore safe to repeat."""
+    return frozenset(name for name, (_, is_read) in _blocks().items() if is_read)
 
 
 class Database:
@@ -224,6 +227,18 @@ class Database:
     def transaction(self) -> Iterator[Connection]:
         """Yield a connection in a transaction: committed at the end, rolled back on an exception."""
         with self.connection() as connection, connection.transaction():
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Yield a connection of its own in a transaction that sees one snapshot and changes nothing.
+
+        Texts that a person wrote run here: the settings that they make and the locks that they take end with the connection.
+        """
+        with translated(self.uri), self.dedicated() as connection:
+            connection.autocommit = False
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
             yield connection
 
     def dedicated(self) -> Connection:

@@ -73,3 +73,10 @@ def is_outage(error: BufferUnavailableError) -> bool:
     if not isinstance(cause, psycopg.OperationalError | psycopg.errors.IdleInTransactionSessionTimeout):
         return False
     return cause.sqlstate is None or cause.sqlstate.startswith(_OUTAGES)
+
+
+def proves_rollback(error: Exception) -> bool:
+    """Return whether the server reported the error of a transaction, so that nothing of it was stored. Otherwise the answer was lost."""
+    cause = error if isinstance(error, psycopg.Error) else error.__cause__
+    state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    return state is not None and not state.startswith(_OUTAGES)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -91,19 +92,24 @@ class ArchivedRows:
             schema: columns that the filter or the caller needs.
         """
         for row in files:
-            self._folder.open(row["path"]).close()  # a missing or damaged file is an error that names it
-            yield from self._read(str(self._folder.folder / row["path"]), schema, filter)
+            with self._folder.open(row["path"]):
+                pass  # a missing or damaged file is an error that names it
+            with self._folder.open_file(row["path"]) as file:
+                yield from self._read(file, str(self._folder.folder / row["path"]), schema, filter)
 
-    def _read(self, path: str, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-        stored = ds.dataset(path, format=_CHECKED)
+    def _read(
+        self, file: IO[bytes], path: str, schema: pa.Schema, filter: pc.Expression | None
+    ) -> Iterator[pa.RecordBatch]:
+        fragment = _CHECKED.make_fragment(file)
+        stored = fragment.physical_schema
         node = None if filter is None else parse(filter)
-        early = node is not None and (columns_of(node) - _ARRAYS) == columns_of(node) <= set(stored.schema.names)
-        scanner = stored.scanner(
-            columns=_stored_columns(schema, stored.schema), filter=filter if early else None, batch_size=_ROWS_AT_ONCE,
+        early = node is not None and (columns_of(node) - _ARRAYS) == columns_of(node) <= set(stored.names)
+        scanner = fragment.scanner(
+            columns=_stored_columns(schema, stored), filter=filter if early else None, batch_size=_ROWS_AT_ONCE,
             batch_readahead=1, fragment_readahead=1, use_threads=False,
         )  # fmt: skip
         for batch in _whole(scanner.to_batches(), path):
-            found = _as_queried(batch, schema, stored.schema)
+            found = _as_queried(batch, schema, stored)
             yield found if early or filter is None else found.filter(filter)
 
 

@@ -1,4 +1,7 @@
-"""One query by DuckDB over a buffer: its tables are registered by their names, and the result is streamed."""
+"""One query by DuckDB over a buffer: its tables are registered by their names, and the result is streamed.
+
+The query reads those tables and nothing else: no files, no network, no extensions, no settings, no variables of Python.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,14 @@ from rftdata.segments.reader import SegmentReader
 _ROWS_AT_ONCE = 8192
 # Segments kept open: those of a few batches of rows.
 _OPEN_SEGMENTS = 64
+_READING = (
+    duckdb.StatementType.SELECT,
+    duckdb.StatementType.EXPLAIN,
+    duckdb.StatementType.MULTI,
+)  # PIVOT is of the third type
+_SETTINGS: dict[str, str | bool | int | float | list[str]] = {
+    "python_enable_replacements": "false", "autoinstall_known_extensions": "false", "autoload_known_extensions": "false",
+}  # fmt: skip
 
 
 def run_query(
@@ -44,7 +55,7 @@ def _stream(
     with ExitStack() as resources:
         resources.enter_context(translated(database.uri))
         resources.callback(reading.close)
-        connection = resources.enter_context(duckdb.connect())
+        connection = resources.enter_context(duckdb.connect(config=_SETTINGS))
         try:
             _register(connection, database, reading, text, run_id)
             result = connection.sql(text)
@@ -69,9 +80,15 @@ def _register(
     connection: duckdb.DuckDBPyConnection, database: Database, reading: Reading, text: str, run_id: int | None
 ) -> None:
     check_text("the text of the query", text)
-    if len(connection.extract_statements(text)) != 1:
+    statements = connection.extract_statements(text)
+    if len(statements) != 1:
         raise QueryError(
             "a query is one statement", value=text, todo="join them with WITH, or run it again for each"
+        )  # fmt: skip
+    if statements[0].type not in _READING:
+        raise QueryError(
+            "a query only reads", value=text, allowed="SELECT, FROM, DESCRIBE, SUMMARIZE, SHOW, EXPLAIN",
+            todo="write a SELECT; use `rft sql` to change rewards and tasks, and `rft export` to write files",
         )  # fmt: skip
     connection.execute("SET enable_progress_bar = false")  # DuckDB writes it to the standard output
     connection.execute("CREATE SCHEMA rft")
@@ -85,6 +102,10 @@ def _register(
             table = Table(name, view, reading, arrays=arrays, run_id=run_id, direct=(name, same))
         connection.register(name, table)
         connection.execute(f'CREATE VIEW rft."{name}" AS FROM memory.main."{name}"')
+    # Now that all is there that a query needs; the extension with time zones is part of DuckDB's package.
+    connection.execute("LOAD icu")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
 
 
 def _identifiers(text: str) -> set[str]:

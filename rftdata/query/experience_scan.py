@@ -19,12 +19,11 @@ from rftdata.archives.files import ArchiveFolder
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import ArchivedError, ConfigError, QueryError
 from rftdata.postgres.arrow_copy import arrow_type, copy_batches
-from rftdata.postgres.database import Connection, Database, fetch, translated
-from rftdata.postgres.query_errors import query_error
+from rftdata.postgres.database import Connection, Database, fetch
+from rftdata.postgres.written_text import check_condition, condition_error, in_parentheses
 from rftdata.query.archived import ARCHIVED_TEXTS, ArchivedColumns, ArchivedRows, ascending
 from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, PLACE, ArrayColumns, OnDamage, parts
 from rftdata.query.catalogue import tables
-from rftdata.query.scan import begin_reading
 from rftdata.segments.base import SegmentStore
 from rftdata.segments.reader import SegmentReader
 
@@ -53,7 +52,7 @@ def scan_experiences(
                 todo=did_you_mean(name, [*kinds, *arrays], "`rft sql '\\d rft.v_experience'` lists the columns"),
             )  # fmt: skip
     schema = pa.schema([(name, arrays[name] if name in arrays else arrow_type(kinds[name])) for name in columns])
-    conditions = [sql.SQL("(\n{}\n)").format(sql.SQL(where))] if where is not None else []
+    conditions = [in_parentheses(where)] if where is not None else []
     if run_id is not None:
         conditions.append(sql.SQL("run_id = {}").format(sql.Literal(run_id)))
     if count > 1:
@@ -78,9 +77,9 @@ def _batches(
     """
     wanted = [name for name in schema.names if name not in kinds]
     with ExitStack() as resources:
-        resources.enter_context(translated(database.uri))
-        connection = resources.enter_context(database.dedicated())
-        begin_reading(connection)
+        connection = resources.enter_context(database.reading())
+        if where is not None:
+            check_condition(connection, where)
         runs = fetch(connection, "archived_among", run_ids=None if run_id is None else [run_id])
         files = fetch(connection, "archive_files", run_id=run_id) if runs else []
         archived = ArchivedRows(archives, files).experiences(schema, run_id)
@@ -108,7 +107,7 @@ def _batches(
         except psycopg.OperationalError:
             raise
         except psycopg.DatabaseError as error:  # of some row, such as a division by zero
-            raise _refused(error, where) from error
+            raise condition_error(error, where) from error
 
 
 def _filled(
@@ -159,13 +158,5 @@ def _accepts(
     except psycopg.DatabaseError as error:
         if isinstance(error, psycopg.errors.UndefinedColumn) and not isinstance(source, sql.Identifier):
             return False
-        raise _refused(error, where) from error
+        raise condition_error(error, where) from error
     return True
-
-
-def _refused(error: psycopg.DatabaseError, where: str | None) -> QueryError:
-    refused = query_error(error)
-    return QueryError(
-        f"the condition cannot be used: {refused.what}", value=where,
-        allowed="SQL over the columns of rft.v_experience, such as: reward < 0.5 AND taskset = 'gsm8k'", todo=refused.todo,
-    )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from psycopg import IsolationLevel, sql
+from psycopg import sql
 
 from rftdata.archives.files import ArchiveFolder
 from rftdata.errors import QueryError
@@ -55,8 +55,7 @@ class Reading:
     def _snapshot_holder(self) -> Connection:
         """Return the connection whose transaction holds the snapshot of all scans."""
         if self._first is None:
-            self._first = self._resources.enter_context(self._database.dedicated())
-            begin_reading(self._first)
+            self._first = self._resources.enter_context(self._database.reading())
             self._snapshot = one(send(self._first, "share_snapshot"))["snapshot"]
         return self._first
 
@@ -71,8 +70,7 @@ class Reading:
     def connection(self) -> Iterator[Connection]:
         """Yield a connection of its own in a transaction that sees the query's snapshot."""
         self._snapshot_holder()
-        with self._database.dedicated() as connection:
-            begin_reading(connection)
+        with self._database.reading() as connection:
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self._snapshot)))
             yield connection
 
@@ -109,13 +107,6 @@ class Reading:
                 allowed=f"at most {self._limit_bytes:,} (--limit-bytes)",
                 todo="name fewer columns, add a condition or a run, or raise the limit",
             )
-
-
-def begin_reading(connection: Connection) -> None:
-    """Let the connection's transaction see one snapshot, and change nothing."""
-    connection.autocommit = False
-    connection.isolation_level = IsolationLevel.REPEATABLE_READ
-    connection.read_only = True
 
 
 class Table(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types

@@ -115,6 +115,10 @@ class SegmentStore(ABC):
         """Yield every file of the store."""
 
     @abstractmethod
+    def is_ours(self, uri: str) -> bool:
+        """Return whether a file of this name would be this buffer's, which alone `cut`, `remove` and `erase` accept."""
+
+    @abstractmethod
     def is_written(self, uri: str) -> bool:
         """Return whether a live appender on this host holds the file; False for one on another host, and for a missing file."""
 

@@ -200,9 +200,9 @@ class Compactor:
         return report
 
     def _is_idle(self, row: Row, stored: dict[str, StoredFile]) -> bool:
-        """Return whether a file exists and is in use, but no writer appends to it."""
+        """Return whether a file of this buffer exists and is in use, but no writer appends to it."""
         file = stored.get(row["uri"])
-        if file is None or row["retired_s"] is not None:
+        if file is None or not file.is_ours or row["retired_s"] is not None:
             return False
         return row["closed"] or (file.age_s >= self._grace_s and not self._store.is_written(row["uri"]))
 
@@ -284,7 +284,10 @@ class Compactor:
         report.orphans_removed += len(orphans)
 
     def _remove_retired(self, stored: dict[str, StoredFile], report: CompactionReport) -> None:
-        retired = [row for row in self._database.fetch("segment_files") if row["retired_s"] is not None]
+        known = self._database.fetch("segment_files")
+        # Whatever a row says, a file with live segments or of another buffer stays.
+        retired = [row for row in known if row["retired_s"] is not None and not row["num_segments"]]
+        retired = [row for row in retired if self._store.is_ours(row["uri"])]
         # A reader keeps what it has mapped of a removed file, but not of an overwritten one.
         overwritten = self._was_purged() and not self._alone
         grace_s = max(self._grace_s, DEFAULT_GRACE_S) if overwritten else self._grace_s

@@ -3,6 +3,8 @@
 An appender holds an advisory lock (flock) on its file, which the kernel releases however the process ends. Other processes on the
 host see from it whether the writer lives. The lock only protects a live writer's file from compaction. A writer is kept from appending to
 a file that `rftdata.segments.compaction` will remove by `rft.segment_file.closed_at`, which the transaction that commits a segment checks.
+
+Names of files come from rows: only plain names of plain files are accepted, and only this buffer's files are changed.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import socket
@@ -24,6 +27,7 @@ import pyarrow as pa
 
 from rftdata.durable_files import make_folder, punch_hole, sync_path
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError, is_disk_full
+from rftdata.plain_files import check_file_name, file_name, is_file_name, open_plain, plain_size, unlink_plain
 from rftdata.segments.base import (
     ADDRESS_MAX_AGE_S,
     ROLL_BYTES,
@@ -60,7 +64,7 @@ class PosixSegmentStore(SegmentStore):
                 value=str(folder),
                 todo="correct buffer.segments; for a command without a configuration: export RFT_SEGMENTS=FOLDER",
             ) from error
-        self._maps: OrderedDict[str, pa.MemoryMappedFile] = OrderedDict()
+        self._maps: OrderedDict[str, pa.Buffer] = OrderedDict()
         self._maps_since = time.monotonic()
         self._lock = threading.Lock()
 
@@ -86,14 +90,17 @@ class PosixSegmentStore(SegmentStore):
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    if entry.name.endswith(_SUFFIX) and entry.is_file():
-                        status = entry.stat()
-                        ours = entry.name.startswith(self.owner)
-                        yield StoredFile(entry.name, status.st_size, now - status.st_mtime, ours)
+                    if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        yield StoredFile(entry.name, status.st_size, now - status.st_mtime, self.is_ours(entry.name))
+
+    def is_ours(self, uri: str) -> bool:
+        return is_file_name(uri) and uri.startswith(f"{self.owner}-" if self.owner else "")
 
     def is_written(self, uri: str) -> bool:
+        check_file_name(uri)
         try:
-            descriptor = os.open(self.folder / uri, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_plain(self.folder, uri)
         except FileNotFoundError:
             return False
         try:
@@ -107,9 +114,14 @@ class PosixSegmentStore(SegmentStore):
         return False
 
     def cut(self, uri: str, size_bytes: int) -> None:
+        self._check_ours(uri)
         try:
-            os.truncate(self.folder / uri, size_bytes)
-            sync_path(self.folder / uri)
+            descriptor = open_plain(self.folder, uri, os.O_WRONLY)
+            try:
+                os.ftruncate(descriptor, size_bytes)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise _full(self.folder, error) from error
 
@@ -117,9 +129,10 @@ class PosixSegmentStore(SegmentStore):
         freed = 0
         try:
             for uri in uris:
+                self._check_ours(uri)
                 with contextlib.suppress(FileNotFoundError):
-                    size = (self.folder / uri).stat().st_size
-                    os.unlink(self.folder / uri)
+                    size = plain_size(self.folder, uri)
+                    unlink_plain(self.folder, uri)
                     freed += size
                 with self._lock:
                     self._maps.pop(uri, None)
@@ -129,8 +142,9 @@ class PosixSegmentStore(SegmentStore):
         return freed
 
     def erase(self, uri: str, offset_bytes: int, length_bytes: int) -> None:
+        self._check_ours(uri)
         try:
-            with open(self.folder / uri, "r+b") as file:
+            with os.fdopen(open_plain(self.folder, uri, os.O_RDWR), "r+b") as file:
                 file.seek(offset_bytes)
                 left = length_bytes
                 while left > 0:
@@ -143,7 +157,19 @@ class PosixSegmentStore(SegmentStore):
         except OSError as error:
             raise _full(self.folder, error) from error
 
+    def _check_ours(self, uri: str) -> None:
+        """Refuse to change a file of another buffer in the same folder, or outside the folder."""
+        check_file_name(uri)
+        if not self.is_ours(uri):
+            raise RftError(
+                "a row of the database names a segment file of another buffer", value=uri, allowed=f"{self.owner}-…{_SUFFIX}",
+                todo="the file was not changed; find out who wrote the row",
+            )  # fmt: skip
+
     def _bytes(self, address: SegmentAddress) -> pa.Buffer:
+        check_file_name(address.uri)
+        if address.offset_bytes < 0 or address.length_bytes <= 0:
+            raise corrupt(address, "it is no range of a file")
         end = address.offset_bytes + address.length_bytes
         with self._lock:
             if time.monotonic() - self._maps_since > ADDRESS_MAX_AGE_S:
@@ -153,24 +179,25 @@ class PosixSegmentStore(SegmentStore):
             mapped = self._maps.get(address.uri)
             try:
                 # Checked every time: touching mapped bytes beyond the end of a truncated file kills the process.
-                size = (self.folder / address.uri).stat().st_size
+                size = plain_size(self.folder, address.uri)
                 if size < end:
                     raise corrupt(address, f"its file is only {size} bytes long")
                 # A file that grew after it was mapped is mapped again.
-                if mapped is None or mapped.size() < end:
-                    mapped = self._maps[address.uri] = pa.memory_map(str(self.folder / address.uri))
+                if mapped is None or mapped.size < end:
+                    mapped = self._maps[address.uri] = _mapped(self.folder, address.uri)
             except OSError as error:
                 raise self._unreadable(address, error) from error
             self._maps.move_to_end(address.uri)
             if len(self._maps) > 256:
                 self._maps.popitem(last=False)
-            mapped.seek(address.offset_bytes)
-            return mapped.read_buffer(address.length_bytes)
+            return mapped.slice(address.offset_bytes, address.length_bytes)
 
     def _unreadable(self, address: SegmentAddress, error: OSError) -> RftError:
         """Return damage of one segment, or of the folder, which must not be reported as damage of each segment."""
         if error.errno == errno.EIO:
             return corrupt(address, f"its file cannot be read: {error.strerror}")
+        if error.errno in (errno.ELOOP, errno.EINVAL):
+            return corrupt(address, "its file is a symbolic link, or not a plain file")
         if error.errno == errno.ENOENT and self.folder.is_dir() and any(True for _ in self.files()):
             return corrupt(address, "its file is missing")
         why = "it is missing or empty" if error.errno == errno.ENOENT else str(error.strerror)
@@ -186,9 +213,7 @@ class _PosixAppender(SegmentAppender):
 
     def __init__(self, folder: Path, min_free_bytes: int, owner: str) -> None:
         self.folder = folder
-        self._name = (
-            f"{owner}-{socket.gethostname()}-{os.getpid()}" if owner else f"{socket.gethostname()}-{os.getpid()}"
-        )
+        self._name = f"{f'{owner}-' if owner else ''}{file_name(socket.gethostname())}-{os.getpid()}"
         self.min_free_bytes = min_free_bytes
         self._file: int | None = None
         self._uri = ""
@@ -251,7 +276,7 @@ class _PosixAppender(SegmentAppender):
         self._give_up()
         uri = f"{self._name}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
         try:
-            file = os.open(self.folder / uri, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            file = open_plain(self.folder, uri, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 with contextlib.suppress(
                     OSError
@@ -278,6 +303,15 @@ class _PosixAppender(SegmentAppender):
                 allowed=f"writes that leave at least buffer.min_free_bytes = {self.min_free_bytes}",
                 todo="free some space, move buffer.segments, or lower buffer.min_free_bytes",
             )
+
+
+def _mapped(folder: Path, uri: str) -> pa.Buffer:
+    """Map a whole file, which is not empty, for reading; the mapping lasts as long as the buffer or a slice of it."""
+    descriptor = open_plain(folder, uri)
+    try:
+        return pa.py_buffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    finally:
+        os.close(descriptor)
 
 
 def _full(folder: Path, error: OSError) -> RftError:

@@ -7,11 +7,13 @@ and their groups can be drawn again.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -36,6 +38,8 @@ from rftdata.training.fence import Fence
 from rftdata.training.sampling import SamplingConfig, checked_formula
 from rftdata.workers import mark_dead_workers, process_lives
 
+# Attempts of this process that may have been started although an error was raised, by their receipts. They hold nothing.
+_given_up: set[uuid.UUID] = set()
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 
 
@@ -76,31 +80,46 @@ class Attempt:
         cls, run: Run, reader: SegmentReader, lease_s: float, sampling: SamplingConfig, max_refill: int, tasksets: Sequence[str],
     ) -> Attempt:  # fmt: skip
         """Take the run: see `Buffer.attempt`."""
-        database, run_id = run.database, run.run_id
-        formula = checked_formula(database, sampling.priority.formula)
-        mark_dead_workers(run)
-        with database.transaction() as connection:
+        formula = checked_formula(run.database, sampling.priority.formula)
+        policy = Jsonb(sampling.policy(tasksets, formula))
+        ride_out(lambda: mark_dead_workers(run))
+        receipt = uuid.uuid4()
+        try:
+            attempt_id, checkpoint = ride_out(lambda: cls._take(run, receipt, lease_s, policy))
+            failpoint("trainer.started")
+            notify.notify(run.database, notify.RUN)
+            return cls(run, reader, attempt_id, _of_row(checkpoint), lease_s, max_refill)
+        except BaseException:
+            _give_up(run, receipt)
+            raise
+
+    @staticmethod
+    def _take(run: Run, receipt: uuid.UUID, lease_s: float, policy: Jsonb) -> tuple[int, Row | None]:
+        """Start an attempt, or find the one that an earlier try has started; return its id and the checkpoint from which it continues."""
+        run_id = run.run_id
+        with run.database.transaction() as connection:
             execute(connection, "limit_idleness")
             locked = fetch(connection, "lock_run", run_id=run_id)[0]
             parent = locked["current_attempt_id"]
             checkpoint = None
             if parent is not None:
-                refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], locked)
+                holder = fetch(connection, "attempt_holder", attempt_id=parent)[0]
+                if holder["receipt"] != receipt:
+                    refuse_if_held(holder, locked)
                 found = fetch(connection, "last_checkpoint", attempt_id=parent, step=None)
                 checkpoint = found[0] if found else None
+                if holder["receipt"] == receipt:
+                    return int(parent), checkpoint
             stored_selection.verify(connection, locked)
             row = fetch(
                 connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
                 from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
-                host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s,
+                host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s, receipt=receipt,
             )[0]  # fmt: skip
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
-            policy = Jsonb(sampling.policy(tasksets, formula))
             changed = fetch(connection, "set_sampler", run_id=run_id, policy=policy)[0]["changed"]
             start_attempt(connection, locked, row["attempt_id"], checkpoint, policy_changed=changed)
-        failpoint("trainer.started")
-        notify.notify(database, notify.RUN)
-        return cls(run, reader, row["attempt_id"], _of_row(checkpoint), lease_s, max_refill)
+            return int(row["attempt_id"]), checkpoint
 
     @classmethod
     def join(cls, run: Run, reader: SegmentReader, attempt_id: int, max_refill: int) -> Attempt:
@@ -125,7 +144,8 @@ class Attempt:
         the batch is short when the selection ends.
 
         Waits for groups. If no more can come for this step (every group is decided and the refill is used up), the batch is
-        short, and its `short_reason` gives the reason; it may be empty. A step that this attempt has already drawn is not drawn again.
+        short, and its `short_reason` gives the reason; it may be empty. A step that this attempt has already drawn is not drawn again:
+        every process of the attempt gets the same batch.
 
         If only answers of people can complete the step, ready groups of later explorer steps take the places, and the
         waiting groups are drawn for a later step.
@@ -181,7 +201,7 @@ class Attempt:
         return self._drawing.is_current(batch.step)
 
     def release(self, batch: Batch) -> None:
-        """Release an unused batch: its draws never took place."""
+        """Release an unused batch: its draws never took place. See `release_step`."""
         self.release_step(batch.step)
 
     def release_step(self, step: int) -> None:
@@ -189,6 +209,7 @@ class Attempt:
 
         Raises:
             FencedError: another attempt holds the run.
+            RftError: the step is recorded as done, or a checkpoint contains it.
         """
         self._drawing.release(step)
 
@@ -352,6 +373,14 @@ def _of_row(checkpoint: Row | None) -> Checkpoint | None:
     return None if checkpoint is None else records(Checkpoint, [checkpoint])[0]
 
 
+def _give_up(run: Run, receipt: uuid.UUID) -> None:
+    """End an attempt that may have been started and that no object holds, so that it locks nobody out."""
+    _given_up.add(receipt)
+    with contextlib.suppress(RftError, psycopg.Error), run.database.transaction() as connection:
+        fetch(connection, "lock_run", run_id=run.run_id)  # waits for a start that is still being committed
+        execute(connection, "end_attempt_of_receipt", run_id=run.run_id, receipt=receipt, outcome="it could not start")
+
+
 def start_attempt(
     connection: Connection, run: Row, attempt_id: int, checkpoint: Row | None, *, policy_changed: bool = False
 ) -> None:
@@ -377,7 +406,7 @@ def refuse_if_held(holder: Row, run: Row) -> None:
         FencedError: another process trains it.
     """
     same_host = holder["host"] == socket.gethostname()
-    if not holder["alive"] or (same_host and not process_lives(holder["pid"])):
+    if not holder["alive"] or holder["receipt"] in _given_up or (same_host and not process_lives(holder["pid"])):
         return
     raise FencedError(
         f"the run {run['name']!r} is being trained by process {holder['pid']} on {holder['host']}",

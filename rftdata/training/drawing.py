@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
+from rftdata.errors import PurgedError, QueryError, RftError, SegmentCorruptError
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch, one, send
@@ -106,6 +106,8 @@ class Drawing:
 
         def drop() -> None:
             with self._fence.transaction() as connection:
+                if fetch(connection, "final_draws", attempt_id=self._fence.attempt_id, step=step):
+                    raise damaged[0]
                 self._undo(connection, step)
                 damage = {
                     "group_ids": list(reasons), "reasons": list(reasons.values()), "experience_ids": [row["experience_id"] for row in lost],
@@ -132,6 +134,7 @@ class Drawing:
 
     def _release(self, step: int) -> None:
         with self._fence.transaction() as connection:
+            self._refuse_final(connection, step)
             if self._from_selection:
                 execute(connection, "release_selected", **self._keys, step=step)
                 execute(connection, "restore_selection", **self._keys)
@@ -139,6 +142,14 @@ class Drawing:
             self._undo(connection, step)
             # Meanwhile, labels treated the groups as drawn.
             execute(connection, "reopen_stale_groups", **self._keys)
+
+    def _refuse_final(self, connection: Connection, step: int) -> None:
+        for final in fetch(connection, "final_draws", attempt_id=self._fence.attempt_id, step=step):
+            done = "recorded as done" if final["recorded"] else f"part of the checkpoint of step {final['checkpoint']}"
+            raise RftError(
+                f"the batch of step {step} cannot be released: the step is {done}",
+                todo="release only what was not trained on; `rft run --resume RUN --at-step N` takes the run back",
+            )
 
     def _undo(self, connection: Connection, step: int) -> None:
         """Delete the draws of a step. Those before them count as the newest again."""

@@ -107,7 +107,7 @@ def _insert_ended_attempt(
 ) -> int:
     row = fetch(
         connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
-        from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None, host=socket.gethostname(), pid=os.getpid(), lease_s=0.0,
+        from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None, host=socket.gethostname(), pid=os.getpid(), lease_s=0.0, receipt=None,
     )[0]  # fmt: skip
     execute(connection, "end_attempt", attempt_id=row["attempt_id"], outcome=outcome)
     return int(row["attempt_id"])

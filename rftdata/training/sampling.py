@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from rftdata.config import Section
 from rftdata.errors import ConfigError
-from rftdata.postgres.database import Database, execute, fetch, limit_statements
+from rftdata.postgres.database import Database, fetch, limit_statements
 
 # Greater numbers of steps mean no limit, and would not fit the database's integers when steps are added.
 MOST_STEPS = 2**30
@@ -262,34 +262,26 @@ class SamplingConfig(Section):
 
 
 def checked_formula(database: Database, formula: str | None, *, limit_s: float = 10.0) -> str | None:
-    """Return a priority formula as PostgreSQL prints it after parsing; nothing of it is executed or kept.
+    """Return a priority formula as `rft.checked_formula` prints it after parsing; nothing of it is executed or kept.
 
-    It is parsed as the expression of a generated column of an empty temporary table. PostgreSQL allows only one
-    expression over the table's columns there: no other tables, no subqueries, nothing that differs between calls. The
-    printed parse tree is stored and run later, never the text itself.
+    The printed parse tree is stored and run later, never the text itself. The database checks it again when it is stored.
 
     Args:
         limit_s: seconds for constant parts, which PostgreSQL computes while it parses.
 
     Raises:
-        ConfigError: the formula is not such an expression; the message quotes PostgreSQL.
+        ConfigError: the formula is not one expression over the columns of `rft.formula_columns` that uses only what is part of
+            PostgreSQL; the message quotes the server.
     """
     if formula is None:
         return None
-    # On a new line, so that a comment cannot hide what follows. Binary, because that protocol takes only one statement.
-    alter = f"ALTER TABLE formula_check ADD COLUMN result float8 GENERATED ALWAYS AS (({formula}\n)::float8) STORED"
     with database.connection() as connection, connection.transaction(force_rollback=True):
-        execute(connection, "make_formula_table")
         limit_statements(connection, limit_s)
-        known = [row["name"] for row in fetch(connection, "formula_table_columns")]
+        names = [row["name"] for row in fetch(connection, "formula_names")]
         try:
-            connection.execute(alter, binary=True)
+            return str(fetch(connection, "check_formula", formula=formula)[0]["formula"])
         except psycopg.Error as error:
-            raise _formula_error(formula, known, error.diag.message_primary or str(error)) from error
-        columns = {row["name"]: row["expression"] for row in fetch(connection, "formula_table_columns")}
-        if list(columns) != [*known, "result"]:
-            raise _formula_error(formula, known, "there is more than one expression")
-        return str(columns["result"])
+            raise _formula_error(formula, names, error.diag.message_primary or str(error)) from error
 
 
 def _formula_error(formula: str, columns: list[str], reason: str) -> ConfigError:

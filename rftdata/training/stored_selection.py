@@ -31,6 +31,7 @@ from psycopg.rows import tuple_row
 
 from rftdata.errors import ConflictError, QueryError, SelectionChangedError
 from rftdata.postgres.database import Connection, Database, Row, execute, fetch, limit_statements, queries
+from rftdata.postgres.written_text import check_complete
 from rftdata.user_code.time_limits import lowered
 
 KINDS = {"experience_id": "experience", "pair_id": "pair", "group_id": "group"}
@@ -71,13 +72,15 @@ def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
 def at_label_cut(database: Database, *, read_only: bool = True) -> Iterator[tuple[Connection, int]]:
     """Open a transaction with a snapshot, and the newest label in it; the snapshot contains all labels up to it and no others.
 
+    Args:
+        read_only: on a connection of its own, for queries that a person wrote; see `Database.reading`.
+
     Raises:
         ConflictError: another session's labels stay uncommitted.
     """
-    with database.transaction() as connection:
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        if read_only:
-            connection.execute("SET TRANSACTION READ ONLY")
+    with database.reading() if read_only else database.transaction() as connection:
+        if not read_only:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         # The snapshot is that of the first query below, not that of BEGIN.
         with database.transaction() as locker:
             locker.execute("SET LOCAL lock_timeout = '30s'")
@@ -186,6 +189,7 @@ def _run(connection: Connection, sql: str, *, with_priority: bool) -> tuple[str,
     if limit_s < math.inf:  # the limit of `rft check`; a run has none
         limit_statements(connection, limit_s)
     try:
+        check_complete(connection, sql, "{}")
         with connection.cursor(row_factory=tuple_row, binary=True) as cursor:
             cursor.execute(wrapped.encode())
             names = [column.name for column in cursor.description or []]

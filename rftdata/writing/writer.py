@@ -1,6 +1,7 @@
 """Writing of sealed groups: arrays to a segment and all rows in one transaction, which commits once the arrays are durable.
 
-A write batch has a receipt, created before its first try, so that a retry after a lost answer inserts nothing. Groups that an
+A write batch has a receipt, created before its first try, so that a retry after a lost answer inserts nothing. Requests of several callers
+that were to be stored together are stored separately only if it is certain that the joint transaction was rolled back. Groups that an
 explorer claimed are written under their claim token: a writer whose claim passed to another worker gets `FencedError`, and
 nothing of its batch is stored. Ids are taken from the sequences first, so that rows are sent by binary COPY while a helper thread
 encodes, writes and flushes the arrays. The two take about as long.
@@ -9,12 +10,13 @@ encodes, writes and flushes the arrays. The two take about as long.
 from __future__ import annotations
 
 import queue
+import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import islice
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -32,6 +34,7 @@ from rftdata.postgres.binary_copy import (
     rollout_row,
 )
 from rftdata.postgres.database import Connection, Cursor, Database, Row, one, send
+from rftdata.postgres.retry import is_outage, proves_rollback
 from rftdata.postgres.values import storable
 from rftdata.segments.base import Appended, SegmentStore
 from rftdata.segments.codec import encode
@@ -42,35 +45,47 @@ from rftdata.writing.prompts import Prompts
 NO_PIPELINE = "none"
 _RETRIES = 5
 _RETRY_AFTER_S = 0.5
+# Errors of values that cannot be encoded, or that the database does not accept. `struct.error` has no better base.
+_UNSTORABLE = (
+    TypeError, ValueError, ArithmeticError, AttributeError, LookupError, struct.error, psycopg.DataError, psycopg.IntegrityError,
+    psycopg.ProgrammingError,
+)  # fmt: skip
 
 
 @dataclass
 class _Request:
-    """Groups that one caller wants stored together, and the future for the answer."""
+    """Groups that one caller wants stored together, and the future for the answer.
+
+    Attributes:
+        rows, num_bytes: the number of experiences and their approximate number of bytes.
+    """
 
     groups: tuple[Group, ...]
-    receipt: uuid.UUID | None = None
+    receipt: uuid.UUID | None
+    rows: int
+    num_bytes: int
     answer: Future[list[int]] = field(default_factory=Future)
-
-    @property
-    def sequences(self) -> Iterator[Sequence]:
-        return (sequence for group in self.groups for rollout in group.rollouts for sequence in rollout.sequences)
-
-    def size(self) -> tuple[int, int]:
-        """Return the number of experiences and their approximate number of bytes."""
-        sizes = [
-            9 * len(s.token_ids) + len(s.prompt) + len(s.response) + sum(a.nbytes for a in s.arrays.values())
-            for s in self.sequences
-        ]
-        return len(sizes), sum(sizes)
 
 
 @dataclass
-class _Ids:
-    """The ids that the database assigned to a batch, kept over retries to recognise a lost answer; empty if an earlier caller stored
-    the batch."""
+class _Batch:
+    """Groups that one transaction stores, with what is known of it over its retries.
 
-    groups: dict[int, int] = field(default_factory=dict)
+    Attributes:
+        group_ids: ids that the newest try assigned, in order of the groups. If a later try finds the receipt, these were stored; empty if an
+            earlier caller stored the batch.
+        is_undecided: whether a try may have been committed, or may still be: its COMMIT was sent, and the answer was lost. A later try that
+            finds no receipt proves that it was not.
+    """
+
+    groups: list[Group]
+    receipt: uuid.UUID
+    group_ids: list[int] = field(default_factory=list)
+    is_undecided: bool = False
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [sequence for group in self.groups for rollout in group.rollouts for sequence in rollout.sequences]
 
 
 class Writer:
@@ -125,6 +140,8 @@ class Writer:
         Raises:
             FencedError: a group's claim passed to another worker; nothing was stored.
             DiskFullError: there is no room; nothing was stored.
+            BufferUnavailableError: the database did not answer. The groups may have been stored, unless the error says otherwise; a caller that
+                writes them again chooses a receipt.
             RftError: rows cannot be stored (lengths do not match, or a reward is not a finite number).
         """
         return self.submit(*groups, receipt=receipt).result()
@@ -135,8 +152,12 @@ class Writer:
         Raises:
             RftError: rows cannot be stored, or the writer is closed.
         """
-        validate(groups)
-        request = _Request(groups, receipt)
+        try:
+            validate(groups)
+            sizes = [_size(s) for group in groups for rollout in group.rollouts for s in rollout.sequences]
+        except Exception as error:
+            raise _refusal(list(groups), error) from error
+        request = _Request(groups, receipt, len(sizes), sum(sizes))
         with self._lock:
             if self._closed.is_set():
                 raise RftError("the writer is closed", todo="open a new one: buffer.writer(run)")
@@ -159,7 +180,7 @@ class Writer:
 
     def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None]:
         """Return the first request and others to store with it, and a request that was taken too early and comes next."""
-        requests, (rows, num_bytes) = [first], first.size()
+        requests, rows, num_bytes = [first], first.rows, first.num_bytes
         deadline = time.monotonic() + self._linger_s
         while first.receipt is None and rows < self._max_rows and num_bytes < self._max_bytes:
             try:
@@ -172,36 +193,42 @@ class Writer:
             if more.receipt is not None:
                 return requests, more  # separate; put back into the queue it would be behind the end mark
             requests.append(more)
-            rows, num_bytes = (total + part for total, part in zip((rows, num_bytes), more.size(), strict=True))
+            rows, num_bytes = rows + more.rows, num_bytes + more.num_bytes
         return requests, None
 
     def _answer(self, requests: list[_Request]) -> None:
-        try:
-            found = self._store(requests)
-        except RftError:
-            if len(requests) == 1:
-                raise
-            # One request caused it (a lost claim, for example), so each is stored separately.
-            for request in requests:
-                try:
-                    request.answer.set_result(self._store([request])[0])
-                except RftError as error:
-                    request.answer.set_exception(error)
-            return
-        for request, ids in zip(requests, found, strict=True):
-            request.answer.set_result(ids)
-
-    def _store(self, requests: list[_Request]) -> list[list[int]]:
-        """Store requests in one transaction; return the group ids of each."""
+        """Store requests in one transaction. If that cannot be, each is stored separately, unless the transaction may have been committed."""
         groups = [group for request in requests for group in request.groups]
-        sequences = [sequence for request in requests for sequence in request.sequences]
-        ids = self._write_once(groups, sequences, requests[0].receipt or uuid.uuid4())
-        if not ids:
-            return [[] for _ in requests]
-        failpoint("writer.committed")
-        self._helper.submit(notify.notify, self._database, notify.SEALED, notify.READY)
-        places = iter(ids)
-        return [[next(places) for _ in request.groups] for request in requests]
+        batch = _Batch(groups, requests[0].receipt or uuid.uuid4())
+        try:
+            self._store(batch)
+        except Exception as error:
+            if batch.is_undecided:
+                raise _unknown(groups) from error.__cause__ or error
+            if len(requests) == 1:
+                raise _refusal(groups, error) from error
+            if isinstance(error, BufferUnavailableError) and is_outage(error):
+                raise
+            # One request caused it (a lost claim or a value that cannot be stored, for example).
+            self._answer_separately(requests)
+            return
+        ids = iter(batch.group_ids)
+        for request in requests:
+            request.answer.set_result(list(islice(ids, len(request.groups))))
+
+    def _answer_separately(self, requests: list[_Request]) -> None:
+        for request in requests:
+            try:
+                self._answer([request])
+            except Exception as error:  # noqa: BLE001 - every error belongs to its caller
+                request.answer.set_exception(error)
+
+    def _store(self, batch: _Batch) -> None:
+        """Store a batch, with retries while the database is unreachable."""
+        self._write_once(batch)
+        if batch.group_ids:
+            failpoint("writer.committed")
+            self._helper.submit(notify.notify, self._database, notify.SEALED, notify.READY)
 
     def _store_arrays(self, sequences: list[Sequence]) -> Appended:
         """Encode the arrays and make them durable, while the rows are sent."""
@@ -210,15 +237,13 @@ class Writer:
         self._appender.sync()
         return appended
 
-    def _write_once(self, groups: list[Group], sequences: list[Sequence], receipt: uuid.UUID) -> list[int]:
-        """Write under one receipt, with retries while the database is unreachable; no ids if the receipt was known before."""
-        given = _Ids()
+    def _write_once(self, batch: _Batch) -> None:
+        sequences = batch.sequences
         arrays = self._helper.submit(self._store_arrays, sequences) if sequences else None
         try:
             for last_try in [False] * _RETRIES + [True]:
                 try:
-                    with self._database.transaction() as connection:
-                        self._write(connection, groups, arrays, receipt, given)
+                    self._try(batch, arrays)
                     break
                 except SegmentFileClosedError:
                     if last_try:
@@ -229,31 +254,36 @@ class Writer:
                 except (BufferUnavailableError, ConflictError):
                     # Arrays that could not be made durable stay so, because a failed flush must not be repeated.
                     no_arrays = arrays is not None and arrays.done() and arrays.exception() is not None
-                    if no_arrays or last_try or self._closed.wait(_RETRY_AFTER_S):
+                    if no_arrays or last_try:
                         raise
+                    time.sleep(_RETRY_AFTER_S)
         finally:
             if arrays is not None:
                 wait([arrays])  # whatever happened to the rows, because the next batch appends after this one
-        return [given.groups[id(group)] for group in groups] if given.groups else []
 
-    def _write(
-        self,
-        connection: Connection,
-        groups: list[Group],
-        arrays: Future[Appended] | None,
-        receipt: uuid.UUID,
-        given: _Ids,
-    ) -> None:
-        rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
-        experiences = [(g, r, turn, s) for g, r in rollouts for turn, s in enumerate(r.sequences)]
+    def _try(self, batch: _Batch, arrays: Future[Appended] | None) -> None:
+        try:
+            with self._database.transaction() as connection:
+                self._write(connection, batch, arrays)
+                batch.is_undecided = True
+        except Exception as error:
+            batch.is_undecided &= not proves_rollback(error)
+            raise
+        batch.is_undecided = False
+
+    def _write(self, connection: Connection, batch: _Batch, arrays: Future[Appended] | None) -> None:
+        """Write a batch in a transaction; nothing if its receipt is known."""
+        groups = batch.groups
+        places = [(place, rollout) for place, group in enumerate(groups) for rollout in group.rollouts]
+        num_experiences = sum(len(rollout.sequences) for _, rollout in places)
         unplanned = [group for group in groups if group.group_id is None]
         claimed = [group for group in groups if group.group_id is not None]
         with connection.pipeline():  # one round trip
             send(connection, "plan_by_index")
             # First of all: if an earlier try of this batch is still being committed, this waits for its end.
             new = send(
-                connection, "insert_receipt", receipt=receipt, run_id=self.run_id, num_groups=len(groups),
-                num_experiences=len(experiences),
+                connection, "insert_receipt", receipt=batch.receipt, run_id=self.run_id, num_groups=len(groups),
+                num_experiences=num_experiences,
             )  # fmt: skip
             run = send(connection, "pipeline_of_run", run_id=self.run_id)
             held = send(
@@ -261,21 +291,24 @@ class Writer:
                 claim_tokens=[g.claim_token for g in claimed],
             ) if claimed else None  # fmt: skip
             reserved = send(
-                connection, "reserve_ids", groups=len(unplanned), rollouts=len(rollouts), experiences=len(experiences)
+                connection, "reserve_ids", groups=len(unplanned), rollouts=len(places), experiences=num_experiences
             )
         if not new.rowcount:
-            raise psycopg.Rollback  # the answer of an earlier try was lost, and `given` has the ids that it stored
+            return  # the answer of an earlier try was lost
+        batch.is_undecided = False
         if held is not None:
             _check_held(claimed, held.fetchall())
         ids = one(reserved)
-        given.groups = {id(g): int(g.group_id or 0) for g in claimed}
-        given.groups |= {id(g): group_id for g, group_id in zip(unplanned, ids["groups"], strict=True)}
-        numbered = self._copy_rows(connection, groups, rollouts, experiences, ids, given)
-        origins.store(connection, self.run_id, [(given.groups[id(g)], g.origin) for g in groups if g.origin], numbered)
+        assigned = iter(ids["groups"])
+        batch.group_ids = [next(assigned) if g.group_id is None else g.group_id for g in groups]
+        numbered = self._copy_rows(connection, batch, places, ids)
+        origins.store(
+            connection, self.run_id, [(i, g.origin) for i, g in zip(batch.group_ids, groups, strict=True) if g.origin], numbered
+        )  # fmt: skip
         with connection.pipeline():
             if unplanned:
                 self._adopt(connection, unplanned, ids["groups"])
-            self._seal(connection, groups, given, direct=one(run)["pipeline_version"] == NO_PIPELINE)
+            self._seal(connection, batch, direct=one(run)["pipeline_version"] == NO_PIPELINE)
         appended = arrays.result() if arrays is not None else None  # nothing commits before they are durable
         failpoint("writer.synced")
         if appended and not self._insert_segment(connection, appended, ids["segment"]).rowcount:
@@ -285,55 +318,65 @@ class Writer:
             )
 
     def _copy_rows(
-        self, connection: Connection, groups: list[Group], rollouts: list[tuple[Group, Rollout]],
-        experiences: list[tuple[Group, Rollout, int, Sequence]], ids: Row, given: _Ids,
-    ) -> list[tuple[int, Sequence]]:  # fmt: skip
-        """Send the rows of rollouts, experiences and prompts; the experiences with their ids."""
-        rollout_ids = {id(rollout): i for (_, rollout), i in zip(rollouts, ids["rollouts"], strict=True)}
+        self, connection: Connection, batch: _Batch, places: list[tuple[int, Rollout]], ids: Row
+    ) -> list[tuple[int, Sequence]]:
+        """Send the rows of rollouts, experiences and prompts; the experiences with their ids.
+
+        Args:
+            places: rollouts with the places of their groups in the batch.
+        """
+        groups, group_ids = batch.groups, batch.group_ids
         copy_bytes(
             connection, "rft.rollout", ROLLOUT_COLUMNS,
-            (rollout_row(rollout_ids[id(r)], given.groups[id(g)], r) for g, r in rollouts),
+            (rollout_row(i, group_ids[place], r) for i, (place, r) in zip(ids["rollouts"], places, strict=True)),
         )  # fmt: skip
-        numbered = [(i, s) for i, (_, _, _, s) in zip(ids["experiences"], experiences, strict=True)]
+        experiences = [
+            (place, rollout_id, turn, s)
+            for rollout_id, (place, rollout) in zip(ids["rollouts"], places, strict=True)
+            for turn, s in enumerate(rollout.sequences)
+        ]
+        numbered = [(i, s) for i, (*_, s) in zip(ids["experiences"], experiences, strict=True)]
         parents = origins.parents_of(
             connection,
             self.run_id,
-            [(i, g, s) for i, (g, _, _, s) in zip(ids["experiences"], experiences, strict=True)],
+            [(i, groups[place], s) for i, (place, *_, s) in zip(ids["experiences"], experiences, strict=True)],
         )
         prompts = Prompts()
         texts = (
-            fields for g in groups for fields in prompts.of_group(given.groups[id(g)], [s for r in g.rollouts for s in r.sequences])
-        )  # fmt: skip
+            fields
+            for i, g in zip(group_ids, groups, strict=True)
+            for fields in prompts.of_group(i, [s for r in g.rollouts for s in r.sequences])
+        )
         copy_bytes(
             connection, "rft.experience", EXPERIENCE_COLUMNS,
             (
-                experience_row(i, self.run_id, given.groups[id(g)], rollout_ids[id(r)], ids["segment"], row, g.source, turn, s, fields,
+                experience_row(i, self.run_id, group_ids[place], rollout_id, ids["segment"], row, g.source, turn, s, fields,
                                parents.get(g.origin.buffer_id, {}) if g.origin else {})
-                for row, (i, (g, r, turn, s), fields) in enumerate(zip(ids["experiences"], experiences, texts, strict=True))
+                for row, (i, (place, rollout_id, turn, s), fields) in enumerate(zip(ids["experiences"], experiences, texts, strict=True))
+                for g in (groups[place],)
             ),
         )  # fmt: skip
         copy_bytes(connection, "rft.group_prompt", GROUP_PROMPT_COLUMNS, prompts.rows)
         return numbered
 
-    def _seal(self, connection: Connection, groups: list[Group], given: _Ids, *, direct: bool) -> None:
+    def _seal(self, connection: Connection, batch: _Batch, *, direct: bool) -> None:
         """Seal the groups: they go to the pipeline, or, complete and without a pipeline, to the trainer."""
-        group_ids = [given.groups[id(group)] for group in groups]
+        groups = list(zip(batch.group_ids, batch.groups, strict=True))
         # An answer written by a stage is no outcome of the policy on the task.
-        tried = [group for group in groups if group.source != "synthesis"]
-        seen = [successes_and_trials(group) for group in tried]
-        ready = [i for i, group in zip(group_ids, groups, strict=True) if direct and is_complete(group)]
-        sealed = sorted(set(group_ids) - set(ready))
+        tried = [(i, successes_and_trials(group)) for i, group in groups if group.source != "synthesis"]
+        ready = [i for i, group in groups if direct and is_complete(group)]
+        sealed = sorted(set(batch.group_ids) - set(ready))
         send(
-            connection, "observe_groups", group_ids=[given.groups[id(group)] for group in tried],
-            successes=[float(s) for s, _ in seen], trials=[t for _, t in seen],
+            connection, "observe_groups", group_ids=[i for i, _ in tried],
+            successes=[float(s) for _, (s, _) in tried], trials=[t for _, (_, t) in tried],
         )  # fmt: skip
-        baselines = [(given.groups[id(group)], group.baseline) for group in groups if group.baseline is not None]
+        baselines = [(i, group.baseline) for i, group in groups if group.baseline is not None]
         if baselines:
             send(
                 connection, "insert_baselines", group_ids=[group_id for group_id, _ in baselines],
                 baselines=[Jsonb(storable(vars(baseline))) for _, baseline in baselines],
             )  # fmt: skip
-        send(connection, "forget_partial_tokens", group_ids=group_ids)
+        send(connection, "forget_partial_tokens", group_ids=batch.group_ids)
         if sealed:
             send(connection, "seal_groups", group_ids=sealed)
         if ready:
@@ -357,8 +400,32 @@ class Writer:
         )  # fmt: skip
 
 
+def _size(s: Sequence) -> int:
+    return 9 * len(s.token_ids) + len(s.prompt) + len(s.response) + sum(a.nbytes for a in s.arrays.values())
+
+
+def _unknown(groups: list[Group]) -> BufferUnavailableError:
+    return BufferUnavailableError(
+        f"whether {len(groups)} groups were stored is unknown: the database did not answer when they were committed, nor afterwards",
+        todo="look for them before they are written again, or write with a receipt, under which groups are stored once",
+    )
+
+
+def _refusal(groups: list[Group], error: Exception) -> Exception:
+    """Return the error of groups that cannot be stored."""
+    if isinstance(error, RftError) or not isinstance(error, _UNSTORABLE):
+        return error
+    names = ", ".join(str(g.task_key if g.group_id is None else g.group_id) for g in groups[:3])
+    return RftError(
+        f"{'groups' if len(groups) > 1 else 'the group'} {names} cannot be stored: {type(error).__name__}: {' '.join(str(error).split())}",
+        todo="correct the values; nothing was stored",
+    )
+
+
 def _check_held(groups: list[Group], rows: list[Row]) -> None:
     sizes = {row["group_id"]: row["group_size"] for row in rows}
+    if len({group.group_id for group in groups}) < len(groups):
+        raise RftError("a group is given twice", todo="write each group once")
     for group in groups:
         if group.group_id not in sizes:
             raise FencedError(

@@ -1,31 +1,31 @@
--- name: archive_of_run
+-- name: archive_of_run (read)
 -- The archive of a run, if there is one.
 SELECT a.*, r.name AS run FROM rft.archive a JOIN rft.run r USING (run_id) WHERE a.run_id = %(run_id)s;
 
--- name: archived_among
+-- name: archived_among (read)
 -- The archived ones among runs; all archived runs if none is given.
 SELECT r.run_id, r.name AS run FROM rft.archive a JOIN rft.run r USING (run_id)
 WHERE a.status = 'archived' AND (%(run_ids)s::bigint[] IS NULL OR a.run_id = ANY (%(run_ids)s)) ORDER BY a.run_id;
 
--- name: archived_experiences_among
+-- name: archived_experiences_among (read)
 -- The first experience of an archived run among experiences.
 SELECT e.experience_id, r.name AS run FROM unnest(%(experience_ids)s::bigint[]) AS i (experience_id)
 JOIN rft.experience e USING (experience_id) JOIN rft.archive a ON a.run_id = e.run_id AND a.status = 'archived'
 JOIN rft.run r ON r.run_id = a.run_id ORDER BY e.experience_id LIMIT 1;
 
--- name: archives
+-- name: archives (read)
 -- All archives with their run, oldest first, and the number of experiences that the database has of it.
 SELECT a.*, r.name AS run,
        (SELECT count(*) FROM rft.rollout_group g JOIN rft.experience e USING (group_id) WHERE g.run_id = a.run_id) AS num_in_database
 FROM rft.archive a JOIN rft.run r USING (run_id) ORDER BY a.run_id;
 
--- name: archive_files
+-- name: archive_files (read)
 -- The files of complete archives: of one run, or of all.
 SELECT f.run_id, r.name AS run, f.path, f.table_name, f.num_rows, f.num_bytes, f.checksum
 FROM rft.archive_file f JOIN rft.archive a USING (run_id) JOIN rft.run r USING (run_id)
 WHERE a.status = 'archived' AND (%(run_id)s::bigint IS NULL OR f.run_id = %(run_id)s) ORDER BY f.run_id, f.path;
 
--- name: archive_of_segments
+-- name: archive_of_segments (read)
 -- The archived runs that hold segments.
 SELECT s.segment_id, r.name AS run FROM rft.archived_segment s JOIN rft.run r USING (run_id) WHERE s.segment_id = ANY (%(segment_ids)s);
 
@@ -72,7 +72,7 @@ SELECT r.status::text AS status,
         WHERE x.status NOT IN ('finished', 'failed', 'interrupted') AND x.run_id <> r.run_id AND e.run_id = r.run_id) AS selecting
 FROM rft.run r WHERE r.run_id = %(run_id)s;
 
--- name: archive_fingerprint
+-- name: archive_fingerprint (read)
 -- A number that changes with every change of the rows that an archive holds, without reading their texts.
 SELECT concat_ws(' ',
     (SELECT count(*) || ':' || coalesce(sum(hashtextextended(concat(e.ctid, e.xmin), 0)::numeric), 0)
@@ -87,19 +87,19 @@ SELECT concat_ws(' ',
      FROM rft.worklist w WHERE w.consumer IN ('trainer/' || %(run_id)s::bigint, 'pipeline/' || %(run_id)s::bigint, 'selection/' || %(run_id)s::bigint))
     ) AS fingerprint;
 
--- name: archive_totals
+-- name: archive_totals (read)
 -- Numbers of groups, experiences and tokens of a run.
 SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s) AS num_groups, count(*) AS num_experiences,
        coalesce(sum(e.num_prompt_tokens + e.num_response_tokens), 0)::bigint AS num_tokens
 FROM rft.rollout_group g JOIN rft.experience e USING (group_id) WHERE g.run_id = %(run_id)s;
 
--- name: borrowed_segments
+-- name: borrowed_segments (read)
 -- Segments of a run's experiences that another run wrote: the experiences are copies, made by a fork.
 SELECT DISTINCT e.segment_id FROM rft.rollout_group g JOIN rft.experience e USING (group_id)
 JOIN rft.experience p ON p.experience_id = e.parent_id AND p.run_id <> e.run_id AND p.segment_id = e.segment_id AND p.segment_row = e.segment_row
 WHERE g.run_id = %(run_id)s;
 
--- name: archived_lenders
+-- name: archived_lenders (read)
 -- Archived runs with whose arrays the experiences of a run were stored.
 SELECT DISTINCT r.name FROM rft.rollout_group g JOIN rft.experience e USING (group_id)
 JOIN rft.archived_segment s USING (segment_id) JOIN rft.run r ON r.run_id = s.run_id
@@ -161,7 +161,7 @@ UPDATE rft.archive SET status = 'archived', archived_at = clock_timestamp(), num
     array_bytes = (SELECT coalesce(sum(length_bytes), 0) FROM rft.archived_segment WHERE run_id = %(run_id)s)
 WHERE run_id = %(run_id)s AND status = 'writing' AND started_at = %(started_at)s;
 
--- name: segments_of_archive
+-- name: segments_of_archive (read)
 -- The segments that an archive holds.
 SELECT segment_id, length_bytes, num_rows, checksum, first_checksum, created_at FROM rft.archived_segment WHERE run_id = %(run_id)s ORDER BY segment_id;
 

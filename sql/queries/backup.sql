@@ -1,4 +1,4 @@
--- name: holds_a_buffer
+-- name: holds_a_buffer (read)
 -- Whether the database holds a buffer.
 SELECT to_regnamespace('rft') IS NOT NULL AS found;
 

@@ -1,41 +1,45 @@
--- name: query_columns
+-- name: query_columns (read)
 -- Tables and views a DuckDB query may name, with their columns in order.
 SELECT table_name::text AS table_name, column_name::text AS column_name,
        CASE data_type WHEN 'ARRAY' THEN substr(udt_name, 2) || '[]' ELSE data_type END AS data_type
 FROM information_schema.columns WHERE table_schema = 'rft' ORDER BY table_name, ordinal_position;
 
--- name: lineage_of_experience
+-- name: lineage_of_experience (read)
 -- Each step that used an experience, the reward it used, and the first checkpoint that contains the experience.
 SELECT run, attempt_id, trainer_step, reward_used, reward_now, corrected_since, checkpoint_step, checkpoint_uri
 FROM rft.v_lineage WHERE experience_id = %(experience_id)s ORDER BY trainer_step, attempt_id;
 
--- name: lineage_of_checkpoint
+-- name: lineage_of_checkpoint (read)
 -- All experiences that the run's current history trained on up to a step, in order of use.
 SELECT c.trainer_step, c.experience_id, c.reward_used, l.reward_now, l.corrected_since
 FROM rft.v_consumption c
 JOIN rft.v_lineage l ON l.experience_id = c.experience_id AND l.attempt_id = c.attempt_id AND l.trainer_step = c.trainer_step
 WHERE c.run_id = %(run_id)s AND c.trainer_step <= %(step)s ORDER BY c.trainer_step, c.slot;
 
--- name: lineage_steps
+-- name: lineage_steps (read)
 -- Steps of the run's current history that have a checkpoint.
 SELECT DISTINCT c.trainer_step FROM rft.run r
 JOIN rft.v_history h ON h.history_id = r.current_attempt_id
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE r.run_id = %(run_id)s ORDER BY c.trainer_step;
 
--- name: experience_exists
+-- name: experience_exists (read)
 -- One row if the experience exists.
 SELECT 1 AS found FROM rft.experience WHERE experience_id = %(experience_id)s;
 
--- name: open_sessions
+-- name: open_sessions (read)
 -- Sessions other than this one, by program.
 SELECT pid, application_name, state, backend_start FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND datname IS NOT NULL ORDER BY backend_start;
 
--- name: doctor_counts
+-- name: doctor_counts (read)
 -- Number of segments, of rows in them, and of experiences.
 SELECT (SELECT count(*) FROM rft.segment) AS segments, (SELECT coalesce(sum(num_rows), 0)::bigint FROM rft.segment) AS rows,
        (SELECT count(*) FROM rft.experience) AS experiences;
+
+-- name: broken_references (read)
+-- Rows that refer to what does not exist.
+SELECT * FROM rft.broken_references();
 
 -- name: wrong_states
 -- Stored parts of the states of experiences that differ from what verdicts, draws and histories say.
@@ -52,7 +56,7 @@ SELECT run_id FROM rft.run ORDER BY run_id FOR UPDATE;
 -- Derive the stored parts of all states again; return how many were wrong.
 SELECT rft.correct_verdicts() + coalesce((SELECT sum(rft.correct_uses(run_id)) FROM rft.run), 0)::bigint AS num_corrected;
 
--- name: kin_of_experience
+-- name: kin_of_experience (read)
 -- What an experience was created from, and what was created from it.
 SELECT 'parent' AS kin, p.experience_id, p.source::text AS source, NULL AS task_key
 FROM rft.experience e JOIN rft.experience p ON p.experience_id = e.parent_id WHERE e.experience_id = %(experience_id)s
@@ -62,7 +66,7 @@ UNION ALL
 SELECT 'task', NULL, t.taskset, t.task_key FROM rft.task t WHERE t.features ? 'parent_experience_id' AND t.features ->> 'parent_experience_id' = %(experience_id)s::text
 ORDER BY kin, experience_id, task_key;
 
--- name: reward_models_of_experience
+-- name: reward_models_of_experience (read)
 -- The models whose scores are part of an experience's reward: those of its run, where a part of the reward is a model's.
 SELECT m.used_as::text AS used_as, m.uri, m.trained_by, m.trainer_step
 FROM rft.experience e JOIN rft.v_run_model m USING (run_id)
@@ -78,6 +82,6 @@ SELECT set_config('statement_timeout', %(limit)s::text, true);
 -- The name of this transaction's snapshot, for other sessions that must see the same rows.
 SELECT pg_export_snapshot() AS snapshot;
 
--- name: array_sizes
+-- name: array_sizes (read)
 -- The stored arrays: their size in segments and their number of rows.
 SELECT coalesce(sum(length_bytes), 0)::bigint AS size_bytes, coalesce(sum(num_rows), 0)::bigint AS num_rows FROM rft.segment;

@@ -2,7 +2,7 @@
 -- Draw whole groups for a trainer step; return the outcome.
 SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s, %(max_refill)s, %(ahead)s);
 
--- name: drawn_rows
+-- name: drawn_rows (read)
 -- The experiences drawn for a step, in slot order, with the place of their arrays.
 SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
        coalesce(d.importance_weight, 1) AS importance_weight, b.reward AS baseline_reward, e.num_prompt_tokens, e.num_response_tokens,
@@ -14,7 +14,7 @@ LEFT JOIN rft.group_baseline b ON b.group_id = e.group_id
 WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
 ORDER BY d.slot;
 
--- name: drawn_groups_state
+-- name: drawn_groups_state (read)
 -- Compare a step's draws with what a draw of the same groups would record now. outcome: same, changed (by a label, an answer, a verdict, a
 -- purge or another pipeline of the run) or fenced (the attempt no longer holds the run).
 WITH item AS MATERIALIZED (SELECT DISTINCT item_id FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
@@ -52,6 +52,15 @@ WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND (w.available OR w.resu
                  (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = w.item_id), 0)
 HAVING count(*) > 0;
 
+-- name: final_draws (read)
+-- One row if the draws of a step are part of the attempt's history for good: the step was recorded, or a checkpoint contains it.
+SELECT t.trainer_step AS recorded, c.trainer_step AS checkpoint
+FROM (SELECT 1) o
+LEFT JOIN rft.train_step t ON t.attempt_id = %(attempt_id)s AND t.trainer_step = %(step)s
+LEFT JOIN LATERAL (
+    SELECT trainer_step FROM rft.checkpoint WHERE attempt_id = %(attempt_id)s AND trainer_step >= %(step)s ORDER BY trainer_step LIMIT 1) c ON true
+WHERE t.trainer_step IS NOT NULL OR c.trainer_step IS NOT NULL;
+
 -- name: release_draws
 -- Release a batch that was not used: its draws never took place. Groups are locked first, in the same order as by labels.
 WITH locked AS (
@@ -61,7 +70,8 @@ WITH locked AS (
 gone AS (
     DELETE FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s
         AND item_id IN (SELECT group_id FROM locked) RETURNING item_id, draw_key),
-state AS (DELETE FROM rft.sampler_step WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
+state AS (DELETE FROM rft.sampler_step WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s),
+batch AS (DELETE FROM rft.batch WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
 UPDATE rft.worklist w
 SET available = g.status = 'ready' AND g.trainable, times_sampled = w.times_sampled - 1, resume_step = NULL,
     lane = coalesce(n.lane, ''), draw_key = coalesce(d.draw_key, w.draw_key)
@@ -107,7 +117,7 @@ noted AS (
 UPDATE rft.rollout_group g SET trainable = false, closed_reason = 'dropped by storage: ' || l.reason
 FROM lost l WHERE g.group_id = l.group_id;
 
--- name: experience_addresses
+-- name: experience_addresses (read)
 -- Segment and row of the arrays of experiences.
 SELECT experience_id, segment_id, segment_row FROM rft.experience WHERE experience_id = ANY (%(experience_ids)s);
 
@@ -117,13 +127,13 @@ INSERT INTO rft.policy_version (run_id, attempt_id, trainer_step, method, uri, n
 VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(method)s, %(uri)s, %(num_bytes)s, %(checksum)s)
 RETURNING policy_version_id;
 
--- name: policy_version_after
+-- name: policy_version_after (read)
 -- The newest version that an attempt published for a step after a given version.
 SELECT policy_version_id FROM rft.policy_version
 WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s AND policy_version_id > %(after)s::bigint
 ORDER BY policy_version_id DESC LIMIT 1;
 
--- name: newest_policy
+-- name: newest_policy (read)
 -- The newest weights that the current attempt of a run has published.
 SELECT p.* FROM rft.policy_version p JOIN rft.run r ON r.run_id = p.run_id AND r.current_attempt_id = p.attempt_id
 WHERE p.run_id = %(run_id)s ORDER BY p.policy_version_id DESC LIMIT 1;
@@ -136,7 +146,7 @@ VALUES (%(attempt_id)s, %(trainer_step)s, %(run_id)s, %(outcome)s, %(reason)s, %
     %(wait_seconds)s, %(train_seconds)s, %(publish_seconds)s, %(metrics)s)
 RETURNING attempt_id, trainer_step;
 
--- name: train_step_done
+-- name: train_step_done (read)
 -- One row if the attempt has finished the step.
 SELECT attempt_id, trainer_step FROM rft.train_step WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s;
 
@@ -145,13 +155,13 @@ SELECT attempt_id, trainer_step FROM rft.train_step WHERE attempt_id = %(attempt
 INSERT INTO rft.checkpoint (run_id, attempt_id, trainer_step, policy_version_id, uri, num_bytes)
 VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(policy_version_id)s, %(uri)s, %(num_bytes)s) RETURNING checkpoint_id;
 
--- name: checkpoint_after
+-- name: checkpoint_after (read)
 -- The newest checkpoint that an attempt committed for a step after a given checkpoint.
 SELECT checkpoint_id FROM rft.checkpoint
 WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s AND checkpoint_id > %(after)s::bigint
 ORDER BY checkpoint_id DESC LIMIT 1;
 
--- name: kept_checkpoints
+-- name: kept_checkpoints (read)
 -- Checkpoints on an attempt's history whose files exist, newest first. waits: a validation of the step is still open. needed: the
 -- checkpoint belongs to another run, or another run started from it or uses it as a model.
 SELECT c.checkpoint_id, c.run_id, c.trainer_step, c.uri, c.policy_version_id,
@@ -167,7 +177,7 @@ JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL
 ORDER BY c.trainer_step DESC, c.checkpoint_id DESC;
 
--- name: committed_checkpoints
+-- name: committed_checkpoints (read)
 -- Checkpoints of a run, on any history, whose files must be kept.
 SELECT uri FROM rft.checkpoint WHERE run_id = %(run_id)s AND deleted_at IS NULL;
 
@@ -175,7 +185,7 @@ SELECT uri FROM rft.checkpoint WHERE run_id = %(run_id)s AND deleted_at IS NULL;
 -- Mark a checkpoint whose files were removed.
 UPDATE rft.checkpoint SET deleted_at = clock_timestamp() WHERE checkpoint_id = %(checkpoint_id)s;
 
--- name: first_policy
+-- name: first_policy (read)
 -- The version published before the first step of a history.
 SELECT p.* FROM rft.policy_version p JOIN rft.v_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = p.attempt_id
 WHERE p.run_id = %(run_id)s ORDER BY p.trainer_step, p.policy_version_id LIMIT 1;

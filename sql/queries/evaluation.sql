@@ -27,7 +27,7 @@ RETURNING e.*;
 UPDATE rft.evaluation SET status = 'planned', claimed_by = NULL, lease_until = NULL
 WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 
--- name: evaluation_tasks
+-- name: evaluation_tasks (read)
 -- The questions of a taskset.
 SELECT task_id, taskset, task_key, payload FROM rft.task WHERE taskset = %(taskset)s AND status = 'active' ORDER BY task_id;
 
@@ -47,7 +47,7 @@ WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND statu
 -- exist, and a policy version, taskset and decoding can have only one row.
 DELETE FROM rft.evaluation WHERE run_id = %(run_id)s AND status <> 'done';
 
--- name: answered_validations
+-- name: answered_validations (read)
 -- Finished validations of the run's current history.
 SELECT DISTINCT e.trainer_step, e.taskset, e.decoding
 FROM rft.run r
@@ -56,7 +56,7 @@ JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NUL
 JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.purpose = 'validation' AND e.status = 'done'
 WHERE r.run_id = %(run_id)s;
 
--- name: validation_scores
+-- name: validation_scores (read)
 -- Mean over the tasksets, for every step of the run's current history at which all of them were answered.
 SELECT trainer_step, avg(mean_reward) AS score
 FROM (
@@ -69,11 +69,11 @@ FROM (
     ORDER BY e.trainer_step, e.taskset, e.evaluation_id DESC) newest
 GROUP BY trainer_step HAVING count(*) = cardinality(%(tasksets)s::text[]);
 
--- name: open_evaluations
+-- name: open_evaluations (read)
 -- Unfinished evaluations of a run, with the weights that they still need.
 SELECT status = 'planned' AS is_planned, uri FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
--- name: failed_evaluations
+-- name: failed_evaluations (read)
 -- The failed evaluations of a run's current attempt.
 SELECT e.* FROM rft.evaluation e
 JOIN rft.policy_version p USING (policy_version_id) JOIN rft.run r ON r.run_id = p.run_id AND r.current_attempt_id = p.attempt_id

@@ -1,4 +1,4 @@
--- name: export_groups
+-- name: export_groups (read)
 -- Groups that have outcomes, in order.
 SELECT group_id FROM rft.rollout_group
 WHERE status IN ('sealed', 'ready', 'abandoned') AND (%(run_ids)s::bigint[] IS NULL OR run_id = ANY (%(run_ids)s))
@@ -36,17 +36,17 @@ LEFT JOIN rft.purged_experience x ON x.experience_id = e.experience_id
 WHERE g.group_id = ANY (%(group_ids)s)
 ORDER BY g.run_id, g.ordinal, o.rollout_index, e.turn_index;
 
--- name: export_labels
+-- name: export_labels (read)
 -- All labels of experiences, the oldest first.
 SELECT experience_id, old_value, new_value, author, session_user_name, source::text AS source, reason, label_batch_id, final, labelled_at
 FROM rft.label WHERE experience_id = ANY (%(experience_ids)s) ORDER BY label_id;
 
--- name: import_target
+-- name: import_target (read)
 -- The run that an earlier import of this run created.
 SELECT * FROM rft.run WHERE config -> 'import' ->> 'buffer_id' = %(buffer_id)s::text AND (config -> 'import' ->> 'run_id')::bigint = %(origin_run_id)s
 ORDER BY run_id LIMIT 1;
 
--- name: may_import_labels
+-- name: may_import_labels (read)
 -- Whether this account may write labels as they were given elsewhere.
 SELECT has_table_privilege('rft.label', %(right)s) AS may;
 
@@ -54,7 +54,7 @@ SELECT has_table_privilege('rft.label', %(right)s) AS may;
 -- Allow one import into a run at a time, until the connection closes.
 SELECT pg_advisory_lock(hashtext('rft.import'), %(run_id)s::integer);
 
--- name: interrupted_import
+-- name: interrupted_import (read)
 -- The import of a file into a run that did not finish.
 SELECT digest, started_at FROM rft.import_file WHERE run_id = %(run_id)s AND path = %(path)s AND finished_at IS NULL;
 
@@ -67,7 +67,7 @@ ON CONFLICT (run_id, path) DO UPDATE SET digest = excluded.digest, started_at = 
 -- Record that all groups of a file are stored.
 UPDATE rft.import_file SET finished_at = clock_timestamp() WHERE run_id = ANY (%(run_ids)s) AND path = %(path)s;
 
--- name: imported_groups
+-- name: imported_groups (read)
 -- The groups of a buffer that a run already has, with their experiences. The lookups go from the lists to the tables, key by key, so that
 -- an import reads in proportion to its file and not to the buffer.
 SELECT go.origin_group_id,
@@ -80,7 +80,7 @@ CROSS JOIN LATERAL (
     SELECT origin_group_id, group_id FROM rft.group_origin
     WHERE run_id = %(run_id)s AND buffer_id = %(buffer_id)s::text::uuid AND origin_group_id = i.group_id OFFSET 0) go;
 
--- name: imported_experiences
+-- name: imported_experiences (read)
 -- Experiences of one run by their ids in the buffer they came from; key by key, as in `imported_groups`.
 SELECT eo.origin_experience_id, eo.experience_id
 FROM unnest(%(origin_ids)s::bigint[]) AS i (origin_id)
@@ -90,7 +90,7 @@ CROSS JOIN LATERAL (SELECT group_id FROM rft.experience WHERE experience_id = eo
 CROSS JOIN LATERAL (SELECT run_id, buffer_id FROM rft.group_origin WHERE group_id = e.group_id OFFSET 0) go
 WHERE go.run_id = %(run_id)s AND go.buffer_id = %(buffer_id)s::text::uuid;
 
--- name: tasks_that_differ
+-- name: tasks_that_differ (read)
 -- The first stored task whose content differs. Scores of a task pipeline are not compared, nor are features set by hand here.
 SELECT t.taskset, t.task_key
 FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[]) AS n (taskset, task_key, payload, features)
@@ -101,14 +101,14 @@ CROSS JOIN LATERAL (SELECT ARRAY(SELECT jsonb_object_keys(t.manual_features)) AS
 WHERE (t.payload, coalesce(t.source_features, t.features) - by_hand.names) IS DISTINCT FROM (n.payload, n.features - by_hand.names)
 ORDER BY t.task_id LIMIT 1;
 
--- name: origins_of_experience
+-- name: origins_of_experience (read)
 -- The buffer and run that an experience comes from, and earlier ones, nearest first.
 SELECT go.buffer_id::text AS buffer_id, go.origin_run AS run, eo.origin_experience_id AS experience_id, eo.policy_step, eo.sampled_at,
        go.imported_at, go.buffer_id = (SELECT buffer_id FROM rft.buffer) AS same_buffer, eo.earlier
 FROM rft.experience_origin eo JOIN rft.experience e USING (experience_id) JOIN rft.group_origin go USING (group_id)
 WHERE eo.experience_id = %(experience_id)s;
 
--- name: copies_of_experience
+-- name: copies_of_experience (read)
 -- Imports of an experience of this buffer into runs of this buffer.
 SELECT r.name AS run, eo.experience_id
 FROM rft.experience_origin eo JOIN rft.experience e USING (experience_id) JOIN rft.group_origin go USING (group_id)

@@ -125,7 +125,7 @@ CROSS JOIN LATERAL (
 UPDATE rft.rollout_group SET status = 'planned', claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
 WHERE claimed_by = %(worker_id)s AND status = 'claimed' AND group_id <> ALL (%(held)s::bigint[]);
 
--- name: step_outcomes
+-- name: step_outcomes (read)
 -- Outcomes of the rollouts of explorer steps, for groups sealed since the run's current attempt began. Steps without such groups are missing.
 SELECT g.explore_step, count(DISTINCT g.group_id) AS num_groups, count(*) FILTER (WHERE o.outcome = 'ok') AS num_good,
        count(*) FILTER (WHERE o.outcome IN ('failed', 'timeout')) AS num_failed,

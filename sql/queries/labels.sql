@@ -4,16 +4,12 @@ SELECT set_config('rft.author', %(author)s, true), set_config('rft.reason', %(re
        set_config('rft.label_source', 'import', true), set_config('rft.label_batch', %(label_batch_id)s, true);
 
 -- name: sql_settings
--- Settings of a session in which a person writes SQL: the author of labels, and the search path.
+-- Settings of a session in which a person writes SQL, and which nobody else gets: the author of labels, and the search path.
 SELECT set_config('rft.author', %(author)s, false), set_config('search_path', 'rft, public', false);
 
--- name: label_next_batch
--- The id of a new batch of labels.
-SELECT nextval('rft.label_batch_id_seq') AS label_batch_id;
-
--- name: label_next_batches
--- The ids of new batches of labels, many at once.
-SELECT nextval('rft.label_batch_id_seq') AS label_batch_id FROM generate_series(1, %(num)s);
+-- name: begin_label_batches
+-- Begin batches of labels; return their ids.
+SELECT rft.begin_label_batches(%(num)s) AS label_batch_id;
 
 -- name: label_lock_experiences
 -- Lock experiences in one order, so that two batches over the same rows wait for each other instead of deadlocking.
@@ -30,16 +26,16 @@ UPDATE rft.experience e SET reward = n.reward, reward_final = n.final
 FROM unnest(%(experience_ids)s::bigint[], %(rewards)s::double precision[], %(finals)s::boolean[]) AS n (experience_id, reward, final)
 WHERE e.experience_id = n.experience_id AND (e.reward, e.reward_final) IS DISTINCT FROM (n.reward, n.final);
 
--- name: label_batch
+-- name: label_batch (read)
 -- The labels of one batch.
 SELECT * FROM rft.label WHERE label_batch_id = %(label_batch_id)s ORDER BY label_id;
 
--- name: label_histories
+-- name: label_histories (read)
 -- All labels of some experiences, in the order in which they were stored.
 SELECT label_id, experience_id, old_value, new_value, final, label_batch_id, reason FROM rft.label
 WHERE experience_id = ANY (%(experience_ids)s) ORDER BY experience_id, label_id;
 
--- name: label_history
+-- name: label_history (read)
 -- Labels, newest first; only those of an experience or batch if one is named.
 SELECT label_id, experience_id, field, old_value, new_value, final, author, session_user_name, source::text AS source, reason,
        label_batch_id, labelled_at
@@ -48,13 +44,13 @@ WHERE (%(experience_id)s::bigint IS NULL OR experience_id = %(experience_id)s)
   AND (%(label_batch_id)s::bigint IS NULL OR label_batch_id = %(label_batch_id)s)
 ORDER BY label_id DESC LIMIT %(limit)s;
 
--- name: label_batches
+-- name: label_batches (read)
 -- The newest batches, to find the one to undo.
 SELECT label_batch_id, count(*) AS num_labels, min(author) AS author, min(source::text) AS source, min(reason) AS reason,
        min(labelled_at) AS labelled_at
 FROM rft.label GROUP BY label_batch_id ORDER BY label_batch_id DESC LIMIT %(limit)s;
 
--- name: count_open_reviews
+-- name: count_open_reviews (read)
 -- Number of reviews of experiences that wait for an answer.
 SELECT count(*) AS n FROM rft.review WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock() < deadline;
 
@@ -63,13 +59,13 @@ SELECT count(*) AS n FROM rft.review WHERE experience_id = ANY (%(experience_ids
 UPDATE rft.review SET answer = 'pass'
 WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock() < deadline;
 
--- name: review_queue
+-- name: review_queue (read)
 -- Reviews that wait for a person, most urgent first; only those of a run if one is named.
 SELECT q.* FROM rft.v_review_queue q JOIN rft.run r ON r.name = q.run
 WHERE %(run_id)s::bigint IS NULL OR r.run_id = %(run_id)s
 ORDER BY q.deadline, q.review_id LIMIT %(count)s;
 
--- name: num_open_reviews
+-- name: num_open_reviews (read)
 -- Number of reviews that keep groups of a run waiting.
 SELECT count(*) AS n FROM rft.review w JOIN rft.rollout_group g USING (group_id)
 WHERE w.run_id = %(run_id)s AND w.answer IS NULL AND rft.clock() < w.deadline AND g.status = 'sealed' AND g.left_by IS NULL;

@@ -1,9 +1,9 @@
--- name: finished_groups
+-- name: finished_groups (read)
 -- Groups of a run that receive no more facts, one page at a time.
 SELECT group_id FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND group_id > %(after_id)s AND status IN ('sealed', 'ready') ORDER BY group_id LIMIT %(limit)s;
 
--- name: new_pairs
+-- name: new_pairs (read)
 -- The built pairs that are not stored yet.
 SELECT n.chosen_id, n.rejected_id
 FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[]) AS n (chosen_id, rejected_id)
@@ -18,7 +18,7 @@ SELECT n.chosen_id, n.rejected_id, 'rewards', %(author)s, %(builder)s, %(label_c
 FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[]) AS n (chosen_id, rejected_id)
 ON CONFLICT (chosen_id, rejected_id, source) DO NOTHING;
 
--- name: pairs_that_stand
+-- name: pairs_that_stand (read)
 -- The pairs of a run that its rewards still support, with their texts.
 SELECT pair_id, taskset, task_key, prompt, chosen, rejected, chosen_reward, rejected_reward, margin, chosen_tokens, rejected_tokens,
        source::text AS source, author, chosen_id, rejected_id, label_cut

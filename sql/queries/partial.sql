@@ -11,7 +11,7 @@ ON CONFLICT (group_id, rollout_index, generation_index, claim_token, first_token
 SET token_ids = excluded.token_ids, logprobs = excluded.logprobs, version_starts = excluded.version_starts,
     policy_version_ids = excluded.policy_version_ids, finish_reason = excluded.finish_reason;
 
--- name: partial_tokens
+-- name: partial_tokens (read)
 -- The parts of answers for groups, in the order in which they were sampled, with the trainer step of the oldest policy of each, and
 -- the newest step for which the run has drawn: none of them is in its batch.
 SELECT t.group_id, t.rollout_index, t.generation_index, t.first_token, t.input_digest, t.token_ids, t.logprobs, t.version_starts,

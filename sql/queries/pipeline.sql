@@ -103,7 +103,7 @@ FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason
 -- Make kept groups drawable, at the place that the run's sampler gives them.
 SELECT rft.ready_groups(%(group_ids)s::bigint[], %(priorities)s::float8[]);
 
--- name: known_scores
+-- name: known_scores (read)
 -- Scores that stages have already found for experiences.
 SELECT s.experience_id, s.score_key, s.input_digest, s.scores
 FROM unnest(%(experience_ids)s::bigint[]) AS e (experience_id)
@@ -166,7 +166,7 @@ ON CONFLICT (taskset, task_key) DO NOTHING;
 -- Add features to a task.
 UPDATE rft.task SET features = features || %(features)s WHERE taskset = %(taskset)s AND task_key = %(task_key)s;
 
--- name: task_of_experience
+-- name: task_of_experience (read)
 -- The task of which an experience is an attempt.
 SELECT t.taskset, t.task_key FROM rft.experience e JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)
 WHERE e.experience_id = %(experience_id)s;

@@ -47,12 +47,12 @@ CROSS JOIN LATERAL (
     WHERE g.run_id = s.run_id AND g.explore_step = step AND g.left_by IS NULL) n
 ORDER BY step;
 
--- name: pipeline_backlog
+-- name: pipeline_backlog (read)
 -- Number of groups that wait for a pipeline worker, counted up to `enough`.
 SELECT count(*) AS n FROM (
     SELECT FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND available LIMIT %(enough)s) w;
 
--- name: next_ordinal
+-- name: next_ordinal (read)
 -- The ordinal of the next group of a run.
 SELECT coalesce(max(ordinal), -1) + 1 AS ordinal FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
@@ -69,7 +69,7 @@ FROM unnest(%(task_ids)s::bigint[], %(explore_steps)s::integer[], %(group_sizes)
 INSERT INTO rft.task_stat AS s (run_id, task_id, last_selected_at) SELECT %(run_id)s, unnest(%(task_ids)s::bigint[]), clock_timestamp()
 ON CONFLICT (run_id, task_id) DO UPDATE SET last_selected_at = excluded.last_selected_at;
 
--- name: active_tasks_stamp
+-- name: active_tasks_stamp (read)
 -- A number that grows with every committed statement that changes tasks of the set.
 SELECT coalesce(sum(num_changes), 0)::bigint AS stamp, count(*) AS num_rows FROM rft.task_change WHERE taskset = %(taskset)s;
 
@@ -77,23 +77,23 @@ SELECT coalesce(sum(num_changes), 0)::bigint AS stamp, count(*) AS num_rows FROM
 -- Sum up the changes of a taskset in one row.
 SELECT rft.compact_task_changes(%(taskset)s);
 
--- name: active_task_ids
+-- name: active_task_ids (read)
 -- The ids, with the set's stamp from the same snapshot. One array, because a row per task takes several times as long.
 SELECT (SELECT coalesce(sum(num_changes), 0)::bigint FROM rft.task_change WHERE taskset = %(taskset)s) AS stamp,
        coalesce((SELECT array_agg(task_id ORDER BY task_id) FROM rft.task WHERE taskset = %(taskset)s AND status = 'active'), '{}') AS task_ids;
 
--- name: task_numbers
+-- name: task_numbers (read)
 -- One number per active task, in id order, NULL for a task without one; with the set's stamp from the same snapshot.
 SELECT (SELECT coalesce(sum(num_changes), 0)::bigint FROM rft.task_change WHERE taskset = %(taskset)s) AS stamp,
        (SELECT array_agg(CASE WHEN jsonb_typeof(features -> %(key)s) = 'number' THEN (features ->> %(key)s)::double precision END
                          ORDER BY task_id)
         FROM rft.task WHERE taskset = %(taskset)s AND status = 'active') AS numbers;
 
--- name: task_features
+-- name: task_features (read)
 -- The key and features of a task.
 SELECT task_key, features FROM rft.task WHERE task_id = %(task_id)s;
 
--- name: newest_applied
+-- name: newest_applied (read)
 -- The newest plan in which selectors of a run learned outcomes; 0 if there is none.
 SELECT coalesce(max(applied_seq), 0) AS seq FROM rft.task_observation WHERE run_id = %(run_id)s AND applied_seq IS NOT NULL;
 
@@ -104,7 +104,7 @@ SET applied = true, applied_seq = %(seq)s,
     applied_in = (SELECT max(snapshot_id) FROM rft.selector_snapshot WHERE run_id = %(run_id)s)
 WHERE o.run_id = %(run_id)s AND NOT o.applied;
 
--- name: applied_observations
+-- name: applied_observations (read)
 -- Outcomes that selectors learned after a plan, in the order of learning. corrects: the plan in which they learned the corrected outcome.
 SELECT o.applied_seq AS seq, t.taskset, o.task_id, o.successes, o.trials, o.kind::text AS kind, o.ordinal,
        CASE WHEN o.kind = 'correction' THEN (
@@ -117,16 +117,16 @@ WHERE o.run_id = %(run_id)s AND o.applied_seq > %(after)s AND o.applied_seq <= %
   AND (%(tasksets)s::text[] IS NULL OR t.taskset = ANY (%(tasksets)s))
 ORDER BY o.applied_seq, o.observation_id;
 
--- name: planned_tasks
+-- name: planned_tasks (read)
 -- Tasks of the groups planned from an ordinal on, without groups that the run has left.
 SELECT task_id FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND ordinal >= %(from_ordinal)s AND ordinal < %(to_ordinal)s AND left_by IS NULL ORDER BY ordinal;
 
--- name: selector_states
+-- name: selector_states (read)
 -- The state of a run's selectors.
 SELECT taskset, selector, state FROM rft.selector_state WHERE run_id = %(run_id)s;
 
--- name: selector_metrics
+-- name: selector_metrics (read)
 -- The metrics that a run's selectors reported with their last choice.
 SELECT taskset, metrics FROM rft.selector_state WHERE run_id = %(run_id)s AND metrics <> '{}';
 

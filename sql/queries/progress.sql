@@ -1,4 +1,4 @@
--- name: progress_run
+-- name: progress_run (read)
 -- The status of a run, and the number of steps trained and skipped.
 SELECT r.run_id, r.name, r.status::text AS status, r.outcome, r.planned_steps, r.stop_requested,
        EXISTS (SELECT FROM rft.archive a WHERE a.run_id = r.run_id AND a.status = 'archived') AS archived,
@@ -8,12 +8,12 @@ SELECT r.run_id, r.name, r.status::text AS status, r.outcome, r.planned_steps, r
 FROM rft.run r LEFT JOIN rft.v_train_step s USING (run_id)
 WHERE r.run_id = %(run_id)s GROUP BY r.run_id;
 
--- name: progress_steps
+-- name: progress_steps (read)
 -- The newest steps, with their metrics and durations.
 SELECT trainer_step, outcome::text AS outcome, reason, num_tokens, wait_seconds, train_seconds, publish_seconds, metrics, finished_at
 FROM rft.v_train_step WHERE run_id = %(run_id)s ORDER BY trainer_step DESC LIMIT %(limit)s;
 
--- name: progress_rewards
+-- name: progress_rewards (read)
 -- Sampled rewards from an explorer step on. Earlier steps no longer change, and the caller keeps them.
 SELECT g.explore_step, count(DISTINCT g.group_id) AS num_groups, count(*) AS num_rollouts, avg(o.reward) AS mean_reward,
        avg((o.reward >= 1)::integer)::double precision AS pass_rate
@@ -21,7 +21,7 @@ FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
 WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s
 GROUP BY g.explore_step ORDER BY g.explore_step;
 
--- name: progress_failures
+-- name: progress_failures (read)
 -- Failed rollouts by kind of error, from an explorer step on. Earlier steps no longer change, and the caller keeps them. Errors that differ
 -- only in numbers and quoted names are of one kind.
 SELECT g.explore_step, regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']*'$re$, '#', 'g') AS kind, min(coalesce(o.error, 'no error recorded')) AS error, count(*) AS num
@@ -29,36 +29,36 @@ FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
 WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s AND o.outcome IN ('failed', 'timeout')
 GROUP BY 1, 2;
 
--- name: progress_queue
+-- name: progress_queue (read)
 -- Number of groups by status; ready ones wait for the trainer.
 SELECT count(*) FILTER (WHERE status = 'planned') AS planned, count(*) FILTER (WHERE status = 'claimed') AS claimed,
        count(*) FILTER (WHERE status = 'sealed' AND left_by IS NULL) AS sealed,
-       (SELECT count(*) FROM rft.worklist WHERE consumer IN ('trainer/' || %(run_id)s, 'selection/' || %(run_id)s) AND available) AS ready
+       (SELECT count(*) FROM rft.worklist WHERE consumer IN ('trainer/' || %(run_id)s::bigint, 'selection/' || %(run_id)s) AND available) AS ready
 FROM rft.rollout_group WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed', 'sealed');
 
--- name: group_totals
+-- name: group_totals (read)
 -- Number of groups of a run that were planned, refilled and closed.
 SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
 FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
--- name: progress_policy
+-- name: progress_policy (read)
 -- The newest weights of a run.
 SELECT policy_version_id, trainer_step FROM rft.policy_version WHERE run_id = %(run_id)s ORDER BY policy_version_id DESC LIMIT 1;
 
--- name: progress_evaluations
+-- name: progress_evaluations (read)
 -- The newest finished evaluation of each taskset and decoding.
 SELECT DISTINCT ON (purpose, taskset, decoding) purpose, taskset, decoding, trainer_step, num_tasks, mean_reward, error
 FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'done'
 ORDER BY purpose, taskset, decoding, evaluation_id DESC;
 
--- name: progress_workers
+-- name: progress_workers (read)
 -- What each process of a run does or waits for.
 SELECT v.worker_id, v.role::text AS role, v.host, v.pid, v.state, v.waiting_for, v.progress, v.error, v.liveness, v.heartbeat_age_s,
        v.started_at, v.stopped_at
 FROM rft.v_waiting v JOIN rft.worker w USING (worker_id)
 WHERE w.run_id = %(run_id)s ORDER BY v.worker_id;
 
--- name: run_seconds
+-- name: run_seconds (read)
 -- Time during which at least one process worked for the run. Overlapping processes count once, and pauses between attempts do not count.
 SELECT coalesce(sum(extract(epoch FROM upper(life) - lower(life))), 0)::double precision AS seconds,
        (SELECT count(*) FROM rft.run_attempt WHERE run_id = %(run_id)s) AS num_attempts

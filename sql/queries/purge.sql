@@ -1,8 +1,8 @@
--- name: purge_of_experience
+-- name: purge_of_experience (read)
 -- Author, time and reason of the purge of an experience.
 SELECT purge_id, author, reason, purged_at FROM rft.v_purged WHERE experience_id = %(experience_id)s;
 
--- name: purge_candidates
+-- name: purge_candidates (read)
 -- The given experiences that are not purged yet, with the place of their arrays. They are in the order of segments, so that each segment is
 -- written again only once.
 SELECT e.experience_id, e.segment_id, e.segment_row, f.uri, s.offset_bytes, s.length_bytes, s.checksum
@@ -19,7 +19,7 @@ LEFT JOIN unnest(%(experience_ids)s::bigint[]) given (experience_id) USING (expe
 WHERE given.experience_id IS NULL
 GROUP BY s.experience_id;
 
--- name: being_trained_on
+-- name: being_trained_on (read)
 -- Experiences in a batch that a live trainer has drawn, with the step neither recorded as done nor covered by a checkpoint: their arrays
 -- are being read.
 SELECT d.experience_id, d.trainer_step, r.name AS run
@@ -56,7 +56,7 @@ first AS (
 INSERT INTO rft.retired_range (purge_id, uri, offset_bytes, length_bytes)
 SELECT %(purge_id)s, uri, offset_bytes, length_bytes FROM r;
 
--- name: purged_of_draw
+-- name: purged_of_draw (read)
 -- The first purged experience of a step's batch.
 SELECT d.experience_id, x.reason FROM rft.draw d JOIN rft.v_purged x USING (experience_id)
 WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s ORDER BY d.slot LIMIT 1;
@@ -70,7 +70,7 @@ WHERE purge_id = %(purge_id)s;
 -- Record that a purge is complete.
 UPDATE rft.purge SET finished_at = clock_timestamp() WHERE purge_id = %(purge_id)s;
 
--- name: ranges_to_erase
+-- name: ranges_to_erase (read)
 -- Retired byte ranges that may be overwritten; never a range that a segment refers to, whatever a restored backup contains.
 SELECT retired_range_id, uri, offset_bytes, length_bytes FROM rft.retired_range
 WHERE erased_at IS NULL AND retired_at < rft.clock() - %(grace_s)s * interval '1 s'
@@ -84,22 +84,22 @@ ORDER BY retired_range_id;
 -- Record that retired bytes were overwritten.
 UPDATE rft.retired_range SET erased_at = clock_timestamp() WHERE retired_range_id = %(retired_range_id)s;
 
--- name: ranges_left
+-- name: ranges_left (read)
 -- Number of retired ranges and bytes that wait to be overwritten, and the oldest.
 SELECT count(*) AS ranges, coalesce(sum(length_bytes), 0)::bigint AS num_bytes, min(retired_at) AS oldest
 FROM rft.retired_range WHERE erased_at IS NULL;
 
--- name: sessions_in_database
+-- name: sessions_in_database (read)
 -- Programs with other sessions in this database. An ordinary account sees little more of other accounts' sessions than that they exist.
 SELECT DISTINCT application_name FROM pg_stat_activity
 WHERE datname = current_database() AND coalesce(backend_type, 'client backend') = 'client backend' AND pid <> ALL (%(own_pids)s::integer[]) ORDER BY 1;
 
--- name: tasks_of_purged
+-- name: tasks_of_purged (read)
 -- Number of tasks that still have texts although all or some of their experiences are purged.
 SELECT count(DISTINCT g.task_id) AS num_tasks FROM rft.experience e JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)
 WHERE e.experience_id = ANY (%(experience_ids)s) AND t.payload <> '{"purged": true}';
 
--- name: made_of_purged
+-- name: made_of_purged (read)
 -- Experiences and tasks that stages created from experiences, directly or indirectly, and that still have texts. The experiences themselves
 -- and their copies are not included.
 WITH RECURSIVE made (experience_id) AS (
@@ -113,11 +113,11 @@ SELECT (SELECT coalesce(array_agg(e.experience_id ORDER BY e.experience_id), '{}
         FROM made JOIN rft.task t ON t.features ? 'parent_experience_id' AND t.features ->> 'parent_experience_id' = made.experience_id::text)
            AS task_ids;
 
--- name: purged_rows
+-- name: purged_rows (read)
 -- The purged rows of each segment.
 SELECT segment_id, array_agg(segment_row ORDER BY segment_row) AS rows FROM rft.purged_experience GROUP BY segment_id;
 
--- name: retention_groups
+-- name: retention_groups (read)
 -- Groups with the facts that a rule reads, newest first. protected: rules skip the group. A group is protected while a person's label or
 -- preference refers to it, while it is open, and while it may still be trained on. The last holds if a run that has not finished could
 -- draw it, now or again after going back to its last checkpoint, or trains on a stored selection that contains it.

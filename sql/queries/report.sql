@@ -1,4 +1,4 @@
--- name: report_evaluations
+-- name: report_evaluations (read)
 -- Finished evaluations of the run's current history, one per purpose, taskset, decoding and step.
 SELECT DISTINCT ON (e.purpose, e.taskset, e.decoding, e.trainer_step)
        e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, a.num_questions, a.mean, a.standard_error, a.num_tokens,
@@ -14,21 +14,21 @@ CROSS JOIN LATERAL (
 WHERE r.run_id = %(run_id)s AND a.num_questions > 0
 ORDER BY e.purpose, e.taskset, e.decoding, e.trainer_step, e.evaluation_id DESC;
 
--- name: report_paired
+-- name: report_paired (read)
 -- Compare two evaluations question by question.
 SELECT count(*) AS num_questions, avg(b.reward) AS before, avg(a.reward) AS after, avg(a.reward - b.reward) AS difference,
        stddev_samp(a.reward - b.reward) / sqrt(count(*)) AS standard_error
 FROM rft.evaluation_answer b JOIN rft.evaluation_answer a USING (task_id)
 WHERE b.evaluation_id = %(before)s AND a.evaluation_id = %(after)s;
 
--- name: report_train_curve
+-- name: report_train_curve (read)
 -- Sampled rewards by explorer step, including groups dropped later.
 SELECT g.explore_step AS step, count(o.reward) AS num, avg(o.reward) AS mean, avg((o.reward >= 1)::integer)::double precision AS pass_rate,
        stddev_samp(o.reward) / sqrt(nullif(count(o.reward), 0)) AS standard_error
 FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
 WHERE g.run_id = %(run_id)s GROUP BY g.explore_step HAVING count(o.reward) > 0 ORDER BY g.explore_step;
 
--- name: report_steps
+-- name: report_steps (read)
 -- Totals of a run's steps. A fork's history begins with steps of its parent (`before_fork`). Their groups, tokens and seconds are the
 -- parent's, so the fork's own seconds add up to no more than the time in which it worked. with_expert_loss: steps of an algorithm with a
 -- loss for an expert's experiences; without_experts: those of them that had none.
@@ -46,49 +46,49 @@ JOIN rft.run_attempt a ON a.attempt_id = s.attempt_id
 CROSS JOIN LATERAL (SELECT a.run_id = s.run_id AS own) o
 WHERE s.run_id = %(run_id)s;
 
--- name: report_metrics
+-- name: report_metrics (read)
 -- Some metrics of each step of a run, where it has them.
 SELECT n.name, s.trainer_step AS step, (s.metrics ->> n.name)::float8 AS value
 FROM rft.v_train_step s CROSS JOIN unnest(%(names)s::text[]) AS n (name)
 WHERE s.run_id = %(run_id)s AND s.metrics ->> n.name IS NOT NULL ORDER BY n.name, s.trainer_step;
 
--- name: report_skipped
+-- name: report_skipped (read)
 -- Reasons why steps of a run were skipped, most frequent first.
 SELECT coalesce(reason, 'no reason given') AS reason, count(*) AS num_steps FROM rft.v_train_step
 WHERE run_id = %(run_id)s AND outcome = 'skipped' GROUP BY 1 ORDER BY 2 DESC;
 
--- name: report_tokens
+-- name: report_tokens (read)
 -- Number of experiences, and tokens sampled. A fork's copies have a parent: they were sampled by the run that it was forked from.
 SELECT count(*) AS num_experiences,
        coalesce(sum(num_response_tokens) FILTER (WHERE source = 'explorer' AND parent_id IS NULL), 0)::bigint AS sampled_tokens
 FROM rft.experience WHERE run_id = %(run_id)s;
 
--- name: report_outcomes
+-- name: report_outcomes (read)
 -- Outcomes of the rollouts of a run.
 SELECT o.outcome::text AS outcome, count(*) AS num FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
 WHERE g.run_id = %(run_id)s GROUP BY o.outcome ORDER BY o.outcome;
 
--- name: report_failures
+-- name: report_failures (read)
 -- Errors of failed rollouts, one of each kind, most frequent first. Errors of one kind differ only in numbers and quoted names.
 SELECT min(coalesce(o.error, 'no error recorded')) AS error, count(*) AS num FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
 WHERE g.run_id = %(run_id)s AND o.outcome IN ('failed', 'timeout')
 GROUP BY regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']*'$re$, '#', 'g') ORDER BY 2 DESC, 1 LIMIT 10;
 
--- name: report_closed
+-- name: report_closed (read)
 -- Reasons of closed groups. Steps and row ids are removed, because they would make every reason unique.
 SELECT regexp_replace(regexp_replace(coalesce(closed_reason, 'no reason given'), '^aged out:.*', 'aged out'),
                       '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g') AS reason, count(*) AS num_groups
 FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
 
--- name: report_dropped
+-- name: report_dropped (read)
 -- Like rft.v_dropped, but reasons that differ only in the rows they name count as one.
 SELECT coalesce(stage, '–') AS stage, regexp_replace(coalesce(reason, '–'), '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g') AS reason,
        count(*) AS num_experiences, count(DISTINCT group_id) AS num_groups
 FROM rft.verdict v JOIN rft.rollout_group g USING (group_id) JOIN rft.run r ON r.run_id = g.run_id AND r.pipeline_version = v.newest_of
 WHERE r.run_id = %(run_id)s AND NOT v.kept GROUP BY 1, 2 ORDER BY num_experiences DESC, stage, reason;
 
--- name: report_receipts
+-- name: report_receipts (read)
 -- Weights that went straight into engines, by what running requests did with their KV cache. num: receipts, one per transfer and engine.
 SELECT p.kv_cache::text AS kv_cache, count(*) FILTER (WHERE p.status = 'applied') AS num_applied,
        count(*) FILTER (WHERE p.status = 'failed') AS num_failed,
@@ -97,7 +97,7 @@ SELECT p.kv_cache::text AS kv_cache, count(*) FILTER (WHERE p.status = 'applied'
 FROM rft.weight_receipt p JOIN rft.weight_transfer t USING (transfer_id)
 WHERE t.run_id = %(run_id)s GROUP BY p.kv_cache ORDER BY p.kv_cache;
 
--- name: report_checkpoints
+-- name: report_checkpoints (read)
 -- Checkpoints of the current history whose files still exist.
 SELECT DISTINCT ON (c.trainer_step) c.trainer_step, c.uri FROM rft.run r
 JOIN rft.v_history h ON h.history_id = r.current_attempt_id
@@ -105,13 +105,13 @@ JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR
 WHERE r.run_id = %(run_id)s AND c.deleted_at IS NULL
 ORDER BY c.trainer_step, c.checkpoint_id DESC;
 
--- name: report_activities
+-- name: report_activities (read)
 -- Seconds of each role of a run by activity, the longest first.
 SELECT w.role::text AS role, s.activity, sum(extract(epoch FROM s.ended_at - s.started_at))::double precision AS seconds
 FROM rft.worker w JOIN rft.worker_span s USING (worker_id)
 WHERE w.run_id = %(run_id)s AND w.role IN ('trainer', 'explorer', 'pipeline') GROUP BY 1, 2 ORDER BY w.role::text, 3 DESC;
 
--- name: run_spans
+-- name: run_spans (read)
 -- What the workers of a run did when, in seconds since 1970.
 SELECT w.worker_id, w.role::text AS role, w.host, w.pid, s.activity, s.detail,
        extract(epoch FROM s.started_at)::double precision AS started, extract(epoch FROM s.ended_at)::double precision AS ended

@@ -1,4 +1,4 @@
--- name: kept_steps
+-- name: kept_steps (read)
 -- Steps of an attempt's history whose checkpoints still have their files.
 SELECT DISTINCT c.trainer_step FROM rft.v_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
@@ -56,7 +56,7 @@ SELECT %(run_id)s, %(policy_step)s,
                  FROM rft.selector_state WHERE run_id = %(run_id)s), '{}')
 ON CONFLICT (run_id, policy_step) DO NOTHING;
 
--- name: snapshot_from_step
+-- name: snapshot_from_step (read)
 -- The selectors' state before anything was planned at this policy step or a later one; no row if nothing was.
 SELECT snapshot_id, states FROM rft.selector_snapshot
 WHERE run_id = %(run_id)s AND policy_step >= %(step)s ORDER BY snapshot_id LIMIT 1;

@@ -15,11 +15,11 @@ FROM (SELECT count(*) AS taken, coalesce(max(substring(name FROM length(%(name)s
       FROM rft.run WHERE name = %(name)s OR (starts_with(name, %(name)s || '-') AND substring(name FROM length(%(name)s) + 2) ~ '^[0-9]{1,18}$')) n
 RETURNING *;
 
--- name: find_run
+-- name: find_run (read)
 -- The run of an id, or by_name of a name or an id, the name first.
 SELECT * FROM rft.run WHERE run_id::text = %(run)s OR (%(by_name)s AND name = %(run)s) ORDER BY name = %(run)s DESC;
 
--- name: runs
+-- name: runs (read)
 -- Runs, newest first: all or those of a configured name, with or without imported ones, all or those with a live process. The name in the
 -- configuration decides, because the run's own name may be numbered, but so may another experiment's; a run stored without a
 -- configuration is found by its own name. A replay reads a run and does not count as its process.
@@ -31,11 +31,11 @@ WHERE (%(name)s::text IS NULL OR coalesce(r.config -> 'run' ->> 'name', r.name) 
     WHERE w.run_id = r.run_id AND w.stopped_at IS NULL AND w.role <> 'replay' AND w.heartbeat_at > rft.clock() - interval '15 s'))
 ORDER BY r.run_id DESC LIMIT %(limit)s;
 
--- name: run_names
+-- name: run_names (read)
 -- The names of the newest runs.
 SELECT name FROM rft.run ORDER BY run_id DESC LIMIT 50;
 
--- name: run_state
+-- name: run_state (read)
 -- The state that every role checks between two pieces of work.
 SELECT stop_requested, status IN ('finished', 'interrupted', 'failed') AS has_ended FROM rft.run WHERE run_id = %(run_id)s;
 
@@ -68,11 +68,11 @@ SELECT set_config('idle_in_transaction_session_timeout', '2s', true);
 SELECT set_config('idle_in_transaction_session_timeout', '2s', true)
 FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR KEY SHARE;
 
--- name: attempt_holder
+-- name: attempt_holder (read)
 -- An attempt, and whether its lease is still valid.
 SELECT a.*, a.ended_at IS NULL AND a.lease_until > rft.clock() AS alive FROM rft.run_attempt a WHERE attempt_id = %(attempt_id)s;
 
--- name: last_checkpoint
+-- name: last_checkpoint (read)
 -- The newest usable checkpoint on an attempt's history, of a step if one is given.
 SELECT c.* FROM rft.v_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
@@ -81,8 +81,8 @@ ORDER BY c.trainer_step DESC, c.checkpoint_id DESC LIMIT 1;
 
 -- name: insert_attempt
 -- Store a new attempt, which holds the lease.
-INSERT INTO rft.run_attempt (run_id, parent_attempt_id, from_checkpoint_id, host, pid, lease_until)
-VALUES (%(run_id)s, %(parent_attempt_id)s, %(from_checkpoint_id)s, %(host)s, %(pid)s, rft.clock() + %(lease_s)s * interval '1 s')
+INSERT INTO rft.run_attempt (run_id, parent_attempt_id, from_checkpoint_id, host, pid, lease_until, receipt)
+VALUES (%(run_id)s, %(parent_attempt_id)s, %(from_checkpoint_id)s, %(host)s, %(pid)s, rft.clock() + %(lease_s)s * interval '1 s', %(receipt)s)
 RETURNING *;
 
 -- name: take_run
@@ -96,6 +96,11 @@ UPDATE rft.run_attempt SET lease_until = rft.clock() + %(lease_s)s * interval '1
 -- name: end_attempt
 -- End an attempt and release its lease.
 UPDATE rft.run_attempt SET ended_at = clock_timestamp(), lease_until = rft.clock(), outcome = %(outcome)s WHERE attempt_id = %(attempt_id)s;
+
+-- name: end_attempt_of_receipt
+-- End an attempt whose process could not go on after it had started it.
+UPDATE rft.run_attempt SET ended_at = clock_timestamp(), lease_until = rft.clock(), outcome = %(outcome)s
+WHERE run_id = %(run_id)s AND receipt = %(receipt)s AND ended_at IS NULL;
 
 -- name: return_draws
 -- After a crash: make groups drawable again that were drawn after the checkpoint, by attempts that this history leaves there.
@@ -126,6 +131,6 @@ SELECT %(run_id)s, m.used_as::rft.model_use, m.uri,
 FROM unnest(%(used_as)s::text[], %(uris)s::text[]) AS m (used_as, uri)
 ON CONFLICT DO NOTHING;
 
--- name: models_of_run
+-- name: models_of_run (read)
 -- The models of a run.
 SELECT used_as::text AS used_as, uri, trained_by, trainer_step FROM rft.v_run_model WHERE run_id = %(run_id)s ORDER BY used_as, since, uri;

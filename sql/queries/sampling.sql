@@ -1,13 +1,11 @@
--- name: make_formula_table
--- The names that a priority formula may use, as columns of an empty table.
-CREATE TEMPORARY TABLE formula_check AS
-SELECT * FROM rft.formula_columns(0, '{}', '{}', '{}');
+-- name: formula_names (read)
+-- The names that a priority formula may use.
+SELECT a.name FROM pg_proc p CROSS JOIN LATERAL unnest(p.proargnames, p.proargmodes) AS a (name, mode)
+WHERE p.oid = 'rft.formula_columns'::regproc AND a.mode = 't';
 
--- name: formula_table_columns
--- The columns of that table, and their generating expressions as the server prints them.
-SELECT a.attname::text AS name, pg_get_expr(d.adbin, d.adrelid) AS expression
-FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-WHERE a.attrelid = to_regclass('pg_temp.formula_check') AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum;
+-- name: check_formula
+-- A formula as PostgreSQL prints it after parsing.
+SELECT rft.checked_formula(%(formula)s) AS formula;
 
 -- name: set_sampler
 -- Set the sampling policy of a run; return whether it differs from the previous one.

@@ -1,29 +1,29 @@
--- name: buffer_id
+-- name: buffer_id (read)
 -- The identity of this buffer.
 SELECT buffer_id FROM rft.buffer;
 
--- name: segment_addresses
+-- name: segment_addresses (read)
 -- The current addresses of segments.
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.checksum
 FROM rft.segment s JOIN rft.segment_file f USING (file_id) WHERE s.segment_id = ANY (%(segment_ids)s);
 
--- name: all_segments
+-- name: all_segments (read)
 -- All segments with their current addresses.
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.num_rows, s.checksum
 FROM rft.segment s JOIN rft.segment_file f USING (file_id) ORDER BY s.segment_id;
 
--- name: dangling_references
+-- name: dangling_references (read)
 -- Experiences whose arrays are in no segment, of the database or of an archive.
 SELECT e.experience_id, e.segment_id, e.segment_row FROM rft.experience e LEFT JOIN rft.segment s USING (segment_id)
 LEFT JOIN rft.archived_segment a USING (segment_id)
 WHERE (s.segment_id IS NULL OR e.segment_row >= s.num_rows) AND (a.segment_id IS NULL OR e.segment_row >= a.num_rows) ORDER BY e.experience_id LIMIT 1000;
 
--- name: experiences_of_segments
+-- name: experiences_of_segments (read)
 -- Experiences of segments. It scans the table, so it is used only for segments that cannot be read.
 SELECT segment_id, array_agg(experience_id ORDER BY experience_id) AS experience_ids FROM rft.experience
 WHERE segment_id = ANY (%(segment_ids)s) GROUP BY segment_id;
 
--- name: misplaced_segments
+-- name: misplaced_segments (read)
 -- Segments whose address cannot be right, whatever the file contains.
 SELECT s.segment_id, CASE WHEN f.file_id IS NULL THEN format('file %s, which is not in rft.segment_file', s.file_id)
                           WHEN f.retired_at IS NOT NULL THEN format('the file %s, which is retired', f.uri)
@@ -43,11 +43,11 @@ SELECT pg_advisory_lock(hashtext('rft.compaction'));
 -- Release the compaction lock.
 SELECT pg_advisory_unlock(hashtext('rft.compaction'));
 
--- name: any_purge
+-- name: any_purge (read)
 -- Whether anything was ever purged.
 SELECT EXISTS (SELECT FROM rft.purge) AS found;
 
--- name: segment_files
+-- name: segment_files (read)
 -- Files that may still be on disk, with their live segments.
 SELECT f.uri, f.size_bytes, f.closed_at IS NOT NULL AS closed,
        extract(epoch FROM clock_timestamp() - f.retired_at)::float8 AS retired_s,
@@ -57,7 +57,7 @@ LEFT JOIN (SELECT file_id, sum(length_bytes)::bigint AS live_bytes, count(*) AS 
     USING (file_id)
 WHERE f.removed_at IS NULL ORDER BY f.file_id;
 
--- name: unknown_files
+-- name: unknown_files (read)
 -- Of files found on disk: those that no committed row names, and those that were removed and are back.
 SELECT u.uri, f.file_id IS NOT NULL AS was_removed FROM unnest(%(uris)s::text[]) AS u (uri) LEFT JOIN rft.segment_file f USING (uri)
 WHERE f.file_id IS NULL OR f.removed_at IS NOT NULL ORDER BY u.uri;
@@ -66,7 +66,7 @@ WHERE f.file_id IS NULL OR f.removed_at IS NOT NULL ORDER BY u.uri;
 -- Close files, so that no segment can be committed to them. Waits for writers that are committing one. Returns the final sizes.
 UPDATE rft.segment_file SET closed_at = coalesce(closed_at, clock_timestamp()) WHERE uri = ANY (%(uris)s) RETURNING uri, size_bytes;
 
--- name: segments_of_file
+-- name: segments_of_file (read)
 -- The segments that a file currently holds, in order.
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.num_rows, s.checksum
 FROM rft.segment_file f JOIN rft.segment s USING (file_id) WHERE f.uri = %(uri)s ORDER BY s.offset_bytes;

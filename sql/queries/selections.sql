@@ -2,7 +2,7 @@
 -- Wait for transactions that have labelled and not committed. While the lock is held, no label can get an id.
 SELECT rft.lock_labels();
 
--- name: label_cut
+-- name: label_cut (read)
 -- The newest label. With lock_labels held, this snapshot sees exactly the labels up to it.
 SELECT coalesce(max(label_id), 0) AS label_cut FROM rft.label;
 
@@ -82,7 +82,7 @@ ORDER BY m.experience_id;
 SELECT array_agg(rft.draw_weight('prioritized', p.priority, %(exponent)s) ORDER BY p.place) AS weights
 FROM unnest(%(priorities)s::double precision[]) WITH ORDINALITY AS p (priority, place);
 
--- name: small_groups
+-- name: small_groups (read)
 -- Groups with experiences of fewer rollouts than a number.
 SELECT i.item_id, count(DISTINCT e.rollout_id) AS num_rollouts
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id) LEFT JOIN rft.experience e ON e.group_id = i.item_id
@@ -104,7 +104,7 @@ FROM rft.run r, unnest(%(item_ids)s::bigint[], %(weights)s::double precision[]) 
 -- Analyze the queue. A queue of a million rows that the planner believes empty would be sorted at every draw.
 SELECT rft.analyze_worklist();
 
--- name: queued_selection
+-- name: queued_selection (read)
 -- The items of a stored selection, with their weights.
 SELECT item_id, draw_weight FROM rft.worklist WHERE consumer = 'selection/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind ORDER BY item_id;
 
@@ -118,6 +118,7 @@ SELECT * FROM rft.draw_selected(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s
 
 -- name: release_selected
 -- Release a batch that was not used: its draws never took place.
+WITH batch AS (DELETE FROM rft.batch WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
 DELETE FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s;
 
 -- name: drawn_selected_state

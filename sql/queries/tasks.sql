@@ -1,4 +1,4 @@
--- name: find_taskset
+-- name: find_taskset (read)
 -- The taskset of a name.
 SELECT * FROM rft.taskset WHERE taskset = %(taskset)s;
 
@@ -34,7 +34,7 @@ FROM staged_task s JOIN rft.task t ON t.taskset = %(taskset)s AND t.task_key = s
 WHERE t.payload <> '{"purged": true}'
   AND (coalesce(t.source_payload, t.payload), coalesce(t.source_features, t.features)) IS DISTINCT FROM (s.payload, s.features);
 
--- name: taskset_is_used
+-- name: taskset_is_used (read)
 -- Whether rollouts or evaluations refer to its tasks.
 SELECT EXISTS (SELECT FROM rft.rollout_group g JOIN rft.task t USING (task_id) WHERE t.taskset = %(taskset)s)
     OR EXISTS (SELECT FROM rft.evaluation WHERE taskset = %(taskset)s) AS used;
@@ -80,12 +80,12 @@ FROM (
       AND NOT coalesce(t.source_features, t.features) ?| ARRAY['made_by', 'parent_experience_id']) n
 WHERE t.task_id = n.task_id;
 
--- name: count_tasks
+-- name: count_tasks (read)
 -- Number of tasks, and of those that have left their source but may still be selected.
 SELECT count(*) AS n, count(*) FILTER (WHERE left_source_at IS NOT NULL AND status <> 'excluded') AS num_left
 FROM rft.task WHERE taskset = %(taskset)s;
 
--- name: list_tasksets
+-- name: list_tasksets (read)
 -- All tasksets, with the mean scores of their active tasks.
 SELECT s.taskset, s.source, s.args, s.num_tasks, n.active, n.excluded, n.pending, n.scores, s.loaded_at
 FROM rft.taskset s
@@ -106,7 +106,7 @@ CROSS JOIN LATERAL (
     FROM rft.task t WHERE t.taskset = s.taskset) n
 ORDER BY s.taskset;
 
--- name: show_tasks
+-- name: show_tasks (read)
 -- Tasks of a set with their verdicts, ordered by a numeric feature or by id.
 SELECT task_id, task_key, status, status_pinned, features, source_features, manual_features, left_source_at, prompt, answer, kept, stage, reason, pipeline_version, decided_at
 FROM rft.v_task
@@ -115,17 +115,17 @@ ORDER BY CASE WHEN jsonb_typeof(features -> %(feature)s::text) = 'number'
               THEN (features ->> %(feature)s::text)::double precision END DESC NULLS LAST, task_id
 LIMIT %(limit)s;
 
--- name: task_feature_names
+-- name: task_feature_names (read)
 -- Names of the numeric features of a set's tasks.
 SELECT DISTINCT f.key FROM (SELECT features FROM rft.task WHERE taskset = %(taskset)s ORDER BY task_id LIMIT 1000) t
 CROSS JOIN LATERAL jsonb_each(t.features) f WHERE jsonb_typeof(f.value) = 'number' ORDER BY 1;
 
--- name: features_by_hand
+-- name: features_by_hand (read)
 -- Tasks that have this feature set by hand, and whether it is a number.
 SELECT coalesce(jsonb_object_agg(task_key, jsonb_typeof(manual_features -> %(key)s::text) = 'number'), '{}') AS are_numbers
 FROM rft.task WHERE taskset = %(taskset)s AND manual_features ? %(key)s::text;
 
--- name: undecided_tasks
+-- name: undecided_tasks (read)
 -- Tasks whose current verdict is not of this pipeline version, or has a reason like `failure`; all tasks with `again`. Purged tasks are left
 -- out.
 SELECT coalesce(array_agg(t.task_id ORDER BY t.task_id), '{}') AS task_ids
@@ -133,14 +133,14 @@ FROM rft.task t LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdi
 WHERE t.taskset = %(taskset)s AND t.payload ? 'prompt'
   AND (%(again)s OR v.pipeline_version IS DISTINCT FROM %(pipeline_version)s OR v.reason LIKE %(failure)s);
 
--- name: decidable_tasks
+-- name: decidable_tasks (read)
 -- Tasks of a set that are not purged, without those whose current verdict is of pipeline `version` and has a reason like `blocked`.
 SELECT coalesce(array_agg(t.task_id ORDER BY t.task_id), '{}') AS task_ids
 FROM rft.task t LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id
 WHERE t.taskset = %(taskset)s AND t.payload ? 'prompt'
   AND (v.pipeline_version = %(version)s AND v.reason LIKE %(blocked)s) IS NOT TRUE;
 
--- name: taskset_texts
+-- name: taskset_texts (read)
 -- Prompts and answers of a set, as given by the source. A chat is shown as the contents of its messages.
 SELECT t.task_key,
        CASE jsonb_typeof(p.payload -> 'prompt')
@@ -153,7 +153,7 @@ CROSS JOIN LATERAL (SELECT coalesce(t.source_payload, t.payload) AS payload) p
 WHERE t.taskset = %(taskset)s AND p.payload ? 'prompt'
 ORDER BY t.task_id;
 
--- name: task_batch
+-- name: task_batch (read)
 -- The columns that stages see of a task: as given by the source and set by hand, without changes by an earlier pipeline. A chat is shown as
 -- the contents of its messages.
 SELECT t.task_id, t.taskset, t.task_key,
@@ -173,21 +173,21 @@ CROSS JOIN LATERAL (SELECT coalesce(t.source_payload, t.payload) AS payload) p
 WHERE p.payload ? 'prompt'
 ORDER BY i.place;
 
--- name: task_outcomes
+-- name: task_outcomes (read)
 -- Outcomes of a set's tasks over all runs: number of observed groups, and mean reward in [0, 1].
 SELECT s.task_id, sum(s.attempts)::bigint AS attempts, sum(s.attempts * s.mean_reward) / nullif(sum(s.attempts), 0) AS reward
 FROM rft.task_stat s JOIN rft.task t USING (task_id)
 WHERE t.taskset = %(taskset)s AND s.mean_reward IS NOT NULL AND s.attempts > 0
 GROUP BY s.task_id ORDER BY s.task_id;
 
--- name: task_groups
+-- name: task_groups (read)
 -- Number of sampled rollout groups per task, over all runs.
 SELECT g.task_id, count(*) AS num_groups
 FROM rft.rollout_group g JOIN rft.task t USING (task_id)
 WHERE t.taskset = %(taskset)s AND g.sealed_at IS NOT NULL
 GROUP BY g.task_id ORDER BY g.task_id;
 
--- name: task_draws
+-- name: task_draws (read)
 -- How often groups of a task were drawn for a training step, over all runs. Steps that a run has gone back behind count, because the
 -- task was used.
 SELECT g.task_id, count(DISTINCT (d.attempt_id, d.trainer_step, e.group_id)) AS num_draws
@@ -196,7 +196,7 @@ JOIN rft.task t ON t.task_id = g.task_id
 WHERE t.taskset = %(taskset)s
 GROUP BY g.task_id ORDER BY g.task_id;
 
--- name: makers_of_tasks
+-- name: makers_of_tasks (read)
 -- Tasks that stages created from other tasks, with the names of those stages.
 SELECT task_id, ARRAY(SELECT jsonb_array_elements_text(coalesce(source_features, features) -> 'made_by')) AS made_by
 FROM rft.task WHERE task_id = ANY (%(task_ids)s) AND jsonb_typeof(coalesce(source_features, features) -> 'made_by') = 'array';
@@ -221,7 +221,7 @@ made AS (
 UPDATE rft.taskset s SET num_tasks = s.num_tasks + (SELECT count(*) FROM made m WHERE m.taskset = s.taskset)
 WHERE s.taskset IN (SELECT taskset FROM made);
 
--- name: known_task_scores
+-- name: known_task_scores (read)
 -- Scores that stages have already found for tasks.
 SELECT task_id, score_key, input_digest, scores FROM rft.task_score
 WHERE task_id = ANY (%(task_ids)s::bigint[]) AND score_key = ANY (%(score_keys)s) AND input_digest IS NOT NULL;
@@ -268,7 +268,7 @@ SET task_verdict_id = m.task_verdict_id,
     payload = rft.changed_payload(coalesce(t.source_payload, t.payload), m.prompt, m.answer, m.answer_changed)
 FROM made m WHERE t.task_id = m.task_id;
 
--- name: taskset_verdicts
+-- name: taskset_verdicts (read)
 -- Number of a set's tasks by status, and the stages that excluded them.
 SELECT count(*) AS num_tasks, count(*) FILTER (WHERE t.status = 'active') AS active,
        count(*) FILTER (WHERE t.status = 'excluded') AS excluded,
@@ -278,7 +278,7 @@ SELECT count(*) AS num_tasks, count(*) FILTER (WHERE t.status = 'active') AS act
             WHERE x.taskset = %(taskset)s AND x.status = 'excluded' GROUP BY 1) d) AS dropped_by
 FROM rft.task t WHERE t.taskset = %(taskset)s;
 
--- name: tasks_without_answer
+-- name: tasks_without_answer (read)
 -- Number of a set's selectable tasks, number of those with a missing or blank answer, and the keys of the first of these.
 WITH active AS (
     SELECT t.task_id, t.task_key, coalesce(t.payload ->> 'answer', '') !~ '\S' AS lacks
@@ -287,7 +287,7 @@ SELECT count(*) AS num_tasks, count(*) FILTER (WHERE lacks) AS num_lacking,
        ARRAY(SELECT task_key FROM active WHERE lacks ORDER BY task_id LIMIT %(num_keys)s) AS task_keys
 FROM active;
 
--- name: known_embeddings
+-- name: known_embeddings (read)
 -- Stored vectors of the tasks' current texts, in the binary form of an array: the text form takes ten times as long.
 SELECT i.place - 1 AS place, array_send(e.embedding::real[]) AS embedding
 FROM unnest(%(task_ids)s::bigint[], %(digests)s::bigint[]) WITH ORDINALITY AS i (task_id, text_digest, place)
@@ -307,7 +307,7 @@ INSERT INTO rft.task_embedding AS e (task_id, model, text_digest, embedding)
 SELECT task_id, %(model)s, text_digest, embedding FROM staged_embedding
 ON CONFLICT (task_id, model) DO UPDATE SET text_digest = excluded.text_digest, embedding = excluded.embedding, embedded_at = clock_timestamp();
 
--- name: task_stats
+-- name: task_stats (read)
 -- Statistics of a run's tasks, the last selected tasks first.
 SELECT taskset, task_key, task_id, status::text AS status, pass_rate, alpha, beta, attempts, mean_reward, last_selected_at
 FROM rft.v_task_stat

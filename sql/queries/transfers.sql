@@ -4,13 +4,13 @@ INSERT INTO rft.weight_receiver (worker_id, run_id, device, ready, wanted_versio
 VALUES (%(worker_id)s, %(run_id)s, %(device)s, %(ready)s, %(wanted_version)s)
 ON CONFLICT (worker_id) DO UPDATE SET ready = excluded.ready, wanted_version = excluded.wanted_version;
 
--- name: ready_receivers
+-- name: ready_receivers (read)
 -- Live explorers of a run that take weights now, with the devices of their engines.
 SELECT r.worker_id, r.device FROM rft.weight_receiver r JOIN rft.worker w USING (worker_id)
 WHERE r.run_id = %(run_id)s AND r.ready AND w.stopped_at IS NULL AND w.heartbeat_at > rft.clock() - interval '15 s'
 ORDER BY r.worker_id;
 
--- name: is_file_wanted
+-- name: is_file_wanted (read)
 -- Whether a live explorer has missed a version and needs its file.
 SELECT EXISTS (
     SELECT FROM rft.weight_receiver r JOIN rft.worker w USING (worker_id)
@@ -22,13 +22,13 @@ INSERT INTO rft.weight_transfer (run_id, attempt_id, policy_version_id, fingerpr
 VALUES (%(run_id)s, %(attempt_id)s, %(policy_version_id)s, %(fingerprint)s, %(tensors)s, %(adapters)s)
 RETURNING transfer_id;
 
--- name: newest_transfer
+-- name: newest_transfer (read)
 -- The last offer of a version, with what a member needs to know to take part.
 SELECT transfer_id, attempt_id, policy_version_id, status::text AS status, group_id, backend, address, num_ranks, dtype, in_float32,
        bucket_bytes, fingerprint
 FROM rft.weight_transfer WHERE run_id = %(run_id)s AND policy_version_id = %(policy_version_id)s ORDER BY transfer_id DESC LIMIT 1;
 
--- name: transfer_tensors
+-- name: transfer_tensors (read)
 -- The tensor list of an attempt's transfers, and peft's configuration if they are adapters.
 SELECT tensors, adapters FROM rft.weight_transfer WHERE attempt_id = %(attempt_id)s AND tensors IS NOT NULL ORDER BY transfer_id LIMIT 1;
 
@@ -39,7 +39,7 @@ SELECT t.transfer_id, %(worker_id)s, %(host)s, %(device)s, %(dtype)s, %(in_float
 FROM rft.weight_transfer t WHERE t.transfer_id = %(transfer_id)s AND t.status = 'offered' FOR SHARE
 ON CONFLICT DO NOTHING;
 
--- name: transfer_receipts
+-- name: transfer_receipts (read)
 -- The answers to an offer, in the order of the explorers. alive: whether the explorer's process is.
 SELECT p.worker_id, p.status::text AS status, p.host, p.device, p.dtype, p.in_float32, p.num_ranks, p.group_id, p.first_rank, p.error,
        w.stopped_at IS NULL AND w.heartbeat_at > rft.clock() - interval '15 s' AS alive

@@ -12,7 +12,7 @@ ON CONFLICT (run_id, host, device) DO UPDATE SET
     since = CASE WHEN EXISTS (SELECT FROM rft.worker w WHERE w.worker_id = t.holder AND w.stopped_at IS NULL) THEN t.since ELSE clock_timestamp() END
 RETURNING t.holder = %(worker_id)s AS mine;
 
--- name: is_turn_wanted
+-- name: is_turn_wanted (read)
 -- Whether another live worker has asked for the turn.
 SELECT EXISTS (
     SELECT FROM rft.gpu_turn t JOIN rft.worker w ON w.worker_id = t.wanted_by

@@ -18,6 +18,6 @@ SET num_calls = num_calls + %(calls)s, num_tokens = num_tokens + %(tokens)s, cos
     updated_at = clock_timestamp()
 WHERE run_id = %(run_id)s AND name = %(name)s;
 
--- name: usage_of_run
+-- name: usage_of_run (read)
 -- The usage that a run has recorded for a budget.
 SELECT num_calls, num_tokens, cost FROM rft.endpoint_usage WHERE run_id = %(run_id)s AND name = %(name)s;

@@ -1,4 +1,4 @@
--- name: groups_to_replay
+-- name: groups_to_replay (read)
 -- Whole groups of a run, after a given one, with experiences that a version has not decided on, or not since their last label or answered
 -- question.
 SELECT g.group_id FROM rft.rollout_group g
@@ -16,14 +16,14 @@ ORDER BY g.group_id LIMIT %(count)s;
 -- Allow one process at a time to replay a version of a run.
 SELECT pg_try_advisory_lock(hashtextextended('rft.replay/' || %(version)s, %(run_id)s)) AS locked;
 
--- name: sample_groups
+-- name: sample_groups (read)
 -- Whole groups of a run with experiences, in an order that depends only on the seed.
 SELECT group_id, (SELECT count(*) FROM rft.experience e WHERE e.group_id = g.group_id) AS num_experiences
 FROM rft.rollout_group g WHERE g.run_id = %(run_id)s AND g.status IN ('sealed', 'ready') AND g.left_by IS NULL
   AND EXISTS (SELECT FROM rft.experience e WHERE e.group_id = g.group_id)
 ORDER BY hashint8extended(g.group_id, %(seed)s), g.group_id LIMIT %(count)s;
 
--- name: pipeline_versions
+-- name: pipeline_versions (read)
 -- Versions that decided on experiences of a run, with their stages and arguments. used: the run trains on this version.
 SELECT v.pipeline_version, v.pipeline_version = r.pipeline_version AS used, v.num_kept, v.num_dropped, p.first_used_at, p.stages
 FROM rft.run r
@@ -36,7 +36,7 @@ LEFT JOIN rft.pipeline p ON p.pipeline_version = v.pipeline_version
 WHERE r.run_id = %(run_id)s
 ORDER BY p.first_used_at, v.pipeline_version;
 
--- name: compare_versions
+-- name: compare_versions (read)
 -- Number of a run's experiences per pair of results of two versions.
 SELECT CASE WHEN a_kept THEN 'kept' ELSE a_stage END AS before, CASE WHEN b_kept THEN 'kept' ELSE b_stage END AS after,
        count(*) AS num_experiences,
@@ -45,14 +45,14 @@ SELECT CASE WHEN a_kept THEN 'kept' ELSE a_stage END AS before, CASE WHEN b_kept
 FROM rft.compare_verdicts(%(run_id)s, %(before)s, %(after)s)
 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2;
 
--- name: compare_coverage
+-- name: compare_coverage (read)
 -- Experiences of a run on which only one of two versions has decided.
 SELECT count(*) FILTER (WHERE a AND NOT b) AS only_before, count(*) FILTER (WHERE b AND NOT a) AS only_after
 FROM (SELECT EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.newest_of = %(before)s) AS a,
              EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.newest_of = %(after)s) AS b
       FROM rft.experience e WHERE e.run_id = %(run_id)s) c;
 
--- name: rows_that_differ
+-- name: rows_that_differ (read)
 -- Experiences that two versions treat differently, oldest first.
 SELECT experience_id, group_id, reward, CASE WHEN a_kept THEN 'kept' ELSE a_stage || ': ' || a_reason END AS before,
        CASE WHEN b_kept THEN 'kept' ELSE b_stage || ': ' || b_reason END AS after,
@@ -61,7 +61,7 @@ FROM rft.compare_verdicts(%(run_id)s, %(before)s, %(after)s)
 WHERE a_kept <> b_kept OR (NOT a_kept AND a_stage <> b_stage) OR (a_kept AND a_reward IS DISTINCT FROM b_reward)
 ORDER BY experience_id LIMIT %(count)s;
 
--- name: pipeline_of_experience
+-- name: pipeline_of_experience (read)
 -- All pipeline results for one experience, in order of time.
 SELECT * FROM (
     SELECT v.decided_at AS at, v.pipeline_version AS version, coalesce(v.stage, 'all stages') AS stage,

@@ -47,7 +47,7 @@ UPDATE rft.worker SET stopped_at = coalesce(stopped_at, clock_timestamp()), stat
 WHERE worker_id = (SELECT max(worker_id) FROM rft.worker WHERE run_id = %(run_id)s AND host = %(host)s AND pid = %(pid)s)
   AND (stopped_at IS NULL OR error = 'the process is gone');
 
--- name: finished_work
+-- name: finished_work (read)
 -- Amount of work that each role has finished, which shows whether a restarted role makes progress. Work set aside after crashes counts.
 SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND sealed_at IS NOT NULL)
        + (SELECT count(*) FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('done', 'failed')) AS explorer,
@@ -55,23 +55,23 @@ SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND sea
        + (SELECT count(*) FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND num_lost >= 4) AS pipeline,
        (SELECT count(*) FROM rft.train_step WHERE run_id = %(run_id)s) AS trainer;
 
--- name: work_of_process
+-- name: work_of_process (read)
 -- Amount of work that the last worker of a process has finished.
 SELECT (SELECT count(*) FROM rft.rollout_group g WHERE g.run_id = w.run_id AND g.claimed_by = w.worker_id AND g.sealed_at IS NOT NULL)
        + (SELECT count(*) FROM rft.evaluation e WHERE e.run_id = w.run_id AND e.claimed_by = w.worker_id AND e.status = 'done')
        + coalesce((w.progress->>'groups_decided')::bigint, 0) AS num
 FROM rft.worker w WHERE w.run_id = %(run_id)s AND w.host = %(host)s AND w.pid = %(pid)s ORDER BY w.worker_id DESC LIMIT 1;
 
--- name: succeeded_rollouts
+-- name: succeeded_rollouts (read)
 -- The rollouts and evaluations of a run that succeeded. Work that was set aside does not count.
 SELECT (SELECT count(*) FROM rft.rollout o JOIN rft.rollout_group g USING (group_id) WHERE g.run_id = %(run_id)s AND o.outcome = 'ok')
        + (SELECT count(*) FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'done') AS num;
 
--- name: ends_of_pipeline_workers
+-- name: ends_of_pipeline_workers (read)
 -- Why pipeline workers of a run ended early, the newest first.
 SELECT error FROM rft.worker WHERE run_id = %(run_id)s AND role = 'pipeline' AND error IS NOT NULL ORDER BY worker_id DESC LIMIT 100;
 
--- name: live_workers
+-- name: live_workers (read)
 -- The processes of a run that have not stopped, and whether their heartbeat is recent.
 SELECT worker_id, role::text AS role, host, pid, heartbeat_at > rft.clock() - interval '15 s' AS beats
 FROM rft.worker WHERE run_id = %(run_id)s AND stopped_at IS NULL;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import select
 import signal
 import subprocess
@@ -236,4 +237,5 @@ def test_a_second_signal_ends_the_roles_at_once(folder: Path) -> None:
     time.sleep(SAME_S + 0.5)
     os.killpg(process.pid, signal.SIGTERM)
     output = assert_interrupted(folder, process, signal.SIGTERM)
-    assert "explorer did not stop yet: killed" in output
+    # On a busy machine others have not stopped either.
+    assert re.search(r"explorer.* did not stop yet: killed", output)

@@ -14,6 +14,7 @@ from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.postgres import database, migrations
 from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.lossy_line import LossyLine
 from tests.support.models import make_tiny_model
 from tests.support.system_postgres import SystemServer
 
@@ -76,3 +77,17 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     shutil.copytree(NEXT, folder / "migrations" / "versions", dirs_exist_ok=True)
     monkeypatch.setattr(migrations, "sql_folder", lambda: folder)
     return migrations.newest_version()
+
+
+@pytest.fixture
+def line(database_uri: str) -> Iterator[LossyLine]:
+    """A line to the database of `buffer` that can lose answers."""
+    with LossyLine(database_uri) as made:
+        yield made
+
+
+@pytest.fixture
+def through(line: LossyLine, buffer: Buffer) -> Iterator[Buffer]:
+    """The buffer over the line."""
+    with rftdata.open(BufferConfig(uri=line.uri, segments=buffer.config.segments, min_free_bytes=0)) as opened:
+        yield opened

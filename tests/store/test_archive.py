@@ -75,6 +75,9 @@ def sequence(number: int) -> rftdata.Sequence:
 def fill(buffer: rftdata.Buffer, name: str, num_groups: int = 12) -> rftdata.Run:
     """A run with groups in several segments, verdicts, scores, labels, draws and a baseline, which has ended."""
     run = buffer.create_run(name=name, config={}, seed=1, steps=9, pipeline_version="p1")
+    with buffer.attempt(run) as attempt:
+        for step in (0, 1):
+            attempt.publish(step, method="memory", uri=f"/weights/{step}", num_bytes=1, checksum="0")
     for first in range(0, num_groups, 4):
         with buffer.writer(run) as writer:
             for key in range(first, min(first + 4, num_groups)):

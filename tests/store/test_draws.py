@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
 
+import rftdata
 from rftdata import Buffer
-from rftdata.errors import BufferUnavailableError, FencedError, QueryError
+from rftdata.config import BufferConfig
+from rftdata.errors import BufferUnavailableError, FencedError, QueryError, RftError, SegmentCorruptError
+from rftdata.postgres import retry
 from rftdata.postgres.database import execute
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
 from rftdata.training.evaluations import plan_evaluations
 from tests.store.test_review_locks import wait_for_waiting
-from tests.support.store_roles import Roles, own_group
+from tests.support.lossy_line import LossyLine, Statements
+from tests.support.store_roles import Roles, own_group, selecting
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
@@ -170,6 +175,56 @@ def test_a_live_trainer_is_not_replaced_and_the_error_states_who_it_is(buffer: B
         buffer.attempt(roles.run)
 
 
+def test_a_start_that_fails_after_its_commit_locks_nobody_out(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    roles = Roles(buffer)
+    start = threading.Thread.start
+
+    def fails(thread: threading.Thread) -> None:
+        if thread.name == "attempt-lease":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fails)
+        with pytest.raises(RuntimeError, match="new thread"):
+            roles.attempt()
+    with roles.attempt() as attempt:
+        assert buffer.find_run(roles.run_id).current_attempt_id == attempt.attempt_id
+    assert buffer.sql("SELECT outcome FROM rft.run_attempt ORDER BY attempt_id")["outcome"].to_pylist() == [
+        "it could not start",
+        "ended",
+    ]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_start_whose_answer_is_lost_as_long_as_retries_last_locks_nobody_out(
+    line: LossyLine, buffer: Buffer, monkeypatch: pytest.MonkeyPatch, is_away: bool
+) -> None:
+    """The database has the attempt. If it is away afterwards, the process cannot end the attempt, either."""
+    roles = Roles(buffer)
+
+    def starts(statements: Statements) -> bool:
+        found = any("INSERT INTO rft.run_attempt" in text or "attempt_holder" in text for text in statements)
+        line.is_down |= found and is_away
+        return found or line.num_lost > 0
+
+    monkeypatch.setattr(retry, "RIDE_OUT_S", 0.5)
+    with rftdata.open(BufferConfig(uri=line.uri, segments=buffer.config.segments), patience_s=0.5) as through:
+        with line.losing(starts), pytest.raises(BufferUnavailableError):
+            roles.attempt(buffer=through)
+        line.is_down = False
+        assert buffer.find_run(roles.run_id).current_attempt_id is not None
+        with roles.attempt(buffer=through) as attempt:
+            assert buffer.find_run(roles.run_id).current_attempt_id == attempt.attempt_id
+
+
+def test_a_start_whose_answer_is_lost_once_goes_on(line: LossyLine, through: Buffer) -> None:
+    roles = Roles(through)
+    with line.losing_one("INSERT INTO rft.run_attempt"), roles.attempt() as attempt:
+        assert attempt.checkpoint is None
+    assert through.sql("SELECT attempt_id FROM rft.run_attempt")["attempt_id"].to_pylist() == [attempt.attempt_id]
+
+
 def test_of_two_trainers_that_start_at_once_one_gets_the_run(buffer: Buffer) -> None:
     roles = Roles(buffer)
     together = threading.Barrier(2)
@@ -261,6 +316,73 @@ def test_a_batch_given_back_was_never_drawn(buffer: Buffer) -> None:
         attempt.release(batch)
         assert buffer.sql("SELECT count(*) AS n FROM rft.draw")["n"].to_pylist() == [0]
         assert drawn(attempt.draw(1, 2, timeout_s=5)) == drawn(batch)
+
+
+def test_a_batch_that_is_part_of_the_history_is_not_given_back(buffer: Buffer) -> None:
+    """Neither once its step is recorded, nor if only a checkpoint contains it."""
+    roles = Roles(buffer, batch_groups=1, offset=2)
+    with roles.attempt() as attempt:
+        roles.work()
+        history = [
+            roles.train(attempt, 1),
+            drawn(attempt.draw(2, 1, timeout_s=5)),
+            drawn(attempt.draw(3, 1, timeout_s=5)),
+        ]
+        with pytest.raises(RftError, match="batch of step 1 cannot be released: the step is recorded as done"):
+            attempt.release_step(1)
+        attempt.commit_checkpoint(2, "/checkpoint/2")
+        with pytest.raises(
+            RftError, match="batch of step 2 cannot be released: the step is part of the checkpoint of step 2"
+        ):
+            attempt.release_step(2)
+        attempt.release_step(3)
+        assert [drawn(attempt.draw(step, 1, timeout_s=5)) for step in (1, 2, 3)] == history
+
+
+def test_a_batch_with_damaged_arrays_stays_part_of_the_history(buffer: Buffer) -> None:
+    """Another rank reads it late; nothing is drawn in the place of what was trained on."""
+    roles = Roles(buffer)
+    with roles.attempt() as attempt:
+        roles.work()
+        groups = roles.train(attempt, 1)
+        for file in Path(buffer.config.segments or "").iterdir():
+            file.write_bytes(bytes(file.stat().st_size))
+        with (
+            rftdata.open(buffer.config) as elsewhere,
+            elsewhere.join_attempt(roles.run_id, attempt.attempt_id) as late,
+            pytest.raises(SegmentCorruptError),
+        ):
+            late.draw(1, 2, timeout_s=5)
+        found = buffer.sql("SELECT DISTINCT item_id FROM rft.draw WHERE trainer_step = 1 ORDER BY 1")
+        assert found["item_id"].to_pylist() == groups
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_two_ranks_of_a_step_agree_on_an_empty_batch(buffer: Buffer, selected: bool) -> None:
+    """Groups that become ready after the first rank has learned that none will come are for a later step."""
+    roles = Roles(buffer, batch_groups=1)
+    if selected:
+        roles.insert(own_group())
+    run = selecting(buffer, "SELECT experience_id FROM rft.experience", "selected") if selected else roles.run
+    can_be_drawn = "UPDATE rft.worklist SET available = %s WHERE consumer = 'selection/' || %s"
+    with buffer.attempt(run) as attempt:
+        if selected:
+            buffer.sql(can_be_drawn, [False, run.run_id])
+        else:
+            roles.publish(attempt, 0)
+            roles.work(keep=lambda row: False)
+        first = attempt.draw(1, 1, timeout_s=5)
+        assert first is not None and len(first) == 0 and first.short_reason
+        if selected:
+            buffer.sql(can_be_drawn, [True, run.run_id])
+        else:
+            roles.insert(own_group())
+            roles.decide()
+        with buffer.join_attempt(run, attempt.attempt_id) as rank:
+            second = rank.draw(1, 1, timeout_s=5)
+            assert second is not None and (len(second), second.short_reason) == (0, first.short_reason)
+        attempt.release_step(1)
+        assert len(attempt.draw(1, 1, timeout_s=5) or ()) > 0
 
 
 def test_a_chain_that_drops_everything_ends_in_skipped_steps_with_the_reason(buffer: Buffer) -> None:

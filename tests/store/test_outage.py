@@ -1,12 +1,13 @@
-"""A database that restarts, or whose answers are lost, during work: the work continues, and nothing is done twice."""
+"""A database that restarts during work: the work continues, and nothing is done twice."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 
 import rftdata
 from rftdata import Buffer
-from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, ConflictError
 from rftdata.maintenance.verification import verify
 from rftdata.pipeline.queue import claim_sealed_groups
@@ -23,8 +23,6 @@ from rftdata.planning.claims import claim_groups
 from rftdata.postgres import notify, retry
 from rftdata.postgres.database import queries, reads
 from rftdata.postgres.embedded import EmbeddedServer
-from rftdata.training.attempt import Attempt
-from rftdata.training.evaluations import claim_evaluation, plan_evaluations
 from rftdata.workers import Worker
 from tests.support.store_roles import LEASE_S, Roles, own_group
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -249,196 +247,80 @@ def test_what_is_no_outage_is_not_tried_again() -> None:
     assert len(calls) == 2
 
 
-def test_reads_are_queries_that_change_nothing(buffer: Buffer) -> None:
-    """Every one is carried out in a read-only transaction; a query that writes, locks or calls what does is not among them."""
-    others = {name for name in queries() if name not in reads()}
-    assert {
-        "draw_groups",
-        "claim_groups",
-        "reopen_stale_groups",
-        "label_next_batch",
-        "label_next_batches",
-        "fence",
-        "lock_run",
-        "notify",
-    } <= others
-    assert {"run_state", "newest_policy", "segment_addresses", "open_evaluations", "live_workers"} <= reads()
-    with buffer.database.transaction() as connection:
-        connection.execute("SET TRANSACTION READ ONLY")
-        for name in sorted(reads()):
-            text = queries()[name]
-            assert "FOR UPDATE" not in text and "INSERT" not in text, name
+# Of functions that PostgreSQL calls volatile, those that neither change nor lock anything.
+_HARMLESS = {"clock_timestamp", "random"}
+_CALL = re.compile(r"([a-z_][a-z0-9_.]*)\s*\(")
 
 
-# Ready for the next query, outside a transaction: what came before is committed.
-_READY = b"Z\x00\x00\x00\x05I"
-
-
-class LossyProxy:
-    """Carries a server's unix socket on a TCP port. Armed, it delivers the next message that holds some bytes, lets the server act
-    on it, and cuts the line instead of bringing the answer back."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._pattern: bytes | None = None
-        self.cut = threading.Event()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def lose_answer_to(self, pattern: bytes) -> None:
-        self.cut.clear()
-        self._pattern = pattern
-
-    def close(self) -> None:
-        self._listening.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
-            upstream = socket.socket(socket.AF_UNIX)
-            upstream.connect(self._target)
-            doomed = threading.Event()
-            threading.Thread(target=self._carry_up, args=(client, upstream, doomed), daemon=True).start()
-            threading.Thread(target=self._carry_down, args=(client, upstream, doomed), daemon=True).start()
-
-    def _carry_up(self, client: socket.socket, upstream: socket.socket, doomed: threading.Event) -> None:
-        before = b""
-        with contextlib.suppress(OSError):
-            while data := client.recv(65536):
-                if (pattern := self._pattern) is not None:
-                    seen = before + data  # a message may come in two parts
-                    before = seen[1 - len(pattern) :]
-                    if pattern in seen:
-                        self._pattern = None
-                        doomed.set()
-                else:
-                    before = b""
-                upstream.sendall(data)
-            upstream.shutdown(socket.SHUT_WR)
-
-    def _carry_down(self, client: socket.socket, upstream: socket.socket, doomed: threading.Event) -> None:
-        before = b""
-        with contextlib.suppress(OSError):
-            while data := upstream.recv(65536):
-                if not doomed.is_set():
-                    client.sendall(data)
-                    continue
-                if _READY in before + data:
-                    break
-                before = (before + data)[1 - len(_READY) :]
-        for line in (client, upstream):
-            with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)  # the other thread waits on it, so closing alone would not end it
-            line.close()
-        if doomed.is_set():
-            self.cut.set()
-
-
-@pytest.fixture
-def lossy(server: EmbeddedServer, buffer: Buffer) -> Iterator[tuple[LossyProxy, Buffer]]:
-    """The buffer over a line that can be cut."""
-    proxy = LossyProxy(str(server.socket_dir / ".s.PGSQL.5432"))
-    name = buffer.config.uri.split("?")[0].rpartition("/")[2]
-    password = server.password_file.read_text().strip()
-    uri = f"postgresql://rft_owner:{password}@127.0.0.1:{proxy.port}/{name}?sslmode=disable&gssencmode=disable"
-    with rftdata.open(BufferConfig(uri=uri, segments=buffer.config.segments, min_free_bytes=0)) as opened:
-        yield proxy, opened
-    proxy.close()
-
-
-def lost(proxy: LossyProxy, pattern: bytes, action: Callable[[], Any]) -> Any:
-    """What an action returns whose first answer is lost after it was carried out."""
-    proxy.lose_answer_to(pattern)
-    found = action()
-    assert proxy.cut.wait(PATIENCE_S), "the line was not cut"
+def called(text: str, known: Mapping[str, tuple[str, str]]) -> set[str]:
+    """The known functions that an SQL text calls, directly or through functions of the schema rft."""
+    found: set[str] = set()
+    texts = [text]
+    while texts:
+        bare = re.sub(r"--[^\n]*|'(?:[^']|'')*'", "", texts.pop())
+        new = {name.removeprefix("pg_catalog.") for name in _CALL.findall(bare)} & known.keys() - found
+        found |= new
+        texts += [known[name][1] for name in new if name.startswith("rft.")]
     return found
 
 
-def count(buffer: Buffer, table: str) -> int:
-    return int(buffer.sql(f"SELECT count(*) AS n FROM rft.{table}")["n"][0].as_py())
+@pytest.fixture
+def functions(buffer: Buffer) -> dict[str, tuple[str, str]]:
+    """Volatility and body of every function, by name; those of the schema rft with the schema."""
+    query = """
+        SELECT CASE n.nspname WHEN 'rft' THEN 'rft.' ELSE '' END || p.proname AS name, max(p.provolatile::text) AS volatility, string_agg(p.prosrc, ' ') AS body
+        FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname IN ('rft', 'pg_catalog') GROUP BY 1"""
+    with buffer.database.connection() as connection:
+        return {row["name"]: (row["volatility"], row["body"]) for row in connection.execute(query)}
 
 
-def test_a_claim_whose_answer_was_lost_leaves_no_group_claimed_for_ever(lossy: tuple[LossyProxy, Buffer]) -> None:
-    proxy, buffer = lossy
-    roles = Roles(buffer, batch_groups=4)
-    with roles.attempt():
-        roles.plan()
+def test_queries_marked_as_reads_change_and_lock_nothing(buffer: Buffer, functions: dict[str, tuple[str, str]]) -> None:
+    """Each is carried out in a read-only transaction, which refuses writes and locks of rows, and leaves no lock that a read does not take."""
+    locks = "SELECT locktype, mode FROM pg_locks WHERE pid = pg_backend_pid() AND mode NOT IN ('AccessShareLock', 'ExclusiveLock')"
+    refused = {}
+    with buffer.database.connection() as connection:
+        views = "SELECT 'rft.' || relname AS name, pg_get_viewdef(oid) AS body FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind = 'v'"
+        texts = {name: queries()[name] for name in sorted(reads())}
+        for name, text in texts.items() | {(row["name"], row["body"]) for row in connection.execute(views)}:
+            volatile = {each for each in called(text, functions) if functions[each][0] == "v"} - _HARMLESS
+            if volatile:
+                refused[name] = f"calls {volatile}"
+        for name, text in texts.items():
+            try:
+                with connection.transaction():
+                    connection.execute("SET TRANSACTION READ ONLY")
+                    connection.execute(text, dict.fromkeys(re.findall(r"%\((\w+)\)s", text)))
+                    if taken := connection.execute(locks).fetchall():
+                        refused[name] = f"takes {taken}"
+            except psycopg.Error as error:
+                refused[name] = str(error)
+    assert refused == {}
 
-        def claim(held: list[int], number: int) -> list[int]:
-            return [
-                group.group_id
-                for group in claim_groups(
-                    roles.run, roles.worker_id, policy_step=0, last_step=0, count=number, lease_s=LEASE_S, held=held
-                )
-            ]
 
-        first = claim([], 1)
-        second = lost(proxy, b"SET status = 'claimed'", lambda: claim(first, 1))
-        assert len(second) == 1 and second != first
-        rest = claim([*first, *second], 9)
-        assert len({*first, *second, *rest}) == 4
-
-
-def test_a_claim_of_verdicts_or_of_an_evaluation_whose_answer_was_lost_comes_back(
-    lossy: tuple[LossyProxy, Buffer],
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT pg_advisory_xact_lock(1)", "SELECT pg_notify('rft_run', '')", "SELECT nextval('rft.label_batch_id_seq')",
+        "SELECT set_config('rft.purge', 'x', false)", "SELECT rft.rebuild_task_stat(1)",
+    ],
+)  # fmt: skip
+def test_the_check_of_reads_finds_functions_that_lock_or_change(
+    functions: dict[str, tuple[str, str]], text: str
 ) -> None:
-    proxy, buffer = lossy
-    roles = Roles(buffer)
-    with roles.attempt() as attempt:
-        roles.plan()
-        ids = roles.explore()
-        batch = lost(proxy, b"SET available = false, claimed_by", roles.claim_sealed)
-        assert batch is not None and sorted(batch.group_ids) == sorted(ids)
-        assert lost(proxy, b"COMMIT", lambda: roles.commit(batch)) == []  # it was done the first time
-        assert count(buffer, "verdict") == 4
-        assert [row["status"] for row in map(roles.group, ids)] == ["ready", "ready"]
-        assert roles.version is not None
-        asked = {"policy_version_id": roles.version, "trainer_step": 0, "purpose": "validation", "tasksets": ["set0"]}
-        lost(proxy, b"COMMIT", lambda: plan_evaluations(attempt, **asked, decodings=["greedy"], uri="/w", checksum="0"))
-        assert count(buffer, "evaluation") == 1
-
-        def claim() -> Any:
-            return claim_evaluation(roles.run, roles.worker_id, lease_s=LEASE_S)
-
-        assert lost(proxy, b"UPDATE rft.evaluation e", claim).taskset == "set0"
+    assert {name for name in called(text, functions) if functions[name][0] == "v"} - _HARMLESS
 
 
-def test_a_trainer_writes_nothing_twice_when_answers_are_lost(lossy: tuple[LossyProxy, Buffer]) -> None:
-    proxy, buffer = lossy
-    roles = Roles(buffer)
-    with roles.attempt() as attempt:
-        roles.work()
-        batch = lost(proxy, b"rft.draw_groups", lambda: attempt.draw(1, 2, timeout_s=PATIENCE_S))
-        assert len(batch) == 4 and count(buffer, "draw") == 4
-        before = count(buffer, "policy_version")
-        version = lost(proxy, b"COMMIT", lambda: publish(attempt, 1))
-        assert count(buffer, "policy_version") == before + 1
-        newest = buffer.sql("SELECT max(policy_version_id) AS v FROM rft.policy_version")["v"].to_pylist()
-        assert newest == [version]
-        assert publish(attempt, 1) == version + 1  # asked for again, it is published again
-
-        def record() -> None:
-            attempt.record_step(1, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
-
-        lost(proxy, b"COMMIT", record)
-        lost(proxy, b"COMMIT", lambda: attempt.commit_checkpoint(1, "/c/1"))
-        assert (count(buffer, "train_step"), count(buffer, "checkpoint")) == (1, 1)
-        lost(proxy, b"COMMIT", lambda: attempt.finish("done"))
-        assert buffer.find_run(roles.run_id).status == "finished"
-
-
-def publish(attempt: Attempt, step: int) -> int:
-    return attempt.publish(step, method="memory", uri=f"/w/{step}", num_bytes=1, checksum="0")
-
-
-def test_a_plan_whose_answer_was_lost_is_not_made_twice(lossy: tuple[LossyProxy, Buffer]) -> None:
-    proxy, buffer = lossy
-    roles = Roles(buffer)
-    with roles.attempt():
-        assert lost(proxy, b"COMMIT", roles.plan) == 0  # it was made the first time
-        assert roles.planned() == [(0, 2)]
-        assert [key for _, key in roles.task_order()] == ["1", "2"]
+def test_only_a_query_marked_as_read_is_repeated(buffer: Buffer) -> None:
+    """What draws, claims, fences or wakes carries no mark; what roles ask in their loops does."""
+    unmarked = {
+        "draw_groups",
+        "claim_groups",
+        "reopen_stale_groups",
+        "begin_label_batches",
+        "fence",
+        "lock_run",
+        "notify",
+        "drawn_selected_state",
+    }
+    assert unmarked <= queries().keys() - reads()
+    assert {"run_state", "newest_policy", "segment_addresses", "open_evaluations", "live_workers"} <= reads()

@@ -129,7 +129,7 @@ def test_a_reader_writes_nothing(as_: dict[str, Buffer], owner: Buffer, stored: 
             assert denied(as_[role], f'TRUNCATE rft."{table}"'), (role, table)
     assert denied(as_["rft_reader"], "UPDATE rft.experience SET reward = 1")
     assert denied(as_["rft_reader"], "SELECT rft.lock_groups_and_reviews(ARRAY[1])")
-    assert denied(as_["rft_reader"], "SELECT nextval('rft.label_batch_id_seq')")
+    assert denied(as_["rft_reader"], "SELECT rft.begin_label_batches(1)")
     with pytest.raises(QueryError, match=r"lacks the right.*rft docs roles"):
         labels.set_rewards(as_["rft_reader"], {stored: 1.0}, author="a")
 

@@ -280,7 +280,7 @@ BAD: dict[str, tuple[str, str]] = {
     "writes in a WITH": (
         "with gone as (delete from rft.task returning task_id) select task_id as experience_id from gone", "rejected the query",
     ),
-    "calls what writes": ("select nextval('rft.label_batch_id_seq') as experience_id", "writes"),
+    "calls what writes": ("select nextval('rft.label_label_id_seq') as experience_id", "writes"),
     "two statements": ("select 1 as experience_id) s; commit; delete from rft.taskset; select * from (select 1", "rejected the query"),
     "no SQL": ("choose experience_id", "rejected the query"),
     "unknown table": ("select experience_id from rft.experiences", "rejected the query"),

@@ -150,11 +150,11 @@ def test_a_run_that_cannot_be_stored_is_refused(buffer: Buffer, changes: dict[st
 def test_numbers_at_their_limits_are_stored_and_used(buffer: Buffer) -> None:
     """A group rests for as many steps as may be named, after the last step that may be named."""
     run = buffer.create_run(
-        name="n" * 200, config={}, seed=2**63 - 1, steps=MAX_COUNT, pipeline_version="none", mode="train"
+        name="n" * 180, config={}, seed=2**63 - 1, steps=MAX_COUNT, pipeline_version="none", mode="train"
     )
     assert (run.seed, run.planned_steps) == (2**63 - 1, MAX_COUNT)
-    again = buffer.create_run(name="n" * 200, config={}, seed=-(2**63), steps=0, pipeline_version="none")
-    assert again.name == "n" * 200 + "-2"
+    again = buffer.create_run(name="n" * 180, config={}, seed=-(2**63), steps=0, pipeline_version="none")
+    assert again.name == "n" * 180 + "-2"
     with buffer.writer(run) as writer:
         writer.insert(_group("k" * 1600))
     sampling = SamplingConfig(max_times_sampled=0, cooldown_steps=MAX_COUNT)

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
-import socket
 import threading
 import uuid
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from rftdata import Buffer, Run
-from rftdata.config import BufferConfig
-from rftdata.errors import BufferUnavailableError
+from rftdata import Buffer, Group, Run
+from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError
 from rftdata.maintenance.verification import verify
-from rftdata.postgres.database import Database
-from rftdata.segments.posix import PosixSegmentStore
-from rftdata.writing.writer import Writer, _Ids
+from rftdata.postgres.database import Connection, Cursor, send
+from rftdata.writing import writer as writer_module
+from rftdata.writing.writer import Writer, _Batch
 from tests.store.test_review_locks import wait_for_waiting
 from tests.store.test_writer import counts
-from tests.support.store_roles import own_group
-from tests.support.waiting import wait_until
+from tests.support.lossy_line import LossyLine
+from tests.support.store_roles import Roles, own_group
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -33,73 +32,124 @@ def run(buffer: Buffer) -> Run:
     return buffer.create_run(name="import", config={}, seed=1, steps=1, pipeline_version="p1")
 
 
-class LosesOneAnswer:
-    """Passes bytes between a client and the server, and cuts the line when the commit of a write batch is answered, once.
-
-    The server has committed, the client cannot know: the case that receipts are for.
-    """
-
-    def __init__(self, server_uri: str) -> None:
-        place = conninfo_to_dict(server_uri)
-        self._server = f"{place['host']}/.s.PGSQL.{place['port']}"
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.uri = make_conninfo(
-            server_uri, host="127.0.0.1", port=self._listening.getsockname()[1], gssencmode="disable"
-        )
-        self.writing = False
-        self.lost = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client = self._listening.accept()[0]
-            except OSError:
-                return
-            server = socket.socket(socket.AF_UNIX)
-            server.connect(self._server)
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._pass_on, args=[source, sink, source is server], daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
-        with contextlib.suppress(OSError), source:
-            while data := source.recv(65536):
-                self.writing |= not answers and b"INSERT INTO rft.write_receipt" in data
-                if answers and self.writing and not self.lost and b"COMMIT\0" in data:
-                    self.lost += 1
-                    break
-                sink.sendall(data)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+def together(buffer: Buffer, run: Run, num_groups: int) -> Writer:
+    """A writer that waits until it has so many groups of two, and stores them in one transaction."""
+    return Writer(buffer.database, buffer.segments, run.run_id, linger_ms=1000 * PATIENCE_S, max_rows=2 * num_groups)
 
 
-def test_a_retry_after_a_lost_answer_inserts_once(database_uri: str, tmp_path: Path) -> None:
-    line = LosesOneAnswer(database_uri)
-    segments = PosixSegmentStore(tmp_path / "segments")
-    direct = Database(database_uri)
-    buffer = Buffer(BufferConfig(uri=database_uri), direct, None, segments)
-    run = buffer.create_run(name="import", config={}, seed=1, steps=1, pipeline_version="p1")
-    through = Database(line.uri)
-    with Writer(through, segments, run.run_id) as writer:
-        written = writer.insert(own_group(task_key="a"), own_group(task_key="b"))
-        assert line.lost == 1
+def stored(buffer: Buffer) -> list[int]:
+    found: list[int] = buffer.sql("SELECT group_id FROM rft.rollout_group ORDER BY 1")["group_id"].to_pylist()
+    return found
+
+
+def test_a_retry_after_a_lost_answer_inserts_once(line: LossyLine, through: Buffer, buffer: Buffer, run: Run) -> None:
+    with through.writer(run) as writer:
+        with line.losing_one("rft.write_receipt"):
+            written = writer.insert(own_group(task_key="a"), own_group(task_key="b"))
         written += writer.insert(own_group(task_key="c"))
-    assert buffer.sql("SELECT group_id FROM rft.rollout_group ORDER BY 1")["group_id"].to_pylist() == written
-    stored = counts(buffer)
-    assert (stored["experience"], stored["rollout"], stored["write_receipt"], stored["task_observation"]) == (
-        6,
-        6,
-        2,
-        3,
-    )
+    assert stored(buffer) == written
+    found = counts(buffer)
+    assert (found["experience"], found["rollout"], found["write_receipt"], found["task_observation"]) == (6, 6, 2, 3)
     assert list(verify(buffer)) == []
-    through.close()
-    direct.close()
-    line.close()
+
+
+def test_what_was_stored_together_is_stored_once_while_answers_are_lost_as_long_as_retries_last(
+    line: LossyLine, through: Buffer, buffer: Buffer, run: Run
+) -> None:
+    """The transaction of two requests was committed, and no later try learns of it."""
+    with together(through, run, 2) as writer:
+        with line.losing(lambda statements: any("rft.write_receipt" in text for text in statements)):
+            answers = [writer.submit(own_group(task_key=key)) for key in "ab"]
+            for answer in answers:
+                assert isinstance(answer.exception(), BufferUnavailableError)
+        assert line.num_lost > 1
+    assert len(stored(buffer)) == 2
+    assert list(verify(buffer)) == []
+
+
+def test_a_writer_that_closes_still_retries(line: LossyLine, through: Buffer, buffer: Buffer, run: Run) -> None:
+    writer = together(through, run, 3)
+    answers = [writer.submit(own_group(task_key=key)) for key in "ab"]
+    with line.losing_one("rft.write_receipt"):
+        answers.append(writer.submit(own_group(task_key="c")))
+        writer.close()
+    assert [i for answer in answers for i in answer.result()] == stored(buffer)
+    assert list(verify(buffer)) == []
+
+
+def test_requests_whose_joint_transaction_may_be_committed_are_not_stored_alone(
+    line: LossyLine, through: Buffer, buffer: Buffer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was committed. Every try that would have learned of it gets an error that says so of itself: it was rolled back."""
+
+    def refused(connection: Connection, name: str, /, **parameters: Any) -> Cursor:
+        if name == "insert_receipt" and line.num_lost:
+            raise ConflictError("the database aborted a transaction: deadlock detected")
+        return send(connection, name, **parameters)
+
+    monkeypatch.setattr(writer_module, "send", refused)
+    with together(through, run, 2) as writer, line.losing_one("rft.write_receipt"):
+        answers = [writer.submit(own_group(task_key=key)) for key in "ab"]
+        for answer in answers:
+            with pytest.raises(BufferUnavailableError, match="whether 2 groups were stored is unknown"):
+                answer.result()
+    assert len(stored(buffer)) == 2
+
+
+def broken(**changes: Any) -> Group:
+    group = own_group(task_key="broken")
+    for name, value in changes.items():
+        subject = next(x for x in (group, group.rollouts[0], group.rollouts[0].sequences[0]) if hasattr(x, name))
+        setattr(subject, name, value)
+    return group
+
+
+BROKEN = {
+    "a number that is a text": broken(seconds="long"),
+    "an id out of range": broken(parent_id=2**70),
+    "an id that the database refuses": broken(policy_spans=[(3, 2**70)]),
+    "no text": broken(response=None),
+    "tokens out of range": broken(token_ids=[5, 6, 7, 8, 2**40]),
+    "a payload that is no JSON": broken(payload={"answer": object()}),
+    "a message that is no JSON": broken(messages=[{"role": object()}]),
+    "a mask of texts": broken(loss_mask=["no", "yes"]),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_groups_that_cannot_be_stored_fail_alone(buffer: Buffer, run: Run, what: str) -> None:
+    with together(buffer, run, 9) as writer:
+        first = writer.submit(own_group(task_key="a"))
+        refused = insert_soon(writer, BROKEN[what])
+        last = writer.submit(own_group(task_key="b"))
+    with pytest.raises(RftError, match=r"cannot be stored|must be 32-bit"):
+        refused.result()
+    assert [*first.result(), *last.result()] == stored(buffer)
+    assert list(verify(buffer)) == []
+
+
+def insert_soon(writer: Writer, group: Group) -> Future[list[int]]:
+    """The answer of a writer, which may refuse the group at once."""
+    try:
+        return writer.submit(group)
+    except RftError as error:
+        refused: Future[list[int]] = Future()
+        refused.set_exception(error)
+        return refused
+
+
+def test_a_group_that_two_callers_hand_in_is_stored_as_often_as_it_can_be(buffer: Buffer) -> None:
+    """A claimed one once; one without a claim twice, each with its own rollouts."""
+    roles = Roles(buffer)
+    with roles.attempt():
+        roles.plan()
+        claimed, mine = roles.result(roles.claim(1)[0], [0.0, 1.0]), own_group()
+        with together(buffer, roles.run, 4) as writer:
+            answers = [writer.submit(group) for group in (claimed, mine, claimed, mine)]
+            assert isinstance(answers[2].exception(), FencedError)
+            ids = [i for answer in (answers[0], answers[1], answers[3]) for i in answer.result()]
+    rollouts = buffer.sql("SELECT group_id, count(*) AS n FROM rft.rollout GROUP BY 1 ORDER BY 1").to_pylist()
+    assert rollouts == [{"group_id": i, "n": 2} for i in sorted(ids)] and len(set(ids)) == 3
 
 
 def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Buffer, run: Run) -> None:
@@ -123,25 +173,18 @@ def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Bu
 
 def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buffer, run: Run) -> None:
     """The connection broke while the server was working: the second try must not store the batch beside the first."""
-    groups, receipt, given = [own_group()], uuid.uuid4(), _Ids()
+    batch = _Batch([own_group()], uuid.uuid4())
     with Writer(buffer.database, buffer.segments, run.run_id) as writer:
-        arrays = writer._helper.submit(
-            writer._store_arrays, [s for g in groups for r in g.rollouts for s in r.sequences]
-        )
-
-        def retry() -> None:
-            with buffer.database.transaction() as connection:
-                writer._write(connection, groups, arrays, receipt, given)
-
-        thread = threading.Thread(target=retry)
+        arrays = writer._helper.submit(writer._store_arrays, batch.sequences)
+        thread = threading.Thread(target=lambda: writer._try(batch, arrays))
         with buffer.database.transaction() as first:
-            writer._write(first, groups, arrays, receipt, given)
-            stored = dict(given.groups)
+            writer._write(first, batch, arrays)
+            assigned = list(batch.group_ids)
             thread.start()
             wait_for_waiting(buffer, 1, behind=first.info.backend_pid)
             assert thread.is_alive()
         thread.join()
-    assert given.groups == stored
+    assert batch.group_ids == assigned == stored(buffer)
     assert (counts(buffer)["experience"], counts(buffer)["rollout_group"]) == (2, 1)
 
 

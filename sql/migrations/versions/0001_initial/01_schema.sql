@@ -7,10 +7,18 @@ COMMENT ON COLUMN rft.schema_version.version_num IS 'The newest migration that w
 
 COMMENT ON SCHEMA rft IS 'The experience database: what was sampled, what people and pipelines decided about it, and what was trained on it.';
 
+-- Anyone may set rft.clock_shift, so that it counts only for accounts that could change this function. session_user, because within a
+-- SECURITY DEFINER function current_user is the owner for everybody.
 CREATE FUNCTION rft.clock() RETURNS timestamptz
 LANGUAGE sql STABLE
-AS $$ SELECT clock_timestamp() + coalesce(nullif(current_setting('rft.clock_shift', true), ''), '0')::interval $$;
-COMMENT ON FUNCTION rft.clock() IS 'The only clock of leases and heartbeats: the database''s, shifted by the setting rft.clock_shift (tests).';
+AS $$
+    SELECT clock_timestamp() + CASE
+        WHEN coalesce(current_setting('rft.clock_shift', true), '') = '' THEN interval '0'
+        WHEN pg_has_role(session_user, (SELECT nspowner FROM pg_namespace WHERE nspname = 'rft'), 'MEMBER')
+            THEN current_setting('rft.clock_shift')::interval
+        ELSE interval '0' END
+$$;
+COMMENT ON FUNCTION rft.clock() IS 'The only clock of leases and heartbeats: the database''s, shifted by the setting rft.clock_shift (tests; only in sessions of the schema''s owner).';
 
 -- The one exception to "facts never change": a purge, which the owner of the tables runs with the setting rft.purge. For other roles
 -- the setting has no effect.

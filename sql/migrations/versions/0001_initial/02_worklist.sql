@@ -15,7 +15,7 @@ CREATE TABLE rft.worklist (
     lane text COLLATE "C" NOT NULL DEFAULT '',
     draw_key double precision NOT NULL DEFAULT 0,
     draw_weight double precision NOT NULL DEFAULT 1,
-    times_sampled integer NOT NULL DEFAULT 0,
+    times_sampled integer NOT NULL DEFAULT 0 CHECK (times_sampled >= 0),
     resume_step integer,
     claimed_by bigint,
     lease_until timestamptz,

@@ -8,7 +8,7 @@ CREATE TABLE rft.experience (
     run_id bigint NOT NULL,
     group_id bigint NOT NULL,
     rollout_id bigint NOT NULL,
-    turn_index integer NOT NULL DEFAULT 0,
+    turn_index integer NOT NULL DEFAULT 0 CHECK (turn_index >= 0),
     source rft.experience_source NOT NULL DEFAULT 'explorer',
     parent_id bigint,
     prompt_digest bytea NOT NULL,
@@ -21,11 +21,11 @@ CREATE TABLE rft.experience (
     metrics jsonb NOT NULL DEFAULT '{}',
     policy_version_min bigint,
     policy_version_max bigint,
-    num_prompt_tokens integer NOT NULL,
-    num_response_tokens integer NOT NULL,
+    num_prompt_tokens integer NOT NULL CHECK (num_prompt_tokens >= 0),
+    num_response_tokens integer NOT NULL CHECK (num_response_tokens >= 0),
     finish_reason text NOT NULL,
     segment_id bigint NOT NULL,
-    segment_row integer NOT NULL,
+    segment_row integer NOT NULL CHECK (segment_row >= 0),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     response_hash bigint NOT NULL GENERATED ALWAYS AS (hashtextextended(response, 0)) STORED
 ) WITH (fillfactor = 75, toast_tuple_target = 1024);

@@ -46,7 +46,7 @@ CREATE TABLE rft.task_stat (
     task_id bigint NOT NULL,
     alpha double precision NOT NULL DEFAULT 1,
     beta double precision NOT NULL DEFAULT 1,
-    attempts bigint NOT NULL DEFAULT 0,
+    attempts bigint NOT NULL DEFAULT 0 CHECK (attempts >= 0),
     mean_reward double precision,
     last_selected_at timestamptz,
     PRIMARY KEY (run_id, task_id)
@@ -122,6 +122,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_material = off SET enable_mergejoin = off
 AS $$
 BEGIN
+    -- Labellers run this, and what they have set must not keep their corrections out of the fold.
+    PERFORM set_config('rft.folding', '', true);
     INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, kind, successes, trials, author, reason)
     SELECT g.run_id, g.attempt_id, g.ordinal, g.task_id, 'correction', d.successes, d.trials,
            coalesce(nullif(current_setting('rft.author', true), ''), session_user), nullif(current_setting('rft.reason', true), '')

@@ -4,7 +4,7 @@ CREATE TYPE rft.sample_order AS ENUM ('fifo', 'newest', 'uniform', 'prioritized'
 COMMENT ON TYPE rft.sample_order IS 'fifo: the oldest first; newest: the newest first; uniform: all with the same probability; prioritized: with a probability in proportion to the weight; rank: in proportion to a power of the rank by priority.';
 
 CREATE TABLE rft.sampler (
-    run_id bigint PRIMARY KEY,
+    run_id bigint PRIMARY KEY REFERENCES rft.run,
     max_staleness integer NOT NULL,
     formula text,
     samples_per_insert double precision CHECK (samples_per_insert > 0),
@@ -18,7 +18,7 @@ CREATE TABLE rft.sampler (
 COMMENT ON TABLE rft.sampler IS 'How a run samples; written by each attempt when it starts.';
 COMMENT ON COLUMN rft.sampler.run_id IS 'The run.';
 COMMENT ON COLUMN rft.sampler.max_staleness IS 'Groups whose oldest token is older than this many trainer steps are not drawn.';
-COMMENT ON COLUMN rft.sampler.formula IS 'An expression over the columns of rft.formula_columns, as PostgreSQL printed it after parsing; NULL: the priority itself.';
+COMMENT ON COLUMN rft.sampler.formula IS 'An expression over the columns of rft.formula_columns, as rft.checked_formula printed it, whoever wrote it; NULL: the priority itself.';
 COMMENT ON COLUMN rft.sampler.samples_per_insert IS 'Groups drawn per group that became ready; NULL: no limit.';
 COMMENT ON COLUMN rft.sampler.min_size_to_sample IS 'Groups that must have become ready before the first draw, where the ratio is limited.';
 COMMENT ON COLUMN rft.sampler.error_buffer IS 'Number of samples by which the ratio may be exceeded.';
@@ -37,7 +37,7 @@ COMMENT ON COLUMN rft.sampler_insert.run_id IS 'The run.';
 COMMENT ON COLUMN rft.sampler_insert.num_groups IS 'Number of groups.';
 
 CREATE TABLE rft.sampler_lane (
-    run_id bigint NOT NULL,
+    run_id bigint NOT NULL REFERENCES rft.run,
     lane text NOT NULL CHECK (lane <> ''),
     place integer NOT NULL,
     source rft.experience_source,
@@ -66,7 +66,7 @@ COMMENT ON COLUMN rft.sampler_lane.priority_exponent IS 'Weight = priority, or 1
 COMMENT ON COLUMN rft.sampler_lane.importance_exponent IS 'Importance weight = (1 / probability) to this power, divided by the greatest of the batch.';
 
 CREATE TABLE rft.sampler_step (
-    attempt_id bigint NOT NULL,
+    attempt_id bigint NOT NULL REFERENCES rft.run_attempt,
     trainer_step integer NOT NULL,
     lane text NOT NULL,
     epoch integer NOT NULL,

@@ -62,9 +62,51 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.formula_columns IS 'Returns the values of a group that a priority formula may use. priority: set by pipeline or trainer; rewards: of its experiences, as currently used for training; num_response_tokens: mean; num_labels: number of relabels; policy_step: trainer step of the oldest policy, NULL if no policy sampled; task_pass_rate, task_attempts: the run''s statistics of its task.';
 
+-- A formula is text that others execute, so whoever writes it, it has to be one expression over the columns above and use nothing but what
+-- every PostgreSQL has: no function, type or operator that somebody has made, whose code would run with the rights of those who draw.
+-- PostgreSQL itself decides: a generated column allows one expression over the table's columns, with no subqueries and nothing that differs
+-- between calls, and pg_depend names what is not PostgreSQL's own. A cursor takes one statement only, and runs nothing before it is read.
+CREATE FUNCTION rft.checked_formula(formula text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    parsed refcursor;
+    foreign_object text;
+    printed text;
+BEGIN
+    CREATE TEMPORARY TABLE formula_check AS SELECT * FROM rft.formula_columns(0, '{}', '{}', '{}');
+    -- On a new line, so that a comment cannot hide what follows.
+    OPEN parsed FOR EXECUTE format(E'SELECT (%s\n)::float8 FROM pg_temp.formula_check', formula);
+    CLOSE parsed;
+    EXECUTE format(E'ALTER TABLE pg_temp.formula_check ADD COLUMN result float8 GENERATED ALWAYS AS ((%s\n)::float8) STORED', formula);
+    SELECT pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid) INTO foreign_object
+    FROM pg_attrdef a JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = a.oid
+    WHERE a.adrelid = 'pg_temp.formula_check'::regclass AND (d.refclassid <> 'pg_class'::regclass OR d.refobjid <> a.adrelid) LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'it uses the %, which is not part of PostgreSQL', foreign_object USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    SELECT pg_get_expr(adbin, adrelid) INTO printed FROM pg_attrdef WHERE adrelid = 'pg_temp.formula_check'::regclass;
+    DROP TABLE pg_temp.formula_check;
+    RETURN printed;
+END
+$$;
+COMMENT ON FUNCTION rft.checked_formula(text) IS 'Returns a priority formula as PostgreSQL prints it after parsing. Raises an error unless it is one expression over the columns of rft.formula_columns that uses only what is part of PostgreSQL. Nothing of it is executed but constant parts.';
+
+CREATE FUNCTION rft.check_sampler() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    NEW.formula := rft.checked_formula(NEW.formula);
+    RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION rft.check_sampler() IS 'Trigger: a formula is checked when it is written.';
+CREATE TRIGGER sampler_formula
+    BEFORE INSERT OR UPDATE OF formula ON rft.sampler FOR EACH ROW WHEN (NEW.formula IS NOT NULL) EXECUTE FUNCTION rft.check_sampler();
+
 CREATE FUNCTION rft.formula_values(of_run bigint, of_items bigint[], of_priorities double precision[], of_times integer[])
 RETURNS double precision[]
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     formula CONSTANT text := (SELECT s.formula FROM rft.sampler s WHERE s.run_id = of_run);

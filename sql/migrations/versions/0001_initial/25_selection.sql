@@ -87,7 +87,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     r rft.run;
-    found_items integer;
+    before rft.batch;
     picked bigint[];
     beta double precision;
 BEGIN
@@ -96,29 +96,32 @@ BEGIN
         outcome := 'fenced';
         RETURN;
     END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('rft.draw'), of_run::integer);
     outcome := 'drawn';
-    SELECT count(DISTINCT item_id) INTO found_items FROM rft.draw WHERE attempt_id = of_attempt AND trainer_step = step;
-    IF found_items = 0 THEN
-        picked := rft.pick_selected(r, step, wanted);
-        found_items := cardinality(picked);
-        beta := (SELECT max(importance_exponent) FROM rft.sampler_lane WHERE run_id = of_run);
+    SELECT * INTO before FROM rft.batch b WHERE b.attempt_id = of_attempt AND b.trainer_step = step;
+    IF FOUND THEN
+        reason := before.reason;
+        RETURN;
+    END IF;
+    picked := rft.pick_selected(r, step, wanted);
+    beta := (SELECT max(importance_exponent) FROM rft.sampler_lane WHERE run_id = of_run);
 
-        INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, pair_id, reward_used, staleness,
-            importance_weight)
-        SELECT of_attempt, step, row_number() OVER (ORDER BY i.place, m.place, m.experience_id) - 1, r.source_kind, i.item_id, m.experience_id,
-               m.pair_id, rft.reward_at(m.experience_id, r.label_cut), 0, i.importance
-        FROM (
-            SELECT p.item_id, p.place,
-                   CASE WHEN r.source_weighted THEN power(min(w.draw_weight) OVER () / w.draw_weight, beta) END AS importance
-            FROM unnest(picked) WITH ORDINALITY AS p (item_id, place)
-            CROSS JOIN LATERAL (
-                SELECT draw_weight FROM rft.worklist
-                WHERE consumer = 'selection/' || of_run AND item_kind = r.source_kind AND item_id = p.item_id OFFSET 0) w) i
-        CROSS JOIN LATERAL rft.selected_experiences(r.source_kind, i.item_id) m;
+    INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, pair_id, reward_used, staleness,
+        importance_weight)
+    SELECT of_attempt, step, row_number() OVER (ORDER BY i.place, m.place, m.experience_id) - 1, r.source_kind, i.item_id, m.experience_id,
+           m.pair_id, rft.reward_at(m.experience_id, r.label_cut), 0, i.importance
+    FROM (
+        SELECT p.item_id, p.place,
+               CASE WHEN r.source_weighted THEN power(min(w.draw_weight) OVER () / w.draw_weight, beta) END AS importance
+        FROM unnest(picked) WITH ORDINALITY AS p (item_id, place)
+        CROSS JOIN LATERAL (
+            SELECT draw_weight FROM rft.worklist
+            WHERE consumer = 'selection/' || of_run AND item_kind = r.source_kind AND item_id = p.item_id OFFSET 0) w) i
+    CROSS JOIN LATERAL rft.selected_experiences(r.source_kind, i.item_id) m;
+    IF cardinality(picked) < wanted THEN
+        reason := format('%s of %s: the stored selection has no more', cardinality(picked), wanted);
     END IF;
-    IF found_items < wanted THEN
-        reason := format('%s of %s: the stored selection has no more', found_items, wanted);
-    END IF;
+    INSERT INTO rft.batch (attempt_id, trainer_step, num_items, reason) VALUES (of_attempt, step, cardinality(picked), draw_selected.reason);
 END
 $$;
 COMMENT ON FUNCTION rft.draw_selected IS 'Draws the next experiences, whole pairs or whole groups of a stored selection for a trainer step; a pair takes two slots, the chosen one first. outcome: drawn (reason: why a batch is short) or fenced (the attempt no longer holds the run).';

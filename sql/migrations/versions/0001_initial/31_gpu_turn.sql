@@ -1,7 +1,7 @@
 -- Engine and trainer that take turns on a device they share (`explorer.sleep`).
 
 CREATE TABLE rft.gpu_turn (
-    run_id bigint NOT NULL,
+    run_id bigint NOT NULL REFERENCES rft.run,
     host text NOT NULL,
     device text NOT NULL,
     holder bigint,

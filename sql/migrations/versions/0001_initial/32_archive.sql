@@ -4,7 +4,7 @@ CREATE TYPE rft.archive_status AS ENUM ('writing', 'archived', 'restored');
 COMMENT ON TYPE rft.archive_status IS 'writing: files are being written or were left by a killed command, and all rows are whole; archived: the files hold what the rows have lost; restored: all rows are whole again, and the files are to be removed.';
 
 CREATE TABLE rft.archive (
-    run_id bigint PRIMARY KEY,
+    run_id bigint PRIMARY KEY REFERENCES rft.run,
     status rft.archive_status NOT NULL DEFAULT 'writing',
     schema_version text NOT NULL,
     num_groups bigint NOT NULL DEFAULT 0,
@@ -31,7 +31,7 @@ COMMENT ON COLUMN rft.archive.archived_at IS 'When the rows were moved; NULL bef
 
 CREATE TABLE rft.archive_file (
     run_id bigint NOT NULL,
-    path text NOT NULL,
+    path text NOT NULL CHECK (path ~ '^[a-z_]+/run=[A-Za-z0-9_.~%-]+/[0-9a-f]+-[0-9]+-[0-9]+\.parquet$'),
     table_name text NOT NULL,
     num_rows bigint NOT NULL,
     num_bytes bigint NOT NULL,
@@ -48,7 +48,7 @@ COMMENT ON COLUMN rft.archive_file.checksum IS 'xxh3-64 of its bytes, hexadecima
 
 CREATE TABLE rft.archived_segment (
     segment_id bigint PRIMARY KEY,
-    run_id bigint NOT NULL,
+    run_id bigint NOT NULL REFERENCES rft.run,
     length_bytes bigint NOT NULL,
     num_rows integer NOT NULL,
     checksum text NOT NULL,

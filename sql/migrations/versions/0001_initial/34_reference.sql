@@ -1,0 +1,70 @@
+-- References without a foreign key. Those that are written once a step or less are foreign keys; the others are compared by `rft doctor`,
+-- because each row would cost a look into another table and a lock there (docs/decisions/0040).
+
+CREATE FUNCTION rft.unenforced_references() RETURNS TABLE (child text, referring text, parent text, key text)
+LANGUAGE sql IMMUTABLE
+AS $$
+    VALUES
+        ('attempt_history', 'history_id', 'run_attempt', 'attempt_id'),
+        ('attempt_history', 'attempt_id', 'run_attempt', 'attempt_id'),
+        ('draw', 'attempt_id', 'run_attempt', 'attempt_id'),
+        ('draw', 'experience_id', 'experience', 'experience_id'),
+        ('draw', 'pair_id', 'preference_pair', 'pair_id'),
+        ('evaluation_answer', 'evaluation_id', 'evaluation', 'evaluation_id'),
+        ('evaluation_answer', 'task_id', 'task', 'task_id'),
+        ('experience', 'run_id', 'run', 'run_id'),
+        ('experience', 'group_id', 'rollout_group', 'group_id'),
+        ('experience', 'rollout_id', 'rollout', 'rollout_id'),
+        ('experience', 'parent_id', 'experience', 'experience_id'),
+        ('experience', 'policy_version_min', 'policy_version', 'policy_version_id'),
+        ('experience', 'policy_version_max', 'policy_version', 'policy_version_id'),
+        ('experience_origin', 'experience_id', 'experience', 'experience_id'),
+        ('group_baseline', 'group_id', 'rollout_group', 'group_id'),
+        ('group_origin', 'group_id', 'rollout_group', 'group_id'),
+        ('group_prompt', 'group_id', 'rollout_group', 'group_id'),
+        ('label', 'experience_id', 'experience', 'experience_id'),
+        ('label', 'label_batch_id', 'label_batch', 'label_batch_id'),
+        ('operator_run', 'run_id', 'run', 'run_id'),
+        ('partial_tokens', 'group_id', 'rollout_group', 'group_id'),
+        ('preference_pair', 'chosen_id', 'experience', 'experience_id'),
+        ('preference_pair', 'rejected_id', 'experience', 'experience_id'),
+        ('purged_experience', 'experience_id', 'experience', 'experience_id'),
+        ('purged_experience', 'purge_id', 'purge', 'purge_id'),
+        ('review', 'experience_id', 'experience', 'experience_id'),
+        ('review', 'group_id', 'rollout_group', 'group_id'),
+        ('rollout', 'group_id', 'rollout_group', 'group_id'),
+        ('rollout_group', 'run_id', 'run', 'run_id'),
+        ('rollout_group', 'task_id', 'task', 'task_id'),
+        ('run', 'current_attempt_id', 'run_attempt', 'attempt_id'),
+        ('run_attempt', 'from_checkpoint_id', 'checkpoint', 'checkpoint_id'),
+        ('score', 'experience_id', 'experience', 'experience_id'),
+        ('segment', 'file_id', 'segment_file', 'file_id'),
+        ('task', 'task_verdict_id', 'task_verdict', 'task_verdict_id'),
+        ('task_embedding', 'task_id', 'task', 'task_id'),
+        ('task_observation', 'run_id', 'run', 'run_id'),
+        ('task_observation', 'task_id', 'task', 'task_id'),
+        ('task_score', 'task_id', 'task', 'task_id'),
+        ('task_stat', 'run_id', 'run', 'run_id'),
+        ('task_stat', 'task_id', 'task', 'task_id'),
+        ('task_verdict', 'task_id', 'task', 'task_id'),
+        ('verdict', 'experience_id', 'experience', 'experience_id'),
+        ('verdict', 'group_id', 'rollout_group', 'group_id'),
+        ('worker_span', 'worker_id', 'worker', 'worker_id')
+$$;
+COMMENT ON FUNCTION rft.unenforced_references() IS 'Returns the columns that hold the key of another table without a foreign key; rft.broken_references compares them. A segment of an experience may also be in an archive, so it is compared elsewhere.';
+
+CREATE FUNCTION rft.broken_references() RETURNS TABLE (child text, referring text, parent text, num_rows bigint, first_key bigint)
+LANGUAGE plpgsql STABLE SET enable_nestloop = off
+AS $$
+DECLARE
+    r record;
+BEGIN
+    FOR r IN SELECT * FROM rft.unenforced_references() LOOP
+        RETURN QUERY EXECUTE format(
+            'SELECT %1$L, %2$L, %3$L, count(*), min(c.%2$I)::bigint FROM rft.%1$I c'
+            ' WHERE c.%2$I IS NOT NULL AND NOT EXISTS (SELECT FROM rft.%3$I p WHERE p.%4$I = c.%2$I) HAVING count(*) > 0',
+            r.child, r.referring, r.parent, r.key);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION rft.broken_references() IS 'Returns how many rows of each table refer to what does not exist, and the least of the missing keys.';

@@ -1,0 +1,241 @@
+"""Rights under attack: what accounts of each role try beyond their rights, and every right in the catalogue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+import rftdata
+from rftdata import Buffer, labels
+from rftdata.errors import QueryError
+from rftdata.maintenance.verification import verify
+from rftdata.pipeline.records import Question, Review
+from rftdata.pipeline.verdicts import ask
+from rftdata.postgres.migrations import grant_roles
+from rftdata.sql_session import run_statements
+from scripts import rights_reference
+from tests.support.store_roles import Roles
+
+ROLES = ("rft_reader", "rft_labeler", "rft_worker")
+Login = Callable[[str], psycopg.Connection]
+
+
+@pytest.fixture
+def login(buffer: Buffer) -> Iterator[Login]:
+    """Opens a session of an account that is a member of a role, and of nothing else."""
+    sessions, accounts = [], []
+    name = buffer.database.uri.rpartition("/")[2].partition("?")[0]
+
+    def log_in(role: str) -> psycopg.Connection:
+        account = f"{role}_of_{name}"
+        if account not in accounts:
+            buffer.sql(f"CREATE ROLE \"{account}\" LOGIN PASSWORD 'secret' IN ROLE {role}")
+            accounts.append(account)
+        sessions.append(psycopg.connect(buffer.database.uri, user=account, password="secret", autocommit=True))
+        return sessions[-1]
+
+    yield log_in
+    for session in sessions:
+        session.close()
+    for account in accounts:
+        buffer.sql(f'DROP OWNED BY "{account}"')
+        buffer.sql(f'DROP ROLE "{account}"')
+
+
+@pytest.fixture
+def roles(buffer: Buffer) -> Roles:
+    """Two groups, decided on."""
+    roles = Roles(buffer, steps=2, sampling={"order": "prioritized", "priority": {"formula": "mean_reward + 1"}})
+    with roles.attempt():
+        roles.work()
+    return roles
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        yield
+
+
+def test_every_right_is_in_the_reference_and_public_has_none(buffer: Buffer) -> None:
+    found = buffer.sql(rights_reference.QUERY.read_text(encoding="utf-8")).to_pylist()
+    assert [row for row in found if row["role"] == "PUBLIC"] == []
+    page = rights_reference.PAGE.read_text(encoding="utf-8")
+    assert page == rights_reference.render(found), "a right changed; if it is meant, run: make docs"
+
+
+def test_no_function_with_the_owners_rights_takes_anything_from_its_caller(buffer: Buffer) -> None:
+    """No search path, and no type that a caller could have made; nobody may attach a trigger's function to a table of theirs."""
+    definers = buffer.sql(
+        "SELECT p.oid::regprocedure::text AS name, p.proconfig AS settings, p.proargtypes::regtype[]::text[] AS arguments,"
+        " p.prorettype = 'trigger'::regtype AS is_trigger, p.proacl::text AS rights, r.rolname::text AS owner"
+        " FROM pg_proc p JOIN pg_roles r ON r.oid = p.proowner WHERE p.pronamespace = 'rft'::regnamespace AND p.prosecdef"
+    ).to_pylist()
+    assert len(definers) > 10
+    for function in definers:
+        assert "search_path=pg_catalog, pg_temp" in function["settings"], function["name"]
+        assert set(function["arguments"]) <= {"bigint", "bigint[]", "integer", "text"}, function["name"]
+        if function["is_trigger"]:
+            assert re.fullmatch(rf"{{{function['owner']}=X/{function['owner']}}}", function["rights"]), function["name"]
+
+
+def test_a_function_that_was_opened_to_everybody_is_reported_and_closed(buffer: Buffer) -> None:
+    buffer.sql("GRANT EXECUTE ON FUNCTION rft.clock() TO PUBLIC")
+    (problem,) = verify(buffer)
+    assert "rft.clock()" in problem and "rft db roles" in problem
+    grant_roles(buffer.database)
+    assert list(verify(buffer)) == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nobody_runs_code_by_a_trigger_that_runs_as_the_owner(buffer: Buffer, login: Login, role: str) -> None:
+    """The attack: a temporary table whose column is of a type of the attacker, with a cast, and our function as its trigger."""
+    session = login(role)
+    session.execute("CREATE TYPE pg_temp.kind AS ENUM ('a')")
+    session.execute("CREATE TEMPORARY TABLE bait (taskset pg_temp.kind)")
+    functions = buffer.sql(
+        "SELECT oid::regproc::text AS f FROM pg_proc WHERE pronamespace = 'rft'::regnamespace AND prorettype = 'trigger'::regtype"
+    )["f"].to_pylist()
+    assert "rft.note_task_change" in functions
+    for function in functions:
+        with refused():
+            session.execute(
+                "CREATE TRIGGER t AFTER INSERT ON bait REFERENCING NEW TABLE AS changed"
+                f" FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
+            )
+    if role != "rft_worker":
+        with refused():
+            session.execute("SELECT rft.compact_task_changes('t')")
+
+
+def test_a_formula_is_checked_whoever_writes_it(buffer: Buffer, roles: Roles, login: Login) -> None:
+    worker = login("rft_worker")
+    worker.execute(
+        "CREATE FUNCTION pg_temp.become(float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS 'SELECT 1.0::float8'"
+    )
+    place = worker.execute("SELECT pg_my_temp_schema()::regnamespace::text").fetchone()
+    assert place is not None
+    for formula in (
+        f"{place[0]}.become(priority)",
+        "(SELECT 1)",
+        "1); ALTER ROLE postgres; SELECT (1",
+        "1)::float8) STORED, ADD COLUMN b float8 DEFAULT ((2",
+        "setval('rft.run_run_id_seq', 1)",
+        "clock_timestamp()::text::float8",
+    ):
+        for statement in (
+            "UPDATE rft.sampler SET formula = %s",
+            "INSERT INTO rft.sampler SELECT (jsonb_populate_record(s, jsonb_build_object('run_id', 99, 'formula', %s::text))).* FROM rft.sampler s",
+        ):
+            with pytest.raises(psycopg.Error):
+                worker.execute(statement, [formula])
+    worker.execute("UPDATE rft.sampler SET formula = 'priority  *2'")
+    assert buffer.sql("SELECT formula FROM rft.sampler")["formula"].to_pylist() == [
+        "(priority * (2)::double precision)"
+    ]
+
+
+def asked(buffer: Buffer, roles: Roles) -> int:
+    """A question about the first experience, whose deadline is in a minute."""
+    first = buffer.sql("SELECT experience_id, group_id FROM rft.experience ORDER BY 1 LIMIT 1").to_pylist()[0]
+    with buffer.database.transaction() as connection:
+        ask(
+            connection,
+            roles.run_id,
+            [
+                Question(
+                    first["experience_id"], first["group_id"], "asks", Review("polite", "Is it polite?", 60.0, "drop")
+                )
+            ],
+        )
+    return int(first["experience_id"])
+
+
+def test_a_labeller_does_not_move_the_clock(buffer: Buffer, roles: Roles, login: Login) -> None:
+    key = asked(buffer, roles)
+    buffer.sql("UPDATE rft.review SET answer = 'pass'")
+    labeller = login("rft_labeler")
+    clock = "SELECT abs(extract(epoch FROM rft.clock() - clock_timestamp())) < 60 AS same"
+    for shift in ("-2 hours", "2 hours", "nonsense"):
+        labeller.execute("SELECT set_config('rft.clock_shift', %s, false)", [shift])
+        assert labeller.execute(clock).fetchone() == (True,)
+        labeller.execute("UPDATE rft.review SET answer = 'drop' WHERE experience_id = %s", [key])
+        labeller.execute("UPDATE rft.review SET answer = 'pass' WHERE experience_id = %s", [key])
+    answered = buffer.sql("SELECT answered_at < deadline AND answered_at > asked_at AS in_time FROM rft.review")
+    assert answered["in_time"].to_pylist() == [True]
+
+
+def test_a_labeller_keeps_no_correction_out_of_the_statistics(buffer: Buffer, roles: Roles, login: Login) -> None:
+    labeller = login("rft_labeler")
+    for setting in ("done", "rebuild"):
+        labeller.execute("SELECT set_config('rft.folding', %s, false)", [setting])
+        labeller.execute("UPDATE rft.experience SET reward = (reward + 1) / 4")
+    assert buffer.sql("SELECT count(*) AS n FROM rft.task_observation WHERE kind = 'correction'")["n"][0].as_py() > 0
+    assert len(buffer.sql(f"SELECT * FROM rft.check_task_stat({roles.run_id})")) == 0
+
+
+def test_a_labeller_adds_nothing_to_the_batch_of_another(buffer: Buffer, roles: Roles, login: Login) -> None:
+    first, second = buffer.sql("SELECT experience_id AS i FROM rft.experience ORDER BY 1 LIMIT 2")["i"].to_pylist()
+    theirs = labels.set_rewards(buffer, {first: 0.5}, author="ada").label_batch_id
+    labeller = login("rft_labeler")
+    relabel = "UPDATE rft.experience SET reward = 0.25 WHERE experience_id = %s"
+    for batch in (theirs, theirs + 1, -1):
+        labeller.execute("SELECT set_config('rft.label_batch', %s, false)", [str(batch)])
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="label batch"):
+            labeller.execute(relabel, [second])
+    begun = labeller.execute("SELECT rft.begin_label_batches(1)").fetchone()
+    assert begun is not None
+    labeller.execute("SELECT set_config('rft.label_batch', %s, false)", [str(begun[0])])
+    labeller.execute(relabel, [second])
+    undone = labels.undo(buffer, theirs, author="ada")
+    assert undone.num_changed == 1
+    assert buffer.sql(f"SELECT reward FROM rft.experience WHERE experience_id = {second}")["reward"].to_pylist() == [
+        0.25
+    ]
+
+
+@pytest.mark.parametrize("role", ["rft_labeler", "rft_worker"])
+def test_no_setting_lets_facts_change(buffer: Buffer, roles: Roles, login: Login, role: str) -> None:
+    """All settings that the schema reads, at once."""
+    read = buffer.sql(
+        "SELECT DISTINCT (regexp_matches(prosrc, 'current_setting\\(''(rft\\.\\w+)''', 'g'))[1] AS name"
+        " FROM pg_proc WHERE pronamespace = 'rft'::regnamespace"
+    )["name"].to_pylist()
+    assert sorted(read) == [
+        "rft.author", "rft.clock_shift", "rft.folding", "rft.label_batch", "rft.label_source", "rft.purge", "rft.reason",
+    ]  # fmt: skip
+    before = buffer.sql("SELECT experience_id, response, reward_sampled FROM rft.experience ORDER BY 1").to_pylist()
+    session = login(role)
+    for name in ("rft.purge", "rft.folding"):
+        session.execute("SELECT set_config(%s, '1', false)", [name])
+    for statement in (
+        "UPDATE rft.experience SET response = 'x'",
+        "DELETE FROM rft.group_prompt",
+        "UPDATE rft.label SET author = 'x'",
+        "UPDATE rft.review SET question = 'x'",
+        "DELETE FROM rft.experience",
+    ):
+        with refused():
+            session.execute(statement)
+    assert (
+        buffer.sql("SELECT experience_id, response, reward_sampled FROM rft.experience ORDER BY 1").to_pylist()
+        == before
+    )
+
+
+def test_statements_of_a_person_leave_nothing_in_the_pool(buffer: Buffer, roles: Roles) -> None:
+    with rftdata.open(buffer.config) as other:
+        run_statements(other.database, "SET rft.reason = 'left'; SELECT 1", "ada")
+        with pytest.raises(QueryError, match="began a transaction without ending it"):
+            run_statements(other.database, "BEGIN; UPDATE rft.experience SET reward = 0.125", "ada")
+        with pytest.raises(QueryError, match="does not exist"):
+            run_statements(other.database, "SELECT * FROM nothing", "ada")
+        other.sql("UPDATE rft.experience SET reward = 0.75")
+    written = buffer.sql(
+        "SELECT DISTINCT author = session_user_name AS own, reason, new_value FROM rft.label"
+    ).to_pylist()
+    assert written == [{"own": True, "reason": None, "new_value": 0.75}]
