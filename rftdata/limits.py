@@ -20,8 +20,10 @@ MAX_COUNT = 10**9
 # which are shorter.
 MAX_NAME_BYTES = 1000
 _MAX_KEY_BYTES = 1600
-# The name of a run is also that of its folder, and a number may be appended to it.
-_MAX_RUN_NAME_BYTES = 200
+# The name of a run is also that of its folder. With a number, which may be appended to it, it has up to 200 bytes.
+_MAX_RUN_NAME_BYTES = 180
+# Only JSON with one of these can have NUL, half a surrogate pair or a number that is not finite.
+_SUSPICIOUS = re.compile(r"\\u0000|\\u[dD][89a-fA-F]|[eE]\+?\d{3}|\d{309}|NaN|Infinity")
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
 _NO_FOLDER = re.compile(r"[/\x00-\x1f\x7f]")
 
@@ -30,6 +32,11 @@ def is_storable(text: str) -> bool:
     """Return whether a text has neither NUL nor half surrogates, which no text or jsonb column accepts."""
     # ASCII is the common case, and checking it needs no scan.
     return "\x00" not in text if text.isascii() else _UNSTORABLE.search(text) is None
+
+
+def may_be_unstorable(json_text: str) -> bool:
+    """Return whether the values of a JSON text need `check_json`, which looks at each of them."""
+    return _SUSPICIOUS.search(json_text) is not None
 
 
 def replaced(text: str) -> str:
@@ -49,16 +56,6 @@ def check_integer(what: str, value: Any, limits: tuple[int, int] = INT8) -> None
         raise QueryError(
             f"{what} is not valid", value=_shown(value), allowed=f"a whole number from {low} to {high}", todo="correct it"
         )  # fmt: skip
-
-
-def check_seconds(what: str, value: float) -> None:
-    """Refuse a duration that is negative or not a finite number.
-
-    Raises:
-        QueryError: with what is allowed.
-    """
-    if not (math.isfinite(value) and value >= 0):
-        raise QueryError(f"{what} is not valid", value=value, allowed="a finite number of seconds", todo="correct it")
 
 
 def check_text(what: str, value: Any, max_bytes: int | None = None) -> None:

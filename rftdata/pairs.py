@@ -18,6 +18,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata.durable_files import sync_path
 from rftdata.errors import QueryError
+from rftdata.limits import check_json
 from rftdata.pipeline.records import BATCH_SCHEMA
 from rftdata.postgres.database import Connection, execute, fetch
 from rftdata.run import Run
@@ -58,6 +59,7 @@ class PairBuild:
         Args:
             builder: the settings that found them.
         """
+        check_json("the settings of the pair builder", builder)
         ids = {"chosen_ids": [chosen for chosen, _ in pairs], "rejected_ids": [rejected for _, rejected in pairs]}
         if self.dry_run:
             return len(fetch(self._connection, "new_pairs", **ids))

@@ -28,6 +28,7 @@ from rftdata.limits import (
     check_json,
     check_task_name,
     check_text,
+    may_be_unstorable,
 )
 
 LABEL_SOURCES = ("sql", "web", "import", "judge")
@@ -48,8 +49,6 @@ _TEXTS = [column.name for column in SCHEMA if pa.types.is_string(column.type)]
 _GROUP_TEXTS = [name for name in _TEXTS if name in OF_GROUP]
 _ROW_TEXTS = [name for name in _TEXTS if name not in OF_GROUP and name != "buffer_id"]
 _NUMBERS = ("rollout_reward", "seconds", "reward_sampled", "reward")
-# Only such JSON can hold NUL, a surrogate or a number that is not finite.
-_SUSPICIOUS = re.compile(r"\\u0000|\\u[dD][89a-fA-F]|[eE]\+?\d{3}|\d{309}|NaN|Infinity")
 # PostgreSQL refuses texts within jsonb of 256 MiB, and values of 1 GiB. A character takes up to four bytes.
 _MAX_CHARACTERS = 2**26
 # Deeper values are converted by functions that call themselves for every level.
@@ -180,7 +179,7 @@ def _parsed(name: str, text: str) -> Any:
     where = f"the column {name}"
     if text in ("{}", "[]"):
         return {} if text == "{}" else []
-    suspicious = _SUSPICIOUS.search(text) is not None
+    suspicious = may_be_unstorable(text)
     try:
         if text.count("[") + text.count("{") > _MAX_DEPTH and _depth(text) > _MAX_DEPTH:
             raise RecursionError

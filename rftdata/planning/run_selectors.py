@@ -20,6 +20,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.errors import ConfigError, TaskSourceError
+from rftdata.limits import check_json, may_be_unstorable
 from rftdata.planning.active_tasks import ActiveTasks
 from rftdata.planning.config import PlanConfig
 from rftdata.planning.mixing import mix
@@ -243,9 +244,12 @@ class RunSelectors:
     def _save(self, connection: Connection, credit: dict[str, float]) -> None:
         names, kinds, states, metrics = [_MIXTURE], [_MIXTURE_KIND], [Jsonb(credit)], [Jsonb({})]
         for name, held in self._held.items():
-            held.state = json.loads(json.dumps(held.selector.state_dict()))
+            text = json.dumps(held.selector.state_dict())
+            held.state, kind = json.loads(text), self._selector_config(name).type
+            if may_be_unstorable(text):  # rarely, and there may be a number for every task
+                check_json(f"the state of the selector {kind} of {name!r}", held.state)
             names.append(name)
-            kinds.append(self._selector_config(name).type)
+            kinds.append(kind)
             states.append(Jsonb(held.state))
             metrics.append(Jsonb(storable(held.selector.metrics())))
         execute(

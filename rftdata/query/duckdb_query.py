@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from rftdata.archives.files import ArchiveFolder
 from rftdata.errors import QueryError, RftError
+from rftdata.limits import check_text
 from rftdata.postgres.database import Database, translated
 from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, ArrayColumns, OnDamage
 from rftdata.query.catalogue import tables
@@ -78,6 +79,7 @@ def _stream(
 def _register(
     connection: duckdb.DuckDBPyConnection, database: Database, reading: Reading, text: str, run_id: int | None
 ) -> None:
+    check_text("the text of the query", text)
     statements = connection.extract_statements(text)
     if len(statements) != 1:
         raise QueryError(

@@ -22,6 +22,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError, TaskSourceError
+from rftdata.limits import check_json
 from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
 from rftdata.postgres.locks import holding
 from rftdata.tasks.rows import Reading, read_tasks
@@ -82,6 +83,7 @@ def load_taskset(
         execute(connection, "note_left_tasks", taskset=config.name, whole=whole)
         counts = fetch(connection, "count_tasks", taskset=config.name)[0]
         num_tasks = int(counts["n"])
+        check_json(f"the arguments of the taskset {config.name!r}", _arguments(config))
         execute(
             connection, "save_taskset", taskset=config.name, source=config.source,
             args=Jsonb({**_arguments(config), "digest": now.digest}), num_tasks=num_tasks,

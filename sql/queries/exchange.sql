@@ -46,7 +46,7 @@ FROM rft.label WHERE experience_id = ANY (%(experience_ids)s) ORDER BY label_id;
 SELECT * FROM rft.run WHERE config -> 'import' ->> 'buffer_id' = %(buffer_id)s::text AND (config -> 'import' ->> 'run_id')::bigint = %(origin_run_id)s
 ORDER BY run_id LIMIT 1;
 
--- name: may_import_labels
+-- name: may_import_labels (read)
 -- Whether this account may write labels as they were given elsewhere.
 SELECT has_table_privilege('rft.label', %(right)s) AS may;
 
