@@ -64,7 +64,7 @@ def steps_of_a_run(
             writer.insert(*[stored_group(key, num_tokens) for key in range(first, first + GROUPS)])
     joined = JoinedRun(buffer, run, ResolvedRun(config))
     with Worker(run, "trainer") as worker, buffer.attempt(run, sampling=config.sampling) as attempt:
-        TrainerRole(joined, worker, attempt, trainer_turns(config, run, worker)).train()
+        TrainerRole(joined, worker, attempt, trainer_turns(config, attempt, worker)).train()
     query = (
         "SELECT wait_seconds, train_seconds, num_tokens FROM rft.train_step WHERE run_id = %s AND trainer_step > 1"
         " AND outcome = 'trained' AND num_groups = %s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import numpy as np
@@ -16,6 +15,7 @@ from rftdata.labels import set_rewards
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
+from rftdata.processes import own_process
 from rftdata.run import Run
 from rftdata.training.attempt import Attempt
 from rftdata.training.evaluations import Answer, claim_evaluation, finish_evaluation, plan_evaluations, questions
@@ -91,5 +91,10 @@ def _validate(attempt: Attempt, step: int, explorer: int, chance: random.Random)
 
 
 def _worker(run: Run, role: str) -> int:
-    (row,) = run.database.fetch("insert_worker", run_id=run.run_id, role=role, host="here", pid=os.getpid())
+    (row,) = run.database.fetch(
+        "insert_worker",
+        run_id=run.run_id,
+        role=role,
+        **own_process(),
+    )
     return int(row["worker_id"])

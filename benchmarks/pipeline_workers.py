@@ -23,6 +23,7 @@ from benchmarks.peers.rftdata_buffer import as_groups
 from benchmarks.workload import make_samples
 from rftdata.config import BufferConfig
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.processes import own_process
 
 STAGES: list[dict[str, Any]] = [
     {"drop_truncated": {}},
@@ -89,9 +90,12 @@ def _work(
     chain.prepare()
     with rftdata.open(BufferConfig(uri=config[0], segments=config[1], min_free_bytes=0), create=False) as buffer:
         database = buffer.database
-        worker = database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=os.getpid())[0][
-            "worker_id"
-        ]
+        worker = database.fetch(
+            "insert_worker",
+            run_id=run_id,
+            role="pipeline",
+            **own_process(),
+        )[0]["worker_id"]
         run = buffer.find_run(run_id)
         queue = SealedQueue(run, worker, lease_s=60.0, columns=chain.columns)
         barrier.wait()

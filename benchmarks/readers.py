@@ -38,6 +38,7 @@ from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.postgres.database import queries
+from rftdata.processes import own_process
 
 READERS = ("baseline", "snapshot", "select", "update")
 _GROUPS, _GROUP_SIZE = 64, 4
@@ -54,7 +55,10 @@ class Loop:
         self._run = buffer.create_run(name="loop", config={}, seed=0, steps=10**6, pipeline_version="keep all")
         self._run_id = self._run.run_id
         worker = buffer.database.fetch(
-            "insert_worker", run_id=self._run_id, role="pipeline", host="bench", pid=os.getpid()
+            "insert_worker",
+            run_id=self._run_id,
+            role="pipeline",
+            **own_process(),
         )
         self._worker_id: int = worker[0]["worker_id"]
         self._queue = SealedQueue(self._run, self._worker_id, lease_s=60)

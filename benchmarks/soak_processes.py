@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 import traceback
@@ -18,6 +17,7 @@ from rftdata.maintenance import retention
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
+from rftdata.processes import own_process
 from rftdata.writing.writer import NO_PIPELINE
 
 RUNS = ("left", "right")
@@ -68,7 +68,7 @@ def review(folder: str, seed: int, stop: Any, events: Any) -> None:
     with open_buffer(folder) as buffer:
         runs = [buffer.find_run(run) for run in RUNS]
         workers = {
-            run.run_id: buffer.database.fetch("insert_worker", run_id=run.run_id, role="pipeline", host="here", pid=os.getpid())[0]["worker_id"]
+            run.run_id: buffer.database.fetch("insert_worker", run_id=run.run_id, role="pipeline", **own_process())[0]["worker_id"]
             for run in runs
         }  # fmt: skip
         events.put(("ready", time.monotonic(), 1, 0.0))

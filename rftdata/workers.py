@@ -20,6 +20,7 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import Row, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
+from rftdata.processes import has_ended, is_here, own_process, process_lives
 from rftdata.run import Run
 from rftdata.spans import Activity, Spans
 from rftdata.user_code import blocked
@@ -68,9 +69,7 @@ class Worker:
         self.role = role
         self.progress: dict[str, Any] = {}
         mark_dead_workers(run)
-        row = run.database.fetch(
-            "insert_worker", run_id=run.run_id, role=role, host=socket.gethostname(), pid=os.getpid()
-        )[0]
+        row = run.database.fetch("insert_worker", run_id=run.run_id, role=role, **own_process())[0]
         self.worker_id: int = row["worker_id"]
         self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
         self._thread.start()
@@ -196,7 +195,7 @@ def mark_dead_workers(run: Run) -> int:
     """Record workers of this machine whose process has exited, and release what they held; return their number."""
     dead = 0
     for row in live_workers(run):
-        if row.host == socket.gethostname() and not process_lives(row.pid):
+        if has_ended(row.host, row.pid, row.pid_space, row.pid_started):
             dead += run.database.run("stop_worker", worker_id=row.worker_id, error="the process is gone")
     release_lost_claims(run)
     return dead
@@ -205,23 +204,27 @@ def mark_dead_workers(run: Run) -> int:
 def note_blocked_workers(run: Run) -> None:
     """Record workers of this machine that were blocked, have exited, and had no supervisor.
 
-    Called before this process reports to the run's folder, because a container starts each of its processes with the same number.
+    A process exits after its report. So does one of another container of this name, or of this container before it was started again.
+    Called before this process reports to the run's folder, because a later process may have the same number.
     """
-    for host, pid in blocked.reports(run.folder):
-        if host != socket.gethostname() or (pid != os.getpid() and process_lives(pid)):
+    for host, space, pid in blocked.reports(run.folder):
+        if host != socket.gethostname() or (is_here(host, space) and pid != os.getpid() and process_lives(pid)):
             continue
-        report = blocked.read_report(run.folder, pid)
+        report = blocked.read_report(run.folder, pid, host, space)
         if report is not None:
-            end_worker(run, host, pid, "\n".join(report), crashed=True)
+            end_worker(run, host, pid, "\n".join(report), pid_space=space, crashed=True)
 
 
-def end_worker(run: Run, host: str, pid: int, error: str, *, crashed: bool) -> None:
+def end_worker(run: Run, host: str, pid: int, error: str, *, pid_space: str, crashed: bool) -> None:
     """Store why a process ended.
 
     Args:
+        pid_space: see `rftdata.processes.pid_space`.
         crashed: whether its work may be the reason. Work that several processes crashed on is set aside.
     """
-    run.database.run("end_worker_of_process", run_id=run.run_id, host=host, pid=pid, error=error, crashed=crashed)
+    run.database.run(
+        "end_worker_of_process", run_id=run.run_id, host=host, pid=pid, pid_space=pid_space, error=error, crashed=crashed,
+    )  # fmt: skip
 
 
 def pipeline_errors(run: Run) -> list[str]:
@@ -234,9 +237,9 @@ def num_finished(run: Run, role: str) -> int:
     return int(run.database.fetch("finished_work", run_id=run.run_id)[0][role])
 
 
-def num_finished_by(run: Run, host: str, pid: int) -> int:
+def num_finished_by(run: Run, host: str, pid: int, pid_space: str) -> int:
     """Count the groups and evaluations that a process of a run has finished; 0 for a process that never joined it."""
-    found = run.database.fetch("work_of_process", run_id=run.run_id, host=host, pid=pid)
+    found = run.database.fetch("work_of_process", run_id=run.run_id, host=host, pid=pid, pid_space=pid_space)
     return int(found[0]["num"]) if found else 0
 
 
@@ -253,6 +256,8 @@ class LiveWorker:
     role: str
     host: str
     pid: int
+    pid_space: str
+    pid_started: int
     beats: bool
 
 
@@ -267,20 +272,3 @@ def release_lost_claims(run: Run) -> int:
     if released:
         notify.notify(run.database, notify.PLANNED, notify.SEALED, notify.RUN)
     return released
-
-
-def process_lives(pid: int) -> bool:
-    """Return whether a process of this machine runs (a zombie does not)."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):  # the second if it ended between opening and reading
-        if os.path.isdir("/proc/self"):
-            return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -30,6 +30,7 @@ from rftcore.launch.threads import Threads
 from rftcore.resolved import ResolvedRun
 from rftcore.run.placement import Machine, Placement
 from rftdata.errors import ConfigError
+from rftdata.processes import pid_space
 from rftdata.run import Run
 
 # Other jobs of a cluster may end meanwhile.
@@ -44,7 +45,7 @@ class RoleActorProcess(RoleProcess):
 
     Attributes:
         actor: its Ray actor.
-        identity: the call that returns its host, process id and log file, which `watch` needs.
+        identity: the call that returns its host, process id, log file and where the id counts, which `watch` needs.
         done: the call that ends when the role does.
     """
 
@@ -53,17 +54,17 @@ class RoleActorProcess(RoleProcess):
     done: Any
 
 
-def identity() -> tuple[str, int, str]:
-    """Return the host and id of this process, and the file that it writes its errors to; empty if there is none."""
+def identity() -> tuple[str, int, str, str]:
+    """Return the host and id of this process, the file that it writes its errors to (empty if there is none), and where its id counts."""
     log = os.readlink("/proc/self/fd/2") if os.path.isdir("/proc/self/fd") else ""
-    return socket.gethostname(), os.getpid(), log if os.path.isfile(log) else ""
+    return socket.gethostname(), os.getpid(), log if os.path.isfile(log) else "", pid_space()
 
 
 class Role:
     """The process of one role; it only runs the role's `main`."""
 
     @ray.method
-    def identity(self) -> tuple[str, int, str]:
+    def identity(self) -> tuple[str, int, str, str]:
         """See `identity`."""
         return identity()
 

@@ -18,6 +18,8 @@ import threading
 import time
 from pathlib import Path
 
+from rftdata.processes import is_here, pid_space
+
 # ioctl PIDFD_GET_INFO: mask (u64), cgroup id (u64), eleven ids (u32), exit code (i32); PIDFD_INFO_EXIT asks for the last.
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
@@ -49,18 +51,21 @@ class ProcessWatch:
     """Observes the end of one process from another one.
 
     Args:
-        host, pid: of the process; nothing is known about the end of a process on another host.
+        host, pid: of the process.
         log: the file that it writes its errors to; empty if there is none.
+        space: where the id counts (`rftdata.processes.pid_space`); by default where that of this process does. Nothing is known about the
+            end of a process elsewhere.
     """
 
-    def __init__(self, host: str, pid: int, log: str = "") -> None:
+    def __init__(self, host: str, pid: int, log: str = "", space: str | None = None) -> None:
         self.host, self.pid, self.log = host, pid, log
+        self.pid_space = pid_space() if space is None else space
         self._status: int | None = None
         self._oom_kills = _count_oom_kills()
         self._ended: threading.Thread | None = None
         self._pidfd = -1  # closed
         self._closes = threading.Lock()
-        if host == socket.gethostname():
+        if is_here(host, self.pid_space):
             with contextlib.suppress(OSError):
                 self._pidfd = os.pidfd_open(pid)
                 self._ended = threading.Thread(target=self._await_end, name=f"watches {pid}", daemon=True)

@@ -58,7 +58,7 @@ class ReplayProcess:
         self._buffer, self._replayer = buffer, Replayer(ResolvedRun(config), buffer, run, version)
 
     @ray.method
-    def identity(self) -> tuple[str, int, str]:
+    def identity(self) -> tuple[str, int, str, str]:
         """See `Role`."""
         return cluster.identity()
 
@@ -231,8 +231,9 @@ class _Crew:
 
     def _replace(self, member: _Member, number: int | None, error: RayError) -> None:
         watch = member.watch or _watch(member)
-        if watch is not None and (report := blocked.read_report(self._run.folder, watch.pid, watch.host)) is not None:
-            blocked.report_path(self._run.folder, watch.pid, watch.host).unlink(missing_ok=True)
+        named = None if watch is None else (self._run.folder, watch.pid, watch.host, watch.pid_space)
+        if named is not None and (report := blocked.read_report(*named)) is not None:
+            blocked.report_path(*named).unlink(missing_ok=True)
             raise RoleFailedError(
                 f"{report[0]}, which ended {member.name} of the replay",
                 todo="start the replay again: it continues after it",

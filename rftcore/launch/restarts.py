@@ -72,18 +72,19 @@ class Restarts:
         Returns:
             What blocked it; None if it died for another reason.
         """
-        if process.watch is None:  # it died before its id was known
+        watch = process.watch
+        if watch is None:  # it died before its id was known
             return None
-        report = blocked.read_report(self._run.folder, process.watch.pid, process.watch.host)
+        report = blocked.read_report(self._run.folder, watch.pid, watch.host, watch.pid_space)
         text = f"the process {error}" if report is None else "\n".join(report)
         with contextlib.suppress(BufferUnavailableError):  # the claims are released when the lease ends
             crashed = report is not None or error.crashed
-            end_worker(self._run, process.watch.host, process.watch.pid, text, crashed=crashed)
+            end_worker(self._run, watch.host, watch.pid, text, pid_space=watch.pid_space, crashed=crashed)
             mark_dead_workers(self._run)
         if report is None:
             return None
         with contextlib.suppress(OSError):
-            blocked.report_path(self._run.folder, process.watch.pid, process.watch.host).unlink()
+            blocked.report_path(self._run.folder, watch.pid, watch.host, watch.pid_space).unlink()
         return report[0]
 
     def allows(self, process: RoleProcess) -> bool:
@@ -130,7 +131,9 @@ class Restarts:
     def has_worked(self, process: RoleProcess) -> bool:
         """Return whether a process had finished a group or an evaluation before it ended."""
         watch = process.watch
-        return watch is not None and _known(lambda: num_finished_by(self._run, watch.host, watch.pid)) > 0
+        return (
+            watch is not None and _known(lambda: num_finished_by(self._run, watch.host, watch.pid, watch.pid_space)) > 0
+        )
 
     def has_run_ended(self) -> bool:
         """Return whether the run has ended; False if the database does not answer."""

@@ -85,8 +85,8 @@ def _sentences(run: Run) -> Iterator[str]:
     """Yield the reports of blocked processes of a run. `rft run` moves reports into the database; those of roles started by hand are files."""
     for error in pipeline_errors(run):
         yield error.partition("\n")[0]
-    for host, pid in blocked.reports(run.folder):
-        report = blocked.read_report(run.folder, pid, host)
+    for host, space, pid in blocked.reports(run.folder):
+        report = blocked.read_report(run.folder, pid, host, space)
         if report is not None:
             yield report[0]
 

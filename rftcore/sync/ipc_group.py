@@ -7,6 +7,7 @@ receiver, then `read` by every receiver. Both sides wait for their own device be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rftcore.sync.shared_staging import Staging, import_staging
-from rftcore.sync.transfer_group import TransferGroup
+from rftcore.sync.transfer_group import TransferGroup, always_wanted
 
 SENDER = 0
 _NUM_BUFFERS = 2
@@ -34,7 +35,7 @@ class IpcGroup(TransferGroup):
 
     def __init__(
         self, store: TCPStore | tuple[str, int], group_id: int, rank: int, num_ranks: int, timeout_s: float, *,
-        device: torch.device | None = None, buffer_bytes: int | None = None,
+        check: Callable[[], None] = always_wanted, device: torch.device | None = None, buffer_bytes: int | None = None,
     ) -> None:  # fmt: skip
         self._own: list[Staging] = []
         self._buffers: list[Tensor] = []
@@ -43,7 +44,7 @@ class IpcGroup(TransferGroup):
         ]  # of each buffer, one for each receiver
         self._num_parts = 0
         self._timeout = timedelta(seconds=timeout_s)
-        super().__init__("gloo", store, group_id, rank, num_ranks, timeout_s)
+        super().__init__("gloo", store, group_id, rank, num_ranks, timeout_s, check)
         on_gpu = torch.cuda.is_available()
         self.device = device or (torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"))
         try:

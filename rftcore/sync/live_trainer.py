@@ -19,7 +19,7 @@ from rftcore.sync.addresses import LOOPBACK, own_address
 from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.devices import choose_backend
 from rftcore.sync.transfer import Sent
-from rftcore.sync.transfer_group import GroupError, open_store
+from rftcore.sync.transfer_group import GroupError, always_wanted, open_store
 from rftcore.sync.transfer_plan import (
     ADAPTERS_DTYPE,
     AdaptersConfig,
@@ -62,8 +62,11 @@ class WeightSource(Protocol):
     def weight_tensors(self, adapters_alone: bool) -> tuple[WireTensor, ...]:
         """What they send, all weights or adapters alone; the same as long as they live."""
 
-    def send_weights(self, plan: TransferPlan, store: TCPStore) -> Sent:
+    def send_weights(self, plan: TransferPlan, store: TCPStore, check: Callable[[], None] = always_wanted) -> Sent:
         """Send the weights as they are now, each rank what it holds; after an error no rank is in the group any more.
+
+        Args:
+            check: called during waits; what it raises ends them.
 
         Raises:
             GroupError: a member of the group failed or did not come.
@@ -206,7 +209,7 @@ class LiveWeights:
         try:
             plan = self._form(transfer_id, members, left_out)
             failpoint("trainer.weights_members_fixed")
-            sent = self._source.send_weights(plan, self._store)
+            sent = self._source.send_weights(plan, self._store, self._attempt.check)
         except GroupError as failure:
             logger.warning("transfer %d failed: %s", transfer_id, str(failure))
             error = str(failure)

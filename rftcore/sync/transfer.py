@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from rftcore.sync.hashes import hashes_of
 from rftcore.sync.ipc_group import IpcGroup
-from rftcore.sync.transfer_group import Pending, TransferGroup
+from rftcore.sync.transfer_group import Pending, TransferGroup, always_wanted
 from rftcore.sync.transfer_plan import (
     HASH_BYTES,
     Bucket,
@@ -73,13 +73,17 @@ class TransferSender:
         self.rank = rank
         self.group: TransferGroup | None = None
 
-    def send(self, plan: TransferPlan, held: Iterable[HeldRows], store: TCPStore | None = None) -> Sent:
+    def send(
+        self, plan: TransferPlan, held: Iterable[HeldRows], store: TCPStore | None = None,
+        check: Callable[[], None] = always_wanted,
+    ) -> Sent:  # fmt: skip
         """Send what this rank holds, in the plan's group, which is formed unless it exists.
 
         Args:
             held: of every tensor that travels, in the plan's order. It is taken to the last one even if a member fails, because the other ranks
                 of the trainer may be needed to produce it.
             store: where the group meets, in the rank that opened it.
+            check: called while other members are waited for; what it raises ends the transfer.
 
         Raises:
             GroupError: a member failed or did not come; some may have received everything.
@@ -88,7 +92,7 @@ class TransferSender:
         stream = iter(held)
         started = time.monotonic()
         try:
-            group = self._join(plan, store)
+            group = self._join(plan, store, check)
             joined = time.monotonic()
             hashes = self._send(group, plan, stream)
         except BaseException:
@@ -99,10 +103,12 @@ class TransferSender:
                 pass
         return Sent(checksum_of_hashes(hashes), plan.num_bytes, joined - started, time.monotonic() - joined)
 
-    def _join(self, plan: TransferPlan, store: TCPStore | None) -> TransferGroup:
+    def _join(
+        self, plan: TransferPlan, store: TCPStore | None, check: Callable[[], None] = always_wanted
+    ) -> TransferGroup:
         if self.group is None or self.group.group_id != plan.group_id:
             self.leave()
-            self.group = _joined(plan, (plan.host, plan.port) if store is None else store, self.rank)
+            self.group = _joined(plan, (plan.host, plan.port) if store is None else store, self.rank, check)
         return self.group
 
     def _send(self, group: TransferGroup, plan: TransferPlan, held: Iterator[HeldRows]) -> list[int]:
@@ -302,11 +308,13 @@ class _Memory:
         return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
 
-def _joined(plan: TransferPlan, store: TCPStore | tuple[str, int], rank: int) -> TransferGroup:
+def _joined(
+    plan: TransferPlan, store: TCPStore | tuple[str, int], rank: int, check: Callable[[], None] = always_wanted
+) -> TransferGroup:
     """Return the membership of a rank in the plan's group."""
     if plan.backend == "ipc":
-        return IpcGroup(store, plan.group_id, rank, plan.num_ranks, plan.timeout_s)
-    return TransferGroup(plan.backend, store, plan.group_id, rank, plan.num_ranks, plan.timeout_s)
+        return IpcGroup(store, plan.group_id, rank, plan.num_ranks, plan.timeout_s, check=check)
+    return TransferGroup(plan.backend, store, plan.group_id, rank, plan.num_ranks, plan.timeout_s, check)
 
 
 def _exchange_header(group: TransferGroup, plan: TransferPlan) -> None:

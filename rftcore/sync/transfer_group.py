@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, TCPStore
 from torch.distributed import ProcessGroupGloo
 
+from rftcore import stuck_threads
 from rftcore.sync.addresses import towards
 from rftdata.errors import RftError
 
@@ -30,6 +31,10 @@ _CONNECT_S = 5.0
 # A small transfer is over before a sleeping thread would look for it again.
 _SPIN_S = 0.005
 _POLL_S = 0.0005
+# Interval at which a longer wait looks whether it is still wanted.
+_CHECK_S = 0.5
+# A group without hanging calls takes no time to end.
+_LEAVE_S = 1.0
 # With torch's defaults a call that hangs for too long ends the process, and a thread of NCCL's waits for reports of all ranks.
 _NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 _settings_lock = threading.Lock()
@@ -44,6 +49,10 @@ def open_store(host: str, timeout_s: float) -> TCPStore:
     return TCPStore(host, 0, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
 
 
+def always_wanted() -> None:
+    """Never end a wait: the check of members that hold no claim."""
+
+
 class TransferGroup:
     """Membership in a group; the constructor returns when all members have come.
 
@@ -53,14 +62,17 @@ class TransferGroup:
         group_id: the group.
         rank, num_ranks: of this member; of all.
         timeout_s: longest wait of every call.
+        check: called during waits for other members; what it raises ends them.
 
     Raises:
         GroupError: a member did not come in time, or the members do not reach each other.
     """
 
     def __init__(
-        self, backend: str, store: TCPStore | tuple[str, int], group_id: int, rank: int, num_ranks: int, timeout_s: float
+        self, backend: str, store: TCPStore | tuple[str, int], group_id: int, rank: int, num_ranks: int, timeout_s: float,
+        check: Callable[[], None] = always_wanted,
     ) -> None:  # fmt: skip
+        self.check = check
         self.group_id = group_id
         self.rank = rank
         self.num_ranks = num_ranks
@@ -75,13 +87,13 @@ class TransferGroup:
                 store = TCPStore(*store, timeout=timedelta(seconds=connect_s), wait_for_workers=False)
                 store.set_timeout(timeout)
             self._place = PrefixStore(str(group_id), store)
-            _meet(self._place, rank, num_ranks, timeout)
+            _meet(self._place, rank, num_ranks, timeout_s, check)
             self._group = _open(backend, self._place, store.host, rank, num_ranks, timeout)
             members = torch.zeros(num_ranks, dtype=torch.int64, device=self.device)
             members[rank] = 1
             self._begin(self._group.allreduce([members])).wait()
             refuse_missing(members, group_id)
-        except GroupError:
+        except RftError:
             self.abort()
             raise
         except (RuntimeError, OSError) as error:  # all of torch.distributed's errors; no way to the trainer's machine
@@ -108,11 +120,16 @@ class TransferGroup:
         with contextlib.suppress(RuntimeError):  # it has ended by itself
             if self._group is not None:
                 self._group.abort()
-        self._group = None
         # A call holds the connections to the members open. It may live on in the traceback of an error.
+        held = [self._group, *(call.work for call in self._calls)]
+        self._group = None
         for call in self._calls:
             call.work = None
         self._calls = []
+        # gloo's group ends only when its hanging calls have, whose time may not be over; the process may go on, and end, meanwhile.
+        end = threading.Thread(target=held.clear, name=f"leaves weight group {self.group_id}", daemon=True)
+        end.start()
+        stuck_threads.leave(end, _LEAVE_S)
 
     def _begin(self, work: Any) -> Call:
         self._calls = [call for call in self._calls if call.work is not None]
@@ -177,25 +194,33 @@ class Call:
             GroupError: another member has gone, or the time is over.
         """
         try:
-            if self._group.device.type == "cpu":
-                self.work.wait(timedelta(seconds=self._timeout_s))
-            else:
-                started = time.monotonic()
-                while not self.work.is_completed():
-                    waited = time.monotonic() - started
-                    if waited > self._timeout_s:
-                        raise RuntimeError("no answer in time")
+            started = time.monotonic()
+            while not self.work.is_completed():
+                waited = time.monotonic() - started
+                if waited > self._timeout_s:
+                    raise RuntimeError("no answer in time")
+                if self._group.device.type == "cpu":
+                    with contextlib.suppress(RuntimeError):  # not yet; an error of the call is raised below
+                        self.work.wait(timedelta(seconds=min(_CHECK_S, self._timeout_s)))
+                else:
                     time.sleep(0.0 if waited < _SPIN_S else _POLL_S)
-                self.work.wait()  # raises an error of the call; the current stream waits for its result
+                self._group.check()
+            self.work.wait()  # raises an error of the call; the current stream waits for its result
         except RuntimeError as error:
             raise self._group.error("broke off", error) from error
         self.work = None
 
 
-def _meet(store: PrefixStore, rank: int, num_ranks: int, timeout: timedelta) -> None:
+def _meet(store: PrefixStore, rank: int, num_ranks: int, timeout_s: float, check: Callable[[], None]) -> None:
     """Return when all members are here: NCCL waits without end for one that does not come."""
     store.set(f"member {rank}", "here")
-    store.wait([f"member {number}" for number in range(num_ranks)], timeout)
+    members = [f"member {number}" for number in range(num_ranks)]
+    deadline = time.monotonic() + timeout_s
+    while not store.check(members) and (left := deadline - time.monotonic()) > _CHECK_S:
+        with contextlib.suppress(RuntimeError):  # not yet
+            store.wait(members, timedelta(seconds=min(_CHECK_S, left)))
+        check()
+    store.wait(members, timedelta(seconds=min(_CHECK_S, timeout_s)))
 
 
 def _open(backend: str, store: PrefixStore, store_host: str, rank: int, num_ranks: int, timeout: timedelta) -> Any:

@@ -1,22 +1,15 @@
-"""A thread for calls that may never return, such as a collective of which a rank has died.
-
-No thread can be ended from outside. The caller leaves a call that hangs, and goes on to end the process. The interpreter's own end could
-wait for the hanging thread, or crash under it; then the process ends without it, after the functions of `atexit`.
-"""
+"""A thread for calls that may never return, such as a collective of which a rank has died; see `rftcore.stuck_threads`."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import queue
 import select
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-_STUCK_EXIT_CODE = 1
-_stuck: list[threading.Thread] = []
+from rftcore import stuck_threads
 
 
 class CallThread:
@@ -53,10 +46,7 @@ class CallThread:
     def leave(self, timeout_s: float) -> None:
         """End the thread, or leave it to its call if that takes longer."""
         self._functions.put(None)
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            _stuck.append(self._thread)
-        else:
+        if stuck_threads.leave(self._thread, timeout_s):
             os.close(self._ended)
             os.close(self._tell)
 
@@ -68,14 +58,3 @@ class CallThread:
                 self._outcome = (None, error)
             del function  # what it refers to may be large
             os.write(self._tell, b".")
-
-
-def _end_without_stuck_threads() -> None:
-    if any(thread.is_alive() for thread in _stuck):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_STUCK_EXIT_CODE)
-
-
-# Registered on import, before the functions that must run first.
-atexit.register(_end_without_stuck_threads)

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import TCPStore
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.sync.devices import device_id
 from rftcore.sync.transfer import Sent, TransferSender
-from rftcore.sync.transfer_group import GroupError
+from rftcore.sync.transfer_group import GroupError, always_wanted
 from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.call_thread import CallThread
@@ -42,6 +42,7 @@ T = TypeVar("T")
 # Errors of other ranks may be the consequence of a death that is about to be noticed.
 _CAUSE_S = 1.0
 _LEAVE_S = 10.0
+_CHECK_S = 0.5
 _STUCK_S = 1.0
 # After the time limit of what a rank waits for.
 _ANSWER_S = 2.0
@@ -119,11 +120,12 @@ class LearnerGroup:
         """See `Learner.wire_tensors`."""
         return self.own.wire_tensors(adapters_alone)
 
-    def send_weights(self, plan: TransferPlan, store: TCPStore) -> Sent:
+    def send_weights(self, plan: TransferPlan, store: TCPStore, check: Callable[[], None] = always_wanted) -> Sent:
         """Send the weights as they are now into engines, each rank what it holds. After an error no rank is in the plan's group any more.
 
         Args:
             store: where the plan's group meets.
+            check: called while engines are waited for; what it raises ends the transfer, and the other ranks.
 
         Raises:
             GroupError: a member of the group failed or did not come; the ranks are whole.
@@ -131,12 +133,12 @@ class LearnerGroup:
         """
 
         def own() -> Sent:
-            return self._sender.send(plan, self.own.held_rows(plan), store)
+            return self._sender.send(plan, self.own.held_rows(plan), store, check)
 
         if self._others is None:
             return own()
         try:
-            return self._others.attempt(own, GroupError, plan.timeout_s + _ANSWER_S, "send_weights", plan)
+            return self._others.attempt(own, GroupError, plan.timeout_s + _ANSWER_S, check, "send_weights", plan)
         except GroupError:
             self.leave_weight_group()
             raise
@@ -235,13 +237,14 @@ class OtherRanks:
             return self.run(own)
 
     def attempt(
-        self, own: Callable[[], T], failure: type[RftError], limit_s: float, method: str, *arguments: object
-    ) -> T:
+        self, own: Callable[[], T], failure: type[RftError], limit_s: float, check: Callable[[], None], method: str, *arguments: object,
+    ) -> T:  # fmt: skip
         """Like `call`, for a method that may fail in a way that leaves every rank whole.
 
         Args:
             failure: what it raises then.
             limit_s: longest wait for the other ranks after this one has ended.
+            check: called during that wait; what it raises ends the ranks.
 
         Raises:
             RoleFailedError: also if the others did not end in that time.
@@ -250,7 +253,7 @@ class OtherRanks:
         found: T | None = None
         self._tolerated, self._failures = (failure,), []
         try:
-            with self.together(method, *arguments, limit_s=limit_s):
+            with self.together(method, *arguments, limit_s=limit_s, check=check):
                 try:
                     found = self.run(own)
                 except failure as error:
@@ -262,7 +265,9 @@ class OtherRanks:
         return cast(T, found)
 
     @contextmanager
-    def together(self, method: str, *arguments: object, limit_s: float | None = None) -> Iterator[None]:
+    def together(
+        self, method: str, *arguments: object, limit_s: float | None = None, check: Callable[[], None] = always_wanted
+    ) -> Iterator[None]:
         """Call a method in the other ranks while the block makes the same call in parts with `run`."""
         try:
             self.check()
@@ -274,7 +279,8 @@ class OtherRanks:
                 left = None if limit_s is None else limit_s - (time.monotonic() - started)
                 if left is not None and left <= 0:
                     raise self._silence(limit_s)
-                self._listen(timeout_s=left)
+                check()
+                self._listen(timeout_s=left if left is None else min(left, _CHECK_S))
         except BaseException:
             self._end()
             raise

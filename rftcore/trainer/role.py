@@ -66,7 +66,7 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
             tasksets=[taskset.name for taskset in config.tasks],
         ) as attempt,
     ):
-        turns = trainer_turns(config, joined.run, worker)
+        turns = trainer_turns(config, attempt, worker)
         if turns.take(worker.should_stop, after_evaluations=False):
             worker.set_state("loads the model", activity="starting")
             TrainerRole(joined, worker, attempt, turns).train()
@@ -347,5 +347,5 @@ class TrainerRole:
             self._write_missed_weights(self.worker.is_asked_to_stop)
             if self.worker.is_asked_to_stop():
                 return False
-            self.worker.wait(1.0)
+            self.attempt.wait(1.0)
         return True

@@ -14,6 +14,7 @@ from rftcore.sync.devices import own_device
 from rftcore.trainer.ranks import LearnerGroup
 from rftdata.failpoints import failpoint
 from rftdata.run import Run
+from rftdata.training.attempt import Attempt
 from rftdata.training.evaluations import num_open_evaluations
 from rftdata.training.turns import GpuTurn
 from rftdata.workers import Worker
@@ -21,10 +22,11 @@ from rftdata.workers import Worker
 _WAIT_S = 0.5
 
 
-def trainer_turns(config: RunConfig, run: Run, worker: Worker) -> TrainerTurns:
-    """Return the turns of a run's trainer, which it takes only on a device that it may share."""
+def trainer_turns(config: RunConfig, attempt: Attempt, worker: Worker) -> TrainerTurns:
+    """Return the turns of a run's trainer, which it takes only on a device that it may share. Waits for one end when the attempt is lost."""
+    run = attempt.run
     shares = config.explorer.sleep and config.has_explorer and (config.trainer.num_gpus or 1) == 1
-    turn = GpuTurn(run, worker.worker_id, own_device()) if shares else None
+    turn = GpuTurn(run, worker.worker_id, own_device(), attempt.check) if shares else None
     return TrainerTurns(run, worker, turn, offload=config.trainer.offload)
 
 

@@ -1,10 +1,10 @@
 """Archiving of finished runs: texts, arrays and scores move to Parquet files, and everything else stays where it is.
 
-1. A row of rft.archive records that files are being written.
+1. A row of rft.archive records that files are being written. Claims of processes that were lost end: what they write later is refused.
 2. One snapshot is written to files, which are made durable, read again, and compared: texts with what the database sent, arrays with the
    checksums of their segments, byte for byte.
-3. One transaction locks the run's rows, refuses if one has changed since the snapshot, empties or deletes what the files hold, and records
-   the files with their checksums.
+3. One transaction locks the run's rows, refuses if one has changed since the snapshot, empties or deletes what the files hold, records
+   the files with their checksums, and waits at its end for transactions that insert rows. From then on the database refuses new rows.
 
 A process that is killed before the end of 3 leaves a run that is whole; the same command then starts again with new files. Files of
 segments are removed by compaction, after its grace period. See docs/decisions/0036.
@@ -62,6 +62,7 @@ def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: boo
         with buffer.database.transaction() as connection:
             fetch(connection, "lock_run", run_id=run.run_id)
             _refuse_unless_ready(connection, run)
+            execute(connection, "end_claims_of_run", run_id=run.run_id)
             started_at = fetch(connection, "begin_archive", run_id=run.run_id, author=author)[0]["started_at"]
         failpoint("archive.begun")
         folder.remove(run.run_id)
@@ -168,6 +169,8 @@ def _move(connection: Connection, run: Run, written: Written, started_at: dateti
     fetch(connection, "lock_run", run_id=run_id)
     fetch(connection, "lock_archived_rows", run_id=run_id)
     _refuse_unless_ready(connection, run)
+    execute(connection, "end_claims_of_run", run_id=run_id)
+    found = fetch(connection, "rows_of_archive", run_id=run_id)[0]
     if fetch(connection, "archive_fingerprint", run_id=run_id)[0]["fingerprint"] != written.fingerprint:
         raise _changed(run)
     totals = fetch(connection, "archive_totals", run_id=run_id)[0]
@@ -185,6 +188,11 @@ def _move(connection: Connection, run: Run, written: Written, started_at: dateti
         raise _changed(run)
     for file in written.files:
         _record(connection, run_id, file)
+    # Only now, since every insert waits for the rest of this transaction. From here on the database refuses those into this run.
+    fetch(connection, "limit_archive_wait")
+    execute(connection, "await_inserts")
+    if fetch(connection, "rows_of_archive", run_id=run_id)[0] != {**found, "scores": 0, "items": 0}:
+        raise _changed(run)
     if not execute(connection, "finish_archive", run_id=run_id, started_at=started_at, **totals):
         raise _changed(run)
 

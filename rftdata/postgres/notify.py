@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 
 import psycopg
 
@@ -40,15 +41,20 @@ class Listener:
     Args:
         database: where to listen.
         topics: what wakes it.
+        check: called before every wait; what it raises ends the loop that waits. A process that holds a claim passes what raises once the
+            claim is lost (`Attempt.check`).
     """
 
-    def __init__(self, database: Database, *topics: str) -> None:
+    def __init__(self, database: Database, *topics: str, check: Callable[[], None] | None = None) -> None:
         self._database = database
         self._topics = topics
+        self._check = check
         self._connection: Connection | None = None
 
     def wait(self, timeout_s: float = POLL_S) -> bool:
         """Wait for a notification of a topic; return False after `timeout_s`."""
+        if self._check is not None:
+            self._check()
         try:
             if self._connection is None:
                 self._connection = self._database.dedicated()

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +26,7 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
+from rftdata.processes import has_ended, own_process
 from rftdata.run import Run
 from rftdata.segments.reader import SegmentReader
 from rftdata.training import stored_selection
@@ -35,10 +35,11 @@ from rftdata.training.checkpoints import Checkpoint
 from rftdata.training.drawing import Drawing
 from rftdata.training.fence import Fence
 from rftdata.training.sampling import SamplingConfig, checked_formula
-from rftdata.workers import mark_dead_workers, process_lives
+from rftdata.workers import mark_dead_workers
 
 # Receipts of this process's attempts that no object holds, whatever the database knows: closed ones, and those whose start failed.
 _given_up: set[uuid.UUID] = set()
+_LOOK_S = 1.0
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 
 
@@ -61,8 +62,9 @@ class Attempt:
         self.run = run
         self._lease_s, self._receipt = lease_s, receipt
         self._has_ended = False
-        self._listener = notify.Listener(run.database, notify.READY, notify.RUN)
+        self._listener = notify.Listener(run.database, notify.READY, notify.RUN, check=self.check)
         self._closed = threading.Event()
+        self._is_lost = False
         self.attempt_id = attempt_id
         self.checkpoint = checkpoint
         self.start_step = checkpoint.trainer_step if checkpoint else 0
@@ -71,9 +73,8 @@ class Attempt:
         )
         self._fence = Fence(run, attempt_id)
         self._drawing = Drawing(self._fence, reader, self._listener, max_refill)
-        self._keeper = threading.Thread(target=self._keep_lease, name="attempt-lease", daemon=True)
-        if lease_s is not None:
-            self._keeper.start()
+        self._keeper = threading.Thread(target=self._keep, name="attempt", daemon=True)
+        self._keeper.start()
 
     @classmethod
     def start(
@@ -114,7 +115,7 @@ class Attempt:
             row = fetch(
                 connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
                 from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
-                host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s, receipt=receipt,
+                lease_s=lease_s, receipt=receipt, **own_process(),
             )[0]  # fmt: skip
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
             changed = fetch(connection, "set_sampler", run_id=run_id, policy=policy)[0]["changed"]
@@ -310,6 +311,25 @@ class Attempt:
         """Open a transaction that only the attempt holding the run can commit: see `Fence.transaction`."""
         return self._fence.transaction()
 
+    def check(self) -> None:
+        """Raise if another attempt has taken the run, as a look at it every second finds. Every wait of a trainer for others calls it.
+
+        Costs nothing, and may be called from any thread.
+
+        Raises:
+            FencedError: another attempt holds the run.
+        """
+        if self._is_lost:
+            raise self._fence.error()
+
+    def wait(self, timeout_s: float = notify.POLL_S) -> bool:
+        """Wait for a change of the run or a ready group; return False after `timeout_s`. For one thread at a time.
+
+        Raises:
+            FencedError: another attempt holds the run.
+        """
+        return self._listener.wait(timeout_s)
+
     def finish(self, outcome: str) -> None:
         """Record that the run has done its planned steps; what was sampled of unfinished groups is deleted."""
 
@@ -339,8 +359,7 @@ class Attempt:
         if not self._closed.is_set():
             self._closed.set()
             self._listener.close()
-            if self._lease_s is not None:
-                self._keeper.join()
+            self._keeper.join()
             if self._receipt is not None:
                 _given_up.add(self._receipt)
         if self._lease_s is not None and not self._has_ended:
@@ -362,13 +381,21 @@ class Attempt:
             if error is None:  # otherwise it would hide the first error
                 raise
 
-    def _keep_lease(self) -> None:
-        assert self._lease_s is not None
-        while not self._closed.wait(self._lease_s / 3):
-            try:
-                self.run.database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
-            except (RftError, psycopg.Error):
-                continue  # the server is restarting or its disk is full for a moment; the next renewal tries again
+    def _keep(self) -> None:
+        """Renew the lease, and look whether the run is still this attempt's: it may be lost whatever the lease says."""
+        renewed_at = time.monotonic()
+        renew_every_s = math.inf if self._lease_s is None else self._lease_s / 3
+        while not self._closed.wait(min(_LOOK_S, renew_every_s)):
+            # The server is restarting or its disk is full for a moment: the next look tries again.
+            with contextlib.suppress(RftError, psycopg.Error):
+                with self.run.database.connection() as connection:
+                    held = fetch(connection, "holds_run", run_id=self.run.run_id, attempt_id=self.attempt_id)[0]["held"]
+                if not held:
+                    self._is_lost = True
+                    return
+                if time.monotonic() - renewed_at >= renew_every_s:
+                    self.run.database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
+                    renewed_at = time.monotonic()
 
 
 def _of_row(checkpoint: Row | None) -> Checkpoint | None:
@@ -407,8 +434,8 @@ def refuse_if_held(holder: Row, run: Row) -> None:
     Raises:
         FencedError: another process trains it.
     """
-    same_host = holder["host"] == socket.gethostname()
-    if not holder["alive"] or holder["receipt"] in _given_up or (same_host and not process_lives(holder["pid"])):
+    ended = has_ended(holder["host"], holder["pid"], holder["pid_space"], holder["pid_started"])
+    if ended or not holder["alive"] or holder["receipt"] in _given_up:
         return
     raise FencedError(
         f"the run {run['name']!r} is being trained by process {holder['pid']} on {holder['host']}",

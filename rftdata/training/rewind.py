@@ -10,8 +10,6 @@ next attempt.
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -20,6 +18,7 @@ from rftdata.errors import ConfigError
 from rftdata.pipeline.verdicts import ready_groups
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch
+from rftdata.processes import own_process
 from rftdata.run import Run, refuse_archived
 from rftdata.training.attempt import refuse_if_held, start_attempt
 from rftdata.workers import mark_dead_workers
@@ -107,7 +106,7 @@ def _insert_ended_attempt(
 ) -> int:
     row = fetch(
         connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
-        from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None, host=socket.gethostname(), pid=os.getpid(), lease_s=0.0, receipt=None,
+        from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None, lease_s=0.0, receipt=None, **own_process(),
     )[0]  # fmt: skip
     execute(connection, "end_attempt", attempt_id=row["attempt_id"], outcome=outcome)
     return int(row["attempt_id"])

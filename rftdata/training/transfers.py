@@ -74,7 +74,7 @@ class Offers:
         self._attempt = attempt
         self._run = attempt.run
         self._has_offered = False
-        self._listener = notify.Listener(attempt.run.database, notify.WEIGHTS)
+        self._listener = notify.Listener(attempt.run.database, notify.WEIGHTS, check=attempt.check)
 
     def ready_receivers(self) -> dict[int, str]:
         """Return the explorers that take weights now, with the devices of their engines. A process of this machine that has exited does not count."""
@@ -177,7 +177,11 @@ class Offers:
         return found
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until an explorer answers, or the time is over."""
+        """Wait until an explorer answers, or the time is over.
+
+        Raises:
+            FencedError: another attempt holds the run.
+        """
         self._listener.wait(timeout_s)
 
     def leave(self) -> None:

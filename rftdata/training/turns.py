@@ -7,6 +7,7 @@ exited is noticed at once, and one that only sends no heartbeats still has its m
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 from rftdata.postgres import notify
 from rftdata.postgres.retry import ride_out
@@ -19,12 +20,13 @@ class GpuTurn:
 
     Args:
         device: `cpu`, or the id of the GPU.
+        check: see `rftdata.postgres.notify.Listener`.
     """
 
-    def __init__(self, run: Run, worker_id: int, device: str) -> None:
+    def __init__(self, run: Run, worker_id: int, device: str, check: Callable[[], None] | None = None) -> None:
         self._run = run
         self._key = {"run_id": run.run_id, "host": socket.gethostname(), "device": device, "worker_id": worker_id}
-        self._listener = notify.Listener(run.database, notify.TURN)
+        self._listener = notify.Listener(run.database, notify.TURN, check=check)
         self._has_asked = False
 
     def take(self) -> bool:

@@ -1,7 +1,7 @@
 """How a process ends that a user function blocks for good, and what it reports to the process that watches it.
 
 A function that does not return and ignores every time limit cannot be stopped from within its process. The process writes one report
-into the folder of its run, `stacks/<host>-<pid>.blocked.txt`, and exits with `EXIT_CODE`. The first line of the report is a sentence that
+into the folder of its run, `stacks/<host>-<where its id counts>-<pid>.blocked.txt`, and exits with `EXIT_CODE`. The first line of the report is a sentence that
 names the function and the task or rows; the rest is the stack. `rft run` shows the sentence and starts the role again
 (`rftcore.launch.restarts`). The claims of the process are released like those of any process that exits.
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rftdata.errors import TimeLimitError
+from rftdata.processes import pid_space
 from rftdata.user_code.frames import is_ours, is_the_users
 
 EXIT_CODE = 86
@@ -38,26 +39,33 @@ def report_to(run_folder: Path) -> None:
     report_path(_run_folder, os.getpid()).unlink(missing_ok=True)
 
 
-def report_path(run_folder: Path, pid: int, host: str | None = None) -> Path:
-    """Return the path of a process's report, by default on this host. Hosts may share the folder."""
-    return run_folder / _FOLDER / f"{host or os.uname().nodename}-{pid}{_SUFFIX}"
+def report_path(run_folder: Path, pid: int, host: str | None = None, space: str | None = None) -> Path:
+    """Return the path of a process's report, by default on this host and in this process's space. Hosts and containers may share the folder.
+
+    Args:
+        space: see `rftdata.processes.pid_space`.
+    """
+    return run_folder / _FOLDER / f"{host or os.uname().nodename}-{space or pid_space()}-{pid}{_SUFFIX}"
 
 
-def reports(run_folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield host and number of each process that has a report in the folder of a run."""
-    for path in (run_folder / _FOLDER).glob(f"*-*{_SUFFIX}"):
-        host, _, pid = path.name.removesuffix(_SUFFIX).rpartition("-")
+def reports(run_folder: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield host, space and number of each process that has a report in the folder of a run."""
+    for path in (run_folder / _FOLDER).glob(f"*-*-*{_SUFFIX}"):
+        place, _, pid = path.name.removesuffix(_SUFFIX).rpartition("-")
+        host, _, space = place.rpartition("-")
         if pid.isdecimal():
-            yield host, int(pid)
+            yield host, space, int(pid)
 
 
-def read_report(run_folder: Path, pid: int, host: str | None = None) -> tuple[str, str] | None:
+def read_report(
+    run_folder: Path, pid: int, host: str | None = None, space: str | None = None
+) -> tuple[str, str] | None:
     """Return sentence and stack of a blocked process; None if it left no report.
 
     A process writes a sentence before each call that may block it (`rftdata.user_code.time_limits`). Without a stack after it, nothing was blocked.
     """
     try:
-        text = report_path(run_folder, pid, host).read_text(encoding="utf-8", errors="replace")
+        text = report_path(run_folder, pid, host, space).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
     sentence, _, stack = text.partition("\n")

@@ -103,6 +103,35 @@ SELECT count(*) AS num_locked, rft.lock_groups_and_reviews(ARRAY(SELECT group_id
 FROM (SELECT FROM rft.experience WHERE group_id IN (SELECT group_id FROM rft.rollout_group WHERE run_id = %(run_id)s)
       ORDER BY experience_id FOR UPDATE) e;
 
+-- name: end_claims_of_run
+-- Release what processes hold of a run: what they write under an earlier claim is refused.
+WITH groups AS (
+    UPDATE rft.rollout_group SET status = 'planned', claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
+    WHERE run_id = %(run_id)s AND status = 'claimed'),
+items AS (
+    UPDATE rft.worklist SET available = true, claimed_by = NULL, lease_until = NULL
+    WHERE consumer = 'pipeline/' || %(run_id)s::bigint AND NOT available)
+UPDATE rft.evaluation SET status = 'planned', claimed_by = NULL, lease_until = NULL WHERE run_id = %(run_id)s AND status = 'claimed';
+
+-- name: limit_archive_wait
+-- Let the current transaction not wait longer than a few seconds for a lock, since others wait behind it.
+SELECT set_config('lock_timeout', '5s', true);
+
+-- name: await_inserts
+-- Wait for transactions that have inserted rows of any run, and let others wait, until the current transaction ends.
+LOCK TABLE rft.archive IN EXCLUSIVE MODE;
+
+-- name: rows_of_archive (read)
+-- Numbers of the rows of a run of which an archive holds something. What is inserted while they are moved changes them.
+SELECT (SELECT count(*) FROM rft.experience e WHERE e.group_id = ANY (g.ids)) AS experiences,
+       (SELECT count(*) FROM rft.group_prompt p WHERE p.group_id = ANY (g.ids)) AS prompts,
+       (SELECT count(*) FROM rft.group_baseline b WHERE b.group_id = ANY (g.ids)) AS baselines,
+       (SELECT count(*) FROM rft.experience e JOIN rft.score s USING (experience_id) WHERE e.group_id = ANY (g.ids)) AS scores,
+       (SELECT count(*) FROM rft.worklist w
+        WHERE w.consumer IN ('trainer/' || %(run_id)s::bigint, 'pipeline/' || %(run_id)s::bigint, 'selection/' || %(run_id)s::bigint)) AS items,
+       cardinality(g.ids) AS groups
+FROM (SELECT ARRAY(SELECT group_id FROM rft.rollout_group WHERE run_id = %(run_id)s) AS ids) g;
+
 -- name: allow_archive_changes
 -- Allow the owner to change facts in this transaction.
 SELECT set_config('rft.purge', 'archive', true);

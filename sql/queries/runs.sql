@@ -64,6 +64,10 @@ SELECT set_config('idle_in_transaction_session_timeout', '2s', true);
 SELECT set_config('idle_in_transaction_session_timeout', '2s', true)
 FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR KEY SHARE;
 
+-- name: holds_run (read)
+-- Whether an attempt still holds its run.
+SELECT current_attempt_id = %(attempt_id)s AS held FROM rft.run WHERE run_id = %(run_id)s;
+
 -- name: attempt_holder (read)
 -- An attempt, and whether its lease is still valid.
 SELECT a.*, a.ended_at IS NULL AND a.lease_until > rft.clock() AS alive FROM rft.run_attempt a WHERE attempt_id = %(attempt_id)s;
@@ -77,8 +81,9 @@ ORDER BY c.trainer_step DESC, c.checkpoint_id DESC LIMIT 1;
 
 -- name: insert_attempt
 -- Store a new attempt, which holds the lease.
-INSERT INTO rft.run_attempt (run_id, parent_attempt_id, from_checkpoint_id, host, pid, lease_until, receipt)
-VALUES (%(run_id)s, %(parent_attempt_id)s, %(from_checkpoint_id)s, %(host)s, %(pid)s, rft.clock() + %(lease_s)s * interval '1 s', %(receipt)s)
+INSERT INTO rft.run_attempt (run_id, parent_attempt_id, from_checkpoint_id, host, pid, pid_space, pid_started, lease_until, receipt)
+VALUES (%(run_id)s, %(parent_attempt_id)s, %(from_checkpoint_id)s, %(host)s, %(pid)s, %(pid_space)s, %(pid_started)s,
+    rft.clock() + %(lease_s)s * interval '1 s', %(receipt)s)
 RETURNING *;
 
 -- name: take_run

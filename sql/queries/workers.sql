@@ -1,12 +1,12 @@
 -- name: insert_worker
 -- Register a process; return its id.
-INSERT INTO rft.worker (run_id, role, host, pid) VALUES (%(run_id)s, %(role)s, %(host)s, %(pid)s) RETURNING worker_id;
+INSERT INTO rft.worker (run_id, role, host, pid, pid_space, pid_started)
+VALUES (%(run_id)s, %(role)s, %(host)s, %(pid)s, %(pid_space)s, %(pid_started)s) RETURNING worker_id;
 
 -- name: heartbeat
--- Record that a process is alive, and what it does. One that another process took for gone may claim again.
+-- Record that a process is alive, and what it does. If another process has recorded that it is gone, that was wrong.
 UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, waiting_for = %(waiting_for)s, progress = %(progress)s,
-    stopped_at = CASE WHEN error IS DISTINCT FROM 'the process is gone' THEN stopped_at END,
-    error = nullif(error, 'the process is gone')
+    stopped_at = CASE WHEN error = 'the process is gone' THEN NULL ELSE stopped_at END, error = nullif(error, 'the process is gone')
 WHERE worker_id = %(worker_id)s;
 
 -- name: store_spans
@@ -37,16 +37,18 @@ FROM (
 WHERE (w.consumer, w.item_kind, w.item_id) = (mine.consumer, mine.item_kind, mine.item_id);
 
 -- name: stop_worker
--- Record that a process has ended.
-UPDATE rft.worker SET stopped_at = clock_timestamp(), state = 'stopped', waiting_for = NULL, error = %(error)s
-WHERE worker_id = %(worker_id)s AND stopped_at IS NULL;
+-- Record that a process has ended, even if another process has recorded meanwhile that it is gone.
+UPDATE rft.worker SET stopped_at = coalesce(stopped_at, clock_timestamp()), state = 'stopped', waiting_for = NULL, error = %(error)s
+WHERE worker_id = %(worker_id)s AND (stopped_at IS NULL OR error = 'the process is gone');
 
 -- name: end_worker_of_process
 -- Record why a process ended, for the last worker with its process id, even if another process has recorded meanwhile that it is gone.
 -- crashed: whether the work it held may be the reason.
 UPDATE rft.worker SET stopped_at = coalesce(stopped_at, clock_timestamp()), state = 'stopped', waiting_for = NULL, error = %(error)s,
     crashed = %(crashed)s
-WHERE worker_id = (SELECT max(worker_id) FROM rft.worker WHERE run_id = %(run_id)s AND host = %(host)s AND pid = %(pid)s)
+WHERE worker_id = (
+    SELECT max(worker_id) FROM rft.worker
+    WHERE run_id = %(run_id)s AND (host, pid, pid_space) = (%(host)s, %(pid)s, %(pid_space)s))
   AND (stopped_at IS NULL OR error = 'the process is gone');
 
 -- name: finished_work (read)
@@ -62,7 +64,7 @@ SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND sea
 SELECT (SELECT count(*) FROM rft.rollout_group g WHERE g.run_id = w.run_id AND g.claimed_by = w.worker_id AND g.sealed_at IS NOT NULL)
        + (SELECT count(*) FROM rft.evaluation e WHERE e.run_id = w.run_id AND e.claimed_by = w.worker_id AND e.status = 'done')
        + coalesce((w.progress->>'groups_decided')::bigint, 0) AS num
-FROM rft.worker w WHERE w.run_id = %(run_id)s AND w.host = %(host)s AND w.pid = %(pid)s ORDER BY w.worker_id DESC LIMIT 1;
+FROM rft.worker w WHERE w.run_id = %(run_id)s AND (w.host, w.pid, w.pid_space) = (%(host)s, %(pid)s, %(pid_space)s) ORDER BY w.worker_id DESC LIMIT 1;
 
 -- name: succeeded_rollouts (read)
 -- The rollouts and evaluations of a run that succeeded. Work that was set aside does not count.
@@ -75,7 +77,7 @@ SELECT error FROM rft.worker WHERE run_id = %(run_id)s AND role = 'pipeline' AND
 
 -- name: live_workers (read)
 -- The processes of a run that have not stopped, and whether their heartbeat is recent.
-SELECT worker_id, role::text AS role, host, pid, heartbeat_at > rft.clock() - interval '15 s' AS beats
+SELECT worker_id, role::text AS role, host, pid, pid_space, pid_started, heartbeat_at > rft.clock() - interval '15 s' AS beats
 FROM rft.worker WHERE run_id = %(run_id)s AND stopped_at IS NULL;
 
 -- name: release_lost_claims

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rftdata
-from rftdata.workers import process_lives
+from rftdata.processes import process_lives
 from tests.support.command_line import rft_command, rft_environment
 from tests.support.stored_run import StoredRun
 from tests.support.waiting import RUN_S, wait_until

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rftdata.postgres.embedded import EmbeddedServer
-from rftdata.workers import process_lives
+from rftdata.processes import process_lives
 from tests.support.command_line import Rft, report, rows
 from tests.support.ranks import ranks_of
 from tests.support.small_runs import RUN, settings, start

@@ -285,6 +285,7 @@ class Crew:
         if pid:
             return pid
         code = _DEFECT
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             if machine is not None:
                 machine.enter()

@@ -31,6 +31,7 @@ from tests.crash.examine import Findings, examine
 from tests.crash.observed import FOLDER
 from tests.crash.ray_run import FATAL, REPLACED, RayRun
 from tests.crash.storm import make_model
+from tests.support.session_processes import begin_program
 
 # A real engine, and whichever way weights travel on this machine; its log-probabilities are compared with the trainer's.
 _REAL_ENGINE = (
@@ -126,9 +127,12 @@ def main() -> int:
             "--gpu (GPU=1 of make) needs a GPU, and nvidia-smi lists none here; without it all runs on the CPU"
         )
     has_scribe = not (options.real_engine or options.gpu)
+    prefix = begin_program()
     print(f"seed {options.seed} (SEED={options.seed} repeats the schedule)", flush=True)
     with contextlib.ExitStack() as stack:
-        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rft-crash-")))
+        folder = options.folder or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
+        )
         report = storm(
             folder,
             options.lives,

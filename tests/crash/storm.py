@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -27,6 +28,7 @@ from tests.crash.cuts import SECONDS, Cut
 from tests.crash.examine import Findings, examine
 from tests.support.models import make_tiny_model
 from tests.support.network import Network, unavailable
+from tests.support.session_processes import begin_program
 from tests.support.waiting import PATIENCE_S
 
 # What happens, and how often: the database and the slow trainer cost more time than the others.
@@ -154,6 +156,7 @@ def make_model(folder: Path) -> Path:
     """A model that costs next to nothing, made in a process of its own: the one that forks must have computed nothing."""
     pid = os.fork()
     if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         make_tiny_model(folder / "tiny", hidden_size=32, num_layers=1)
         os._exit(0)
     os.waitpid(pid, 0)
@@ -255,9 +258,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2), "big"))
     parser.add_argument("--folder", type=Path, help="an empty folder that is kept; by default a temporary one")
     options = parser.parse_args()
+    prefix = begin_program()
     print(f"seed {options.seed} (SEED={options.seed} repeats the schedule)", flush=True)
     with contextlib.ExitStack() as stack:
-        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rft-crash-")))
+        folder = options.folder or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
+        )
         without = unavailable()
         if without:
             print(f"NO NETWORK CUTS: {without}", flush=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +14,38 @@ from pathlib import Path
 import pytest
 
 from tests.support.network import unavailable
+from tests.support.session_processes import processes
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KILLS = 60
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        (["make", "crash-test", "KILLS=100000"], signal.SIGTERM),
+        ([sys.executable, "-m", "tests.crash.ray_storm"], signal.SIGKILL),
+    ],
+    ids=["SIGTERM to make", "kill -9 with Ray"],
+)
+def test_an_interrupted_storm_leaves_no_process_behind(
+    command: list[str], number: signal.Signals, tmp_path: Path
+) -> None:
+    variable, mark = "RFT_TEST_STORM", secrets.token_hex(4)
+    with (tmp_path / "log").open("wb") as log:
+        storm = subprocess.Popen(command, cwd=CHECKOUT, env={**os.environ, variable: mark}, stdout=log, stderr=log)
+    try:
+        # The program, its guard, five roles, the database; more on Ray.
+        wait_until(lambda: len(processes(mark, variable)) > 7, "the roles", process=storm)
+        storm.send_signal(number)
+        storm.wait(PATIENCE_S)
+        wait_until(lambda: not processes(mark, variable), "the end of all processes")
+    finally:
+        for process in processes(mark, variable):
+            process.kill()
 
 
 def test_failures_at_random_lose_nothing_and_train_nothing_twice(server_folders: Path) -> None:

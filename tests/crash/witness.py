@@ -89,8 +89,8 @@ def _observe_weights(witness: Witness) -> None:
         EngineWeights.take_newest,
     )
 
-    def send_and_note(self: LearnerGroup, plan: TransferPlan, store: Any) -> Sent:
-        sent = send(self, plan, store)
+    def send_and_note(self: LearnerGroup, plan: TransferPlan, *others: Any) -> Sent:
+        sent = send(self, plan, *others)
         witness.note("sent", transfer=plan.transfer_id, checksum=sent.checksum)
         return sent
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import rftdata
 from rftcore.cli import run_command
 from rftdata import exchange, labels
 from rftdata.config import BufferConfig
-from rftdata.errors import ArchivedError, ConflictError, QueryError, RftError
+from rftdata.errors import ArchivedError, ConflictError, FencedError, QueryError, RftError
 from rftdata.failpoints import FAILPOINTS
 from rftdata.maintenance import archive as archiving
 from rftdata.maintenance import archive_writing, backup, purge
@@ -37,7 +38,8 @@ from rftdata.query import arrays as query_arrays
 from rftdata.segments.compaction import Compactor
 from rftdata.training.stored_selection import select
 from tests.support.secret_rows import secret_group
-from tests.support.store_roles import own_group, tokens
+from tests.support.store_roles import Roles, own_group, tokens
+from tests.support.waiting import PATIENCE_S, wait_until
 
 RESPONSES = ["", "one, two", 'a "quoted"\nanswer', "Ünïcode 'single'", "\\N", "a\r\nb,,", "NULL"]
 # Query, whether it reads what lies in the archive.
@@ -88,9 +90,9 @@ def fill(buffer: rftdata.Buffer, name: str, num_groups: int = 12) -> rftdata.Run
                     )
                 )
             writer.insert(secret_group(f"{name} secret {first}"))
-    worker = buffer.database.fetch("insert_worker", run_id=run.run_id, role="pipeline", host="here", pid=1)[0][
-        "worker_id"
-    ]
+    worker = buffer.database.fetch(
+        "insert_worker", run_id=run.run_id, role="pipeline", host="here", pid=1, pid_space="", pid_started=0
+    )[0]["worker_id"]
     batch = claim_sealed_groups(run, worker, count=100, lease_s=60)
     assert batch is not None
     table = batch.table.select(["experience_id", "group_id"])
@@ -338,6 +340,100 @@ def test_an_archived_run_is_not_changed_and_what_needs_it_names_the_command(
     assert run_command(["lineage", str(ids[30]), "--buffer", filled.config.uri]) == 0
     assert "archived with the run 'old'" in capsys.readouterr().out
     labels.set_rewards(filled, {max(ids) + 2: 0.5}, author="ada")  # of a live run
+
+
+# What processes record about themselves, and what archiving, purging and administration write.
+_NOT_OF_A_RUN = {
+    "attempt_history", "endpoint_usage", "gpu_turn", "weight_receiver", "weight_receipt", "worker", "worker_span", "evaluation_answer",
+    "archive", "archive_file", "archived_segment", "purged_experience", "selection",
+}  # fmt: skip
+COPY = """
+INSERT INTO rft.{table} ({names}) SELECT {values}
+FROM rft.{table} x CROSS JOIN LATERAL jsonb_populate_record(NULL::rft.{table},
+    to_jsonb(x) || jsonb_build_object('is_newest', false, 'times_sampled', NULL, {changes})) r
+WHERE x.{condition} LIMIT 1"""
+OF_OLD = {
+    "run_id": "run_id = 1",
+    "group_id": "group_id IN (SELECT group_id FROM rft.rollout_group WHERE run_id = 1)",
+    "experience_id": "experience_id IN (SELECT experience_id FROM rft.experience WHERE run_id = 1)",
+    "attempt_id": "attempt_id IN (SELECT attempt_id FROM rft.run_attempt WHERE run_id = 1)",
+    "consumer": "consumer IN ('trainer/1', 'pipeline/1', 'selection/1')",
+}
+
+
+def test_every_table_with_rows_of_a_run_refuses_those_of_an_archived_one(filled: rftdata.Buffer) -> None:
+    tables = filled.sql(
+        "SELECT c.relname::text AS name, array_agg(DISTINCT a.attname::text) FILTER (WHERE a.attgenerated = '') AS columns,"
+        " bool_or(g.tgname IS NOT NULL) AS refuses,"
+        " coalesce((SELECT array_agg(DISTINCT k.attname::text) FROM pg_index i JOIN pg_attribute k ON k.attrelid = c.oid AND k.attnum = ANY (i.indkey)"
+        "  WHERE i.indrelid = c.oid AND i.indisunique AND k.atttypid IN ('bigint'::regtype, 'integer'::regtype)), '{}') AS keys"
+        " FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+        " LEFT JOIN pg_trigger g ON g.tgrelid = c.oid AND g.tgname = 'archived_' || c.relname || '_insert'"
+        " WHERE c.relnamespace = 'rft'::regnamespace AND c.relkind = 'r' GROUP BY c.oid, c.relname"
+    ).to_pylist()
+    of_runs = {row["name"] for row in tables if OF_OLD.keys() & set(row["columns"])}
+    assert of_runs - {row["name"] for row in tables if row["refuses"]} - {"run"} <= _NOT_OF_A_RUN
+    archive(filled, "old", author="ada")
+    copies = {}
+    for row in tables:
+        route = next((name for name in OF_OLD if name in row["columns"]), None)
+        keys = sorted({*row["keys"]} - {route, "attempt_id"})
+        if row["refuses"] and route and keys:
+            changes = ", ".join(f"'{key}', x.{key} + 1000000" for key in keys)
+            if filled.sql(f"SELECT 1 AS n FROM rft.{row['name']} WHERE {OF_OLD[route]} LIMIT 1").num_rows:
+                copies[row["name"]] = COPY.format(
+                    table=row["name"], names=", ".join(row["columns"]), values=", ".join(f"r.{name}" for name in row["columns"]),
+                    changes=changes, condition=OF_OLD[route],
+                )  # fmt: skip
+    assert {
+        "experience",
+        "rollout",
+        "verdict",
+        "draw",
+        "task_observation",
+        "checkpoint",
+        "label",
+    } <= copies.keys()
+    for name, copy in copies.items():
+        with pytest.raises(RftError, match=f"is archived: INSERT of rft.{name} is refused"):
+            filled.sql(copy)
+    assert list(verify(filled)) == []
+    restore_run(filled, "old")
+    filled.sql(copies["task_observation"])
+
+
+def test_archiving_ends_the_claims_of_lost_processes(buffer: rftdata.Buffer) -> None:
+    roles = Roles(buffer)
+    with roles.attempt():
+        roles.plan()
+    claimed = roles.claim()
+    late = roles.result(claimed[0], [1.0] * claimed[0].group_size)
+    roles.run.end("interrupted", "its machine was lost")
+    buffer.sql("UPDATE rft.worker SET stopped_at = now()")
+    archive(buffer, "roles", author="ada")
+    assert buffer.sql("SELECT 1 AS n FROM rft.rollout_group WHERE status = 'claimed'").num_rows == 0
+    now = catalogue(buffer)
+    with buffer.writer(roles.run) as writer:
+        with pytest.raises(ArchivedError):
+            writer.insert(late)
+        assert catalogue(buffer) == now and list(verify(buffer)) == []
+        restore_run(buffer, "roles")
+        with pytest.raises(FencedError):
+            writer.insert(late)
+
+
+def test_an_insert_that_began_before_archiving_is_in_the_archive_or_prevents_it(filled: rftdata.Buffer) -> None:
+    waits = "SELECT 1 AS n FROM pg_locks WHERE relation = 'rft.archive'::regclass AND NOT granted"
+    with ThreadPoolExecutor() as pool:
+        with filled.database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO rft.score (experience_id, score_key, stage, scores) VALUES (2, 'late', 'judge', '{}')"
+            )
+            command = pool.submit(archive, filled, "old", author="ada")
+            wait_until(lambda: filled.sql(waits).num_rows or command.done())
+        with pytest.raises(ConflictError, match="rows of the run 'old' changed while its archive was written"):
+            command.result(PATIENCE_S)
+    assert list(verify(filled)) == [] and filled.archives.all_files() == []
 
 
 def test_a_run_that_is_not_done_is_not_archived(filled: rftdata.Buffer) -> None:

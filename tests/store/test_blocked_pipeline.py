@@ -202,7 +202,9 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
     (reason,) = set(with_report(batch, roles.run).failed["reason"].to_pylist())
     assert reason.endswith("stage 1 of the pipeline (slow) on 2 rows (3 to 4) did not return within 9 s")
     for rows in ("4 to 3) in the newest", "1 to 8) in a batch"):
-        worker = buffer.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="here", pid=1)[0]
+        worker = buffer.database.fetch(
+            "insert_worker", run_id=roles.run_id, role="pipeline", host="here", pid=1, pid_space="", pid_started=0
+        )[0]
         buffer.database.run(
             "stop_worker",
             worker_id=worker["worker_id"],

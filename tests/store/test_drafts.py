@@ -112,7 +112,9 @@ def claimed_by(roles: Roles, worker_id: int, policy_step: int = 0) -> ClaimedGro
 
 
 def another_worker(roles: Roles) -> int:
-    rows = roles.database.fetch("insert_worker", run_id=roles.run_id, role="explorer", host="here", pid=1)
+    rows = roles.database.fetch(
+        "insert_worker", run_id=roles.run_id, role="explorer", host="here", pid=1, pid_space="", pid_started=0
+    )
     return int(rows[0]["worker_id"])
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,18 @@ from rftcore.sync.adapters_file import PREFIX
 from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.live_explorer import LiveReceiver
 from rftcore.sync.live_trainer import LiveWeights
+from rftcore.sync.transfer import TransferReceiver
+from rftcore.sync.transfer_group import TransferGroup
 from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.sync.weights_file import complete_state, iterate_weights, write_atomically, write_weights
 from rftdata.config import SyncConfig
-from rftdata.errors import RftError
+from rftdata.errors import FencedError, RftError
 from rftdata.training.attempt import Attempt
 from rftdata.training.policies import newest_policy
 from rftdata.workers import Worker
 from tests.support.models import make_tiny_model
 from tests.support.sending import OneRank
+from tests.support.store_roles import taken_over
 from tests.support.waiting import PATIENCE_S, wait_until
 
 # No test waits for these limits, except where an explorer must not acknowledge (`IMPATIENT`).
@@ -188,6 +192,68 @@ def impatient_trainer(crew: Crew, attempt: Attempt) -> Iterator[LiveWeights]:
     trainer = crew.trainer(attempt, IMPATIENT)
     yield trainer
     trainer.close()
+
+
+class Stuck:
+    """An engine that gets as far as `until` in a transfer, and then keeps the trainer waiting."""
+
+    def __init__(self, crew: Crew, until: str) -> None:
+        self.crew, self.until = crew, until
+        self.waits = threading.Event()
+        self._released = threading.Event()
+        self.worker = Worker(crew.run, "explorer")
+        self.receiver = LiveReceiver(
+            crew.run, self.worker.worker_id, SYNC, self.receive, dtype="bfloat16", device="cpu"
+        )
+        self.receiver.set_ready(True)
+        self._thread = threading.Thread(target=self._work)
+        if until == "offered":
+            self.waits.set()
+        else:
+            self._thread.start()
+
+    def receive(self, plan: TransferPlan, version: int) -> str:
+        end = TransferReceiver()
+        if self.until == "joined":
+            end.group = TransferGroup(plan.backend, (plan.host, plan.port), plan.group_id, plan.first_rank, plan.num_ranks, plan.timeout_s)  # fmt: skip
+        if self.until == "received":
+            end.receive(plan, 0, list)
+        self.waits.set()
+        self._released.wait()
+        end.leave()
+        raise RftError("it was stuck")
+
+    def _work(self) -> None:
+        wait_until(lambda: newest_policy(self.crew.run))
+        policy = newest_policy(self.crew.run)
+        assert policy is not None
+        while not self.waits.is_set():
+            self.receiver.take(policy, self._released.is_set)
+
+    def stop(self) -> None:
+        self._released.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.receiver.leave()
+        self.worker.stop()
+
+
+@pytest.mark.parametrize("until", ["offered", "acknowledged", "joined", "received"])
+def test_a_trainer_whose_run_was_taken_over_waits_for_no_engine(crew: Crew, attempt: Attempt, until: str) -> None:
+    """Not for its acknowledgement, at the meeting place, for its part in a call, or for its receipt."""
+    stuck = Stuck(crew, until)
+    trainer = crew.trainer(
+        attempt, SYNC.model_copy(update={"acknowledge_s": 10 * PATIENCE_S, "timeout_s": 10 * PATIENCE_S})
+    )
+    try:
+        with ThreadPoolExecutor() as pool:
+            life = pool.submit(trainer.publish, 0)
+            wait_until(lambda: stuck.waits.is_set() and crew.rows("select transfer_id from rft.weight_transfer"))
+            with taken_over(crew.buffer, crew.run), pytest.raises(FencedError):
+                life.result(PATIENCE_S)
+            trainer.close()
+    finally:
+        stuck.stop()
 
 
 def test_explorers_come_and_go_between_versions(

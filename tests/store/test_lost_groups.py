@@ -21,9 +21,15 @@ PIDS = itertools.count(1)
 
 def explorer(roles: Roles) -> int:
     return int(
-        roles.database.fetch("insert_worker", run_id=roles.run_id, role="explorer", host="there", pid=next(PIDS))[0][
-            "worker_id"
-        ]
+        roles.database.fetch(
+            "insert_worker",
+            run_id=roles.run_id,
+            role="explorer",
+            host="there",
+            pid=next(PIDS),
+            pid_space="",
+            pid_started=0,
+        )[0]["worker_id"]
     )
 
 
@@ -40,7 +46,7 @@ def plan_evaluation(attempt: Attempt) -> None:
 
 
 def end_worker(roles: Roles, worker: int, *, crashed: bool = True) -> None:
-    (row,) = rows(roles.buffer, f"SELECT host, pid FROM rft.worker WHERE worker_id = {worker}")
+    (row,) = rows(roles.buffer, f"SELECT host, pid, pid_space FROM rft.worker WHERE worker_id = {worker}")
     roles.database.run("end_worker_of_process", run_id=roles.run_id, **row, error=WHY, crashed=crashed)
     release_lost_claims(roles.run)
 

@@ -291,9 +291,9 @@ def test_two_workers_share_the_queue(buffer: Buffer) -> None:
     with roles.attempt():
         roles.plan()
         roles.explore()
-        other = roles.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="there", pid=2)[0][
-            "worker_id"
-        ]
+        other = roles.database.fetch(
+            "insert_worker", run_id=roles.run_id, role="pipeline", host="there", pid=2, pid_space="", pid_started=0
+        )[0]["worker_id"]
         claimed = [claim_sealed_groups(roles.run, worker, count=5, lease_s=60) for worker in (roles.worker_id, other)]
         groups = [batch.group_ids for batch in claimed if batch is not None]
         assert sorted(map(len, groups)) == [3, 5] and len({key for ids in groups for key in ids}) == 8
@@ -311,9 +311,9 @@ def test_a_group_that_no_worker_survives_is_set_aside(buffer: Buffer) -> None:
 
     def die_with() -> list[int]:
         """Claim what there is, and end with it; the groups."""
-        worker = roles.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="there", pid=2)[0][
-            "worker_id"
-        ]
+        worker = roles.database.fetch(
+            "insert_worker", run_id=roles.run_id, role="pipeline", host="there", pid=2, pid_space="", pid_started=0
+        )[0]["worker_id"]
         batch = claim_sealed_groups(roles.run, worker, count=9, lease_s=60)
         roles.database.run(
             "end_worker_of_process", run_id=roles.run_id, host="there", pid=2, error="blocked", crashed=True

@@ -13,6 +13,7 @@ from rftcore.launch.deaths import ProcessWatch, RoleDiedError
 from rftcore.launch.launcher import RoleProcess
 from rftcore.launch.restarts import MAX_FRUITLESS, MAX_FUTILE, MAX_IN_A_ROW, MAX_PER_HOUR, MAX_RESTARTS, Restarts
 from rftdata import Buffer
+from rftdata.processes import pid_space
 from rftdata.user_code import blocked
 from rftdata.workers import note_blocked_workers
 from tests.store.test_pipeline_worker import rows
@@ -81,7 +82,7 @@ def test_an_explorer_whose_groups_are_all_set_aside_is_started_again_five_times(
 def test_a_role_that_is_killed_before_it_finishes_anything_is_started_again_three_times_after_longer_and_longer_pauses(
     buffer: Buffer, roles: Roles
 ) -> None:
-    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = 1")
+    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = 1, pid_space = '{pid_space()}'")
     restarts, killed = Restarts(roles.run), role("explorer 0", ProcessWatch(HOST, 1))
     assert [restarts.pause_s(killed) for _ in range(MAX_IN_A_ROW)] == [1, 2, 4, None]
     assert restarts.too_often(killed) == "4 processes in a row ended before they had finished anything"
@@ -91,7 +92,7 @@ def test_a_role_that_is_killed_before_it_finishes_anything_is_started_again_thre
 def test_a_role_that_is_killed_after_it_finished_a_group_is_started_again_thirty_times_an_hour(
     buffer: Buffer, roles: Roles
 ) -> None:
-    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = 1")
+    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = 1, pid_space = '{pid_space()}'")
     restarts, killed = Restarts(roles.run), role("explorer", ProcessWatch(HOST, 1))
     assert not restarts.has_worked(killed)
     with roles.attempt():
@@ -114,7 +115,7 @@ def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_o
     with roles.attempt():
         roles.plan()
         assert len(roles.claim()) == 1
-        buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
+        buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}, pid_space = '{pid_space()}'")
         restarts = Restarts(roles.run)
         # Another process may have found the worker gone before.
         buffer.sql("UPDATE rft.worker SET stopped_at = now(), error = 'the process is gone'")
@@ -134,14 +135,14 @@ def test_the_report_of_a_process_of_the_same_number_on_another_host_is_not_taken
         report.write_text(f"the workflow of {host} blocks\nFile walk.py, line 7\n")
     said = Restarts(roles.run).record(role("explorer", ProcessWatch("there", 7)), RoleDiedError("exited"))
     assert said == "the workflow of there blocks"
-    assert list(blocked.reports(folder)) == [("here", 7)]
+    assert list(blocked.reports(folder)) == [("here", pid_space(), 7)]
 
 
 def test_a_process_that_died_of_something_else_is_recorded_and_no_reason_to_start_again(
     buffer: Buffer, roles: Roles
 ) -> None:
     pid = ended_process()
-    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
+    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}, pid_space = '{pid_space()}'")
     process = role("explorer", ProcessWatch(HOST, pid))
     assert Restarts(roles.run).record(process, RoleDiedError("was killed by signal 9")) is None
     stored = rows(buffer, "SELECT error, crashed FROM rft.worker")
@@ -153,7 +154,7 @@ def test_a_fault_counts_for_the_group_that_the_process_held(buffer: Buffer, role
     with roles.attempt():
         roles.plan()
         assert len(roles.claim()) == 1
-        buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
+        buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}, pid_space = '{pid_space()}'")
         died = RoleDiedError("was killed by signal 11", crashed=True)
         assert Restarts(roles.run).record(role("explorer", ProcessWatch(HOST, pid)), died) is None
     assert rows(buffer, "SELECT status::text, num_lost FROM rft.rollout_group") == [
@@ -167,7 +168,15 @@ def test_a_role_by_hand_notes_what_an_earlier_one_reported_before_it_reports_its
     folder, gone = roles.run.folder, ended_process()
     living = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     for host, pid in ((HOST, gone), (HOST, os.getpid()), (HOST, living.pid), ("another-host", 3)):
-        roles.database.fetch("insert_worker", run_id=roles.run_id, role="explorer", host=host, pid=pid)
+        roles.database.fetch(
+            "insert_worker",
+            run_id=roles.run_id,
+            role="explorer",
+            host=host,
+            pid=pid,
+            pid_space=pid_space(),
+            pid_started=0,
+        )
         report = blocked.report_path(folder, pid, host)
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text("the workflow 'walk' blocks\nFile walk.py, line 7\n")

@@ -224,7 +224,16 @@ def forked(roles: Roles, **options: Any) -> Roles:
 
 def fetch_worker(roles: Roles) -> int:
     with roles.database.connection() as connection:
-        row = fetch(connection, "insert_worker", run_id=roles.run_id, role="explorer", host="here", pid=1)[0]
+        row = fetch(
+            connection,
+            "insert_worker",
+            run_id=roles.run_id,
+            role="explorer",
+            host="here",
+            pid=1,
+            pid_space="",
+            pid_started=0,
+        )[0]
     return int(row["worker_id"])
 
 

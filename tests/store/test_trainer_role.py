@@ -24,7 +24,7 @@ from rftcore.sync.weights_file import iterate_weights, open_weights
 from rftcore.trainer.role import TrainerRole
 from rftcore.trainer.turns import trainer_turns
 from rftdata import Buffer
-from rftdata.errors import ConfigError, RftError, RoleFailedError
+from rftdata.errors import ConfigError, FencedError, RftError, RoleFailedError
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
@@ -32,7 +32,7 @@ from rftdata.training.evaluations import Answer, Evaluation, claim_evaluation, f
 from rftdata.training.sampling import SamplingConfig
 from rftdata.workers import Worker
 from tests.support.models import make_tiny_model
-from tests.support.store_roles import own_group
+from tests.support.store_roles import own_group, taken_over
 from tests.support.waiting import PATIENCE_S
 
 Rewards = Callable[[Evaluation], float | None]
@@ -74,7 +74,13 @@ class Training:
         with self.buffer.writer(self.run) as writer:
             writer.insert(*[own_group(task_key=str(step)) for step in range(steps)])
         self.explorer: int = self.buffer.database.fetch(
-            "insert_worker", run_id=self.run.run_id, role="explorer", host="here", pid=os.getpid()
+            "insert_worker",
+            run_id=self.run.run_id,
+            role="explorer",
+            host="here",
+            pid=os.getpid(),
+            pid_space="",
+            pid_started=0,
         )[0]["worker_id"]
 
     def configured(self, steps: int, **sections: dict[str, Any]) -> RunConfig:
@@ -107,7 +113,7 @@ class Training:
             Worker(self.run, "trainer") as worker,
             self.buffer.attempt(self.run, sampling=SamplingConfig(max_staleness=1000)) as attempt,
         ):
-            turns = trainer_turns(self.config, self.run, worker)
+            turns = trainer_turns(self.config, attempt, worker)
             TrainerRole(JoinedRun(self.buffer, self.run, ResolvedRun(self.config)), worker, attempt, turns).train()
 
     def stop(self) -> None:
@@ -160,6 +166,15 @@ class Training:
 
 def validation(every: int, *tasksets: str) -> dict[str, Any]:
     return {"every": every, "tasks": [{"name": name, "source": "./none.py:none"} for name in tasksets]}
+
+
+def test_a_trainer_whose_run_was_taken_over_does_not_wait_for_the_last_validation(training: Training) -> None:
+    training.start(1, eval=validation(1, "easy"))
+    training.make_ready(1)
+    life = training.attempt()
+    training.wait_for("exists (select from rft.worker where waiting_for like '%%the last validation')", life)
+    with taken_over(training.buffer, training.run), pytest.raises(FencedError):
+        life.result(PATIENCE_S)
 
 
 def test_a_stop_is_honoured_while_groups_are_ready(training: Training) -> None:
@@ -441,5 +456,5 @@ def learner_temperature(training: Training) -> float:
         Worker(training.run, "trainer") as worker,
         training.buffer.attempt(training.run) as attempt,
     ):
-        turns = trainer_turns(training.config, training.run, worker)
+        turns = trainer_turns(training.config, attempt, worker)
         return TrainerRole(joined, worker, attempt, turns).learner.own.temperature

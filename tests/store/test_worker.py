@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 import pytest
 
 from rftdata import Buffer
-from rftdata.errors import DiskFullError, QueryError
+from rftdata.errors import DiskFullError, FencedError, QueryError
 from rftdata.postgres import notify
 from rftdata.postgres.database import queries
 from rftdata.training.evaluations import plan_evaluations
-from rftdata.workers import Worker
+from rftdata.workers import Worker, mark_dead_workers
 from tests.support.store_roles import Roles, own_group
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -24,7 +28,7 @@ from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.planning.claims import claim_groups
 from rftdata.training.evaluations import claim_evaluation
 from rftdata.config import BufferConfig
-from rftdata.workers import Worker
+from rftdata.workers import Worker, mark_dead_workers
 
 uri, segments, run_id = sys.argv[1], sys.argv[2], int(sys.argv[3])
 buffer = rftdata.open(BufferConfig(uri=uri, segments=segments))
@@ -114,6 +118,101 @@ def test_a_new_worker_frees_at_once_what_died_on_its_machine(buffer: Buffer) -> 
     holder.communicate()
     with Worker(roles.run, "pipeline"):
         assert claims(buffer) == {"groups": 0, "items": 0, "evaluations": 0}
+
+
+JUDGE = """
+import sys, rftdata
+from rftdata.config import BufferConfig
+from rftdata.errors import FencedError
+from rftdata.workers import mark_dead_workers
+
+with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2])) as buffer:
+    run = buffer.find_run(int(sys.argv[3]))
+    dead = mark_dead_workers(run)
+    try:
+        buffer.attempt(run).close()
+    except FencedError as error:
+        print(dead, "is being trained" in str(error))
+"""
+# A process id namespace with a /proc of its own, as a container has.
+AS_ROOT = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+CONTAINER = ["unshare", *AS_ROOT, "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def judged_from(command: Sequence[str], buffer: Buffer, roles: Roles) -> str:
+    """What a process that a command starts finds: how many workers have ended, and whether the run is being trained."""
+    arguments = [buffer.config.uri, str(buffer.config.segments), str(roles.run_id)]
+    return subprocess.run([*command, sys.executable, "-c", JUDGE, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout  # fmt: skip
+
+
+def test_a_process_in_another_container_of_the_same_host_name_is_not_taken_for_dead(buffer: Buffer) -> None:
+    if shutil.which("unshare") is None or subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode:  # fmt: skip
+        pytest.skip("this account may not create process id namespaces")
+    roles = Roles(buffer)
+    with roles.attempt(), Worker(roles.run, "explorer"):
+        assert judged_from(CONTAINER, buffer, roles).split() == ["0", "True"]
+    assert buffer.sql("SELECT error FROM rft.worker WHERE role = 'explorer'")["error"].to_pylist()[-1] is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "num_dead"),
+    [
+        ("pid = pid", 0),
+        ("pid_started = pid_started + 1", 1),  # a later process has the number
+        ("pid = {gone}", 1),
+        ("pid = {gone}, pid_space = 'another'", 0),
+        ("pid = {gone}, pid_space = ''", 0),
+        ("pid = {gone}, host = 'elsewhere'", 0),
+    ],
+)
+def test_a_worker_is_gone_if_the_process_of_its_number_space_and_start_is(
+    buffer: Buffer, changed: str, num_dead: int
+) -> None:
+    roles = Roles(buffer)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    buffer.sql("UPDATE rft.worker SET stopped_at = now()")
+    worker = Worker(roles.run, "explorer")
+    worker.stop()
+    buffer.sql(
+        f"UPDATE rft.worker SET stopped_at = NULL, {changed.format(gone=gone.pid)} WHERE worker_id = %s",
+        [worker.worker_id],
+    )
+    assert mark_dead_workers(roles.run) == num_dead
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_held"),
+    [
+        ("pid = pid", True),
+        ("pid_started = pid_started + 1", False),
+        ("pid = {gone}", False),
+        ("pid = {gone}, pid_space = 'another'", True),
+    ],
+)
+def test_a_run_is_held_while_the_process_of_its_attempt_may_be_alive(
+    buffer: Buffer, changed: str, is_held: bool
+) -> None:
+    roles = Roles(buffer)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with roles.attempt() as first:
+        buffer.sql(f"UPDATE rft.run_attempt SET {changed.format(gone=gone.pid)}")
+        with pytest.raises(FencedError) if is_held else contextlib.nullcontext():
+            buffer.attempt(roles.run).close()
+        with contextlib.nullcontext() if is_held else pytest.raises(FencedError):
+            first.release_step(1)
+
+
+def test_a_heartbeat_clears_a_wrong_verdict(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    with Worker(roles.run, "explorer") as worker:
+        buffer.database.run("stop_worker", worker_id=worker.worker_id, error="the process is gone")
+        state = "SELECT stopped_at IS NULL AND error IS NULL AS lives FROM rft.worker WHERE worker_id = %s"
+        wait_until(lambda: buffer.sql(state, [worker.worker_id])["lives"][0].as_py())
+        buffer.database.run("stop_worker", worker_id=worker.worker_id, error="the process is gone")
+    row = buffer.sql("SELECT error, stopped_at FROM rft.worker WHERE worker_id = %s", [worker.worker_id]).to_pylist()[0]
+    assert row["error"] is None and row["stopped_at"], "it has left in good order"
 
 
 def worker_row(buffer: Buffer, worker: Worker) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rftcore.sync.transfer import HeldRows, Sent, TransferSender
+from rftcore.sync.transfer_group import always_wanted
 from rftcore.sync.transfer_plan import Part, TransferPlan, WireTensor
 
 Tensors = Sequence[tuple[str, Tensor]]
@@ -67,8 +68,8 @@ class OneRank:
     def weight_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
         return wire(list(self.tensors()))
 
-    def send_weights(self, plan: TransferPlan, store: TCPStore) -> Sent:
-        return self._sender.send(plan, held(self.tensors()), store)
+    def send_weights(self, plan: TransferPlan, store: TCPStore, check: Callable[[], None] = always_wanted) -> Sent:
+        return self._sender.send(plan, held(self.tensors()), store, check)
 
     def leave_weight_group(self) -> None:
         self._sender.leave()

@@ -6,7 +6,10 @@ variable, by which the end of the session finds them:
 - a session that ends in good order stops its servers, and reports those that do not stop;
 - when the session's first process has ended, however that happened, a guard kills what is left and removes the session's folders.
 
-    python tests/support/session_processes.py MARK PID    the guard; it waits for the end of a process
+A program that starts processes of its own (`tests/crash/storm.py`) has a mark and a guard of its own, so that nothing of it outlives it, within a
+session or by hand: see `begin_program`.
+
+    python tests/support/session_processes.py VARIABLE MARK PID    the guard; it waits for the end of a process
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from pathlib import Path
 import psutil
 
 _MARK = "RFT_TEST_SESSION"
+_PROGRAM = "RFT_TEST_PROGRAM"
 _STOP_S = 30.0
 
 
@@ -32,16 +36,38 @@ def mark_session() -> None:
     if _MARK in os.environ:
         return
     mark = secrets.token_hex(4)
+    _start_guard(_MARK, mark)
+    os.environ[_MARK] = mark
+
+
+def begin_program() -> str:
+    """Begin this program again under a mark of its own, which its forks have, too; return what the names of its folders begin with.
+
+    When its process has ended, however that happened, everything that it started is killed, and its folders are removed. SIGTERM ends it in good
+    order.
+    """
+    own = f"{os.getpid()}-"
+    if not os.environ.get(_PROGRAM, "").startswith(own):
+        os.environ.pop(_PROGRAM, None)  # of an outer program
+        mark = own + secrets.token_hex(4)
+        _start_guard(_PROGRAM, mark)
+        # In the environment with which a process began, which its forks show as theirs.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _PROGRAM: mark})
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    return f"rft-test-{os.environ[_PROGRAM]}-"
+
+
+def _start_guard(variable: str, mark: str) -> None:
     nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
-    # Without the mark, so that it is none of the session's processes; in a session of its own, so that no Ctrl-C reaches it.
+    # Without any mark, so that no other guard ends it before its work is done; in a session of its own, so that no Ctrl-C reaches it.
+    environment = {name: value for name, value in os.environ.items() if name not in (_MARK, _PROGRAM)}
     os.posix_spawn(
         sys.executable,
-        [sys.executable, str(Path(__file__)), mark, str(os.getpid())],
-        os.environ,
+        [sys.executable, str(Path(__file__)), variable, mark, str(os.getpid())],
+        environment,
         setsid=True,
         file_actions=nothing,
     )
-    os.environ[_MARK] = mark
 
 
 def folder_prefix() -> str:
@@ -55,14 +81,14 @@ def servers() -> list[psutil.Process]:
     return [process for process in found if _name(process.parent()) != "postgres"]
 
 
-def processes(mark: str) -> list[psutil.Process]:
-    """The processes of a session that run."""
-    return [process for process in psutil.process_iter() if _has_mark(process, mark)]
+def processes(mark: str, variable: str = _MARK) -> list[psutil.Process]:
+    """The processes of a session that run, or those that have another variable of this value."""
+    return [process for process in psutil.process_iter() if _has_mark(process, variable, mark)]
 
 
-def _has_mark(process: psutil.Process, mark: str) -> bool:
+def _has_mark(process: psutil.Process, variable: str, mark: str) -> bool:
     try:
-        return process.environ().get(_MARK) == mark
+        return process.environ().get(variable) == mark
     except psutil.Error:  # it has ended, or is another user's
         return False
 
@@ -84,9 +110,9 @@ def stop(processes: list[psutil.Process]) -> list[psutil.Process]:
     return psutil.wait_procs(processes, timeout=_STOP_S)[1]
 
 
-def _end(mark: str) -> None:
-    """Kill every process of a session, and remove its folders."""
-    while left := processes(mark):
+def _end(variable: str, mark: str) -> None:
+    """Kill every process with a mark, and remove the folders named by it."""
+    while left := processes(mark, variable):
         for process in left:
             try:
                 process.kill()
@@ -100,5 +126,5 @@ def _end(mark: str) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(ProcessLookupError):
-        select.select([os.pidfd_open(int(sys.argv[2]))], [], [])
-    _end(sys.argv[1])
+        select.select([os.pidfd_open(int(sys.argv[3]))], [], [])
+    _end(sys.argv[1], sys.argv[2])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class Roles:
         self.run = buffer.create_run(name="roles", config={}, seed=3, steps=steps, pipeline_version="p1")
         self.run_id: int = self.run.run_id
         self.worker_id: int = self.database.fetch(
-            "insert_worker", run_id=self.run_id, role="explorer", host="here", pid=1
+            "insert_worker", run_id=self.run_id, role="explorer", host="here", pid=1, pid_space="", pid_started=0
         )[0]["worker_id"]
         tasksets = tuple(
             TasksetConfig(name=f"set{i}", source="none", weight=weight) for i, weight in enumerate(weights)
@@ -230,3 +231,11 @@ def two_sealed_groups(buffer: Buffer) -> Roles:
         roles.plan()
         roles.explore()
     return roles
+
+
+@contextlib.contextmanager
+def taken_over(buffer: Buffer, run: Run) -> Iterator[Attempt]:
+    """Another trainer holds the run, as after a suspension of the first one that was longer than its lease."""
+    buffer.sql("UPDATE rft.run_attempt SET lease_until = now(), ended_at = now() WHERE run_id = %s", [run.run_id])
+    with buffer.attempt(run) as attempt:
+        yield attempt

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from rftdata.workers import process_lives
+from rftdata.processes import process_lives
 
 # It ends what hangs, and measures nothing: machines that run tests are at times several times as slow as at others.
 PATIENCE_S = 240.0

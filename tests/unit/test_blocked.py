@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rftdata.processes import pid_space
 from rftdata.user_code import blocked
 from tests.support.waiting import PATIENCE_S
 
@@ -47,7 +48,7 @@ def test_it_exits_with_its_own_code_and_reports_a_sentence_and_the_stack(tmp_pat
     assert out == ""  # nothing that could wait for the blocked thread ran
     sentence, stack = "the reward 'slow' blocks on task sums/7", "File reward.py, line 3\n"
     assert blocked.read_report(tmp_path, process.pid) == (sentence, stack)
-    report = tmp_path / "stacks" / f"{os.uname().nodename}-{process.pid}.blocked.txt"
+    report = tmp_path / "stacks" / f"{os.uname().nodename}-{pid_space()}-{process.pid}.blocked.txt"
     assert report.read_text() == f"{sentence}\n{stack}"
     assert sentence in error
 

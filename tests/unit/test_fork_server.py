@@ -19,7 +19,7 @@ from rftcore.config import RunConfig
 from rftcore.launch.fork_server import ForkServer
 from rftcore.launch.local import devices_of
 from rftcore.run.placement import Machine, place
-from rftdata.workers import process_lives
+from rftdata.processes import process_lives
 from tests.support.waiting import PATIENCE_S, wait_until
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rftdata.workers import process_lives
+from rftdata.processes import process_lives
 from tests.support.waiting import PATIENCE_S, wait_until_ended
 
 # `libc.fork` is the fork of C code, which the interpreter does not notice. The child lives until the test closes its input.

@@ -18,7 +18,7 @@ from rftcore.rewards import load_rewards
 from rftcore.workflows.task import Score, Task, Turn
 from rftdata.errors import PluginError, RftError
 from rftdata.experience import Sequence
-from rftdata.workers import process_lives
+from rftdata.processes import process_lives
 from tests.support.waiting import PATIENCE_S, wait_until, wait_until_ended
 
 TASK = Task(1, "sums", "one", "1+1=", "2")

@@ -24,7 +24,7 @@ from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.shared_batch import SharedBatchMemory
 from rftdata.errors import ModelError, RoleFailedError
-from rftdata.workers import process_lives
+from rftdata.processes import process_lives
 from tests.support.command_line import CHECKOUT
 from tests.support.learning import make_batch
 from tests.support.ranks import arguments, make_group, write_folder

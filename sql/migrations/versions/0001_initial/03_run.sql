@@ -60,6 +60,8 @@ CREATE TABLE rft.run_attempt (
     from_checkpoint_id bigint,
     host text NOT NULL,
     pid integer NOT NULL,
+    pid_space text NOT NULL DEFAULT '',
+    pid_started bigint NOT NULL DEFAULT 0,
     lease_until timestamptz NOT NULL,
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     ended_at timestamptz,
@@ -74,6 +76,8 @@ COMMENT ON COLUMN rft.run_attempt.parent_attempt_id IS 'The attempt it continues
 COMMENT ON COLUMN rft.run_attempt.from_checkpoint_id IS 'The checkpoint it started at; NULL when it started from the initial weights.';
 COMMENT ON COLUMN rft.run_attempt.host IS 'Machine of the trainer.';
 COMMENT ON COLUMN rft.run_attempt.pid IS 'Process of the trainer.';
+COMMENT ON COLUMN rft.run_attempt.pid_space IS 'Where this id counts: a boot of a kernel and a process id namespace, since containers may have one host name. Empty if not known.';
+COMMENT ON COLUMN rft.run_attempt.pid_started IS 'When the process started, in clock ticks since the start of its kernel, since ids are used again. 0 if not known.';
 COMMENT ON COLUMN rft.run_attempt.lease_until IS 'Until when the holder counts as alive without renewing (database clock). Liveness only; safety comes from the id.';
 COMMENT ON COLUMN rft.run_attempt.started_at IS 'When it took the lease.';
 COMMENT ON COLUMN rft.run_attempt.ended_at IS 'When it released the lease; NULL while alive or after a crash.';

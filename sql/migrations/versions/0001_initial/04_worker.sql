@@ -9,6 +9,8 @@ CREATE TABLE rft.worker (
     role rft.worker_role NOT NULL,
     host text NOT NULL,
     pid integer NOT NULL,
+    pid_space text NOT NULL DEFAULT '',
+    pid_started bigint NOT NULL DEFAULT 0,
     state text NOT NULL DEFAULT 'starting',
     waiting_for text,
     progress jsonb NOT NULL DEFAULT '{}',
@@ -25,6 +27,8 @@ COMMENT ON COLUMN rft.worker.run_id IS 'The run it works for.';
 COMMENT ON COLUMN rft.worker.role IS 'Its role.';
 COMMENT ON COLUMN rft.worker.host IS 'Its machine.';
 COMMENT ON COLUMN rft.worker.pid IS 'Its process id there.';
+COMMENT ON COLUMN rft.worker.pid_space IS 'Where this id counts: a boot of a kernel and a process id namespace, since containers may have one host name. Empty if not known.';
+COMMENT ON COLUMN rft.worker.pid_started IS 'When its process started, in clock ticks since the start of its kernel, since ids are used again. 0 if not known.';
 COMMENT ON COLUMN rft.worker.state IS 'Its current activity, in a word or two.';
 COMMENT ON COLUMN rft.worker.waiting_for IS 'What it waits for; NULL while it works.';
 COMMENT ON COLUMN rft.worker.progress IS 'Its own counters (tokens/s, policy version held, …).';

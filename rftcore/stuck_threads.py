@@ -1,0 +1,35 @@
+"""Threads in calls that may never return, such as a collective of which a member has died.
+
+No thread can be ended from outside. The caller leaves a call that hangs, and goes on to end the process. The interpreter's own end could
+wait for the hanging thread, or crash under it; then the process ends without it, after the functions of `atexit`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+
+_STUCK_EXIT_CODE = 1
+_stuck: list[threading.Thread] = []
+
+
+def leave(thread: threading.Thread, timeout_s: float) -> bool:
+    """Wait for the end of a daemon thread; return false if it is left to its call, since that takes longer."""
+    thread.join(timeout_s)
+    if thread.is_alive():
+        _stuck.append(thread)
+        return False
+    return True
+
+
+def _end_without_stuck_threads() -> None:
+    if any(thread.is_alive() for thread in _stuck):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_STUCK_EXIT_CODE)
+
+
+# Registered on import, before the functions that must run first.
+atexit.register(_end_without_stuck_threads)

@@ -1,0 +1,79 @@
+"""Which process a row names, and whether it has ended.
+
+Containers may have one host name, and each of them numbers its processes from 1. So a process is named by its host, its number, the space in
+which that number counts (a boot of a kernel and a process id namespace), and the time at which it started, which a later process with the same
+number does not share. Only a process of this space can be looked up. Of all others only their heartbeats and leases tell.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from typing import Any
+
+
+def own_process() -> dict[str, Any]:
+    """Return the columns that name this process: host, pid, pid_space and pid_started."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "pid_space": pid_space(),
+        "pid_started": started_at(os.getpid()) or 0,
+    }
+
+
+def pid_space() -> str:
+    """Return where the process ids of this process count: the same word in all processes that see each other under one number."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip().replace("-", "")
+        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return f"{uuid.getnode():012x}"  # without /proc there are no such namespaces
+
+
+def is_here(host: str, space: str) -> bool:
+    """Return whether the process ids of a space on a host are those of this process."""
+    return host == socket.gethostname() and space == pid_space()
+
+
+def has_ended(host: str, pid: int, space: str, started: int) -> bool:
+    """Return whether a process has certainly ended; false for one that cannot be looked up from here."""
+    if not is_here(host, space):
+        return False
+    if not process_lives(pid):
+        return True
+    now = started_at(pid)
+    return bool(now and started and now != started)
+
+
+def started_at(pid: int) -> int | None:
+    """Return when a process of this space started, in clock ticks since the kernel's start; None if that is not known."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def process_lives(pid: int) -> bool:
+    """Return whether a process of this space runs (a zombie does not)."""
+    fields = _stat(pid)
+    if fields is not None:
+        return fields[0] not in ("Z", "X")
+    try:
+        os.kill(pid, 0)  # /proc may be missing, or hide the processes of other users
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return what /proc/PID/stat has after the name; None if there is no such file, or /proc is that of another space."""
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return None
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ended between opening and reading
+        return None
