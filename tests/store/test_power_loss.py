@@ -74,16 +74,18 @@ class Recorder:
     @contextlib.contextmanager
     def recording(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with monkeypatch.context() as patch:
-            for name in ("open", "close", "write", "fsync", "fdatasync", "truncate", "unlink"):
+            for name in ("open", "close", "write", "fsync", "fdatasync", "ftruncate", "unlink"):
                 patch.setattr(os, name, self._wrapped(name, getattr(os, name)))
-            for name in ("rename", "replace", "ftruncate", "pwrite", "writev", "remove", "link", "symlink"):
+            for name in ("rename", "replace", "truncate", "pwrite", "writev", "remove", "link", "symlink"):
                 patch.setattr(os, name, self._unexpected(name, getattr(os, name)))
             patch.setattr(Database, "transaction", self._transaction())
             yield
 
-    def _name(self, path: Any) -> str | None:
+    def _name(self, path: Any, dir_fd: int | None = None) -> str | None:
         if not isinstance(path, str | os.PathLike):
             return None
+        if dir_fd is not None:
+            return str(path) if self._names.get(dir_fd) == "" else None
         path = Path(path)
         return path.name if path.parent == self.folder else "" if path == self.folder else None
 
@@ -97,12 +99,12 @@ class Recorder:
         return call
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        return {"open": self._open, "close": self._close, "write": self._write, "truncate": self._truncate,
+        return {"open": self._open, "close": self._close, "write": self._write, "ftruncate": self._truncate,
                 "unlink": self._unlink}.get(name, self._flush)(real)  # fmt: skip
 
     def _open(self, real: Callable[..., int]) -> Callable[..., int]:
         def call(path: Any, flags: int, *rest: Any, **options: Any) -> int:
-            name = self._name(path)
+            name = self._name(path, options.get("dir_fd"))
             if name and flags & os.O_CREAT:
                 assert flags & os.O_EXCL, "a file that may exist is opened for writing"
                 self.note("make", name=name)
@@ -147,17 +149,17 @@ class Recorder:
         return call
 
     def _truncate(self, real: Callable[..., None]) -> Callable[..., None]:
-        def call(path: Any, size: int) -> None:
-            name = self._name(path)
+        def call(descriptor: int, size: int) -> None:
+            name = self._names.get(descriptor)
             if name:
                 self.note("cut", name=name, size=size)
-            real(path, size)
+            real(descriptor, size)
 
         return call
 
     def _unlink(self, real: Callable[..., None]) -> Callable[..., None]:
         def call(path: Any, **options: Any) -> None:
-            name = self._name(path)
+            name = self._name(path, options.get("dir_fd"))
             if name:
                 self.note("remove", name=name)
             real(path, **options)

@@ -18,6 +18,7 @@ from rftdata import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import PluginError, TaskSourceError
 from rftdata.tasks import list_tasksets, load_taskset, numbers_key, read_tasks, split_of
+from tests.support.stored_run import StoredRun
 
 ROWS = [{"question": f"What is {i} + {i + 1}?", "answer": f"{2 * i + 1}.0", "level": i % 3} for i in range(30)]
 GENERATOR = """
@@ -279,9 +280,12 @@ def plan_a_group(buffer: Buffer) -> None:
 
 
 def plan_an_evaluation(buffer: Buffer) -> None:
+    run = StoredRun(buffer)
+    run.attempt()
     buffer.sql(
         "INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, uri, checksum)"
-        " VALUES (1, 1, 0, 'validation', 'sums', 'greedy', '/w', '0')"
+        " VALUES (%s, %s, 0, 'validation', 'sums', 'greedy', '/w', '0')",
+        [run.run_id, run.policy(0)],
     )
 
 

@@ -21,6 +21,7 @@ from rftdata.labels import Opinion
 from rftdata.limits import MAX_COUNT
 from rftdata.maintenance import purge
 from rftdata.postgres.database import execute, queries, send
+from rftdata.processes import pid_space
 from rftdata.sql_session import run_statements
 from rftdata.training import stored_selection
 from rftdata.training.sampling import SamplingConfig
@@ -91,7 +92,7 @@ def test_outcomes_are_replaced_and_cut(buffer: Buffer) -> None:
     outcome = str(run.refreshed().outcome)
     assert re.match(r"beginx+\n\[… \d+,\d+ characters left out …\]\nx+end$", outcome) and len(outcome) < 110_000
     with Worker(run, "pipeline") as worker:
-        end_worker(run, *_place(buffer, worker), ODD, crashed=True)
+        end_worker(run, *_place(buffer, worker), ODD, crashed=True, pid_space=pid_space())
     assert buffer.sql("SELECT error FROM rft.worker")["error"].to_pylist() == [REPLACED]
 
 

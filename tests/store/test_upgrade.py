@@ -27,11 +27,13 @@ DEMANDED = {
     "decoding": "greedy",
     "taskset": "t",
     "rejected_id": 2,
+    "path": "experience/run=a/0a-1-1.parquet",
+    "formula": "priority",
 }
 BY_TYPE: dict[str, Any] = {
     "bigint": 1, "integer": 1, "text": "ünï", "jsonb": '{"a": [1, null]}', "double precision": 0.5, "boolean": True,
     "smallint": 1, "bytea": b"\x01\xff", "real[]": [0.5], "text[]": ["ünï"], "integer[]": [7], "bigint[]": [8],
-    "timestamp with time zone": "2026-01-31 12:00+00", "uuid": "0c2ad1b5-7d3f-4f7e-9d5e-3a1a4b0b7f11",
+    "timestamp with time zone": "2026-01-31 12:00+00", "uuid": "0c2ad1b5-7d3f-4f7e-9d5e-3a1a4b0b7f11", "rft.file_name": "a.arrows",
 }  # fmt: skip
 RIGHTS = """
     SELECT c.relname::text AS name, coalesce(c.relacl::text, '') AS rights, obj_description(c.oid) AS comment FROM pg_class c
@@ -78,10 +80,11 @@ def upgrade_to(database: Database, revision: str) -> None:
 
 
 def _tables(connection: Any) -> list[str]:
-    """Every table but Alembic's, runs before what refers to them."""
+    """Every table but Alembic's, those to which others refer first."""
     rows = connection.execute(
         "SELECT relname::text AS t FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind = 'r'"
-        " AND relname <> 'schema_version' ORDER BY relname <> 'run', relname <> 'run_attempt', 1"
+        " AND relname <> 'schema_version'"
+        " ORDER BY array_position(ARRAY['run', 'run_attempt', 'policy_version', 'worker', 'weight_transfer', 'purge'], relname::text), 1"
     )
     return [row["t"] for row in rows]
 
@@ -148,12 +151,13 @@ def test_an_upgrade_fills_what_it_adds_from_what_is_there_and_grants_it(old: Dat
         peers = connection.execute("SELECT num_peers AS n FROM rft.worker ORDER BY worker_id").fetchall()
         words = connection.execute("SELECT task_id, num_letters FROM rft.task_word").fetchall()
         rights = connection.execute(
-            "SELECT has_table_privilege('rft_worker', 'rft.task_word', 'INSERT') AS may"
+            "SELECT has_table_privilege('rft_reader', 'rft.task_word', 'SELECT') AS read,"
+            " has_table_privilege('rft_worker', 'rft.task_word', 'INSERT') AS write"
         ).fetchall()
         connection.execute("INSERT INTO rft.worker (run_id, role, host, pid) VALUES (1, 'tester', 'h', 3)")
     assert peers == [{"n": 2}, {"n": 2}]
     assert words == [{"task_id": 1, "num_letters": 3}]
-    assert rights == [{"may": True}]
+    assert rights == [{"read": True, "write": False}]  # what a worker writes is said in rft.worker_rights
     old.close()
 
 

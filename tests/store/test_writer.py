@@ -25,6 +25,16 @@ def run(buffer: Buffer) -> Run:
     return buffer.create_run(name="import", config={}, seed=1, steps=1, pipeline_version="p1")
 
 
+@pytest.fixture
+def policies(buffer: Buffer, run: Run) -> tuple[int, int]:
+    """Two policy versions of the run."""
+    with buffer.attempt(run) as attempt:
+        first, second = (
+            attempt.publish(step, method="memory", uri=f"/weights/{step}", num_bytes=1, checksum="0") for step in (0, 1)
+        )
+    return first, second
+
+
 def counts(buffer: Buffer) -> dict[str, int]:
     names = ("rollout_group", "rollout", "experience", "segment", "write_receipt", "task_observation")
     row: dict[str, int] = buffer.sql(
@@ -33,10 +43,10 @@ def counts(buffer: Buffer) -> dict[str, int]:
     return row
 
 
-def test_rows_and_arrays_come_back_as_they_were_written(buffer: Buffer, run: Run) -> None:
+def test_rows_and_arrays_come_back_as_they_were_written(buffer: Buffer, run: Run, policies: tuple[int, int]) -> None:
     long = tokens(
         0.5, token_ids=[1, 2, 3, 4, 5, 6], num_prompt_tokens=2, behavior_logprobs=[-1.0, -2.0, -3.0, -4.0],
-        loss_mask=[True, False, True, True], policy_spans=[(2, 7), (4, 9)], reward_parts={"exact": 0.5}, metrics={"length": 4.0},
+        loss_mask=[True, False, True, True], policy_spans=[(2, policies[0]), (4, policies[1])], reward_parts={"exact": 0.5}, metrics={"length": 4.0},
         messages=[{"role": "user", "content": "hi"}],
     )  # fmt: skip
     group = Group(
@@ -53,8 +63,7 @@ def test_rows_and_arrays_come_back_as_they_were_written(buffer: Buffer, run: Run
     assert (first["reward"], first["reward_sampled"], first["policy_version_min"], first["policy_version_max"]) == (
         0.5,
         0.5,
-        7,
-        9,
+        *policies,
     )
     assert (first["num_prompt_tokens"], first["num_response_tokens"], first["finish_reason"], first["source"]) == (
         2,
@@ -72,7 +81,7 @@ def test_rows_and_arrays_come_back_as_they_were_written(buffer: Buffer, run: Run
     assert arrays["behavior_logprobs"].to_pylist()[1] == [0.0, 0.0, -1.0, -2.0, -3.0, -4.0]
     assert arrays["policy_spans"].to_pylist() == [
         [],
-        [{"start": 2, "policy_version_id": 7}, {"start": 4, "policy_version_id": 9}],
+        [{"start": 2, "policy_version_id": policies[0]}, {"start": 4, "policy_version_id": policies[1]}],
     ]
     assert list(verify(buffer)) == []
 
