@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,12 +22,13 @@ _TRAINING_MODULES = frozenset({"peft", "ray", "safetensors", "torch", "transform
 
 
 def check_environment(engine: str) -> None:
-    """Refuse an environment that cannot train with this rollout engine.
+    """Refuse an environment that cannot train with this rollout engine. Ray is needed where it starts the roles (`RAY_ADDRESS`).
 
     Raises:
         EnvironmentMismatchError: names what is missing or broken, and the command that repairs it.
     """
-    needed = ("torch", "transformers", "ray", *(("vllm",) if engine == "vllm" else ()))
+    wanted = {"torch": True, "transformers": True, "ray": bool(os.environ.get("RAY_ADDRESS")), "vllm": engine == "vllm"}
+    needed = [name for name, is_wanted in wanted.items() if is_wanted]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise missing_packages(missing)
