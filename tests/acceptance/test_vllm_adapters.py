@@ -107,7 +107,7 @@ def worst_difference(engine: VllmEngine | TransformersEngine, model: Path) -> fl
 
 async def sample_and_load(engine: VllmEngine, load: Callable[[], object]) -> list[Generation]:
     """Change the adapters while four requests run and others wait: when the first has ended."""
-    tasks = [asyncio.create_task(engine.generate(PROMPT, Decoding(max_tokens=95))) for _ in range(32)]
+    tasks = [asyncio.create_task(engine.generate(PROMPT, Decoding(max_tokens=95))) for _ in range(16)]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     try:
         await asyncio.to_thread(load)

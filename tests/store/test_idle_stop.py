@@ -25,7 +25,7 @@ from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.ports import closed_port
 from tests.support.waiting import PATIENCE_S, wait_until
 
-IDLE_S = 1.0
+IDLE_S = 0.5
 
 HOLD = """
 import sys, rftdata

@@ -1,4 +1,4 @@
-"""Processes that run `rft`, forked from one that has imported everything: a start takes milliseconds instead of seconds of a core.
+"""Processes that run `rft`, or a function, forked from one that has imported everything: a start takes milliseconds, not seconds of a core.
 
     python -m tests.support.preloaded FD
 
@@ -23,11 +23,12 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rftcore.garbage import collect_rarely, large_imports
+from rftcore.run.parent_process import end_with_parent
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _MODULES = (
@@ -49,6 +50,10 @@ class Preloaded(subprocess.Popen[Any]):
     def __init__(self, arguments: Sequence[object], **options: Any) -> None:
         super().__init__(list(map(str, arguments)), **options)
 
+    def _work(self) -> list[str] | bytes:
+        """What the process does: arguments of `rft`, or a pickled call."""
+        return list(self.args)
+
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any) -> None:  # fmt: skip
         # In the place of the fork and exec of Python 3.11 to 3.13.
         pipes, apart = rest[3:9], rest[14]
@@ -58,7 +63,7 @@ class Preloaded(subprocess.Popen[Any]):
         files = [*(number if end == -1 else end for number, end in enumerate(child_ends)), report]
         try:
             self.pid = _server().fork(
-                args, dict(os.environ if env is None else env), str(cwd or os.getcwd()), apart, files
+                self._work(), dict(os.environ if env is None else env), str(cwd or os.getcwd()), apart, files
             )
             self._child_created = True
         finally:
@@ -85,6 +90,23 @@ class Preloaded(subprocess.Popen[Any]):
         return self.returncode
 
 
+class PreloadedCall(Preloaded):
+    """A forked process that calls a function, and ends with this one; its exit code is 0 if the function returns.
+
+    Args:
+        function: of a module.
+        arguments: of the function; they are pickled.
+        options: see `Preloaded`.
+    """
+
+    def __init__(self, function: Callable[..., object], *arguments: object, **options: Any) -> None:
+        self._call = pickle.dumps((function, arguments))
+        super().__init__([function.__qualname__], **options)
+
+    def _work(self) -> bytes:
+        return self._call
+
+
 class _Server:
     """The server of this process."""
 
@@ -99,10 +121,10 @@ class _Server:
         self._socket, self._lock, self.owner = ours, threading.Lock(), os.getpid()
 
     def fork(
-        self, arguments: Sequence[str], environment: dict[str, str], folder: str, apart: bool, files: list[int]
+        self, work: list[str] | bytes, environment: dict[str, str], folder: str, apart: bool, files: list[int]
     ) -> int:
         """Start a process; return its id. The last of the files receives its exit code."""
-        request = pickle.dumps((list(arguments), environment, folder, apart))
+        request = pickle.dumps((work, environment, folder, apart))
         with self._lock:
             socket.send_fds(self._socket, [_REQUEST.pack(len(request))], files)
             self._socket.sendall(request)
@@ -153,14 +175,14 @@ def _serve(connection: socket.socket) -> Mapping[str, Any] | None:
         head, files, _, _ = socket.recv_fds(connection, _REQUEST.size, 4)
         if not head:
             return None
-        arguments, environment, folder, apart = pickle.loads(_received(connection, _REQUEST.unpack(head)[0]))
+        work, environment, folder, apart = pickle.loads(_received(connection, _REQUEST.unpack(head)[0]))
         if (pid := os.fork()) == 0:
             connection.close()
             for pidfd, (_, report) in statuses.items():
                 os.close(pidfd)
                 os.close(report)
             return {
-                "arguments": arguments,
+                "work": work,
                 "environment": environment,
                 "folder": folder,
                 "apart": apart,
@@ -172,8 +194,10 @@ def _serve(connection: socket.socket) -> Mapping[str, Any] | None:
         connection.sendall(_REQUEST.pack(pid))
 
 
-def _become_rft(arguments: list[str], environment: dict[str, str], folder: str, apart: bool, files: list[int]) -> None:
-    """Be a process that runs `rft`."""
+def _become(
+    server: int, work: list[str] | bytes, environment: dict[str, str], folder: str, apart: bool, files: list[int]
+) -> None:
+    """Be a process that runs `rft`, or calls a function."""
     if apart:
         os.setsid()
     for number, descriptor in enumerate(files[:3]):
@@ -183,14 +207,13 @@ def _become_rft(arguments: list[str], environment: dict[str, str], folder: str, 
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.argv[:] = ["rft", *arguments]
-    sys.path[0] = folder  # as `python -m` has it
-    from rftcore.command import main as rft
-    from rftdata import failpoints
-
-    failpoints.arm(environment.get("RFT_FAILPOINT"))
     try:
-        rft()
+        if isinstance(work, bytes):
+            end_with_parent(server)
+            function, arguments = pickle.loads(work)
+            function(*arguments)
+        else:
+            _run_rft(work, environment, folder)
         code: object = 0
     except SystemExit as error:
         code = error.code
@@ -205,6 +228,16 @@ def _become_rft(arguments: list[str], environment: dict[str, str], folder: str, 
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
+def _run_rft(arguments: list[str], environment: dict[str, str], folder: str) -> None:
+    sys.argv[:] = ["rft", *arguments]
+    sys.path[0] = folder  # as `python -m` has it
+    from rftcore.command import main as rft
+    from rftdata import failpoints
+
+    failpoints.arm(environment.get("RFT_FAILPOINT"))
+    rft()
+
+
 def main() -> None:
     """Serve until the other end of the socket is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the session, which closes the socket
@@ -213,10 +246,11 @@ def main() -> None:
     with large_imports():
         for module in _MODULES:
             importlib.import_module(module)
+    server = os.getpid()
     forked = _serve(connection)
     if forked is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _become_rft(**forked)
+        _become(server, **forked)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""A group of two ranks whose loss meets the other rank, fails in one of them, or never ends; by itself: `python -m tests.support.ranks FOLDER`."""
+"""Ranks of a trainer: functions that several processes call together, and a group of two whose loss meets the other rank, fails, or never ends."""
 
 from __future__ import annotations
 
-import os
-import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from rftcore.run.parent_process import end_with_parent
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.ranks import LearnerGroup
 from tests.support.learning import config, make_batch, save_model
+from tests.support.preloaded import PreloadedCall
+from tests.support.waiting import wait_until
 
 LOSS = '''
 import pathlib
@@ -67,8 +68,26 @@ def make_group(folder: Path, num_ranks: int) -> LearnerGroup:
     return LearnerGroup(given, given.build_algorithm())
 
 
-if __name__ == "__main__":
-    end_with_parent(os.getppid())
-    group = make_group(Path(sys.argv[1]), 2)
+def update_by_two(folder: Path) -> None:
+    """Be rank 0 of two: print the process of the other, and make a step."""
+    group = make_group(folder, 2)
     print(*group.pids, flush=True)
     group.update(make_batch(0), 1)
+
+
+def run_ranks(function: Callable[..., None], num_ranks: int, *arguments: object) -> None:
+    """Call `function(rank, *arguments)` in as many processes; if it fails in one, end the others."""
+    with tempfile.TemporaryFile() as errors:
+        ranks = [PreloadedCall(function, rank, *arguments, stderr=errors) for rank in range(num_ranks)]
+        try:
+            wait_until(
+                lambda: all(rank.poll() is not None for rank in ranks) or any(rank.poll() for rank in ranks),
+                "the ranks",
+            )
+            failed = [number for number, rank in enumerate(ranks) if rank.poll() != 0]
+            errors.seek(0)
+            assert not failed, f"ranks {failed} did not succeed:\n{errors.read().decode()}"
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()

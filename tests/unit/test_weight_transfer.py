@@ -7,12 +7,10 @@ import contextlib
 import gc
 import itertools
 import os
-import pickle
 import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,12 +30,13 @@ from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.devices import choose_backend
 from rftcore.sync.hashes import hashes_of
-from rftcore.sync.transfer import Sent, TransferReceiver, TransferSender
+from rftcore.sync.transfer import HeldRows, Sent, TransferReceiver, TransferSender
 from rftcore.sync.transfer_group import GroupError, TransferGroup, open_store, refuse_missing
 from rftcore.sync.transfer_plan import TransferError, TransferPlan, from_json, to_json
 from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
 from rftdata.errors import ModelError, RftError
 from tests.support.models import make_tiny_model
+from tests.support.preloaded import PreloadedCall
 from tests.support.sending import Tensors, held, wire
 from tests.support.waiting import PATIENCE_S
 
@@ -74,6 +73,15 @@ class Sending:
         tied = [tensor.name for tensor in plan.tensors if tensor.same_as]
         rows = held(tensors, rank, self.num_trainers, tied)
         return self.senders[rank].send(plan, rows, self.store if rank == 0 else None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _modules_are_no_garbage() -> Iterator[None]:
+    """Let the collections after tests pass over the million objects that are there before, which takes most of their time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -280,30 +288,21 @@ def test_adapters_are_loaded_only_when_all_of_them_have_arrived(
     assert bool(taken) is (adapters is None)
 
 
-def test_an_engine_killed_in_the_middle_does_not_hang_the_others(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+def receive_and_be_killed(plan: TransferPlan) -> None:
+    def load(tensors: Iterator[tuple[str, Tensor]]) -> None:
+        next(tensors)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    TransferReceiver().receive(plan, 0, load)
+
+
+def test_an_engine_killed_in_the_middle_does_not_hang_the_others(pool: ThreadPoolExecutor) -> None:
     sending = Sending(num_engines=2, timeout_s=FAR_S)
-    program = tmp_path / "killed.py"
-    program.write_text(
-        "import os, pickle, sys\n"
-        "from rftcore.run.parent_process import end_with_parent\n"
-        "from rftcore.sync.transfer import TransferReceiver\n"
-        "end_with_parent(os.getppid())\n"
-        "def load(tensors):\n"
-        "    next(tensors)\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "TransferReceiver().receive(pickle.load(sys.stdin.buffer), 0, load)\n"
-    )
     # Buckets enough that the sender cannot have put all of them into the sockets' buffers.
     tensors: Tensors = [(f"layer.{i}", torch.randn(1000, 1000)) for i in range(16)]
-    killed = subprocess.Popen(
-        [sys.executable, program], stdin=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)},
-    )  # fmt: skip
+    killed = PreloadedCall(receive_and_be_killed, sending.plan(tensors, 2))
     try:
         survivor = pool.submit(received, sending.plan(tensors, 1))
-        assert killed.stdin is not None
-        pickle.dump(sending.plan(tensors, 2), killed.stdin)
-        killed.stdin.close()
         sender = pool.submit(sending.send, sending.plan(tensors), tensors)
         with pytest.raises(GroupError, match="broke off"):
             sender.result(timeout=PATIENCE_S)
@@ -315,41 +314,33 @@ def test_an_engine_killed_in_the_middle_does_not_hang_the_others(pool: ThreadPoo
         killed.wait()
 
 
+def send_and_fail(plan: TransferPlan, fails: str) -> None:
+    """Be rank 1 of two, which fails amid the tensors."""
+
+    def rows() -> Iterator[HeldRows]:
+        tensors = [(tensor.name, torch.zeros(tensor.shape)) for tensor in plan.tensors]
+        for number, each in enumerate(held(tensors, 1, 2)):
+            if number == 4:
+                if fails == "raises":
+                    raise MemoryError
+                os.kill(os.getpid(), signal.SIGKILL if fails == "is killed" else signal.SIGSTOP)
+            yield each
+
+    print("started", flush=True)
+    TransferSender(1).send(plan, rows())
+
+
 @pytest.mark.parametrize("fails", ["raises", "is killed", "hangs"])
-def test_a_rank_of_the_trainer_that_fails_ends_the_transfer_on_all_sides(
-    pool: ThreadPoolExecutor, tmp_path: Path, fails: str
-) -> None:
+def test_a_rank_of_the_trainer_that_fails_ends_the_transfer_on_all_sides(pool: ThreadPoolExecutor, fails: str) -> None:
     tensors: Tensors = [(f"layer.{i}", torch.randn(1000, 1000)) for i in range(8)]
     # Only where no connection ends the wait does the time limit, within which all must have come together.
     sending = Sending(num_engines=1, num_trainers=2, timeout_s=6.0 if fails == "hangs" else FAR_S)
-    program = tmp_path / "rank.py"
-    program.write_text(
-        "import os, pickle, signal, sys\n"
-        "import torch\n"
-        "from rftcore.run.parent_process import end_with_parent\n"
-        "from rftcore.sync.transfer import TransferSender\n"
-        "from tests.support.sending import held\n"
-        "end_with_parent(os.getppid())\n"
-        "plan, fails = pickle.load(sys.stdin.buffer)\n"
-        "print('imported', flush=True)\n"
-        "def rows():\n"
-        "    tensors = [(tensor.name, torch.zeros(tensor.shape)) for tensor in plan.tensors]\n"
-        "    for number, each in enumerate(held(tensors, 1, 2)):\n"
-        "        if number == 4:\n"
-        "            if fails == 'raises': raise MemoryError\n"
-        "            os.kill(os.getpid(), signal.SIGKILL if fails == 'is killed' else signal.SIGSTOP)\n"
-        "        yield each\n"
-        "TransferSender(1).send(plan, rows())\n"
+    other = PreloadedCall(
+        send_and_fail, sending.plan(tensors), fails, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    other = subprocess.Popen(
-        [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)},
-    )  # fmt: skip
     try:
-        assert other.stdin is not None and other.stdout is not None
-        pickle.dump((sending.plan(tensors), fails), other.stdin)
-        other.stdin.close()
-        assert other.stdout.readline() == b"imported\n"
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"started\n"
         engine = pool.submit(received, sending.plan(tensors, 2))
         first = pool.submit(sending.send, sending.plan(tensors), tensors, 0)
         with pytest.raises(GroupError):

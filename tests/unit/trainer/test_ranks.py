@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -25,9 +24,9 @@ from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.shared_batch import SharedBatchMemory
 from rftdata.errors import ModelError, RoleFailedError
 from rftdata.processes import process_lives
-from tests.support.command_line import CHECKOUT
 from tests.support.learning import make_batch
-from tests.support.ranks import arguments, make_group, write_folder
+from tests.support.preloaded import PreloadedCall
+from tests.support.ranks import arguments, make_group, update_by_two, write_folder
 from tests.support.waiting import PATIENCE_S, wait_until, wait_until_ended
 
 # On a machine of several GPUs the ranks meet through NCCL.
@@ -256,10 +255,9 @@ class TestEnds:
         """Rank 0, and the pid of rank 1."""
         marks = [folder / "hang", folder / "0 hangs", folder / "1 hangs"]
         marks[0].touch()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.ranks", folder], cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        process = PreloadedCall(
+            update_by_two, folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         pids: list[int] = []
         try:
             assert process.stdout is not None

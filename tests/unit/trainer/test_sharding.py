@@ -22,6 +22,7 @@ from rftcore.trainer.network import Network
 from rftcore.trainer.sharding import full
 from rftdata.errors import ConfigError
 from tests.support.learning import VOCABULARY, config, make_batch
+from tests.support.ranks import run_ranks
 
 NUM_RANKS = 2
 NUM_STEPS = 2
@@ -141,7 +142,7 @@ def by_two(
         (DROPOUT, "grpo", model_path, {"lora": {"rank": 4, "alpha": 8, "dropout": 0.5}}),
         ("split heads, qwen3", "grpo", qwen3_path, split), (ONE_ROW, ONE_ROW, phi_path, {}),
     ]  # fmt: skip
-    torch.multiprocessing.spawn(run_rank, (folder, moved_path, phi_path, jobs), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]  # torch has no types here
+    run_ranks(run_rank, NUM_RANKS, folder, moved_path, phi_path, jobs)
     first, second = (torch.load(folder / f"{rank}.pt") for rank in range(NUM_RANKS))
     for job, (metrics, weights, _) in first.items():
         other_metrics, other_weights, _ = second[job]

@@ -20,6 +20,7 @@ from rftcore.trainer.learner import Learner
 from rftcore.trainer.sharding import Grid
 from rftcore.trainer.weight_parts import held_rows, wire_tensors
 from tests.support.learning import config, save_model
+from tests.support.ranks import run_ranks
 
 NUM_RANKS = 4
 # The vocabulary of 50 is no multiple of the ranks.
@@ -82,7 +83,7 @@ def by_four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     folder = tmp_path_factory.mktemp("ranks")
     for tied in TIED:
         save_model(folder / f"tied-{tied}", tied=tied)
-    torch.multiprocessing.spawn(run_rank, (folder,), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]  # torch has no types here
+    run_ranks(run_rank, NUM_RANKS, folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(NUM_RANKS)]
 
 
