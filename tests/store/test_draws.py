@@ -180,7 +180,7 @@ def test_a_start_that_fails_after_its_commit_locks_nobody_out(buffer: Buffer, mo
     start = threading.Thread.start
 
     def fails(thread: threading.Thread) -> None:
-        if thread.name == "attempt-lease":
+        if thread.name == "attempt":
             raise RuntimeError("can't start new thread")
         start(thread)
 

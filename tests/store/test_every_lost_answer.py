@@ -51,8 +51,8 @@ _FRAME = {
     "lock_run",
     "notice_lost_client",
 }
-# What differs between two lives in which the same has happened: processes, and numbers of tries.
-_TABLES_OF_PROCESSES = ("worker", "worker_span")
+# What differs between two lives in which the same has happened: processes, and numbers of tries, with the batches of labels that a lost try began.
+_TABLES_OF_PROCESSES = ("label_batch", "worker", "worker_span")
 _NUMBERED = re.compile(r"((?:parent_experience_id\W+|label batch ))\d+")
 _VOLATILE = re.compile(
     r"(_id|_ids|_by|_at|_until|_token|_seconds|_key|_bytes)$|^(receipt|uri|checksum|first_checksum|draw_key|newest_of|label_cut|path|rows|digest|states|seconds)$"
@@ -101,7 +101,9 @@ class Life:
         release_lost_claims(run)
         if self.has_ended:
             return
-        found = self.direct.database.fetch("insert_worker", run_id=run.run_id, role="explorer", host="here", pid=1)
+        found = self.direct.database.fetch(
+            "insert_worker", run_id=run.run_id, role="explorer", host="here", pid=1, pid_space="", pid_started=0
+        )
         self.roles.worker_id = found[0]["worker_id"]
 
     def verbs(self) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -316,7 +316,13 @@ def test_a_group_that_no_worker_survives_is_set_aside(buffer: Buffer) -> None:
         )[0]["worker_id"]
         batch = claim_sealed_groups(roles.run, worker, count=9, lease_s=60)
         roles.database.run(
-            "end_worker_of_process", run_id=roles.run_id, host="there", pid=2, error="blocked", crashed=True
+            "end_worker_of_process",
+            run_id=roles.run_id,
+            host="there",
+            pid=2,
+            pid_space="",
+            error="blocked",
+            crashed=True,
         )
         release_lost_claims(roles.run)
         return batch.group_ids if batch else []

@@ -159,6 +159,8 @@ CREATE TRIGGER archived_worklist_insert AFTER INSERT ON rft.worklist REFERENCING
     FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('consumer');
 CREATE TRIGGER archived_draw_insert AFTER INSERT ON rft.draw REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('attempt_id');
+CREATE TRIGGER archived_batch_insert AFTER INSERT ON rft.batch REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('attempt_id');
 CREATE TRIGGER archived_sampler_step_insert AFTER INSERT ON rft.sampler_step REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('attempt_id');
 CREATE TRIGGER archived_sampler_insert AFTER INSERT ON rft.sampler REFERENCING NEW TABLE AS new_rows
