@@ -119,8 +119,17 @@ def test_a_formula_is_checked_whoever_writes_it(buffer: Buffer, roles: Roles, lo
     )
     place = worker.execute("SELECT pg_my_temp_schema()::regnamespace::text").fetchone()
     assert place is not None
+    worker.execute("CREATE TEMPORARY SEQUENCE ran")
+    # Constant, so that it would be computed while the formula is checked, and could replace what is checked.
+    worker.execute(
+        "CREATE FUNCTION pg_temp.note(float8) RETURNS float8 LANGUAGE plpgsql AS 'BEGIN PERFORM nextval(''pg_temp.ran''); RETURN 1; END'"
+    )
+    worker.execute(
+        "CREATE FUNCTION pg_temp.lure(float8) RETURNS float8 LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN pg_temp.note($1); END'"
+    )
     for formula in (
         f"{place[0]}.become(priority)",
+        f"{place[0]}.lure(1.0)",
         "(SELECT 1)",
         "1); ALTER ROLE postgres; SELECT (1",
         "1)::float8) STORED, ADD COLUMN b float8 DEFAULT ((2",
@@ -133,6 +142,7 @@ def test_a_formula_is_checked_whoever_writes_it(buffer: Buffer, roles: Roles, lo
         ):
             with pytest.raises(psycopg.Error):
                 worker.execute(statement, [formula])
+    assert worker.execute("SELECT is_called FROM pg_temp.ran").fetchone() == (False,)
     worker.execute("UPDATE rft.sampler SET formula = 'priority  *2'")
     assert buffer.sql("SELECT formula FROM rft.sampler")["formula"].to_pylist() == [
         "(priority * (2)::double precision)"

@@ -64,29 +64,35 @@ COMMENT ON FUNCTION rft.formula_columns IS 'Returns the values of a group that a
 
 -- A formula is text that others execute, so whoever writes it, it has to be one expression over the columns above and use nothing but what
 -- every PostgreSQL has: no function, type or operator that somebody has made, whose code would run with the rights of those who draw.
--- PostgreSQL itself decides: a generated column allows one expression over the table's columns, with no subqueries and nothing that differs
--- between calls, and pg_depend names what is not PostgreSQL's own. A cursor takes one statement only, and runs nothing before it is read.
+-- PostgreSQL itself decides. A view is only parsed, and pg_depend then names what of it is not PostgreSQL's own, before anything could run. A
+-- generated column allows one expression over the table's columns, with no subqueries and nothing that differs between calls; constant parts
+-- of it are computed. A semicolon would end the statement.
 CREATE FUNCTION rft.checked_formula(formula text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    parsed refcursor;
     foreign_object text;
     printed text;
 BEGIN
+    IF strpos(formula, ';') > 0 THEN
+        RAISE EXCEPTION 'it contains a semicolon' USING ERRCODE = 'syntax_error';
+    END IF;
     CREATE TEMPORARY TABLE formula_check AS SELECT * FROM rft.formula_columns(0, '{}', '{}', '{}');
     -- On a new line, so that a comment cannot hide what follows.
-    OPEN parsed FOR EXECUTE format(E'SELECT (%s\n)::float8 FROM pg_temp.formula_check', formula);
-    CLOSE parsed;
-    EXECUTE format(E'ALTER TABLE pg_temp.formula_check ADD COLUMN result float8 GENERATED ALWAYS AS ((%s\n)::float8) STORED', formula);
+    EXECUTE format(E'CREATE TEMPORARY VIEW formula_view AS SELECT (%s\n)::float8 AS result FROM pg_temp.formula_check', formula);
     SELECT pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid) INTO foreign_object
-    FROM pg_attrdef a JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = a.oid
-    WHERE a.adrelid = 'pg_temp.formula_check'::regclass AND (d.refclassid <> 'pg_class'::regclass OR d.refobjid <> a.adrelid) LIMIT 1;
+    FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+    WHERE r.ev_class = 'pg_temp.formula_view'::regclass
+      AND (d.refclassid <> 'pg_class'::regclass OR d.refobjid NOT IN (r.ev_class, 'pg_temp.formula_check'::regclass)) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'it uses the %, which is not part of PostgreSQL', foreign_object USING ERRCODE = 'insufficient_privilege';
     END IF;
+    DROP VIEW pg_temp.formula_view;
+    EXECUTE format(E'ALTER TABLE pg_temp.formula_check ADD COLUMN result float8 GENERATED ALWAYS AS ((%s\n)::float8) STORED', formula);
     SELECT pg_get_expr(adbin, adrelid) INTO printed FROM pg_attrdef WHERE adrelid = 'pg_temp.formula_check'::regclass;
     DROP TABLE pg_temp.formula_check;
+    -- As it will be used: not over a table, which has columns of the system, too.
+    EXECUTE format('SELECT (%s) FROM rft.formula_columns(0, ''{}'', ''{}'', ''{}'') LIMIT 0', printed);
     RETURN printed;
 END
 $$;
