@@ -14,6 +14,7 @@ was stopped, and is not started again soon, the run ends.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 
 import rftdata
@@ -218,7 +219,7 @@ def _supervise(
         progress, people = Progress(run), People(view, buffer_option(buffer.location))
         asked_at: float | None = None
         grace_s = resolved.config.run.stop_grace_s
-        revive = _Reviver(buffer, run, view)
+        revive, ask_to_stop = _Reviver(buffer, run, view), _StopRequest(run)
         while roles.running:
             roles.watch(_REFRESH_S)
             revive()
@@ -230,7 +231,7 @@ def _supervise(
                     if roles.running:
                         _tell_stop(view, roles.failed, grace_s)
                 # Repeated, because a trainer that begins its attempt now would take an earlier request for an old one.
-                _ask_to_stop(run)
+                ask_to_stop()
             if asked_at is not None and (interrupts.urgent or time.monotonic() - asked_at > grace_s):
                 roles.kill("did not stop yet" if interrupts.urgent else f"did not stop within {grace_s:.0f} s")
             _show(progress, view, people)
@@ -280,12 +281,24 @@ def _tell_stop(view: View, failed: dict[str, BaseException], grace_s: float) -> 
     view.message(f"{why}: the other processes are asked to stop (up to {grace_s:.0f} s)")
 
 
-def _ask_to_stop(run: Run) -> None:
-    try:
-        mark_dead_workers(run)
-        run.request_stop()
-    except BufferUnavailableError:
-        return  # the database itself failed, which the roles notice themselves
+class _StopRequest:
+    """Asks the roles of a run to stop, in a thread: a role that was stopped within a transaction may hold what this waits for until it is killed."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._thread: threading.Thread | None = None
+
+    def __call__(self) -> None:
+        """Ask, unless the last time still waits."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._ask, name="stop-request", daemon=True)
+            self._thread.start()
+
+    def _ask(self) -> None:
+        # The roles notice themselves that the database has failed; what conflicts is asked again.
+        with contextlib.suppress(RftError):
+            mark_dead_workers(self._run)
+            self._run.request_stop()
 
 
 def _show(progress: Progress, view: View, people: People) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
 import yaml
 
@@ -189,6 +190,19 @@ def test_a_fork_server_that_does_not_answer_does_not_keep_the_run_from_ending(fo
     output = printed_by(process)
     assert process.returncode == 128 + signal.SIGTERM and "rft run --resume supervised" in output, output
     wait_until_ended(pids.values())
+
+
+def test_a_lock_that_nobody_gives_back_does_not_keep_roles_from_being_killed(folder: Path) -> None:
+    """As of a role that was stopped within a transaction: whoever asks the run to stop would wait for it."""
+    process = start(folder, "explorer.engine=none")
+    pids = wait_for_a_step(folder, process)
+    with psycopg.connect(EmbeddedServer(folder / "buffer").uri) as connection:
+        connection.execute("SELECT FROM rft.run FOR UPDATE")
+        os.kill(pids["explorer"], signal.SIGSTOP)  # a role that cannot stop by itself
+        process.send_signal(signal.SIGTERM)
+        wait_until_ended([pids["explorer"]])
+    output = printed_by(process)
+    assert process.returncode == 128 + signal.SIGTERM and "did not stop within 3 s: killed" in output, output
 
 
 def test_a_role_that_leaves_without_an_error_is_started_again_and_ends_the_run_in_the_end(folder: Path) -> None:
