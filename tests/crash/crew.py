@@ -285,7 +285,6 @@ class Crew:
         if pid:
             return pid
         code = _DEFECT
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             if machine is not None:
                 machine.enter()

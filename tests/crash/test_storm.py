@@ -9,12 +9,13 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.support.network import unavailable
-from tests.support.session_processes import processes
+from tests.support.session_processes import PROGRAM, environment, processes
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -40,12 +41,20 @@ def test_an_interrupted_storm_leaves_no_process_behind(
     try:
         # The program, its guard, five roles, the database; more on Ray.
         wait_until(lambda: len(processes(mark, variable)) > 7, "the roles", process=storm)
+        (begun,) = {mark for process in processes(mark, variable) if (mark := environment(process).get(PROGRAM))}
         storm.send_signal(number)
         storm.wait(PATIENCE_S)
         wait_until(lambda: not processes(mark, variable), "the end of all processes")
+        wait_until(lambda: not _left_behind(begun), "the end of its folders and networks")
     finally:
         for process in processes(mark, variable):
             process.kill()
+
+
+def _left_behind(begun: str) -> list[str]:
+    """The folders and network interfaces of a program."""
+    networks = [path for path in Path("/sys/class/net").glob("*/ifalias") if begun in path.read_text()]
+    return [*map(str, networks), *map(str, Path(tempfile.gettempdir()).glob(f"rft-test-{begun}-*"))]
 
 
 def test_failures_at_random_lose_nothing_and_train_nothing_twice(server_folders: Path) -> None:

@@ -13,6 +13,8 @@ import shutil
 import subprocess
 from functools import cache
 
+from tests.support.session_processes import network_alias
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -38,6 +40,7 @@ class Machine:
             self._spaces = [os.open(f"/proc/{keeper.pid}/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts")]
             peer = f"{link}p"
             _ip("link", "add", link, "type", "veth", "peer", "name", peer, "netns", str(keeper.pid))
+            _ip("link", "set", link, "alias", network_alias())
             _ip("link", "set", link, "master", bridge)
             _ip("link", "set", link, "up")
             for command in ("link set lo up", f"addr add {address}/24 dev {peer}", f"link set {peer} up"):
@@ -89,6 +92,7 @@ class Network:
         self.machines: dict[str, Machine] = {}
         _ip("link", "add", self._bridge, "type", "bridge")
         try:
+            _ip("link", "set", self._bridge, "alias", network_alias())
             _ip("addr", "add", f"{self.address}/24", "dev", self._bridge)
             _ip("link", "set", self._bridge, "up")
             for index, name in enumerate(names):

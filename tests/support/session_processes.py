@@ -4,7 +4,7 @@ Embedded servers outlive their starters by design, and what a test started outli
 variable, by which the end of the session finds them:
 
 - a session that ends in good order stops its servers, and reports those that do not stop;
-- when the session's first process has ended, however that happened, a guard kills what is left and removes the session's folders.
+- when the session's first process has ended, however that happened, a guard kills what is left and removes the session's folders and networks.
 
 A program that starts processes of its own (`tests/crash/storm.py`) has a mark and a guard of its own, so that nothing of it outlives it, within a
 session or by hand: see `begin_program`.
@@ -20,6 +20,7 @@ import secrets
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,7 +28,7 @@ from pathlib import Path
 import psutil
 
 _MARK = "RFT_TEST_SESSION"
-_PROGRAM = "RFT_TEST_PROGRAM"
+PROGRAM = "RFT_TESTPROGRAM"
 _STOP_S = 30.0
 
 
@@ -43,24 +44,23 @@ def mark_session() -> None:
 def begin_program() -> str:
     """Begin this program again under a mark of its own, which its forks have, too; return what the names of its folders begin with.
 
-    When its process has ended, however that happened, everything that it started is killed, and its folders are removed. SIGTERM ends it in good
-    order.
+    When its process has ended, however that happened, everything that it started is killed, and its folders and networks are removed. That is how
+    SIGTERM ends it, too: an exception of a handler is lost where Python cannot raise it, as in what runs beside a fork.
     """
     own = f"{os.getpid()}-"
-    if not os.environ.get(_PROGRAM, "").startswith(own):
-        os.environ.pop(_PROGRAM, None)  # of an outer program
+    if not os.environ.get(PROGRAM, "").startswith(own):
+        os.environ.pop(PROGRAM, None)  # of an outer program
         mark = own + secrets.token_hex(4)
-        _start_guard(_PROGRAM, mark)
+        _start_guard(PROGRAM, mark)
         # In the environment with which a process began, which its forks show as theirs.
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _PROGRAM: mark})
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    return f"rft-test-{os.environ[_PROGRAM]}-"
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, PROGRAM: mark})
+    return f"rft-test-{os.environ[PROGRAM]}-"
 
 
 def _start_guard(variable: str, mark: str) -> None:
     nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
     # Without any mark, so that no other guard ends it before its work is done; in a session of its own, so that no Ctrl-C reaches it.
-    environment = {name: value for name, value in os.environ.items() if name not in (_MARK, _PROGRAM)}
+    environment = {name: value for name, value in os.environ.items() if name not in (_MARK, PROGRAM)}
     os.posix_spawn(
         sys.executable,
         [sys.executable, str(Path(__file__)), variable, mark, str(os.getpid())],
@@ -75,6 +75,11 @@ def folder_prefix() -> str:
     return f"rft-test-{os.environ[_MARK]}-"
 
 
+def network_alias() -> str:
+    """The alias of the session's or program's network interfaces, by which the guard finds them."""
+    return f"rft-test-{os.environ.get(PROGRAM) or os.environ[_MARK]}"
+
+
 def servers() -> list[psutil.Process]:
     """The first process of each PostgreSQL server of the session that runs."""
     found = [process for process in processes(os.environ[_MARK]) if _name(process) == "postgres"]
@@ -87,10 +92,15 @@ def processes(mark: str, variable: str = _MARK) -> list[psutil.Process]:
 
 
 def _has_mark(process: psutil.Process, variable: str, mark: str) -> bool:
+    return environment(process).get(variable) == mark
+
+
+def environment(process: psutil.Process) -> dict[str, str]:
+    """With which a process began; nothing if it has ended, or is another user's."""
     try:
-        return process.environ().get(variable) == mark
-    except psutil.Error:  # it has ended, or is another user's
-        return False
+        return process.environ()
+    except psutil.Error:
+        return {}
 
 
 def _name(process: psutil.Process | None) -> str:
@@ -111,7 +121,7 @@ def stop(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def _end(variable: str, mark: str) -> None:
-    """Kill every process with a mark, and remove the folders named by it."""
+    """Kill every process with a mark, and remove the folders and network interfaces named by it."""
     while left := processes(mark, variable):
         for process in left:
             try:
@@ -122,6 +132,10 @@ def _end(variable: str, mark: str) -> None:
     for parent in (tempfile.gettempdir(), "/dev/shm"):
         for folder in Path(parent).glob(f"rft-test-{mark}-*"):
             shutil.rmtree(folder, ignore_errors=True)
+    for alias in Path("/sys/class/net").glob("*/ifalias"):
+        with contextlib.suppress(OSError):  # removed with its peer, or by its owner
+            if alias.read_text().strip() == f"rft-test-{mark}":
+                subprocess.run(["ip", "link", "delete", alias.parent.name], stderr=subprocess.DEVNULL, check=False)
 
 
 if __name__ == "__main__":
