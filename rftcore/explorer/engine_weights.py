@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from datetime import datetime
 from pathlib import Path
 
 from rftcore.engines.base import Engine
@@ -42,7 +43,8 @@ class EngineWeights:
         self._engine = engine
         self._only_evaluates = only_evaluates
         self._missing_weights_s = missing_weights_s
-        self._missing: tuple[int, float] | None = None  # policy version, and when it was first found missing
+        # Policy version, when it was first found missing, and its trainer's lease then.
+        self._missing: tuple[int, float, datetime] | None = None
         self._news: asyncio.Task[None] | None = None
         self.trainer_step: int | None = None
         self.checksum: str | None = None
@@ -151,19 +153,19 @@ class EngineWeights:
         return outcome.checksum is not None
 
     def _tolerate_missing(self, policy: PolicyVersion, error: ModelError) -> None:
-        """Tolerate weights that their publisher has replaced, or removed on leaving. If they never appear on this host, raise.
+        """Tolerate weights that their publisher has replaced, or removed on leaving, or that went with it. If they never appear on this host, raise.
 
         Raises:
-            ModelError: the trainer that published them is running, and they are still the newest.
+            ModelError: they are still the newest, and the trainer that published them runs: it has renewed its lease since they were found missing.
         """
         version, newest = policy.policy_version_id, newest_policy(self._run)
         if newest is None or newest.policy_version_id != version:
             return
-        now = time.monotonic()
+        now, trainer = time.monotonic(), publisher(self._run, policy)
         if self._missing is None or self._missing[0] != version:
-            self._missing = (version, now)
-        trainer = publisher(self._run, policy)
-        if trainer.alive and now - self._missing[1] > self._missing_weights_s:
+            self._missing = (version, now, trainer.lease_until)
+        _, since, lease_then = self._missing
+        if trainer.alive and trainer.lease_until > lease_then and now - since > self._missing_weights_s:
             raise ModelError(
                 f"the weights file {policy.uri} of policy version {version} does not exist on this host "
                 f"({socket.gethostname()}); the trainer on {trainer.host} published it by sync.method {policy.method!r}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from rftdata.postgres.database import records
 from rftdata.run import Run
@@ -22,11 +23,12 @@ class PolicyVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The process of an attempt; `alive` is true while its lease is valid."""
+    """The process of an attempt; `alive` is true while its lease is valid, which a killed process no longer renews."""
 
     host: str
     pid: int
     alive: bool
+    lease_until: datetime
 
 
 def newest_policy(run: Run) -> PolicyVersion | None:

@@ -258,29 +258,34 @@ def test_weights_that_are_published_again_are_not_loaded_again(run: Run, attempt
     assert engine.loaded == ["a"]
 
 
-def test_weights_of_a_live_trainer_that_never_appear_end_the_explorer_and_name_the_method(
-    run: Run, attempt: Attempt
-) -> None:
-    run.publish(attempt, 0, "elsewhere", exists=False)
-    with pytest.raises(ModelError, match=r"sync\.method 'memory'") as caught:
-        run.explore(OneAtATime(), until=lambda: False, missing_weights_s=0.5)
+def test_weights_of_a_live_trainer_that_never_appear_end_the_explorer_and_name_the_method(run: Run) -> None:
+    with run.buffer.attempt(run.run, lease_s=1.5) as attempt:
+        run.publish(attempt, 0, "elsewhere", exists=False)
+        with pytest.raises(ModelError, match=r"sync\.method 'memory'") as caught:
+            run.explore(OneAtATime(), until=lambda: False, missing_weights_s=0.5)
     assert socket.gethostname() in str(caught.value)
+
+
+class Looks(OneAtATime):
+    num_looks = 0
+
+    def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
+        self.num_looks += 1
+        return super().load_weights(uri, policy_version_id, checksum)
 
 
 def test_weights_that_a_trainer_took_along_are_waited_for(run: Run) -> None:
     """Those of a live trainer would be an error at the second look, since they may be missing for no time at all."""
     with run.buffer.attempt(run.run) as attempt:
         run.publish(attempt, 0, "gone", exists=False)
+    run.explore(engine := Looks(), until=lambda: engine.num_looks >= 3, missing_weights_s=0.0)
 
-    class Looks(OneAtATime):
-        num_looks = 0
 
-        def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
-            self.num_looks += 1
-            return super().load_weights(uri, policy_version_id, checksum)
-
-    engine = Looks()
-    run.explore(engine, until=lambda: engine.num_looks >= 3, missing_weights_s=0.0)
+def test_weights_that_went_with_a_killed_trainer_are_waited_for_while_its_lease_is_valid(run: Run) -> None:
+    # A lease that is not renewed during the test, as that of a killed process is not.
+    with run.buffer.attempt(run.run, lease_s=1e6) as attempt:
+        run.publish(attempt, 0, "gone", exists=False)
+        run.explore(engine := Looks(), until=lambda: engine.num_looks >= 3, missing_weights_s=0.0)
 
 
 BAD_REWARD = "def score(turn, task):\n    return grade(turn)\n\ndef grade(turn):\n    return float(turn.answr == '2')\n"
