@@ -53,6 +53,7 @@ def open(
     schema: SchemaMode = "migrate",
     application: str = "rft",
     patience_s: float | None = None,
+    idle_s: float | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Buffer:
     """Open a buffer, and start its embedded server if needed.
@@ -63,6 +64,8 @@ def open(
         schema: what to do with a schema of an earlier release: `migrate` it, `check` and refuse it, or accept `any`.
         application: name shown in `pg_stat_activity`.
         patience_s: how long read-only queries are repeated while the database is unavailable; `RIDE_OUT_S` by default.
+        idle_s: seconds of inactivity after which the server aborts a transaction, with its locks, because this process may be suspended;
+            None for no limit.
         report: receives a sentence before an earlier schema is migrated.
 
     Raises:
@@ -77,7 +80,7 @@ def open(
                 allowed="a folder that all processes can access",
                 todo="set buffer.segments in the configuration, or for a command without one: export RFT_SEGMENTS=FOLDER",
             )
-        database = Database(config.uri, application=application, patience_s=patience_s)
+        database = Database(config.uri, application=application, patience_s=patience_s, idle_s=idle_s)
     else:
         server = _embedded(config)
         if not create and not exists(config):
@@ -86,7 +89,7 @@ def open(
                 value=str(server.folder),
                 todo="name one with --buffer or RFT_BUFFER, create one with `rft db create`, or start a run: `rft run CONFIG`",
             )
-        database = Database(server.start(), application=application, patience_s=patience_s)
+        database = Database(server.start(), application=application, patience_s=patience_s, idle_s=idle_s)
     try:
         # An embedded database belongs to the buffer, so one whose creation was interrupted is completed.
         _settle_schema(database, schema, _location(config), report, may_create=create or server is not None)

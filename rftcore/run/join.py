@@ -30,6 +30,8 @@ from rftdata.workers import live_workers, note_blocked_workers
 _VERBS = {"explorer": "explore", "pipeline": "process", "trainer": "train"}
 # Interval after which a waiting role repeats the same message.
 _REMINDER_S = 60.0
+# A role that was suspended within a transaction keeps others waiting for no longer. No transaction of a role waits for anything but the database.
+_IDLE_TRANSACTION_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ def join_run(resolved: ResolvedRun, run: str | None, *, by_hand: str | None = No
     else:
         check_environment(config.explorer.engine)
     report = functools.partial(print, file=sys.stderr, flush=True)
-    buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}", report=report)
+    buffer = rftdata.open(
+        config.buffer, application=f"rft {socket.gethostname()}", idle_s=_IDLE_TRANSACTION_S, report=report
+    )
     try:
         joined, is_new = _named(buffer, run, by_hand) if run is not None else _of_name(resolved, buffer, by_hand)
     except BaseException:

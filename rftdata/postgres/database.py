@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import re
 import threading
 import time
@@ -121,12 +122,20 @@ class Database:
         max_connections: size of the pool.
         application: shown in `pg_stat_activity`.
         patience_s: how long read-only queries are repeated while the server is unavailable; `RIDE_OUT_S` by default.
+        idle_s: seconds of inactivity after which the server aborts a transaction, with its locks, because this process may be suspended;
+            None for no limit.
     """
 
     def __init__(
-        self, uri: str, *, max_connections: int = 8, application: str = "rft", patience_s: float | None = None
+        self,
+        uri: str,
+        *,
+        max_connections: int = 8,
+        application: str = "rft",
+        patience_s: float | None = None,
+        idle_s: float | None = None,
     ) -> None:
-        self.uri = uri
+        self.uri, self._idle_s = uri, idle_s
         self._patience_s = patience_s
         self._connect_s = _CONNECT_S if patience_s is None else min(_CONNECT_S, max(1.0, patience_s))
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -171,6 +180,8 @@ class Database:
 
     def _register(self, connection: Connection) -> None:
         _notice_lost_client(connection)
+        if self._idle_s is not None:
+            execute(connection, "abort_idle_transactions", limit_ms=math.ceil(1000 * self._idle_s))
         with self._connections_lock:
             self._connections.add(connection)
 

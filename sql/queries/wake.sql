@@ -2,6 +2,10 @@
 -- Wake all listeners of the topics. The payload is constant, so that equal notifications of a transaction become one.
 SELECT pg_notify(topic, '') FROM unnest(%(topics)s::text[]) AS topic;
 
+-- name: abort_idle_transactions
+-- Let the server end this session when it does nothing for so long within a transaction, because its process is suspended.
+SELECT set_config('idle_in_transaction_session_timeout', %(limit_ms)s::text, false);
+
 -- name: notice_lost_client
 -- Let the server end this session, and release its locks, once its client cannot be reached any more.
 SELECT set_config('tcp_keepalives_idle', %(idle)s::text, false), set_config('tcp_keepalives_interval', %(interval)s::text, false),

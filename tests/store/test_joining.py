@@ -48,6 +48,19 @@ def test_a_configuration_continues_its_own_newest_run(buffer: Buffer) -> None:
     assert find_resumable(configured("exp", buffer), buffer, None).name == "exp-2"
 
 
+def test_a_role_that_is_suspended_within_a_transaction_keeps_its_locks_for_no_longer_than_a_minute(
+    buffer: Buffer, tmp_path: Path
+) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    store(buffer, "suspended")
+    joined = join_run(ResolvedRun(configured("suspended", buffer, tmp_path)), None)
+    with contextlib.closing(joined.buffer), joined.buffer.database.connection() as connection:
+        assert list(connection.execute("SHOW idle_in_transaction_session_timeout")) == [
+            {"idle_in_transaction_session_timeout": "1min"}
+        ]
+
+
 def test_an_experiment_whose_name_looks_numbered_is_another_one(buffer: Buffer, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model's folder, to be joined but not opened
         (tmp_path / name).touch()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import rftdata
 from rftdata.config import BufferConfig
+from rftdata.errors import BufferUnavailableError
 from rftdata.postgres.database import Connection, Database
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.lost_peers import LIMIT_S
@@ -51,3 +53,22 @@ def test_a_limit_in_the_url_stays(url: str) -> None:
     with database.connection() as pooled:
         assert limits_of(pooled)[0] == 4000
     database.close()
+
+
+def hold(database: Database, others: Callable[[], object]) -> None:
+    """Lock the runs, and do nothing until others have done something."""
+    with database.transaction() as connection:
+        connection.execute("LOCK TABLE rft.run")
+        others()
+        connection.execute("SELECT FROM rft.run")
+
+
+def lock(database: Database) -> None:
+    with database.transaction() as connection:
+        connection.execute("LOCK TABLE rft.run")
+
+
+def test_a_transaction_that_does_nothing_gives_its_locks_back(url: str) -> None:
+    suspended, other = Database(url, idle_s=0.2), Database(url)
+    with contextlib.closing(suspended), contextlib.closing(other), pytest.raises(BufferUnavailableError):
+        hold(suspended, lambda: lock(other))
