@@ -90,9 +90,11 @@ FROM jsonb_each(coalesce(%(states)s::jsonb,
 -- name: copy_observations
 -- Copy the outcomes with which a fork's selectors and statistics begin. Those that the parent's selector had not seen at the snapshot are
 -- new to the fork's.
-INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, kind, successes, trials, applied, applied_seq, author, reason, observed_at)
+INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, kind, successes, trials, applied, applied_seq, author, session_user_name, reason,
+    observed_at)
 SELECT %(run_id)s, CASE WHEN o.ordinal IS NOT NULL THEN %(attempt_id)s::bigint END, o.ordinal, o.task_id, o.kind, o.successes, o.trials,
-       s.seen, CASE WHEN s.seen THEN o.applied_seq END, o.author, o.reason, o.observed_at
+       s.seen, CASE WHEN s.seen THEN o.applied_seq END, o.author, o.session_user_name, o.reason,
+       o.observed_at
 FROM rft.task_observation o
 LEFT JOIN rft.rollout_group g ON g.run_id = o.run_id AND g.attempt_id = o.attempt_id AND g.ordinal = o.ordinal
 CROSS JOIN LATERAL (SELECT o.applied AND coalesce(o.applied_in < %(snapshot_id)s, true) AS seen) s
@@ -166,8 +168,9 @@ WHERE e.group_id = ANY (%(group_ids)s);
 
 -- name: copy_reviews
 -- Copy reviews of the origins that are answered or past their deadline. The fork's pipeline asks open ones itself.
-INSERT INTO rft.review (experience_id, group_id, run_id, name, question, otherwise, answer, answer_id, author, asked_at, deadline, answered_at)
-SELECT e.experience_id, e.group_id, e.run_id, w.name, w.question, w.otherwise, w.answer, w.answer_id, w.author, w.asked_at, w.deadline,
-       w.answered_at
+INSERT INTO rft.review (experience_id, group_id, run_id, name, question, otherwise, answer, answer_id, author, session_user_name, asked_at, deadline,
+    answered_at)
+SELECT e.experience_id, e.group_id, e.run_id, w.name, w.question, w.otherwise, w.answer, w.answer_id, w.author, w.session_user_name, w.asked_at,
+       w.deadline, w.answered_at
 FROM rft.experience e JOIN rft.v_review w ON w.experience_id = e.parent_id
 WHERE e.group_id = ANY (%(group_ids)s) AND w.state <> 'waiting';

@@ -208,6 +208,26 @@ def test_a_labeller_adds_nothing_to_the_batch_of_another(buffer: Buffer, roles: 
     ]
 
 
+def test_what_a_person_says_is_recorded_with_the_account(buffer: Buffer, roles: Roles, login: Login) -> None:
+    key, labeller = asked(buffer, roles), login("rft_labeler")
+    labeller.execute("SET rft.author = 'the boss'")
+    labeller.execute("UPDATE rft.review SET answer = 'drop'")
+    labeller.execute("UPDATE rft.experience SET reward = (reward + 1) / 4 WHERE experience_id = %s", [key])
+    labeller.execute(
+        "INSERT INTO rft.preference_pair (chosen_id, rejected_id, author) SELECT max(experience_id), %s, 'the boss' FROM rft.experience",
+        [key],
+    )
+    for table in ("review", "label", "task_observation", "preference_pair"):
+        said = buffer.sql(f"SELECT author, session_user_name FROM rft.{table} WHERE author IS NOT NULL").to_pylist()
+        assert said == [{"author": "the boss", "session_user_name": labeller.info.user}], table
+    for statement in (
+        "UPDATE rft.review SET answer = 'pass', session_user_name = 'x'",
+        "INSERT INTO rft.preference_pair (chosen_id, rejected_id, session_user_name) VALUES (1, 2, 'x')",
+    ):
+        with refused():
+            labeller.execute(statement)
+
+
 @pytest.mark.parametrize("role", ["rft_labeler", "rft_worker"])
 def test_no_setting_lets_facts_change(buffer: Buffer, roles: Roles, login: Login, role: str) -> None:
     """All settings that the schema reads, at once."""

@@ -14,6 +14,7 @@ CREATE TABLE rft.review (
     answer rft.review_answer,
     answer_id bigint,
     author text,
+    session_user_name text,
     asked_at timestamptz NOT NULL DEFAULT rft.clock(),
     deadline timestamptz NOT NULL,
     answered_at timestamptz,
@@ -32,11 +33,12 @@ COMMENT ON COLUMN rft.review.otherwise IS 'The answer that applies at the deadli
 COMMENT ON COLUMN rft.review.answer IS 'A person''s answer; NULL while there is none. May be set by UPDATE; a label on the experience counts as pass.';
 COMMENT ON COLUMN rft.review.answer_id IS 'Number of the answer, from the sequence of label_id: a verdict''s label_cut covers answers like labels. An answer that is changed or withdrawn gets a new number; NULL if none was given in time.';
 COMMENT ON COLUMN rft.review.author IS 'The author of the answer: the setting rft.author, else the session user.';
+COMMENT ON COLUMN rft.review.session_user_name IS 'The database user that answered.';
 COMMENT ON COLUMN rft.review.asked_at IS 'When it was asked (by the clock of leases).';
 COMMENT ON COLUMN rft.review.deadline IS 'Until when an answer counts; at most ten years after the question. A later answer is recorded without effect, and an answer given in time can then no longer be changed.';
 COMMENT ON COLUMN rft.review.answered_at IS 'When it was answered.';
 
--- Only the answer may change; its author and time are recorded here. Its group returns to the pipeline at once. A purge may empty
+-- Only the answer may change; its author, account and time are recorded here. Its group returns to the pipeline at once. A purge may empty
 -- the question. rft.reopen_answered assigns the answer's number.
 CREATE FUNCTION rft.note_answer() RETURNS trigger
 LANGUAGE plpgsql
@@ -60,6 +62,7 @@ BEGIN
                     ELSE 'A reward can still be corrected: UPDATE rft.experience SET reward = … WHERE experience_id = …' END;
         END IF;
         NEW.author := coalesce(nullif(current_setting('rft.author', true), ''), session_user);
+        NEW.session_user_name := session_user;
         NEW.answered_at := rft.clock();
     END IF;
     RETURN NEW;

@@ -14,6 +14,7 @@ CREATE TABLE rft.task_observation (
     successes double precision NOT NULL,
     trials double precision NOT NULL,
     author text,
+    session_user_name text,
     reason text,
     applied boolean NOT NULL DEFAULT false,
     applied_in bigint,
@@ -35,6 +36,7 @@ COMMENT ON COLUMN rft.task_observation.kind IS 'Where the evidence comes from.';
 COMMENT ON COLUMN rft.task_observation.successes IS 'Sum of rewards clipped to [0, 1]; for a correction, the change.';
 COMMENT ON COLUMN rft.task_observation.trials IS 'Rollouts with an outcome ok and a reward; for a correction, the change.';
 COMMENT ON COLUMN rft.task_observation.author IS 'The author of a manual outcome or correction.';
+COMMENT ON COLUMN rft.task_observation.session_user_name IS 'The database user of a manual outcome or correction.';
 COMMENT ON COLUMN rft.task_observation.reason IS 'The reason of a manual outcome or correction, if given.';
 COMMENT ON COLUMN rft.task_observation.applied IS 'Whether the run''s selector has learned it, or never will because the run has left its group.';
 COMMENT ON COLUMN rft.task_observation.applied_in IS 'The newest selector_snapshot when the run''s selector learned it; NULL: it has not, or there was none.';
@@ -124,9 +126,10 @@ AS $$
 BEGIN
     -- Labellers run this, and what they have set must not keep their corrections out of the fold.
     PERFORM set_config('rft.folding', '', true);
-    INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, kind, successes, trials, author, reason)
+    INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, kind, successes, trials, author, session_user_name, reason)
     SELECT g.run_id, g.attempt_id, g.ordinal, g.task_id, 'correction', d.successes, d.trials,
-           coalesce(nullif(current_setting('rft.author', true), ''), session_user), nullif(current_setting('rft.reason', true), '')
+           coalesce(nullif(current_setting('rft.author', true), ''), session_user), session_user,
+           nullif(current_setting('rft.reason', true), '')
     FROM (
         SELECT c.group_id, sum(c.successes / t.num_turns) AS successes, sum(c.trials / t.num_turns) AS trials
         FROM (
@@ -170,9 +173,10 @@ BEGIN
                   HINT = 'UPDATE rft.task_stat SET alpha = …, beta = … alone: it is recorded as an outcome of kind manual.';
     END IF;
     PERFORM set_config('rft.folding', 'done', true);
-    INSERT INTO rft.task_observation (run_id, task_id, kind, successes, trials, author, reason)
+    INSERT INTO rft.task_observation (run_id, task_id, kind, successes, trials, author, session_user_name, reason)
     SELECT n.run_id, n.task_id, 'manual', n.alpha - o.alpha, n.alpha - o.alpha + n.beta - o.beta,
-           coalesce(nullif(current_setting('rft.author', true), ''), session_user), nullif(current_setting('rft.reason', true), '')
+           coalesce(nullif(current_setting('rft.author', true), ''), session_user), session_user,
+           nullif(current_setting('rft.reason', true), '')
     FROM new_rows n JOIN old_rows o USING (run_id, task_id)
     WHERE (n.alpha, n.beta) IS DISTINCT FROM (o.alpha, o.beta);
     PERFORM set_config('rft.folding', '', true);

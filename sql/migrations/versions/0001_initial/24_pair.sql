@@ -9,6 +9,7 @@ CREATE TABLE rft.preference_pair (
     rejected_id bigint NOT NULL,
     source rft.pair_source NOT NULL DEFAULT 'human',
     author text NOT NULL DEFAULT session_user,
+    session_user_name text NOT NULL DEFAULT session_user,
     margin double precision CHECK (margin > 0 AND margin < 'Infinity'),
     builder jsonb NOT NULL DEFAULT '{}',
     label_cut bigint NOT NULL DEFAULT 0,
@@ -24,6 +25,7 @@ COMMENT ON COLUMN rft.preference_pair.chosen_id IS 'The better experience.';
 COMMENT ON COLUMN rft.preference_pair.rejected_id IS 'The worse one, an answer to the same prompt.';
 COMMENT ON COLUMN rft.preference_pair.source IS 'Origin of the preference.';
 COMMENT ON COLUMN rft.preference_pair.author IS 'Who compared them, or had them built.';
+COMMENT ON COLUMN rft.preference_pair.session_user_name IS 'The database user.';
 COMMENT ON COLUMN rft.preference_pair.margin IS 'How much better the chosen one is, if a person gave a margin; NULL for built pairs, whose margin follows from the rewards (rft.v_pair).';
 COMMENT ON COLUMN rft.preference_pair.builder IS 'Built pairs: settings of the operator pair_builder.';
 COMMENT ON COLUMN rft.preference_pair.label_cut IS 'Built pairs: newest label contained in the rewards from which they were built.';

@@ -152,7 +152,6 @@ WHERE w.answer IS NULL AND rft.clock() < w.deadline AND g.status = 'sealed' AND 
 ORDER BY w.deadline, w.review_id;
 COMMENT ON VIEW rft.v_review_queue IS 'Questions that wait for a person, most urgent first. Questions about groups that were purged, left or decided without an answer are left out. Answer with UPDATE rft.review SET answer, UPDATE rft.experience SET reward, `rft label set` or `rft label import`.';
 
--- A pair with a purged side shows no text, and cannot be trained on.
 CREATE VIEW rft.v_run_model AS
 SELECT r.name AS run, m.run_id, m.used_as, m.uri, m.checkpoint_id, f.name AS trained_by, c.trainer_step, m.since
 FROM rft.run_model m JOIN rft.run r USING (run_id)
@@ -160,8 +159,9 @@ LEFT JOIN rft.checkpoint c ON c.checkpoint_id = m.checkpoint_id
 LEFT JOIN rft.run f ON f.run_id = c.run_id;
 COMMENT ON VIEW rft.v_run_model IS 'The models of each run: the weights that it starts from, and its critic, teacher and reward models. trained_by, trainer_step: the run and the step of the checkpoint; NULL for a model from elsewhere.';
 
+-- A pair with a purged side shows no text, and cannot be trained on.
 CREATE VIEW rft.v_pair AS
-SELECT p.pair_id, r.name AS run, c.run_id, c.group_id, t.taskset, t.task_key, p.source, p.author, p.chosen_id, p.rejected_id,
+SELECT p.pair_id, r.name AS run, c.run_id, c.group_id, t.taskset, t.task_key, p.source, p.author, p.session_user_name, p.chosen_id, p.rejected_id,
        gp.prompt, c.response AS chosen, j.response AS rejected, c.reward AS chosen_reward, j.reward AS rejected_reward,
        CASE p.source WHEN 'human' THEN p.margin ELSE c.reward - j.reward END AS margin,
        (p.source = 'human' OR coalesce(c.reward > j.reward, false))
