@@ -4,16 +4,38 @@
 or transformers, so a notebook or a labeller's laptop needs nothing else.
 """
 
-from rftdata.buffer import Buffer
-from rftdata.connection import create, open
-from rftdata.errors import RftError
-from rftdata.experience import Group, Rollout, Sequence
-from rftdata.run import Run
-from rftdata.training.attempt import Attempt
-from rftdata.training.batch import Batch
-from rftdata.training.sampling import SamplingConfig
-from rftdata.writing.writer import Writer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+    from rftdata.connection import create, open
+    from rftdata.errors import RftError
+    from rftdata.experience import Group, Rollout, Sequence
+    from rftdata.run import Run
+    from rftdata.training.attempt import Attempt
+    from rftdata.training.batch import Batch
+    from rftdata.training.sampling import SamplingConfig
+    from rftdata.writing.writer import Writer
+
+# Imported when first used: a process that needs one module of this package, as that of reward functions, starts without the database.
+_HOMES = {
+    "Attempt": "training.attempt", "Batch": "training.batch", "Buffer": "buffer", "Group": "experience", "RftError": "errors",
+    "Rollout": "experience", "Run": "run", "SamplingConfig": "training.sampling", "Sequence": "experience", "Writer": "writing.writer",
+    "create": "connection", "open": "connection",
+}  # fmt: skip
 
 __all__ = [
     "Attempt", "Batch", "Buffer", "Group", "RftError", "Rollout", "Run", "SamplingConfig", "Sequence", "Writer", "create", "open",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
