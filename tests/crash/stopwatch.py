@@ -127,6 +127,7 @@ class Stopwatch:
 
 def _wrap(owner: Any, name: str, around: Callable[..., contextlib.AbstractContextManager[None]]) -> None:
     """Call `owner.name` inside the context manager that `around` makes of its arguments."""
+    getattr(owner, name)  # a package may import it only now
     found = inspect.getattr_static(owner, name)
     called = found.__func__ if isinstance(found, classmethod) else found
 
