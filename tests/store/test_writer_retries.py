@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import psycopg.errors
 import pytest
 
 from rftdata import Buffer, Group, Run
-from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError
+from rftdata.errors import BufferUnavailableError, FencedError, RftError
 from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import Connection, Cursor, send
 from rftdata.writing import writer as writer_module
@@ -84,7 +85,7 @@ def test_requests_whose_joint_transaction_may_be_committed_are_not_stored_alone(
 
     def refused(connection: Connection, name: str, /, **parameters: Any) -> Cursor:
         if name == "insert_receipt" and line.num_lost:
-            raise ConflictError("the database aborted a transaction: deadlock detected")
+            raise psycopg.errors.DeadlockDetected("deadlock detected")
         return send(connection, name, **parameters)
 
     monkeypatch.setattr(writer_module, "send", refused)
