@@ -270,6 +270,8 @@ class Writer:
         except Exception as error:
             # The server's error concerns this try alone: an earlier one stays undecided.
             batch.is_undecided |= commits and not proves_rollback(error)
+            if not batch.is_undecided:
+                batch.group_ids = []  # nothing was stored under them, even if a later try finds the receipt
             raise
         batch.is_undecided = False
 
