@@ -11,8 +11,8 @@ import os
 import sys
 import threading
 
-_STUCK_EXIT_CODE = 1
 _stuck: list[threading.Thread] = []
+_exit_code = 1
 
 
 def leave(thread: threading.Thread, timeout_s: float) -> bool:
@@ -24,11 +24,17 @@ def leave(thread: threading.Thread, timeout_s: float) -> bool:
     return True
 
 
+def set_exit_code(code: int) -> None:
+    """Set the exit code of this process, which is about to end. Without a call it is 1 if a thread is stuck."""
+    global _exit_code
+    _exit_code = code
+
+
 def _end_without_stuck_threads() -> None:
     if any(thread.is_alive() for thread in _stuck):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_STUCK_EXIT_CODE)
+        os._exit(_exit_code)
 
 
 # Registered on import, before the functions that must run first.

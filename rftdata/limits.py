@@ -22,8 +22,8 @@ MAX_NAME_BYTES = 1000
 _MAX_KEY_BYTES = 1600
 # The name of a run is also that of its folder. With a number, which may be appended to it, it has up to 200 bytes.
 _MAX_RUN_NAME_BYTES = 180
-# Only JSON with one of these can have NUL, half a surrogate pair or a number that is not finite.
-_SUSPICIOUS = re.compile(r"\\u0000|\\u[dD][89a-fA-F]|[eE]\+?\d{3}|\d{309}|NaN|Infinity")
+# Only JSON with one of these can have NUL, half a surrogate pair or a number that is not finite: 210 digits and an exponent of two are too much.
+_SUSPICIOUS = re.compile(r"\\u0000|\\u[dD][89a-fA-F]|[eE]\+?\d{3}|\d{210}|NaN|Infinity")
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")
 _NO_FOLDER = re.compile(r"[/\x00-\x1f\x7f]")
 

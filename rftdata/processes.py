@@ -69,11 +69,12 @@ def process_lives(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return what /proc/PID/stat has after the name; None if there is no such file, or /proc is that of another space."""
+    """Return what /proc/PID/stat has after the name; None if it cannot be read, or /proc is that of another space."""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
             return None
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):  # the second if it ended between opening and reading
+    # Of a process that ended between opening and reading; of another user's, where /proc is mounted with hidepid=1.
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None

@@ -16,6 +16,7 @@ import traceback
 import typer
 from typer.main import get_command
 
+from rftcore import stuck_threads
 from rftcore.cli import (
     archive,
     bench,
@@ -107,7 +108,9 @@ def _root(
 
 def main() -> None:
     """Run the console script."""
-    sys.exit(run_command(sys.argv[1:]))
+    code = run_command(sys.argv[1:])
+    stuck_threads.set_exit_code(code)
+    sys.exit(code)
 
 
 def run_command(arguments: list[str]) -> int:

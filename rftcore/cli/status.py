@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +33,9 @@ def status(
     from rftcore.cli.output import print_json
     from rftcore.launch.waits import what_waits
     from rftcore.run.stacks import read_stacks
+    from rftdata.processes import is_here
     from rftdata.progress import Progress
+    from rftdata.workers import live_workers
 
     with opened(buffer, "rft status") as found:
         at_work = found.runs(at_work=True)
@@ -44,8 +45,8 @@ def status(
             _watch(progress)
             return
         snapshot = progress.snapshot()
-        here = [w for w in snapshot.workers if w.host == socket.gethostname() and w.liveness != "stopped"]
-        asked = here if stacks else []
+        here = {w.worker_id for w in live_workers(shown) if is_here(w.host, w.pid_space)} if stacks else set()
+        asked = [worker for worker in snapshot.workers if worker.worker_id in here]
         texts = read_stacks(shown.folder, [worker.pid for worker in asked])
         waits = what_waits(snapshot, shown.config)
         location = found.location

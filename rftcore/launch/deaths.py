@@ -12,7 +12,6 @@ import fcntl
 import os
 import select
 import signal
-import socket
 import struct
 import threading
 import time
@@ -116,7 +115,7 @@ class ProcessWatch:
         """Return the last lines of the process's log, or where it is; empty if nothing is known."""
         if not self.log:
             return ""
-        if self.host != socket.gethostname():
+        if not is_here(self.host, self.pid_space):
             return f"its log is {self.log} on {self.host}"
         try:
             with open(self.log, "rb") as file:

@@ -36,6 +36,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from rftcore import stuck_threads
 from rftcore.garbage import collect_rarely, large_imports
 from rftcore.launch.launcher import RoleTask, run_role
 from rftcore.run.parent_process import end_with_parent
@@ -299,6 +300,7 @@ def _end_with(work: Callable[[], None]) -> NoReturn:
     except BaseException:  # noqa: BLE001 - as the interpreter does
         traceback.print_exc()
     finally:
+        stuck_threads.set_exit_code(code)
         with contextlib.suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()

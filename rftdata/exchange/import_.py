@@ -195,10 +195,10 @@ def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> Run:
 def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done: Imported) -> None:
     """Write the groups that the runs do not have, in one pass over the file, whatever number of runs it has."""
     batches = _Batches(buffer)
-    with contextlib.ExitStack() as opened:
-        for run_id in sorted(set(targets.values())):  # in one order, so that two imports do not wait for each other
-            opened.enter_context(holding(buffer.database, f"import/{run_id}", wait_s=math.inf))
-        file = {"run_ids": sorted(set(targets.values())), "path": _path(contents)}
+    run_ids = sorted(set(targets.values()))
+    locks = [f"import/{run_id}" for run_id in run_ids]  # in one order, so that two imports do not wait for each other
+    with holding(buffer.database, *locks, wait_s=math.inf), contextlib.ExitStack() as opened:
+        file = {"run_ids": run_ids, "path": _path(contents)}
         contents.check_unchanged()
         buffer.database.run("insert_import", **file, digest=contents.digest)
         present = {origin: _present(buffer, run_id, origin, contents) for origin, run_id in targets.items()}

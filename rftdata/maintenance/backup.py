@@ -124,10 +124,21 @@ def _write(buffer: Buffer, draft: Path) -> Manifest:
 
 
 def _copy_archives(source: ArchiveFolder, files: Sequence[Mapping[str, Any]], target: ArchiveFolder) -> None:
-    """Copy the files of archives, durably, and compare the copies with their checksums."""
+    """Copy the files of archives, durably, and compare the copies with their checksums. A file that is there already stays.
+
+    Raises:
+        QueryError: a file of this name is there, with other content.
+    """
     for row in files:
+        if target.problem(row["path"], row["num_bytes"], row["checksum"]) is None:
+            continue  # that of the saved buffer, beside whose arrays the restored ones are
         try:
             target.copy(row["path"], source)
+        except FileExistsError as error:
+            raise QueryError(
+                "an archive file with other content is in the way", value=str(target.folder / row["path"]),
+                todo="restore again, into an empty database and with a folder for the arrays that has no folder `archives` beside it",
+            ) from error  # fmt: skip
         except FileNotFoundError:
             source.check([row])  # names the missing file
             raise
@@ -206,14 +217,16 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
     _copy_segment_files(folder / SEGMENTS, segments)
     _restore_database(uri, server_version, folder / DUMP)
     buffer = open_buffer(target.model_copy(update={"segments": str(segments)}))
-    files = buffer.database.fetch("archive_files", run_id=None)
-    _copy_archives(ArchiveFolder(folder / ARCHIVES, ""), files, buffer.archives)
-    grant_roles(buffer.database)  # a dump contains no rights, since the roles may be missing on the new server
-    problems = list(verify(buffer))
-    if problems:
+    try:
+        files = buffer.database.fetch("archive_files", run_id=None)
+        _copy_archives(ArchiveFolder(folder / ARCHIVES, ""), files, buffer.archives)
+        grant_roles(buffer.database)  # a dump contains no rights, since the roles may be missing on the new server
+        if problems := list(verify(buffer)):
+            more = f"; {len(problems) - 1} more problems: `rft doctor` lists them" if len(problems) > 1 else ""
+            raise RftError(f"the backup is damaged: {problems[0]}{more}")
+    except BaseException:
         buffer.close()
-        more = f"; {len(problems) - 1} more problems: `rft doctor` lists them" if len(problems) > 1 else ""
-        raise RftError(f"the backup is damaged: {problems[0]}{more}")
+        raise
     return buffer
 
 

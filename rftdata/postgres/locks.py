@@ -24,24 +24,38 @@ _LOOK_AGAIN_S = 1.0
 
 
 @contextlib.contextmanager
-def holding(database: Database, name: str, *, wait_s: float = 0.0) -> Iterator[str | None]:
-    """Hold a lock while the block runs.
+def holding(database: Database, *names: str, wait_s: float = 0.0) -> Iterator[str | None]:
+    """Hold locks while the block runs, on one connection.
 
     Args:
-        wait_s: longest wait for another holder.
+        names: of several, in the order in which every process takes them.
+        wait_s: longest wait for another holder of each.
 
     Yields:
-        None if it is held; otherwise who holds it instead.
+        None if all are held; otherwise who holds one of them instead, and none is held.
     """
-    key = secrets.randbits(62)
     with translated(database.uri), database.dedicated() as connection:
-        held_by = _hold(connection, name, key, wait_s)
+        keys: dict[str, int] = {}
         try:
+            held_by = None
+            for name in names:
+                key = secrets.randbits(62)
+                held_by = _hold(connection, name, key, wait_s)
+                if held_by is not None:
+                    _release(connection, keys)
+                    break
+                keys[name] = key
             yield held_by
         finally:
-            if held_by is None and not connection.closed:  # the server releases it when the connection is lost
-                with contextlib.suppress(psycopg.OperationalError):
-                    fetch(connection, "release_lock", name=name, key=key)
+            _release(connection, keys)
+
+
+def _release(connection: Connection, keys: dict[str, int]) -> None:
+    """Release locks at once; the server releases those of a lost connection."""
+    while keys and not connection.closed:
+        name, key = keys.popitem()
+        with contextlib.suppress(psycopg.OperationalError):
+            fetch(connection, "release_lock", name=name, key=key)
 
 
 def _hold(connection: Connection, name: str, key: int, wait_s: float) -> str | None:

@@ -19,17 +19,16 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rftdata.errors import BufferUnavailableError, FencedError, QueryError, RftError, described
+from rftdata.errors import BufferUnavailableError, QueryError, RftError, described
 from rftdata.failpoints import failpoint
 from rftdata.limits import MAX_COUNT, check_integer
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
-from rftdata.processes import has_ended, own_process
 from rftdata.run import Run
 from rftdata.segments.reader import SegmentReader
-from rftdata.training import stored_selection
+from rftdata.training import takeover
 from rftdata.training.batch import Batch
 from rftdata.training.checkpoints import Checkpoint
 from rftdata.training.drawing import Drawing
@@ -37,8 +36,6 @@ from rftdata.training.fence import Fence
 from rftdata.training.sampling import SamplingConfig, checked_formula
 from rftdata.workers import mark_dead_workers
 
-# Receipts of this process's attempts that no object holds, whatever the database knows: closed ones, and those whose start failed.
-_given_up: set[uuid.UUID] = set()
 _LOOK_S = 1.0
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 
@@ -86,41 +83,13 @@ class Attempt:
         ride_out(lambda: mark_dead_workers(run))
         receipt = uuid.uuid4()
         try:
-            attempt_id, checkpoint = ride_out(lambda: cls._take(run, receipt, lease_s, policy))
+            attempt_id, checkpoint = ride_out(lambda: takeover.take(run, receipt, lease_s, policy))
             failpoint("trainer.started")
             notify.notify(run.database, notify.RUN)
             return cls(run, reader, attempt_id, _of_row(checkpoint), lease_s, max_refill, receipt)
         except BaseException:
-            _give_up(run, receipt)
+            takeover.give_up(run, receipt)
             raise
-
-    @staticmethod
-    def _take(run: Run, receipt: uuid.UUID, lease_s: float, policy: Jsonb) -> tuple[int, Row | None]:
-        """Start an attempt, or find the one that an earlier try has started; return its id and the checkpoint from which it continues."""
-        run_id = run.run_id
-        with run.database.transaction() as connection:
-            execute(connection, "limit_idleness")
-            locked = fetch(connection, "lock_run", run_id=run_id)[0]
-            parent = locked["current_attempt_id"]
-            checkpoint = None
-            if parent is not None:
-                holder = fetch(connection, "attempt_holder", attempt_id=parent)[0]
-                if holder["receipt"] != receipt:
-                    refuse_if_held(holder, locked)
-                found = fetch(connection, "last_checkpoint", attempt_id=parent, step=None)
-                checkpoint = found[0] if found else None
-                if holder["receipt"] == receipt:
-                    return int(parent), checkpoint
-            stored_selection.verify(connection, locked)
-            row = fetch(
-                connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
-                from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
-                lease_s=lease_s, receipt=receipt, **own_process(),
-            )[0]  # fmt: skip
-            execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
-            changed = fetch(connection, "set_sampler", run_id=run_id, policy=policy)[0]["changed"]
-            start_attempt(connection, locked, row["attempt_id"], checkpoint, policy_changed=changed)
-            return int(row["attempt_id"]), checkpoint
 
     @classmethod
     def join(cls, run: Run, reader: SegmentReader, attempt_id: int, max_refill: int) -> Attempt:
@@ -361,7 +330,7 @@ class Attempt:
             self._listener.close()
             self._keeper.join()
             if self._receipt is not None:
-                _given_up.add(self._receipt)
+                takeover.mark_unheld(self._receipt)
         if self._lease_s is not None and not self._has_ended:
             ride_out(
                 lambda: self.run.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome),
@@ -400,44 +369,3 @@ class Attempt:
 
 def _of_row(checkpoint: Row | None) -> Checkpoint | None:
     return None if checkpoint is None else records(Checkpoint, [checkpoint])[0]
-
-
-def _give_up(run: Run, receipt: uuid.UUID) -> None:
-    """End an attempt that may have been started and that no object holds, so that it locks nobody out."""
-    _given_up.add(receipt)
-    with contextlib.suppress(RftError, psycopg.Error), run.database.transaction() as connection:
-        fetch(connection, "lock_run", run_id=run.run_id)  # waits for a start that is still being committed
-        execute(connection, "end_attempt_of_receipt", run_id=run.run_id, receipt=receipt, outcome="it could not start")
-
-
-def start_attempt(
-    connection: Connection, run: Row, attempt_id: int, checkpoint: Row | None, *, policy_changed: bool = False
-) -> None:
-    """Set the run to a new attempt's history: its unused groups can be drawn, and unclaimed work can be claimed."""
-    run_id = run["run_id"]
-    execute(connection, "return_aged", run_id=run_id)
-    execute(connection, "return_draws", run_id=run_id, attempt_id=attempt_id)
-    if policy_changed:
-        execute(connection, "place_all", run_id=run_id)
-    start_step = checkpoint["trainer_step"] if checkpoint else 0
-    execute(connection, "bound_policy_steps", run_id=run_id, start_step=start_step)
-    execute(connection, "reopen_stale_groups", run_id=run_id)
-    if run["source_kind"]:
-        execute(connection, "restore_selection", run_id=run_id, attempt_id=attempt_id)
-    fetch(connection, "release_lost_claims", run_id=run_id)
-    execute(connection, "drop_lost_evaluations", run_id=run_id)
-
-
-def refuse_if_held(holder: Row, run: Row) -> None:
-    """Refuse to start an attempt while another process trains the run.
-
-    Raises:
-        FencedError: another process trains it.
-    """
-    ended = has_ended(holder["host"], holder["pid"], holder["pid_space"], holder["pid_started"])
-    if ended or not holder["alive"] or holder["receipt"] in _given_up:
-        return
-    raise FencedError(
-        f"the run {run['name']!r} is being trained by process {holder['pid']} on {holder['host']}",
-        todo="stop that process first, or wait until its lease ends",
-    )

@@ -20,7 +20,7 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.processes import own_process
 from rftdata.run import Run, refuse_archived
-from rftdata.training.attempt import refuse_if_held, start_attempt
+from rftdata.training.takeover import begin_history, refuse_if_held
 from rftdata.workers import mark_dead_workers
 from rftdata.writing.writer import NO_PIPELINE
 
@@ -51,7 +51,7 @@ def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
                 execute(connection, "forget_selectors", run_id=run_id, states=states)
             fetch(connection, "rebuild_task_stat", run_id=run_id)
         execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
-        start_attempt(connection, locked, attempt_id, checkpoint)
+        begin_history(connection, locked, attempt_id, checkpoint)
     notify.notify(run.database, notify.RUN)
 
 

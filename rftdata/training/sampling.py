@@ -21,9 +21,6 @@ from rftdata.config import Section
 from rftdata.errors import ConfigError
 from rftdata.postgres.database import Database, fetch, limit_statements
 
-# Greater numbers of steps mean no limit, and would not fit the database's integers when steps are added.
-MOST_STEPS = 2**30
-
 Order = Literal["fifo", "newest", "uniform", "prioritized", "rank"]
 Source = Literal["explorer", "human", "import", "synthesis", "replay"]
 
@@ -212,7 +209,7 @@ class SamplingConfig(Section):
     @property
     def window(self) -> int:
         """The most trainer steps between the policy of a new group and the step for which it is planned; see `Pacing`."""
-        return min(self.max_staleness, MOST_STEPS) - math.ceil(self.over_sampling)
+        return self.max_staleness - math.ceil(self.over_sampling)
 
     @property
     def is_fifo(self) -> bool:
@@ -232,7 +229,7 @@ class SamplingConfig(Section):
         if self.stratify:
             lanes = [self._lane(f"taskset {name}", LaneConfig(taskset=name, ratio=1)) for name in tasksets]
         return {
-            "max_staleness": min(self.max_staleness, MOST_STEPS),
+            "max_staleness": self.max_staleness,
             "formula": formula,
             "samples_per_insert": limit.ratio if limit else None,
             "min_size_to_sample": limit.min_size_to_sample if limit else 0,

@@ -262,12 +262,16 @@ class Writer:
                 wait([arrays])  # whatever happened to the rows, because the next batch appends after this one
 
     def _try(self, batch: _Batch, arrays: Future[Appended] | None) -> None:
+        commits = False
         try:
             with self._database.transaction() as connection:
                 self._write(connection, batch, arrays)
-                batch.is_undecided = True
+                commits = True
         except Exception as error:
-            batch.is_undecided &= not proves_rollback(error)
+            # The server's error concerns this try alone: an earlier one stays undecided.
+            batch.is_undecided |= commits and not proves_rollback(error)
+            if not batch.is_undecided:
+                batch.group_ids = []  # nothing was stored under them, even if a later try finds the receipt
             raise
         batch.is_undecided = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any
 import duckdb
 import ml_dtypes
 import numpy as np
+import psycopg
 import pyarrow.parquet as pq
 import pytest
 
@@ -507,6 +509,25 @@ def test_forks_are_archived_before_the_run_whose_arrays_they_use_and_restored_af
     restore_run(filled, "old")
     restore_run(filled, "fork")
     assert (catalogue(filled), arrays(filled)) == (before, bytes_before)
+
+
+def test_a_back_up_is_restored_beside_the_arrays_of_the_saved_buffer(
+    filled: rftdata.Buffer, empty_uri: str, tmp_path: Path
+) -> None:
+    """So the two share the folder of archives, whose files are named after the buffer. A file with other content stays as it is."""
+    archive(filled, "old", author="ada")
+    backup.back_up(filled, tmp_path / "backup")
+    target = BufferConfig(uri=empty_uri, segments=str(filled.archives.folder.parent / "restored"))
+    with backup.restore(tmp_path / "backup", target) as restored:
+        assert restored.archives.folder == filled.archives.folder and list(verify(restored)) == []
+    with psycopg.connect(empty_uri, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA rft CASCADE")
+    shutil.rmtree(target.segments or "")
+    file = filled.archives.all_files()[0]
+    file.write_bytes(b"another")
+    with pytest.raises(QueryError, match="an archive file with other content is in the way"):
+        backup.restore(tmp_path / "backup", target)
+    assert file.read_bytes() == b"another"
 
 
 def test_doctor_backup_and_compaction_know_archives(filled: rftdata.Buffer, empty_uri: str, tmp_path: Path) -> None:

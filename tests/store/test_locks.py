@@ -14,7 +14,7 @@ from rftdata import Buffer, exchange
 from rftdata.errors import ConflictError
 from rftdata.maintenance import purge
 from rftdata.maintenance.archive import archive
-from rftdata.postgres.database import sql_folder
+from rftdata.postgres.database import Connection, Database, sql_folder
 from rftdata.postgres.locks import holding
 from rftdata.segments.compaction import Compactor, turn
 from tests.support.store_roles import Roles, own_group
@@ -130,3 +130,40 @@ def test_the_error_names_the_holder(buffer: Buffer, roles: Roles) -> None:
         pytest.raises(ConflictError, match=r"archiving or restoring .*: .*, process \d+"),
     ):
         archive(buffer, roles.run.run_id, author="ada")
+
+
+def test_an_import_takes_the_locks_of_all_its_runs_on_one_connection(
+    buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may have more runs than the server allows connections."""
+    opened: list[Database] = []
+
+    def dedicated(database: Database) -> Connection:
+        opened.append(database)
+        return open_one(database)
+
+    for name in "abc":
+        with buffer.writer(buffer.create_run(name=name, config={}, seed=1, steps=1, pipeline_version="p")) as writer:
+            writer.insert(own_group(task_key=name))
+    open_one = Database.dedicated
+    monkeypatch.setattr(Database, "dedicated", dedicated)
+    numbers = []
+    for runs in (["a"], ["b", "c"]):
+        exchange.export(buffer, tmp_path / f"{runs[0]}.jsonl", runs=runs)
+        opened.clear()
+        exchange.load(buffer, tmp_path / f"{runs[0]}.jsonl", run=f"copy of {runs[0]}" if len(runs) == 1 else None)
+        numbers.append(len(opened))
+    assert numbers[0] == numbers[1]
+
+
+def test_of_several_locks_all_are_held_or_none(buffer: Buffer) -> None:
+    database = buffer.database
+    with holding(database, "b"), holding(database, "a", "b", "c") as held_by:
+        assert held_by is not None
+        with holding(database, "a", "c") as held_by:
+            assert held_by is None
+            for name in "abc":
+                with holding(database, name) as held_by:
+                    assert held_by is not None
+    with holding(database, "a", "b", "c") as held_by:
+        assert held_by is None

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from rftcore.cli.status import status
 from rftdata import Buffer
 from rftdata.errors import DiskFullError, FencedError, QueryError
 from rftdata.postgres import notify
@@ -152,6 +153,19 @@ def test_a_process_in_another_container_of_the_same_host_name_is_not_taken_for_d
     with roles.attempt(), Worker(roles.run, "explorer"):
         assert judged_from(CONTAINER, buffer, roles).split() == ["0", "True"]
     assert buffer.sql("SELECT error FROM rft.worker WHERE role = 'explorer'")["error"].to_pylist()[-1] is None
+
+
+def test_stacks_are_not_asked_of_the_process_that_has_the_number_here(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal would reach another process."""
+    monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
+    roles = Roles(buffer)
+    with Worker(roles.run, "trainer"), Worker(roles.run, "pipeline") as elsewhere:
+        buffer.sql(f"UPDATE rft.worker SET pid_space = 'another' WHERE worker_id = {elsewhere.worker_id}")
+        status(buffer=buffer.config.uri, stacks=True)
+    asked = capsys.readouterr().out
+    assert f"\ntrainer {os.getpid()}\n" in asked and f"\npipeline {os.getpid()}\n" not in asked
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import psycopg.errors
 import pytest
 
 from rftdata import Buffer, Group, Run
-from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError
+from rftdata.errors import BufferUnavailableError, FencedError, RftError
 from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import Connection, Cursor, send
 from rftdata.writing import writer as writer_module
@@ -84,7 +85,7 @@ def test_requests_whose_joint_transaction_may_be_committed_are_not_stored_alone(
 
     def refused(connection: Connection, name: str, /, **parameters: Any) -> Cursor:
         if name == "insert_receipt" and line.num_lost:
-            raise ConflictError("the database aborted a transaction: deadlock detected")
+            raise psycopg.errors.DeadlockDetected("deadlock detected")
         return send(connection, name, **parameters)
 
     monkeypatch.setattr(writer_module, "send", refused)
@@ -94,6 +95,26 @@ def test_requests_whose_joint_transaction_may_be_committed_are_not_stored_alone(
             with pytest.raises(BufferUnavailableError, match="whether 2 groups were stored is unknown"):
                 answer.result()
     assert len(stored(buffer)) == 2
+
+
+def test_ids_of_a_try_that_was_rolled_back_are_not_those_of_the_writer_that_used_the_receipt_then(
+    buffer: Buffer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt, steps = uuid.uuid4(), ["seal_groups", "plan_by_index"]
+    other = Writer(buffer.database, buffer.segments, run.run_id)
+
+    def interrupted(connection: Connection, name: str, /, **parameters: Any) -> Cursor:
+        if steps and name == steps[0]:
+            steps.pop(0)
+            if steps:
+                raise psycopg.errors.DeadlockDetected("deadlock detected")
+            other.insert(own_group(), receipt=receipt)
+        return send(connection, name, **parameters)
+
+    monkeypatch.setattr(writer_module, "send", interrupted)
+    with other, buffer.writer(run) as writer:
+        assert writer.insert(own_group(), receipt=receipt) == []
+    assert steps == [] and len(stored(buffer)) == 1
 
 
 def broken(**changes: Any) -> Group:

@@ -117,5 +117,7 @@ def test_the_last_lines_of_the_log_are_shown_without_rays_marks(tmp_path: Path) 
     here = ProcessWatch(os.uname().nodename, 1, str(log))
     assert here.last_words().splitlines() == [f"its log ({log}) ends with:", *(f"line {n}" for n in range(25, 40))]
     assert ProcessWatch("another-host", 1, str(log)).last_words() == f"its log is {log} on another-host"
+    container = ProcessWatch(os.uname().nodename, 1, str(log), "another")
+    assert container.last_words() == f"its log is {log} on {os.uname().nodename}"
     log.write_text(":job_id:01\n")
     assert here.last_words() == ""

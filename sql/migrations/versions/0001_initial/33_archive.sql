@@ -125,77 +125,25 @@ COMMENT ON FUNCTION rft.refuse_archived_change() IS 'Trigger: refuses new rows a
 
 -- Triggers of one event run in the order of their names: these come first. Every table with rows of a run has one, but for what processes record
 -- about themselves (workers, spans, turns, receivers of weights, usage of endpoints), which a process that is late may still do.
-CREATE TRIGGER archived_experience_update AFTER UPDATE ON rft.experience REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_review_update AFTER UPDATE ON rft.review REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_run_update AFTER UPDATE ON rft.run REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_rollout_group_insert AFTER INSERT ON rft.rollout_group REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_run_attempt_insert AFTER INSERT ON rft.run_attempt REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_experience_insert AFTER INSERT ON rft.experience REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_rollout_insert AFTER INSERT ON rft.rollout REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('group_id');
-CREATE TRIGGER archived_group_prompt_insert AFTER INSERT ON rft.group_prompt REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('group_id');
-CREATE TRIGGER archived_group_baseline_insert AFTER INSERT ON rft.group_baseline REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('group_id');
-CREATE TRIGGER archived_partial_tokens_insert AFTER INSERT ON rft.partial_tokens REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('group_id');
-CREATE TRIGGER archived_verdict_insert AFTER INSERT ON rft.verdict REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('group_id');
-CREATE TRIGGER archived_score_insert AFTER INSERT ON rft.score REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('experience_id');
-CREATE TRIGGER archived_label_insert AFTER INSERT ON rft.label REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('experience_id');
-CREATE TRIGGER archived_preference_pair_insert AFTER INSERT ON rft.preference_pair REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('chosen_id');
-CREATE TRIGGER archived_review_insert AFTER INSERT ON rft.review REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_worklist_insert AFTER INSERT ON rft.worklist REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('consumer');
-CREATE TRIGGER archived_draw_insert AFTER INSERT ON rft.draw REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('attempt_id');
-CREATE TRIGGER archived_batch_insert AFTER INSERT ON rft.batch REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('attempt_id');
-CREATE TRIGGER archived_sampler_step_insert AFTER INSERT ON rft.sampler_step REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('attempt_id');
-CREATE TRIGGER archived_sampler_insert AFTER INSERT ON rft.sampler REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_sampler_lane_insert AFTER INSERT ON rft.sampler_lane REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_sampler_insert_insert AFTER INSERT ON rft.sampler_insert REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_task_observation_insert AFTER INSERT ON rft.task_observation REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_task_stat_insert AFTER INSERT ON rft.task_stat REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_selector_state_insert AFTER INSERT ON rft.selector_state REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_selector_snapshot_insert AFTER INSERT ON rft.selector_snapshot REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_policy_version_insert AFTER INSERT ON rft.policy_version REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_checkpoint_insert AFTER INSERT ON rft.checkpoint REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_train_step_insert AFTER INSERT ON rft.train_step REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_run_model_insert AFTER INSERT ON rft.run_model REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_evaluation_insert AFTER INSERT ON rft.evaluation REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_weight_transfer_insert AFTER INSERT ON rft.weight_transfer REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_operator_run_insert AFTER INSERT ON rft.operator_run REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_write_receipt_insert AFTER INSERT ON rft.write_receipt REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_group_origin_insert AFTER INSERT ON rft.group_origin REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
-CREATE TRIGGER archived_experience_origin_insert AFTER INSERT ON rft.experience_origin REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('experience_id');
-CREATE TRIGGER archived_import_file_insert AFTER INSERT ON rft.import_file REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
+DO $$
+DECLARE
+    r record;
+BEGIN
+    FOR r IN SELECT v.event, v.key, unnest(v.tables) AS name FROM (VALUES
+        ('UPDATE', 'run_id', ARRAY['experience', 'review', 'run']),
+        ('INSERT', 'run_id', ARRAY['rollout_group', 'run_attempt', 'experience', 'review', 'sampler', 'sampler_lane', 'sampler_insert',
+            'task_observation', 'task_stat', 'selector_state', 'selector_snapshot', 'policy_version', 'checkpoint', 'train_step', 'run_model',
+            'evaluation', 'weight_transfer', 'operator_run', 'write_receipt', 'group_origin', 'import_file']),
+        ('INSERT', 'group_id', ARRAY['rollout', 'group_prompt', 'group_baseline', 'partial_tokens', 'verdict']),
+        ('INSERT', 'experience_id', ARRAY['score', 'label', 'experience_origin']),
+        ('INSERT', 'chosen_id', ARRAY['preference_pair']),
+        ('INSERT', 'consumer', ARRAY['worklist']),
+        ('INSERT', 'attempt_id', ARRAY['draw', 'batch', 'sampler_step'])
+        ) AS v (event, key, tables)
+    LOOP
+        EXECUTE format(
+            'CREATE TRIGGER archived_%1$s_%2$s AFTER %2$s ON rft.%1$I REFERENCING NEW TABLE AS new_rows'
+            ' FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change(%3$L)', r.name, r.event, r.key);
+    END LOOP;
+END
+$$;
