@@ -102,9 +102,10 @@ BEGIN
             SELECT e.run_id INTO found_run FROM (SELECT DISTINCT experience_id FROM new_rows) n
             CROSS JOIN LATERAL (SELECT run_id FROM rft.experience WHERE experience_id = n.experience_id OFFSET 0) e
             JOIN rft.archive a ON a.run_id = e.run_id WHERE a.status = 'archived' LIMIT 1;
-        WHEN 'chosen_id' THEN
-            SELECT e.run_id INTO found_run FROM (SELECT DISTINCT chosen_id FROM new_rows) n
-            CROSS JOIN LATERAL (SELECT run_id FROM rft.experience WHERE experience_id = n.chosen_id OFFSET 0) e
+        WHEN 'pair' THEN
+            SELECT e.run_id INTO found_run
+            FROM (SELECT DISTINCT i.id FROM new_rows p CROSS JOIN LATERAL (VALUES (p.chosen_id), (p.rejected_id)) AS i (id)) n
+            CROSS JOIN LATERAL (SELECT run_id FROM rft.experience WHERE experience_id = n.id OFFSET 0) e
             JOIN rft.archive a ON a.run_id = e.run_id WHERE a.status = 'archived' LIMIT 1;
         WHEN 'consumer' THEN
             SELECT a.run_id INTO found_run FROM (SELECT DISTINCT consumer FROM new_rows) n
@@ -121,7 +122,7 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.refuse_archived_change() IS 'Trigger: refuses new rows and changes of rows of an archived run; the error names the command that brings it back. Its argument is the column that leads to the run.';
+COMMENT ON FUNCTION rft.refuse_archived_change() IS 'Trigger: refuses new rows of an archived run, and changes of its rows; the error names the command that brings it back. Its argument is the column that leads to the run, or pair: both sides of a pair.';
 
 -- Triggers of one event run in the order of their names: these come first. Every table with rows of a run has one, but for what processes record
 -- about themselves (workers, spans, turns, receivers of weights, usage of endpoints), which a process that is late may still do.
@@ -131,6 +132,19 @@ CREATE TRIGGER archived_review_update AFTER UPDATE ON rft.review REFERENCING NEW
     FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
 CREATE TRIGGER archived_run_update AFTER UPDATE ON rft.run REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
+-- What was decided and drawn. Facts are refused for every run, and the states of tasks and samplers are of no use without new rows.
+CREATE TRIGGER archived_rollout_group_update AFTER UPDATE ON rft.rollout_group REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
+CREATE TRIGGER archived_verdict_update AFTER UPDATE ON rft.verdict REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('group_id');
+CREATE TRIGGER archived_draw_update AFTER UPDATE ON rft.draw REFERENCING NEW TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('attempt_id');
+CREATE TRIGGER archived_draw_delete AFTER DELETE ON rft.draw REFERENCING OLD TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('attempt_id');
+CREATE TRIGGER archived_batch_delete AFTER DELETE ON rft.batch REFERENCING OLD TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('attempt_id');
+CREATE TRIGGER archived_sampler_step_delete AFTER DELETE ON rft.sampler_step REFERENCING OLD TABLE AS new_rows
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('attempt_id');
 CREATE TRIGGER archived_rollout_group_insert AFTER INSERT ON rft.rollout_group REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
 CREATE TRIGGER archived_run_attempt_insert AFTER INSERT ON rft.run_attempt REFERENCING NEW TABLE AS new_rows
@@ -152,7 +166,7 @@ CREATE TRIGGER archived_score_insert AFTER INSERT ON rft.score REFERENCING NEW T
 CREATE TRIGGER archived_label_insert AFTER INSERT ON rft.label REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('experience_id');
 CREATE TRIGGER archived_preference_pair_insert AFTER INSERT ON rft.preference_pair REFERENCING NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('chosen_id');
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('pair');
 CREATE TRIGGER archived_review_insert AFTER INSERT ON rft.review REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change('run_id');
 CREATE TRIGGER archived_worklist_insert AFTER INSERT ON rft.worklist REFERENCING NEW TABLE AS new_rows
