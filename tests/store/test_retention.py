@@ -98,6 +98,21 @@ def test_retention_spares_what_may_still_be_trained_on(buffer: Buffer) -> None:
         assert len(roles.train(attempt, 2)) == 2
 
 
+def test_retention_applies_to_groups_on_which_no_run_will_decide(buffer: Buffer) -> None:
+    """Imported ones, and those that were relabelled after the end of their run."""
+    for status in ("created", "finished", "interrupted"):
+        run = buffer.create_run(name=status, config={}, seed=1, steps=3, pipeline_version="p1")
+        if status == "interrupted":
+            with buffer.attempt(run):
+                pass
+        with buffer.writer(run) as writer:
+            writer.insert(own_group(task_key=status))
+        buffer.sql("UPDATE rft.run SET status = %s::rft.run_status WHERE run_id = %s", [status, run.run_id])
+    assert buffer.sql("SELECT DISTINCT status::text AS s FROM rft.rollout_group").to_pylist() == [{"s": "sealed"}]
+    assert retained(buffer, max_experiences=0) == ({"max_experiences 0": 4}, 2)
+    assert kept(buffer) == [5, 6]
+
+
 def test_retention_spares_the_run_that_is_about_to_start(buffer: Buffer) -> None:
     runs = [
         buffer.create_run(name=name, config={}, seed=1, steps=3, pipeline_version="none", mode="train")
