@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rftcore.cli import run_command
 from rftdata import Buffer, labels
@@ -55,6 +56,13 @@ def test_retention_by_age_keeps_what_is_labelled(aged: Buffer) -> None:
     ]
     assert retained(aged, max_age_days=7.5) == ({}, 2)
     assert retained(aged, max_age_days=7.5, keep_labelled=False) == ({"max_age_days 7.5": 2}, 0)
+
+
+def test_an_age_before_all_dates_is_refused(aged: Buffer) -> None:
+    assert retained(aged, max_age_days=365_000) == ({}, 0)
+    for days in (1e300, 800_000):
+        with pytest.raises(ValidationError, match="max_age_days"):
+            retained(aged, max_age_days=days)
 
 
 def test_retention_by_number_and_by_size_keeps_the_newest(aged: Buffer) -> None:
