@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from rftdata.errors import ConflictError
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
@@ -59,6 +64,38 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     sync_path(draft)
     draft.replace(path)
     sync_path(path.parent)
+
+
+@contextlib.contextmanager
+def draft_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside a path: the caller renames it, or a file of it, to the path. What is left of it is removed at the end.
+
+    What a killed process has left is removed, too. While another process writes, it holds a lock of the folder (flock).
+
+    Raises:
+        ConflictError: another process is writing to this path.
+    """
+    draft = path.with_name(f"{path.name}.unfinished")
+    draft.mkdir(exist_ok=True)
+    descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.path.samestat(os.fstat(descriptor), os.lstat(draft))
+        except (BlockingIOError, FileNotFoundError):
+            held = False
+        if not held:
+            raise ConflictError(
+                f"another process is writing {path}", todo="wait until it has finished, or choose another name"
+            )
+        for left in draft.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        try:
+            yield draft
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    finally:
+        os.close(descriptor)
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> bool:

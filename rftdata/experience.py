@@ -243,8 +243,8 @@ def _validate_outcome(rollout: Rollout | Baseline) -> None:
     if rollout.outcome not in OUTCOMES:
         raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(OUTCOMES))
     check_reward(rollout.reward)
-    if not math.isfinite(rollout.seconds):
-        raise RftError("the duration of a rollout is not a finite number of seconds", value=rollout.seconds)
+    if not 0 <= rollout.seconds < math.inf:
+        raise RftError("the duration of a rollout is not valid", value=rollout.seconds, allowed="0 or more seconds")
 
 
 def _validate_sequence(s: Sequence) -> None:

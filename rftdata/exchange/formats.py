@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from rftdata.durable_files import sync_path
+from rftdata.durable_files import draft_folder, sync_path
 from rftdata.errors import QueryError
 from rftdata.exchange.ahead import one_ahead
 from rftdata.exchange.arrow_rows import rows_of
@@ -68,32 +67,24 @@ def written(path: Path) -> Iterator[Write]:
 
     Raises:
         QueryError: the path exists, has an unknown suffix or cannot be written.
+        ConflictError: another process is writing it.
     """
     check_format(path)
     if path.exists():
         raise QueryError("the file already exists", value=str(path), todo="remove it or choose another name")
-    draft = path.with_name(f"{path.name}.unfinished")
     try:
-        _remove(draft)
-        with _opened(path.suffix, draft) as write:
-            yield write
-        for file in [draft, *draft.rglob("*")]:
-            sync_path(file)
-        draft.rename(path)
-        sync_path(path.parent)
+        with draft_folder(path) as folder:
+            draft = folder / path.name
+            with _opened(path.suffix, draft) as write:
+                yield write
+            for file in [draft, *draft.rglob("*")]:
+                sync_path(file)
+            draft.rename(path)
+            sync_path(path.parent)
     except OSError as error:
         raise QueryError(
             f"{path} cannot be written: {error.strerror or error}", todo="choose another place, or free some space"
         ) from error
-    finally:
-        _remove(draft)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -82,6 +82,7 @@ def check_row(row: Row) -> None:
     _at_least("rollout_index", row["rollout_index"], 0)
     for name in _NUMBERS:
         _finite(f"the column {name}", row[name])
+    _check_seconds("the column seconds", row["seconds"])
     if row["experience_id"] is None:
         _check_alone(row)
     else:
@@ -158,6 +159,11 @@ def _finite(where: str, value: float | None) -> None:
         raise RftError(f"{where} is not a finite number", value=value, allowed="a finite number, or none")
 
 
+def _check_seconds(where: str, value: float) -> None:
+    if value < 0:
+        raise RftError(f"{where} has a negative number of seconds", value=value, allowed="0 or more")
+
+
 def _check_buffer_id(value: str) -> None:
     try:
         is_canonical = str(uuid.UUID(value)) == value
@@ -221,6 +227,7 @@ def _check_baseline(value: Any) -> None:
             raise RftError(
                 f"{where}: {name} is not a finite number", value=type(item).__name__, allowed="a finite number"
             )
+    _check_seconds(where, value["seconds"])
     for name in ("response", "finish_reason", "error"):
         if not isinstance(value.get(name), str) and not (name == "error" and value.get(name) is None):
             raise RftError(f"{where}: {name} is not a text", value=type(value.get(name)).__name__)

@@ -26,7 +26,7 @@ from rftdata.archives.files import ArchiveFolder
 from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 from rftdata.connection import open as open_buffer
-from rftdata.durable_files import sync_path, write_whole
+from rftdata.durable_files import draft_folder, make_folder, sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError, SegmentCorruptError
 from rftdata.maintenance.verification import verify
 from rftdata.plain_files import check_file_name, create_file, open_file, paths_below
@@ -66,26 +66,24 @@ def back_up(buffer: Buffer, folder: Path) -> Manifest:
         QueryError: the folder exists or cannot be written.
         BufferUnavailableError: `pg_dump` failed; the message quotes it.
         SegmentCorruptError: arrays do not match their checksum.
-        ConflictError: what the snapshot refers to was archived, restored or purged meanwhile.
+        ConflictError: what the snapshot refers to was archived, restored or purged meanwhile, or another process writes into this folder.
     """
     if folder.exists():
         raise QueryError("the folder already exists", value=str(folder), todo="use a new folder for every backup")
-    draft = folder.with_name(f"{folder.name}.unfinished")
     try:
-        shutil.rmtree(draft, ignore_errors=True)
-        (draft / SEGMENTS).mkdir(parents=True)
-        manifest = _write(buffer, draft)
-        write_whole(draft / MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
-        for file in (draft / SEGMENTS, draft):
-            sync_path(file)
-        draft.rename(folder)
-        sync_path(folder.parent)
+        make_folder(folder.parent)
+        with draft_folder(folder) as draft:
+            (draft / SEGMENTS).mkdir()
+            manifest = _write(buffer, draft)
+            write_whole(draft / MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
+            for file in (draft / SEGMENTS, draft):
+                sync_path(file)
+            draft.rename(folder)
+            sync_path(folder.parent)
     except OSError as error:
         raise QueryError(
             f"{folder} cannot be written: {error.strerror or error}", todo="choose another place, or free some space"
         ) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return manifest
 
 

@@ -137,8 +137,10 @@ SELECT segment_id, array_agg(segment_row ORDER BY segment_row) AS rows FROM rft.
 
 -- name: retention_groups (read)
 -- Groups with the facts that a rule reads, newest first: all, or those of some experiences. protected: rules skip the group. A group is protected while a person's label or
--- preference refers to it, while it is open, and while it may still be trained on. The last holds if a run that has not finished could
--- draw it, now or again after going back to its last checkpoint, or trains on a stored selection that contains it.
+-- preference refers to it, while it is open, and while it may still be trained on. A group without verdicts is open while a question about it
+-- waits for a person, or its run can still decide on it: not if it was imported, or relabelled after the end of its run. It may still be
+-- trained on if a run that has not finished could draw it, now or again after going back to its last checkpoint, or trains on a stored
+-- selection that contains it.
 WITH chosen AS (
     SELECT w.item_kind, w.item_id FROM rft.run r JOIN rft.worklist w ON w.consumer = 'selection/' || r.run_id AND w.item_kind = r.source_kind
     WHERE r.status <> 'finished'),
@@ -159,7 +161,10 @@ SELECT g.group_id, t.taskset, count(*) AS num_experiences, max(e.created_at) AS 
            OR EXISTS (SELECT FROM rft.preference_pair p WHERE p.source = 'human' AND p.chosen_id = e.experience_id)
            OR EXISTS (SELECT FROM rft.preference_pair p WHERE p.source = 'human' AND p.rejected_id = e.experience_id)))
        OR bool_or(picked.experience_id IS NOT NULL)
-       OR (g.status NOT IN ('ready', 'abandoned') AND g.left_by IS NULL)
+       OR (g.left_by IS NULL AND (g.status IN ('planned', 'claimed')
+           OR g.status = 'sealed' AND r.status <> 'finished' AND (r.current_attempt_id IS NOT NULL OR r.run_id = %(starting_run_id)s::bigint)
+           OR g.status = 'sealed' AND EXISTS (
+               SELECT FROM rft.review v WHERE v.group_id = g.group_id AND v.answer IS NULL AND v.deadline > rft.clock())))
        OR (g.trainable AND r.status <> 'finished' AND (r.current_attempt_id IS NOT NULL OR r.run_id = %(starting_run_id)s::bigint) AND (
            NOT EXISTS (SELECT FROM rft.v_consumption c WHERE c.run_id = g.run_id AND c.item_id = g.group_id)
            OR EXISTS (SELECT FROM rft.worklist w WHERE w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id

@@ -404,6 +404,28 @@ def test_every_table_with_rows_of_a_run_refuses_those_of_an_archived_one(filled:
     filled.sql(copies["task_observation"])
 
 
+@pytest.mark.parametrize(
+    ("table", "statement"),
+    [
+        ("draw", f"DELETE FROM rft.draw WHERE {OF_OLD['attempt_id']}"),
+        ("draw", f"UPDATE rft.draw SET times_sampled = NULL WHERE {OF_OLD['attempt_id']}"),
+        ("batch", f"DELETE FROM rft.batch WHERE {OF_OLD['attempt_id']}"),
+        ("verdict", f"UPDATE rft.verdict SET is_newest = false WHERE {OF_OLD['group_id']}"),
+        ("rollout_group", f"UPDATE rft.rollout_group SET trainable = false WHERE {OF_OLD['run_id']}"),
+        # The better answer is of a live run.
+        ("preference_pair", "INSERT INTO rft.preference_pair (chosen_id, rejected_id) SELECT max(experience_id), 1 FROM rft.experience"),
+    ],
+)  # fmt: skip
+def test_what_was_decided_drawn_and_compared_of_an_archived_run_stays(
+    filled: rftdata.Buffer, table: str, statement: str
+) -> None:
+    archive(filled, "old", author="ada")
+    now = catalogue(filled)
+    with pytest.raises(RftError, match=f"is archived: (INSERT|UPDATE|DELETE) of rft.{table} is refused"):
+        filled.sql(statement)
+    assert catalogue(filled) == now
+
+
 def test_archiving_ends_the_claims_of_lost_processes(buffer: rftdata.Buffer) -> None:
     roles = Roles(buffer)
     with roles.attempt():

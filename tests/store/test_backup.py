@@ -19,7 +19,8 @@ import rftdata
 from rftcore.cli import run_command
 from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
-from rftdata.errors import BufferUnavailableError, QueryError, RftError, SegmentCorruptError
+from rftdata.durable_files import draft_folder
+from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError, SegmentCorruptError
 from rftdata.maintenance import backup, purge
 from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
@@ -145,6 +146,26 @@ def test_damage_is_found_when_it_is_copied_and_when_it_is_restored(
     with pytest.raises(SegmentCorruptError, match="do not match their checksum"):
         backup.back_up(trained, tmp_path / "second")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "segments"]
+
+
+def test_two_that_write_to_one_path_do_not_mix(trained: Buffer, tmp_path: Path) -> None:
+    """The second is refused, and the first is whole. What a killed process has left is removed."""
+    for name, write in (
+        ("backup", lambda: backup.back_up(trained, tmp_path / "backup")),
+        ("a.jsonl", lambda: exchange.export(trained, tmp_path / "a.jsonl")),
+    ):
+        left = tmp_path / f"{name}.unfinished" / "segments" / "left"
+        left.parent.mkdir(parents=True)
+        left.write_text("half")
+        with draft_folder(tmp_path / name) as draft:
+            assert list(draft.iterdir()) == []
+            (draft / "mine").write_text("whole")
+            with pytest.raises(ConflictError, match=f"another process is writing .*{name}"):
+                write()
+            assert (draft / "mine").read_text() == "whole"
+        write()
+        assert not left.exists()
+    assert not (tmp_path / "backup" / "mine").exists() and not list(tmp_path.glob("*.unfinished"))
 
 
 def test_the_verbs(

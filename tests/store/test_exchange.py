@@ -527,6 +527,24 @@ def test_a_damaged_column_is_refused_by_name_or_stored_as_it_is(full: Buffer, ot
     assert exchange.load(other, file).num_groups == 3
 
 
+def test_a_negative_number_is_refused_by_name_or_stored_as_it_is(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    """In the last row, so that an import which does not check it first has stored the groups before."""
+    file = tmp_path / "a.jsonl"
+    exchange.export(full, file)
+    *others, last = (json.loads(line) for line in file.read_text().splitlines())
+    numbers = [name for name, value in last.items() if type(value) in (int, float)]
+    assert {"seconds", "turn_index", "explore_step", "group_size", "num_prompt_tokens"} <= set(numbers)
+    for number, name in enumerate(numbers):
+        file.write_text("\n".join(json.dumps(line) for line in [*others, {**last, name: -1}]))
+        _import_damaged(other, file, name, number)
+    for row in (rows := [*others, last]):
+        row["baseline"] = row["baseline"] and {**row["baseline"], "seconds": -1}
+    assert any(row["baseline"] for row in rows)
+    file.write_text("\n".join(json.dumps(line) for line in rows))
+    with pytest.raises(QueryError, match="baseline has a negative number of seconds"):
+        exchange.load(other, file)
+
+
 def test_what_no_row_shows_is_refused_before_the_first_is_stored(full: Buffer, other: Buffer, tmp_path: Path) -> None:
     """Names under which nothing can be stored, and a run that takes nothing."""
     file = tmp_path / "a.jsonl"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rftcore.cli import run_command
 from rftdata import Buffer, labels
@@ -57,6 +58,13 @@ def test_retention_by_age_keeps_what_is_labelled(aged: Buffer) -> None:
     assert retained(aged, max_age_days=7.5, keep_labelled=False) == ({"max_age_days 7.5": 2}, 0)
 
 
+def test_an_age_before_all_dates_is_refused(aged: Buffer) -> None:
+    assert retained(aged, max_age_days=365_000) == ({}, 0)
+    for days in (1e300, 800_000):
+        with pytest.raises(ValidationError, match="max_age_days"):
+            retained(aged, max_age_days=days)
+
+
 def test_retention_by_number_and_by_size_keeps_the_newest(aged: Buffer) -> None:
     assert retained(aged, max_experiences=7, keep_labelled=False) == ({"max_experiences 7": 4}, 0)
     assert kept(aged) == [5, 6, 7, 8, 9, 10]
@@ -96,6 +104,21 @@ def test_retention_spares_what_may_still_be_trained_on(buffer: Buffer) -> None:
     with roles.attempt() as attempt:
         assert attempt.start_step == 1
         assert len(roles.train(attempt, 2)) == 2
+
+
+def test_retention_applies_to_groups_on_which_no_run_will_decide(buffer: Buffer) -> None:
+    """Imported ones, and those that were relabelled after the end of their run."""
+    for status in ("created", "finished", "interrupted"):
+        run = buffer.create_run(name=status, config={}, seed=1, steps=3, pipeline_version="p1")
+        if status == "interrupted":
+            with buffer.attempt(run):
+                pass
+        with buffer.writer(run) as writer:
+            writer.insert(own_group(task_key=status))
+        buffer.sql("UPDATE rft.run SET status = %s::rft.run_status WHERE run_id = %s", [status, run.run_id])
+    assert buffer.sql("SELECT DISTINCT status::text AS s FROM rft.rollout_group").to_pylist() == [{"s": "sealed"}]
+    assert retained(buffer, max_experiences=0) == ({"max_experiences 0": 4}, 2)
+    assert kept(buffer) == [5, 6]
 
 
 def test_retention_spares_the_run_that_is_about_to_start(buffer: Buffer) -> None:

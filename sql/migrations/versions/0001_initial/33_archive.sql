@@ -102,9 +102,10 @@ BEGIN
             SELECT e.run_id INTO found_run FROM (SELECT DISTINCT experience_id FROM new_rows) n
             CROSS JOIN LATERAL (SELECT run_id FROM rft.experience WHERE experience_id = n.experience_id OFFSET 0) e
             JOIN rft.archive a ON a.run_id = e.run_id WHERE a.status = 'archived' LIMIT 1;
-        WHEN 'chosen_id' THEN
-            SELECT e.run_id INTO found_run FROM (SELECT DISTINCT chosen_id FROM new_rows) n
-            CROSS JOIN LATERAL (SELECT run_id FROM rft.experience WHERE experience_id = n.chosen_id OFFSET 0) e
+        WHEN 'pair' THEN
+            SELECT e.run_id INTO found_run
+            FROM (SELECT DISTINCT i.id FROM new_rows p CROSS JOIN LATERAL (VALUES (p.chosen_id), (p.rejected_id)) AS i (id)) n
+            CROSS JOIN LATERAL (SELECT run_id FROM rft.experience WHERE experience_id = n.id OFFSET 0) e
             JOIN rft.archive a ON a.run_id = e.run_id WHERE a.status = 'archived' LIMIT 1;
         WHEN 'consumer' THEN
             SELECT a.run_id INTO found_run FROM (SELECT DISTINCT consumer FROM new_rows) n
@@ -121,29 +122,34 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.refuse_archived_change() IS 'Trigger: refuses new rows and changes of rows of an archived run; the error names the command that brings it back. Its argument is the column that leads to the run.';
+COMMENT ON FUNCTION rft.refuse_archived_change() IS 'Trigger: refuses new rows of an archived run, and changes of its rows; the error names the command that brings it back. Its argument is the column that leads to the run, or pair: both sides of a pair.';
 
 -- Triggers of one event run in the order of their names: these come first. Every table with rows of a run has one, but for what processes record
--- about themselves (workers, spans, turns, receivers of weights, usage of endpoints), which a process that is late may still do.
+-- about themselves (workers, spans, turns, receivers of weights, usage of endpoints), which a process that is late may still do. Facts do not change in
+-- any run, and the states of tasks and samplers are of no use without new rows.
 DO $$
 DECLARE
     r record;
 BEGIN
     FOR r IN SELECT v.event, v.key, unnest(v.tables) AS name FROM (VALUES
-        ('UPDATE', 'run_id', ARRAY['experience', 'review', 'run']),
+        ('UPDATE', 'run_id', ARRAY['experience', 'review', 'run', 'rollout_group']),
+        ('UPDATE', 'group_id', ARRAY['verdict']),
+        ('UPDATE', 'attempt_id', ARRAY['draw']),
+        ('DELETE', 'attempt_id', ARRAY['draw', 'batch', 'sampler_step']),
         ('INSERT', 'run_id', ARRAY['rollout_group', 'run_attempt', 'experience', 'review', 'sampler', 'sampler_lane', 'sampler_insert',
             'task_observation', 'task_stat', 'selector_state', 'selector_snapshot', 'policy_version', 'checkpoint', 'train_step', 'run_model',
             'evaluation', 'weight_transfer', 'operator_run', 'write_receipt', 'group_origin', 'import_file']),
         ('INSERT', 'group_id', ARRAY['rollout', 'group_prompt', 'group_baseline', 'partial_tokens', 'verdict']),
         ('INSERT', 'experience_id', ARRAY['score', 'label', 'experience_origin']),
-        ('INSERT', 'chosen_id', ARRAY['preference_pair']),
+        ('INSERT', 'pair', ARRAY['preference_pair']),
         ('INSERT', 'consumer', ARRAY['worklist']),
         ('INSERT', 'attempt_id', ARRAY['draw', 'batch', 'sampler_step'])
         ) AS v (event, key, tables)
     LOOP
         EXECUTE format(
-            'CREATE TRIGGER archived_%1$s_%2$s AFTER %2$s ON rft.%1$I REFERENCING NEW TABLE AS new_rows'
-            ' FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change(%3$L)', r.name, r.event, r.key);
+            'CREATE TRIGGER archived_%1$s_%2$s AFTER %2$s ON rft.%1$I REFERENCING %4$s TABLE AS new_rows'
+            ' FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_archived_change(%3$L)',
+            r.name, r.event, r.key, CASE r.event WHEN 'DELETE' THEN 'OLD' ELSE 'NEW' END);
     END LOOP;
 END
 $$;
