@@ -33,6 +33,8 @@ _SPIN_S = 0.005
 _POLL_S = 0.0005
 # Interval at which a longer wait looks whether it is still wanted.
 _CHECK_S = 0.5
+# In the store once a member has left while its calls were on their way.
+_BROKEN = "broken"
 # A group without hanging calls takes no time to end.
 _LEAVE_S = 1.0
 # With torch's defaults a call that hangs for too long ends the process, and a thread of NCCL's waits for reports of all ranks.
@@ -81,6 +83,7 @@ class TransferGroup:
         timeout = timedelta(seconds=timeout_s)
         self._calls: list[Call] = []
         self._group: Any = None
+        self._is_host = not isinstance(store, tuple)
         try:
             if isinstance(store, tuple):
                 connect_s = min(_CONNECT_S, timeout_s)
@@ -118,6 +121,9 @@ class TransferGroup:
     def abort(self) -> None:
         """Leave the group at once; calls of other members end with an error, soon or when their time is over."""
         with contextlib.suppress(RuntimeError):  # it has ended by itself
+            if any(call.work is not None for call in self._calls):
+                self._place.set(_BROKEN, str(self.rank))
+        with contextlib.suppress(RuntimeError):
             if self._group is not None:
                 self._group.abort()
         # A call holds the connections to the members open. It may live on in the traceback of an error.
@@ -130,6 +136,14 @@ class TransferGroup:
         end = threading.Thread(target=held.clear, name=f"leaves weight group {self.group_id}", daemon=True)
         end.start()
         stuck_threads.leave(end, _LEAVE_S)
+
+    def is_broken(self) -> bool:
+        """Whether a member has left during a transfer, as far as this one knows.
+
+        gloo keeps the connections of a member that leaves while its calls hang, so that they tell nobody. Only the member that opened the store
+        looks: for another one a look could take longer than its time if the store's machine cannot be reached.
+        """
+        return self._is_host and self._place.check([_BROKEN])
 
     def _begin(self, work: Any) -> Call:
         self._calls = [call for call in self._calls if call.work is not None]
@@ -194,7 +208,7 @@ class Call:
             GroupError: another member has gone, or the time is over.
         """
         try:
-            started = time.monotonic()
+            started = looked_at = time.monotonic()
             while not self.work.is_completed():
                 waited = time.monotonic() - started
                 if waited > self._timeout_s:
@@ -205,6 +219,10 @@ class Call:
                 else:
                     time.sleep(0.0 if waited < _SPIN_S else _POLL_S)
                 self._group.check()
+                if (now := time.monotonic()) - looked_at >= _CHECK_S:
+                    looked_at = now
+                    if self._group.is_broken():
+                        raise RuntimeError("another member has left")
             self.work.wait()  # raises an error of the call; the current stream waits for its result
         except RuntimeError as error:
             raise self._group.error("broke off", error) from error

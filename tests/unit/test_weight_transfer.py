@@ -356,6 +356,22 @@ def test_a_rank_of_the_trainer_that_fails_ends_the_transfer_on_all_sides(pool: T
             other.stdout.close()
 
 
+def test_a_member_that_leaves_while_its_calls_hang_is_noticed_by_the_one_that_formed_the_group(
+    pool: ThreadPoolExecutor,
+) -> None:
+    """Its connections stay open as long as its calls hang, which is until their time is over."""
+    store, number = open_store(LOOPBACK, 10.0), next(_group_ids)
+    places = [store, (LOOPBACK, store.port), (LOOPBACK, store.port)]
+    joined = [pool.submit(TransferGroup, "gloo", place, number, rank, 3, 10.0) for rank, place in enumerate(places)]
+    first, leaves, silent = (each.result(timeout=PATIENCE_S) for each in joined)
+    leaves.broadcast(torch.zeros(1), 2)
+    leaves.abort()
+    with pytest.raises(GroupError, match="another member has left"):
+        first.broadcast(torch.zeros(1), 2).wait()
+    for group in (first, silent):
+        group.abort()
+
+
 def odd(number: int, stream: int) -> int:
     """splitmix64, made odd."""
     limit = (1 << 64) - 1
