@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -88,7 +89,7 @@ def import_rewards(
         reason: for rows without their own.
 
     Raises:
-        QueryError: unreadable file, missing column, a row without id or reward, an id twice, an unknown id; nothing is written.
+        QueryError: unreadable file, missing or double column, a row without id or reward, an id twice, an unknown id; nothing is written.
     """
     table = _read(file)
     missing = [name for name in ("experience_id", "reward") if name not in table.column_names]
@@ -97,10 +98,12 @@ def import_rewards(
             f"{file} lacks the column {' and '.join(missing)}", value=", ".join(table.column_names),
             allowed="experience_id, reward and, optionally, reason", todo="rename the columns",
         )  # fmt: skip
+    if twice := sorted({name for name in table.column_names if table.column_names.count(name) > 1}):
+        raise QueryError(f"{file} has two columns {twice[0]}", todo="remove one of them")
     opinions = []
     for number, row in enumerate(table.to_pylist(), 1):
         try:
-            key, value = int(str(row["experience_id"])), float(row["reward"])
+            key, value = _id(row["experience_id"]), _number(row["reward"])
         except (TypeError, ValueError) as error:
             raise QueryError(
                 f"row {number} of {file} has no usable experience_id and reward",
@@ -113,6 +116,19 @@ def import_rewards(
             )  # fmt: skip
         opinions.append(Opinion(key, value, final, _reason(row.get("reason")) or reason))
     return apply(buffer, opinions, author=author)
+
+
+def _id(value: object) -> int:
+    # int() alone also takes 1_0, digits of other scripts, true, and numbers that no id has.
+    if not re.fullmatch(r"[0-9]{1,18}", str(value)):
+        raise ValueError(value)
+    return int(str(value))
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or (isinstance(value, str) and ("_" in value or not value.isascii())):
+        raise ValueError(value)
+    return float(value)
 
 
 def _reason(value: object) -> str | None:

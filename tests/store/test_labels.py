@@ -186,6 +186,12 @@ def test_a_csv_column_of_numbers_with_holes_keeps_its_text_as_reasons(
         ("experience_id,reward\n{0},1\n{0},0\n", "labelled twice"),
         ("experience_id,reward\n{0},1\n{1},\n", "row 2"),
         ("experience_id,reward\n{0},good\n", "row 1"),
+        ("experience_id,reward,reward\n{0},1,0\n", "two columns reward"),
+        ("experience_id,reward\n{0},1_0\n", "row 1"),
+        ("experience_id,reward\n0_{0},1\n", "row 1"),
+        ("experience_id,reward\n٣,1\n", "row 1"),
+        ("experience_id,reward\n{0}99999999999999999999,1\n", "row 1"),
+        ("experience_id,reward\n{0},true\n", "row 1"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused_whole(
