@@ -81,8 +81,8 @@ def draft_folder(path: Path) -> Iterator[Path]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = os.path.samestat(os.fstat(descriptor), os.lstat(draft))
-        except (BlockingIOError, FileNotFoundError):
+            held = _is_open(descriptor, draft)
+        except BlockingIOError:
             held = False
         if not held:
             raise ConflictError(
@@ -93,9 +93,17 @@ def draft_folder(path: Path) -> Iterator[Path]:
         try:
             yield draft
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            if _is_open(descriptor, draft):  # not after it was renamed: a folder of this name may be another process's
+                shutil.rmtree(draft, ignore_errors=True)
     finally:
         os.close(descriptor)
+
+
+def _is_open(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> bool:

@@ -166,6 +166,10 @@ def test_two_that_write_to_one_path_do_not_mix(trained: Buffer, tmp_path: Path) 
         write()
         assert not left.exists()
     assert not (tmp_path / "backup" / "mine").exists() and not list(tmp_path.glob("*.unfinished"))
+    with draft_folder(tmp_path / "third") as draft:
+        draft.rename(tmp_path / "third")
+        draft.mkdir()  # by the next one that writes to this path
+    assert draft.exists()
 
 
 def test_the_verbs(
