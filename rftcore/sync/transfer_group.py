@@ -138,10 +138,10 @@ class TransferGroup:
         stuck_threads.leave(end, _LEAVE_S)
 
     def is_broken(self) -> bool:
-        """Whether a member has left during a transfer, as far as this one knows.
+        """Return whether a member has left with unfinished calls; only the member that opened the store finds out.
 
-        gloo keeps the connections of a member that leaves while its calls hang, so that they tell nobody. Only the member that opened the store
-        looks: for another one a look could take longer than its time if the store's machine cannot be reached.
+        gloo keeps the connections of such a member open until its calls time out, so the other members see no error. A member on another machine
+        does not ask the store, because a request to a machine that cannot be reached may block for longer than the time limit of the call.
         """
         return self._is_host and self._place.check([_BROKEN])
 

@@ -93,7 +93,7 @@ def mark_unheld(receipt: uuid.UUID) -> None:
 
 
 def give_up(run: Run, receipt: uuid.UUID) -> None:
-    """End an attempt that may have been started and that no object holds, so that it locks nobody out."""
+    """End an attempt that may have been started but that no object holds; its lease would keep other processes from training the run."""
     mark_unheld(receipt)
     with contextlib.suppress(RftError, psycopg.Error), run.database.transaction() as connection:
         fetch(connection, "lock_run", run_id=run.run_id)  # waits for a start that is still being committed

@@ -193,7 +193,7 @@ def test_a_fork_server_that_does_not_answer_does_not_keep_the_run_from_ending(fo
 
 
 def test_a_lock_that_nobody_gives_back_does_not_keep_roles_from_being_killed(folder: Path) -> None:
-    """As of a role that was stopped within a transaction: whoever asks the run to stop would wait for it."""
+    """A role that is suspended within a transaction holds such a lock, and the request to stop the run waits for it."""
     process = start(folder, "explorer.engine=none")
     pids = wait_for_a_step(folder, process)
     with psycopg.connect(EmbeddedServer(folder / "buffer").uri) as connection:
