@@ -95,7 +95,10 @@ class TrainerConfig(Section):
         "float32",
         description="Type of weights and optimizer state; bfloat16 loses updates smaller than 1/256 of a weight.",
     )
-    autocast: Literal["none", "bfloat16"] = Field("bfloat16", description="Type of matrix products.")
+    autocast: Literal["auto", "none", "bfloat16"] = Field(
+        "auto",
+        description="Type of matrix products; none: that of dtype; auto: bfloat16 on GPUs and on CPUs that multiply it in hardware, otherwise none.",
+    )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations backward: less memory, a third slower."
     )

@@ -193,8 +193,8 @@ def _place(config: TrainerConfig) -> str:
 
 
 def _compute_bytes(config: TrainerConfig) -> int:
-    """Bytes of a weight or an activation in matrix products."""
-    return 2 if config.autocast == "bfloat16" else _BYTES[config.dtype]
+    """Bytes of a weight or an activation in matrix products on a GPU."""
+    return _BYTES[config.dtype] if config.autocast == "none" else 2
 
 
 def _sharded(config: TrainerConfig, shape: ModelShape, item: float) -> int:

@@ -101,7 +101,8 @@ class Network:
         self.optimizers: list[Optimizer] = []
         trained = learning_rate is not None
         on_gpu = self.device.type == "cuda"
-        compute = torch.bfloat16 if on_gpu and config.autocast == "bfloat16" else None
+        self._autocasts = _autocasts(config, self.device)
+        compute = torch.bfloat16 if on_gpu and self._autocasts else None
         adapted = adapters and config.lora is not None
         master = getattr(torch, config.dtype) if compute is None or (trained and not adapted) else compute
         if trained:
@@ -137,8 +138,7 @@ class Network:
         """How batches are cut for it."""
         shares = self.config.share_prompts and _can_share_prompts(self.model.config)
         # FlashAttention takes half precision only.
-        is_half = "bfloat16" in (self.config.autocast, self.config.dtype)
-        flash = self.device.type == "cuda" and is_half and attention.suits_flash(self.model.config)
+        flash = self.device.type == "cuda" and self._compute == torch.bfloat16 and attention.suits_flash(self.model.config)
         return Cutting(
             max_tokens=self.config.max_tokens_per_microbatch,
             sharing="never" if not shares else "always" if flash else "rows",
@@ -317,18 +317,25 @@ class Network:
     @property
     def _compute(self) -> torch.dtype:
         """Type of matrix products."""
-        return (
-            torch.bfloat16
-            if self.config.autocast == "bfloat16"
-            else cast(torch.dtype, getattr(torch, self.config.dtype))
-        )
+        return torch.bfloat16 if self._autocasts else cast(torch.dtype, getattr(torch, self.config.dtype))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         # On a GPU the gathered weights already are in the type of the products, and so is everything between them.
         # Adapters are float32 everywhere.
-        if self.config.autocast == "none" or (self.device.type == "cuda" and not self._adapters):
+        if not self._autocasts or (self.device.type == "cuda" and not self._adapters):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def _autocasts(config: TrainerConfig, device: torch.device) -> bool:
+    """Whether matrix products are bfloat16 by autocast.
+
+    A CPU without instructions for bfloat16 multiplies it one to two orders of magnitude more slowly than float32.
+    """
+    if config.autocast != "auto" or device.type == "cuda":
+        return config.autocast != "none"
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
 
 
 def output_layer(model: PreTrainedModel, temperature: float) -> Output:

@@ -205,6 +205,17 @@ class TestMetrics:
         rounded = Learner(model_path, config(autocast="bfloat16"), build_algorithm("grpo"), 0).update(make_batch(3), 1)
         assert rounded["logprob_diff"] == pytest.approx(exact["logprob_diff"], rel=0.05)
 
+    @pytest.mark.parametrize(("instructions", "same_as"), [({"avx512_bf16": True}, "bfloat16"), ({"avx2": True}, "none")])
+    def test_a_cpu_multiplies_bfloat16_where_it_has_instructions_for_it(
+        self, model_path: str, monkeypatch: pytest.MonkeyPatch, instructions: dict[str, bool], same_as: str
+    ) -> None:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: instructions)
+        chosen, expected = (
+            gradients(Learner(model_path, config(autocast=autocast), build_algorithm("grpo"), 0), make_batch(3))
+            for autocast in ("auto", same_as)
+        )
+        assert all(torch.equal(gradient, expected[name]) for name, gradient in chosen.items())
+
 
 class TestSkippedSteps:
     def test_a_batch_without_a_token_that_counts_changes_nothing(self, model_path: str) -> None:
