@@ -1,6 +1,6 @@
-"""Stages that ask a real OpenAI-compatible server: vLLM on the CPU with a model of 135 million parameters.
+"""Stages that ask a real OpenAI-compatible server: vLLM on the CPU with a random model that has a real model's tokenizer and chat template.
 
-So small a judge has no judgement; what is tested is that every answer, good, malformed, late or refused, becomes data. Its
+Such a judge has no judgement; what is tested is that every answer, good, malformed, late or refused, becomes data. Its
 scores are compared with those it gives through the protocol by hand. Where a test needs an answer of some form, the server is asked to force
 that form (`structured_outputs`, vLLM's own key), and it computes in float32, so that an answer does not depend on what is computed beside it.
 """
@@ -47,7 +47,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+TOKENIZER = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DIGIT: dict[str, Any] = {
     "scale": [1, 5],
     "pattern": "([1-5])",
@@ -61,6 +61,7 @@ class Judge:
     """A running vLLM server."""
 
     url: str
+    model: Path
 
     def num_requests(self) -> int:
         """Chat completions it has answered so far, by its own count, without those that a client gave up."""
@@ -83,16 +84,20 @@ class Judge:
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
-    log = tmp_path_factory.mktemp("vllm") / "log"
+    folder = tmp_path_factory.mktemp("vllm")
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(TOKENIZER))
+    model = make_tiny_model(folder / "model", context_length=1024, tokenizer=tokenizer)
     with closed_port() as port:
-        yield from _serving(port, log)
+        yield from _serving(port, model, folder / "log")
 
 
-def _serving(port: int, log: Path) -> Iterator[Judge]:
+def _serving(port: int, model: Path, log: Path) -> Iterator[Judge]:
     command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(resolve_model(MODEL)),
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
         "--served-model-name", "judge", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024",
         "--max-num-seqs", "16", "--enforce-eager", "--dtype", "float32",
+        # Where JSON allows spaces, this model writes hundreds.
+        "--structured-outputs-config", json.dumps({"disable_any_whitespace": True, "backend": "xgrammar"}),
     ]  # fmt: skip
     environment = {
         **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
@@ -103,7 +108,7 @@ def _serving(port: int, log: Path) -> Iterator[Judge]:
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             preexec_fn=partial(end_with_parent, os.getpid()),
         )  # fmt: skip
-    running = Judge(f"http://127.0.0.1:{port}/v1")
+    running = Judge(f"http://127.0.0.1:{port}/v1", model)
     try:
         _wait_until_healthy(running, process, log)
         yield running
@@ -163,11 +168,7 @@ def test_answers_are_graded_as_the_server_states_and_asked_for_once(judge: Judge
 def test_the_same_server_is_a_teacher_that_scores_the_tokens_of_its_family_and_no_others(
     judge: Judge, tmp_path: Path
 ) -> None:
-    folder = resolve_model(MODEL)
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(folder),
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
-    )
+    tokenizer, model = AutoTokenizer.from_pretrained(judge.model), AutoModelForCausalLM.from_pretrained(judge.model)
     prompt = tokenizer.encode("Two plus two is")
     token_ids = [prompt + tokenizer.encode(response) for response in (" four.", " a number, and a small one.")]
     stranger = AutoTokenizer.from_pretrained(make_tiny_model(tmp_path, hidden_size=32, num_layers=1))

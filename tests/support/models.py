@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
+from typing import Any
 
 CHARACTERS = string.digits + string.ascii_lowercase + " +-*/=?.,:\n"
 _CHAT_TEMPLATE = (
@@ -21,15 +22,17 @@ def make_tiny_model(
     hidden_size: int = 128,
     num_layers: int = 3,
     words: tuple[str, ...] = (),
+    tokenizer: Any = None,
 ) -> Path:
     """Write a random fp32 Llama (0.75 million parameters by default) and its tokenizer (one token per character) to `folder`.
 
-    `words` are further tokens. Its vocabulary is no multiple of 64 and its head size is 32 by default, the smallest that vLLM's CPU attention takes.
+    `words` are further tokens; `tokenizer` is another model's. By default its vocabulary is no multiple of 64, and its head size is 32, the smallest that
+    vLLM's CPU attention takes.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = make_character_tokenizer(words)
+    tokenizer = tokenizer or make_character_tokenizer(words)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
