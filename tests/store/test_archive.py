@@ -569,7 +569,7 @@ def test_a_backup_whose_archive_is_damaged_leaves_a_buffer_with_its_rights(
     damaged = next(file for file in (tmp_path / "backup" / "archives").rglob("*.parquet"))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     target = BufferConfig(uri=empty_uri, segments=str(tmp_path / "new" / "segments"))
-    with pytest.raises(RftError, match="the backup is damaged: the archive file .* does not match its checksum"):
+    with pytest.raises(RftError, match=r"the backup is damaged: the archive file .* does not match its checksum"):
         backup.restore(tmp_path / "backup", target)
     with rftdata.open(target) as restored:
         may = restored.sql("SELECT has_table_privilege('rft_reader', 'rft.run', 'SELECT') AS may")
