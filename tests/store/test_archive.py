@@ -460,6 +460,33 @@ def test_an_insert_that_began_before_archiving_is_in_the_archive_or_prevents_it(
     assert list(verify(filled)) == [] and filled.archives.all_files() == []
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO rft.score (experience_id, score_key, stage, scores) VALUES (2, 'late', 'judge', '{}')",
+        "UPDATE rft.rollout_group SET trainable = false WHERE group_id = 1",
+        "INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (2, 1)",
+    ],
+)
+def test_a_transaction_whose_snapshot_is_older_than_an_archive_changes_nothing_of_it(
+    filled: rftdata.Buffer, level: str, statement: str
+) -> None:
+    def change(before: str) -> None:
+        with filled.database.transaction() as connection:
+            connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+            connection.execute(before)
+            if not filled.archives.all_files():
+                archive(filled, "old", author="ada")
+            connection.execute(statement)
+
+    with pytest.raises(ConflictError, match="a run was archived after the snapshot of this transaction"):
+        change("SELECT count(*) FROM rft.archive")
+    assert list(verify(filled)) == []
+    with pytest.raises(RftError, match='run "old" is archived'):
+        change("SELECT 1")
+
+
 def test_a_run_that_is_not_done_is_not_archived(filled: rftdata.Buffer) -> None:
     for change, undo, what in (
         ("UPDATE rft.run SET status = 'running'", "UPDATE rft.run SET status = 'finished'", r"'old' has not ended \(got 'running'\)"),
