@@ -157,11 +157,18 @@ def _migrate_if_empty(database: Database) -> bool:
 
 def _create_in_folder(server: EmbeddedServer) -> bool:
     """Create a buffer in a folder, or complete one whose creation was interrupted; on an error, remove what was created."""
+    with removed_if_it_fails(server):
+        return _migrate_if_empty(Database(server.start()))
+
+
+@contextlib.contextmanager
+def removed_if_it_fails(server: EmbeddedServer) -> Iterator[None]:
+    """Remove a server and its folder if the block fails, unless the folder had contents before or contains a complete buffer now."""
     folders = [server.folder, *server.folder.parents]
     missing = [folder for folder in folders if not folder.exists()]
     is_empty = bool(missing) or (server.folder.is_dir() and not any(server.folder.iterdir()))
     try:
-        return _migrate_if_empty(Database(server.start()))
+        yield
     except BaseException:
         if is_empty:
             with contextlib.suppress(RftError, OSError):

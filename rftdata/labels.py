@@ -8,6 +8,7 @@ current one: undoing an earlier label never overwrites a later one.
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -268,6 +269,21 @@ def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | No
     return replaced(batch)
 
 
+def _check_quotes(file: Path) -> None:
+    """Refuse quotes that do not end, or end before their value does. Arrow takes both, and what follows a missing quote as part of a reason."""
+    number = 0  # that of the header
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
+        try:
+            for fields in csv.reader(opened, strict=True):
+                number += bool(fields)
+        except csv.Error as error:
+            where = f"row {number} of {file}" if number else f"the header of {file}"
+            raise QueryError(
+                f"{where} is not CSV: {error}", allowed='a value in quotes ends with one, and a quote within it is written ""',
+                todo="correct the row, or copy the whole file again; nothing was written",
+            ) from error  # fmt: skip
+
+
 def _read(file: Path) -> pa.Table:
     try:
         if file.suffix == ".parquet":
@@ -281,9 +297,11 @@ def _read(file: Path) -> pa.Table:
         if file.suffix == ".csv":
             import pyarrow.csv
 
+            _check_quotes(file)
             # Values as written: 007 is a reason and not the number 7, and nan is a wrong reward and not a missing one.
             options = pyarrow.csv.ConvertOptions(column_types={"reason": pa.string()}, null_values=[""])
-            return pyarrow.csv.read_csv(file, convert_options=options)
+            parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
+            return pyarrow.csv.read_csv(file, parse_options=parsing, convert_options=options)
     except (OSError, pa.ArrowInvalid) as error:
         raise QueryError(
             f"{file} cannot be read: {' '.join(str(error).split())}", todo="correct the path or the file"

@@ -170,6 +170,10 @@ class ArchiveFolder:
         sync_path(self.folder / path)
         sync_path((self.folder / path).parent)
 
+    def same(self, path: str, other: ArchiveFolder) -> bool:
+        """Return whether the file of a path has the content that it has in another folder, where it exists."""
+        return self.problem(path, plain_size(other.folder, path), other._checksum(path)) is None
+
     def _checksum(self, path: str) -> str:
         """Return the xxh3-64 of a file's bytes, hexadecimal."""
         digest = xxhash.xxh3_64()

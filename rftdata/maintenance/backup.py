@@ -7,12 +7,13 @@ nor what was purged before. It is written under another name and renamed when it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -26,10 +27,11 @@ from rftdata.archives.files import ArchiveFolder
 from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 from rftdata.connection import open as open_buffer
+from rftdata.connection import removed_if_it_fails
 from rftdata.durable_files import draft_folder, make_folder, sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError, SegmentCorruptError
 from rftdata.maintenance.verification import verify
-from rftdata.plain_files import check_file_name, create_file, open_file, paths_below
+from rftdata.plain_files import check_file_name, create_file, open_file, paths_below, unlink_plain
 from rftdata.postgres.database import fetch, translated
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import grant_roles, schema_version
@@ -122,21 +124,10 @@ def _write(buffer: Buffer, draft: Path) -> Manifest:
 
 
 def _copy_archives(source: ArchiveFolder, files: Sequence[Mapping[str, Any]], target: ArchiveFolder) -> None:
-    """Copy the files of archives, durably, and compare the copies with their checksums. A file that is there already stays.
-
-    Raises:
-        QueryError: a file of this name is there, with other content.
-    """
+    """Copy the files of archives into a backup, durably, and compare the copies with their checksums."""
     for row in files:
-        if target.problem(row["path"], row["num_bytes"], row["checksum"]) is None:
-            continue  # that of the saved buffer, beside whose arrays the restored ones are
         try:
             target.copy(row["path"], source)
-        except FileExistsError as error:
-            raise QueryError(
-                "an archive file with other content is in the way", value=str(target.folder / row["path"]),
-                todo="restore again, into an empty database and with a folder for the arrays that has no folder `archives` beside it",
-            ) from error  # fmt: skip
         except FileNotFoundError:
             source.check([row])  # names the missing file
             raise
@@ -180,44 +171,49 @@ def _changed(what: str) -> ConflictError:
 def restore(folder: Path, target: BufferConfig) -> Buffer:
     """Create a buffer from a backup, in a new folder, or in an empty database with a new folder for its arrays.
 
+    If files cannot be copied, or `pg_restore` fails, nothing is left. A damaged backup leaves a buffer that works but for what is damaged.
+
     Returns:
         The buffer, open, migrated to this release, and verified.
 
     Raises:
-        QueryError: the folder is not a backup, or the target is not empty.
+        QueryError: the folder is not a backup, the target is not empty, or an archive file with other content is in the way.
         BufferUnavailableError: `pg_restore` failed; the message quotes it.
-        RftError: arrays of the backup are damaged.
+        RftError: arrays or archives of the backup are damaged.
     """
     if not (folder / MANIFEST).is_file():
         raise QueryError("there is no backup here", value=str(folder), allowed="a folder that `rft db backup` wrote")
+    server = None
     if "://" in target.uri:
         if target.segments is None:
             raise QueryError("a buffer on a server needs a folder for its arrays", todo="name it with --segments")
-        uri, segments = target.uri, Path(target.segments)
+        segments = Path(target.segments)
     else:
         server = EmbeddedServer(Path(target.uri), target.listen)
         segments = Path(target.segments) if target.segments else Path(target.uri) / "segments"
         if server.exists():
             raise QueryError("the folder already contains a buffer", value=target.uri, todo="restore into a new folder")
-        uri = ""
     if segments.exists() and any(segments.iterdir()):
         raise QueryError(
             "the folder for the arrays is not empty", value=str(segments), todo="restore into a new folder"
         )
-    uri = uri or server.start()
-    with translated(uri), psycopg.connect(uri, connect_timeout=10, row_factory=dict_row) as connection:
-        server_version = connection.info.server_version
-        if fetch(connection, "holds_a_buffer")[0]["found"]:
-            raise QueryError(
-                "the database already contains a buffer", value=redacted(uri), todo="restore into an empty database"
-            )
-    # Arrays first, so that a killed restore leaves no row without its arrays.
-    _copy_segment_files(folder / SEGMENTS, segments)
-    _restore_database(uri, server_version, folder / DUMP)
+    archives = (segments.parent if server is None else server.folder).resolve() / ARCHIVES
+    with contextlib.ExitStack() as undo:
+        if server is not None:
+            undo.enter_context(removed_if_it_fails(server))
+        uri = target.uri if server is None else server.start()
+        with translated(uri), psycopg.connect(uri, connect_timeout=10, row_factory=dict_row) as connection:
+            server_version = connection.info.server_version
+            if fetch(connection, "holds_a_buffer")[0]["found"]:
+                raise QueryError(
+                    "the database already contains a buffer", value=redacted(uri), todo="restore into an empty database"
+                )
+        # Files first, so that neither a killed nor a failed restore leaves a row without its arrays or archive.
+        _copy_segment_files(folder / SEGMENTS, segments, undo)
+        _copy_archive_files(ArchiveFolder(folder / ARCHIVES, ""), ArchiveFolder(archives, ""), undo)
+        _restore_database(uri, server_version, folder / DUMP)
     buffer = open_buffer(target.model_copy(update={"segments": str(segments)}))
     try:
-        files = buffer.database.fetch("archive_files", run_id=None)
-        _copy_archives(ArchiveFolder(folder / ARCHIVES, ""), files, buffer.archives)
         grant_roles(buffer.database)  # a dump contains no rights, since the roles may be missing on the new server
         if problems := list(verify(buffer)):
             more = f"; {len(problems) - 1} more problems: `rft doctor` lists them" if len(problems) > 1 else ""
@@ -228,19 +224,55 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
     return buffer
 
 
-def _copy_segment_files(source: Path, folder: Path) -> None:
+def _copy_segment_files(source: Path, folder: Path, undo: contextlib.ExitStack) -> None:
     """Copy the plain files of a backup, durably."""
-    try:
+    with _refused_if_not_written(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in paths_below(source, 0):
             with open_file(source, name) as read, create_file(folder, name) as written:
+                undo.push(_removing(folder, name))
                 shutil.copyfileobj(read, written, _COPY_BYTES)
             sync_path(folder / name)
         sync_path(folder)
+
+
+def _copy_archive_files(source: ArchiveFolder, target: ArchiveFolder, undo: contextlib.ExitStack) -> None:
+    """Copy the archives of a backup, durably. A file that is there already stays: that of the saved buffer, if they share the folder.
+
+    Raises:
+        QueryError: a file of this name is there, with other content.
+    """
+    with _refused_if_not_written(target.folder):
+        for path in paths_below(source.folder, 2):
+            if not os.path.lexists(target.folder / path):
+                undo.push(_removing(target.folder, path))
+                target.copy(path, source)
+            elif not target.same(path, source):
+                raise QueryError(
+                    "an archive file with other content is in the way", value=str(target.folder / path),
+                    todo="restore with a folder for the arrays that has no folder `archives` beside it; nothing was restored",
+                )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _refused_if_not_written(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise QueryError(
             f"{folder} cannot be written: {error.strerror or error}", todo="choose another place, or free some space"
         ) from error
+
+
+def _removing(folder: Path, path: str) -> Callable[..., None]:
+    """Return an exit of a block that removes a file if the block fails."""
+
+    def leave(kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            with contextlib.suppress(OSError, RftError):
+                unlink_plain(folder, path)
+
+    return leave
 
 
 def _restore_database(uri: str, server_version: int, dump: Path) -> None:

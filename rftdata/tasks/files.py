@@ -174,15 +174,24 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
     # Every value stays the text it is, since an answer 0.50 must not become 0.5.
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
+        reader = csv.DictReader(
+            file, strict=True
+        )  # otherwise a quote that is never closed takes the rest of the file into one value
         names = list(reader.fieldnames or ())
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"its header has the column {twice[0]!r} twice; give every column a different name")
-        for row in reader:
+        for row in _numbered(reader):
             if None in row or None in row.values():
                 raise ValueError(f"line {reader.line_num} does not have the {len(names)} fields of the header")
             yield row
+
+
+def _numbered(reader: csv.DictReader[str]) -> Iterator[dict[str, Any]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}; a value in quotes ends with one") from error
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -110,7 +110,7 @@ class Writer:
         self._requests: queue.Queue[_Request | None] = queue.Queue()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock, self._closing = threading.Lock(), threading.Lock()
         self.run_id = run_id
 
     def __enter__(self) -> Writer:
@@ -120,15 +120,16 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Store everything submitted, then stop."""
+        """Store everything submitted, then stop. Every call returns only after that, whichever thread makes it and however often."""
         with self._lock:
+            if self._thread is not None and not self._closed.is_set():
+                self._requests.put(None)
             self._closed.set()
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            self._requests.put(None)
-            thread.join()
-        self._helper.shutdown()
-        self._appender.close()
+        if self._thread is not None:
+            self._thread.join()
+        with self._closing:
+            self._helper.shutdown()
+            self._appender.close()
 
     def insert(self, *groups: Group, receipt: uuid.UUID | None = None) -> list[int]:
         """Store whole groups; return their ids once rows and arrays are durable.

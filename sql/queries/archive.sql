@@ -176,7 +176,8 @@ INSERT INTO rft.archive_file (run_id, path, table_name, num_rows, num_bytes, che
 VALUES (%(run_id)s, %(path)s, %(table_name)s, %(num_rows)s, %(num_bytes)s, %(checksum)s);
 
 -- name: finish_archive
--- Record that a run is archived.
+-- Record that a run is archived, also for transactions whose snapshot is older.
+WITH marked AS (UPDATE rft.buffer SET archived_at = clock_timestamp())
 UPDATE rft.archive SET status = 'archived', archived_at = clock_timestamp(), num_groups = %(num_groups)s, num_experiences = %(num_experiences)s,
     num_tokens = %(num_tokens)s,
     array_bytes = (SELECT coalesce(sum(length_bytes), 0) FROM rft.archived_segment WHERE run_id = %(run_id)s)

@@ -36,9 +36,7 @@ SELECT i.item_id,
                 format('names experience %%s, which was purged', coalesce(xc.experience_id, xj.experience_id))
             WHEN sc.segment_id IS NULL OR sj.segment_id IS NULL
                 THEN rft.why_no_arrays(CASE WHEN sc.segment_id IS NULL THEN c.segment_id ELSE j.segment_id END)
-            WHEN (c.group_id, c.prompt_digest) <> (j.group_id, j.prompt_digest)
-                AND (SELECT prompt FROM rft.group_prompt WHERE group_id = c.group_id AND prompt_digest = c.prompt_digest)
-                    <> (SELECT prompt FROM rft.group_prompt WHERE group_id = j.group_id AND prompt_digest = j.prompt_digest)
+            WHEN NOT rft.same_prompt(c.group_id, c.prompt_digest, j.group_id, j.prompt_digest)
                 THEN format('compares answers to different prompts (experiences %%s and %%s)', p.chosen_id, p.rejected_id)
        END AS problem
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)

@@ -23,7 +23,7 @@ import rftdata
 from rftcore.cli import run_command
 from rftdata import exchange, labels
 from rftdata.config import BufferConfig
-from rftdata.errors import ArchivedError, ConflictError, FencedError, QueryError, RftError
+from rftdata.errors import ArchivedError, BufferUnavailableError, ConflictError, FencedError, QueryError, RftError
 from rftdata.failpoints import FAILPOINTS
 from rftdata.maintenance import archive as archiving
 from rftdata.maintenance import archive_writing, backup, purge
@@ -460,6 +460,33 @@ def test_an_insert_that_began_before_archiving_is_in_the_archive_or_prevents_it(
     assert list(verify(filled)) == [] and filled.archives.all_files() == []
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO rft.score (experience_id, score_key, stage, scores) VALUES (2, 'late', 'judge', '{}')",
+        "UPDATE rft.rollout_group SET trainable = false WHERE group_id = 1",
+        "INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (2, 1)",
+    ],
+)
+def test_a_transaction_whose_snapshot_is_older_than_an_archive_changes_nothing_of_it(
+    filled: rftdata.Buffer, level: str, statement: str
+) -> None:
+    def change(before: str) -> None:
+        with filled.database.transaction() as connection:
+            connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+            connection.execute(before)
+            if not filled.archives.all_files():
+                archive(filled, "old", author="ada")
+            connection.execute(statement)
+
+    with pytest.raises(ConflictError, match="a run was archived after the snapshot of this transaction"):
+        change("SELECT count(*) FROM rft.archive")
+    assert list(verify(filled)) == []
+    with pytest.raises(RftError, match='run "old" is archived'):
+        change("SELECT 1")
+
+
 def test_a_run_that_is_not_done_is_not_archived(filled: rftdata.Buffer) -> None:
     for change, undo, what in (
         ("UPDATE rft.run SET status = 'running'", "UPDATE rft.run SET status = 'finished'", r"'old' has not ended \(got 'running'\)"),
@@ -547,9 +574,45 @@ def test_a_back_up_is_restored_beside_the_arrays_of_the_saved_buffer(
     shutil.rmtree(target.segments or "")
     file = filled.archives.all_files()[0]
     file.write_bytes(b"another")
+    missing = filled.archives.all_files()[-1]
+    missing.unlink()
     with pytest.raises(QueryError, match="an archive file with other content is in the way"):
         backup.restore(tmp_path / "backup", target)
-    assert file.read_bytes() == b"another"
+    assert file.read_bytes() == b"another" and not missing.exists()
+    # Nothing of it is left, so the same command succeeds without the obstacle.
+    with psycopg.connect(empty_uri) as connection:
+        assert connection.execute("SELECT to_regnamespace('rft')").fetchone() == (None,)
+    assert list(Path(target.segments or "").iterdir()) == []
+    file.unlink()
+    with backup.restore(tmp_path / "backup", target) as restored:
+        assert list(verify(restored)) == []
+
+
+def test_a_backup_whose_archive_is_damaged_leaves_a_buffer_with_its_rights(
+    filled: rftdata.Buffer, empty_uri: str, tmp_path: Path
+) -> None:
+    archive(filled, "old", author="ada")
+    backup.back_up(filled, tmp_path / "backup")
+    damaged = next(file for file in (tmp_path / "backup" / "archives").rglob("*.parquet"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    target = BufferConfig(uri=empty_uri, segments=str(tmp_path / "new" / "segments"))
+    with pytest.raises(RftError, match=r"the backup is damaged: the archive file .* does not match its checksum"):
+        backup.restore(tmp_path / "backup", target)
+    with rftdata.open(target) as restored:
+        may = restored.sql("SELECT has_table_privilege('rft_reader', 'rft.run', 'SELECT') AS may")
+        assert may["may"].to_pylist() == [True]
+        assert all("archive file" in problem for problem in verify(restored))
+
+
+def test_a_restore_into_a_folder_that_fails_leaves_no_folder(
+    filled: rftdata.Buffer, tmp_path: Path, server_folders: Path
+) -> None:
+    backup.back_up(filled, tmp_path / "backup")
+    (tmp_path / "backup" / "rft.dump").write_bytes(b"nothing")
+    folder = server_folders / "failed"
+    with pytest.raises(BufferUnavailableError, match="pg_restore failed"):
+        backup.restore(tmp_path / "backup", BufferConfig(uri=str(folder)))
+    assert not folder.exists()
 
 
 def test_doctor_backup_and_compaction_know_archives(filled: rftdata.Buffer, empty_uri: str, tmp_path: Path) -> None:

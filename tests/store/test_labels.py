@@ -192,6 +192,13 @@ def test_a_csv_column_of_numbers_with_holes_keeps_its_text_as_reasons(
         ("experience_id,reward\n٣,1\n", "row 1"),
         ("experience_id,reward\n{0}99999999999999999999,1\n", "row 1"),
         ("experience_id,reward\n{0},true\n", "row 1"),
+        (
+            'experience_id,reward,reason\n{0},1,fine\n{1},1,"half',
+            r"row 2 of .*labels\.csv is not CSV: unexpected end of data",
+        ),
+        ('experience_id,reward,reason\n{0},1,"half\n{1},1,fine\n', r"row 1 of .*labels\.csv is not CSV"),
+        ('experience_id,reward,reason\n\n{0},1,"a"b\n', r"row 1 of .*labels\.csv is not CSV"),
+        ('experience_id,"reward\n{0},1\n', r"the header of .*labels\.csv is not CSV"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused_whole(
@@ -202,6 +209,14 @@ def test_a_file_with_a_mistake_is_refused_whole(
     with pytest.raises(QueryError, match=says):
         labels.import_rewards(buffer, file, author="ada")
     assert rewards(buffer) == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_a_reason_in_quotes_may_have_lines_and_quotes(buffer: rftdata.Buffer, ids: list[int], tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text(
+        f'experience_id,reward,reason\n{ids[0]},0.25,"one\n""two"", three"\n{ids[1]},0.75,\n'
+    )
+    labels.import_rewards(buffer, tmp_path / "labels.csv", author="ada")
+    assert {row["reason"] for row in labels.history(buffer)} == {None, 'one\n"two", three'}
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "labels.xlsx"])

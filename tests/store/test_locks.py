@@ -105,6 +105,32 @@ def test_a_lock_is_held_by_one_and_free_again_after_its_end(buffer: Buffer) -> N
         assert again is None
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_trying_does_not_wait_for_a_holder_even_at_the_first_use_of_a_name(buffer: Buffer, known: bool) -> None:
+    """A try that waited would end with an error after the time limit of its statement."""
+    if known:
+        buffer.sql("SELECT rft.take_lock('new')")
+    with psycopg.connect(buffer.config.uri, autocommit=True) as other:
+        other.execute("SET statement_timeout = '60s'")
+        other.execute("SET lock_timeout = '77s'")
+        with buffer.database.transaction() as holder:
+            holder.execute("SELECT rft.take_lock('new')")
+            assert other.execute("SELECT rft.try_lock('new')").fetchone() == (False,)
+            assert other.execute("SELECT rft.try_lock('newer'), current_setting('lock_timeout')").fetchone() == (
+                True,
+                "77s",
+            )
+        with other.transaction():
+            assert other.execute("SELECT rft.try_lock('new'), rft.try_lock('newest')").fetchone() == (True, True)
+            assert other.execute("SHOW lock_timeout").fetchone() == ("77s",)
+            with buffer.database.transaction() as late:
+                answers = [
+                    list(row.values())
+                    for row in late.execute("SELECT rft.try_lock('new') AS a, rft.try_lock('newest') AS b")
+                ]
+            assert answers == [[False, False]]
+
+
 def test_the_lock_of_a_process_that_was_killed_is_free(buffer: Buffer) -> None:
     with holding(buffer.database, "x"):
         buffer.sql("SELECT pg_terminate_backend(pid) FROM rft.lock WHERE name = 'x'")

@@ -315,14 +315,31 @@ def test_experiences_without_arrays_cannot_be_selected(stored: Buffer) -> None:
 
 
 def test_a_pair_of_answers_to_different_prompts_cannot_be_selected(stored: Buffer) -> None:
-    run = stored.find_run("source")
-    with stored.writer(run) as writer:
+    """Such a pair is refused when it is inserted; this one was stored by an owner who switched that off."""
+    with stored.writer(stored.find_run("source")) as writer:
         writer.insert(_other_prompt())
+    stored.sql("ALTER TABLE rft.preference_pair DISABLE TRIGGER pair_exists")
     wrong = pair(stored, 1, 25)
     with pytest.raises(
         QueryError, match=rf"pair {wrong} compares answers to different prompts \(experiences 1 and 25\)"
     ):
         selecting(stored, "select pair_id from rft.preference_pair")
+
+
+@pytest.mark.parametrize("source", ["human", "rewards"])
+def test_a_pair_of_answers_to_different_prompts_is_refused_when_it_is_inserted(stored: Buffer, source: str) -> None:
+    with stored.writer(stored.find_run("source")) as writer:
+        writer.insert(_other_prompt(), _other_prompt())
+    insert = (
+        "INSERT INTO rft.preference_pair (chosen_id, rejected_id, source) VALUES (2, 1, %(s)s), (%(a)s, %(b)s, %(s)s)"
+    )
+    with pytest.raises(
+        QueryError, match=r"compares answers to different prompts \(experiences 25 and 1\).*answers to one prompt"
+    ):
+        stored.sql(insert, {"s": source, "a": 25, "b": 1})
+    assert stored.sql("SELECT FROM rft.preference_pair").num_rows == 0
+    stored.sql(insert, {"s": source, "a": 25, "b": 26})  # of different groups, whose prompts have one text
+    assert len(stored_selection.select(stored.database, "select pair_id from rft.preference_pair").item_ids) == 2
 
 
 def _other_prompt() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import uuid
@@ -17,7 +18,7 @@ from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError
 from rftdata.maintenance.verification import verify
 from tests.support.store_roles import Roles, own_group, tokens
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -321,3 +322,42 @@ def test_a_request_with_a_receipt_is_stored_before_the_writer_closes(buffer: Buf
         ]
         writer.close()
         assert [len(answer.result(timeout=0)) for answer in answers] == [100, 1, 1]
+
+
+def test_of_two_threads_that_close_a_writer_both_return_after_everything_is_stored(
+    buffer: Buffer, run: Run, database_uri: str
+) -> None:
+    """The first waits for what is being stored; the second ends, or waits too, before that can be."""
+    writer = buffer.writer(run)
+    closers: list[threading.Thread] = []
+    stored: list[bool] = []
+
+    def close() -> None:
+        writer.close()
+        stored.append(answer.done())
+
+    with psycopg.connect(database_uri) as other:
+        other.execute("LOCK TABLE rft.rollout IN EXCLUSIVE MODE")
+        answer = writer.submit(own_group([1.0], "x"))
+        for _ in range(2):
+            thread = threading.Thread(target=close)
+            thread.start()
+            closers.append(thread)
+            wait_until(
+                lambda: not closers[-1].is_alive() or waits_for_a_thread(closers[-1]), "one that waits or has ended"
+            )
+    for thread in closers:
+        thread.join(PATIENCE_S)
+    assert stored == [True, True] and len(answer.result(timeout=0)) == 1
+    writer.close()
+    with pytest.raises(RftError, match="the writer is closed"):
+        writer.submit(own_group([1.0], "y"))
+
+
+def waits_for_a_thread(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code is threading.Thread.join.__code__:
+            return True
+        frame = frame.f_back
+    return False

@@ -37,9 +37,11 @@ $$;
 COMMENT ON FUNCTION rft.refuse_fact_change() IS 'Trigger: facts are immutable; the error names the alternatives.';
 
 CREATE TABLE rft.buffer (
-    buffer_id uuid PRIMARY KEY DEFAULT gen_random_uuid()
+    buffer_id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    archived_at timestamptz
 );
 CREATE UNIQUE INDEX buffer_single ON rft.buffer ((true));
 INSERT INTO rft.buffer DEFAULT VALUES;
 COMMENT ON TABLE rft.buffer IS 'This buffer: one row.';
 COMMENT ON COLUMN rft.buffer.buffer_id IS 'Identifies the origin of imports in other buffers. A restored backup keeps it, since it is the same buffer. Names of segment files begin with its first 12 digits, so that files of another buffer in the same folder are not mistaken for orphans.';
+COMMENT ON COLUMN rft.buffer.archived_at IS 'When a run was last archived. A transaction whose snapshot is older cannot lock this row, and so notices what it cannot read (rft.refuse_archived_change).';

@@ -20,6 +20,15 @@ COMMENT ON COLUMN rft.group_prompt.messages IS 'The first messages of the chat, 
 CREATE TRIGGER group_prompt_facts
     BEFORE UPDATE OR DELETE OR TRUNCATE ON rft.group_prompt FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();
 
+CREATE FUNCTION rft.same_prompt(group_a bigint, digest_a bytea, group_b bigint, digest_b bytea) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+    SELECT (group_a, digest_a) = (group_b, digest_b)
+        OR (SELECT prompt FROM rft.group_prompt WHERE group_id = group_a AND prompt_digest = digest_a)
+         = (SELECT prompt FROM rft.group_prompt WHERE group_id = group_b AND prompt_digest = digest_b)
+$$;
+COMMENT ON FUNCTION rft.same_prompt(bigint, bytea, bigint, bytea) IS 'Returns whether two experiences, given by group and prompt_digest, answer the same prompt, so that they may be a preference pair. Texts are read only for different groups or digests.';
+
 -- The planner inlines this function, so it is an expression of the query that reads the chat, not a call per row. PARALLEL SAFE: without it no query on
 -- v_experience would use a second core, whether it reads the chat or not.
 CREATE FUNCTION rft.chat(prompt_messages jsonb, response_messages jsonb, response text) RETURNS jsonb

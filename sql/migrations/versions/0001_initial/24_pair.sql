@@ -51,6 +51,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     unknown bigint;
+    wrong record;
 BEGIN
     -- A purge by a rule waits for what a person compared, and then keeps it; the other way round the pair comes later.
     PERFORM FROM rft.experience WHERE experience_id IN (
@@ -62,10 +63,20 @@ BEGIN
         RAISE EXCEPTION 'a preference pair names experience %, which does not exist', unknown
             USING ERRCODE = 'foreign_key_violation', HINT = 'chosen_id and rejected_id are ids of rft.experience.';
     END IF;
+    -- The rule of the selection that trains on pairs (selected_pairs). What was purged has lost its prompt, and is refused there.
+    SELECT n.chosen_id, n.rejected_id INTO wrong FROM new_rows n
+    CROSS JOIN LATERAL (SELECT group_id, prompt_digest FROM rft.experience WHERE experience_id = n.chosen_id OFFSET 0) c
+    CROSS JOIN LATERAL (SELECT group_id, prompt_digest FROM rft.experience WHERE experience_id = n.rejected_id OFFSET 0) j
+    WHERE c.prompt_digest <> '' AND j.prompt_digest <> '' AND NOT rft.same_prompt(c.group_id, c.prompt_digest, j.group_id, j.prompt_digest)
+    ORDER BY 1, 2 LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'a preference pair compares answers to different prompts (experiences % and %)', wrong.chosen_id, wrong.rejected_id
+            USING ERRCODE = 'check_violation', HINT = 'Compare two answers to one prompt; rft.v_experience shows the prompt of each.';
+    END IF;
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.check_pairs() IS 'Trigger: both sides of a new pair must exist.';
+COMMENT ON FUNCTION rft.check_pairs() IS 'Trigger: both sides of a new pair must exist, and answer the same prompt.';
 CREATE TRIGGER pair_exists
     AFTER INSERT ON rft.preference_pair REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.check_pairs();

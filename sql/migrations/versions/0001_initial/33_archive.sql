@@ -76,7 +76,8 @@ COMMENT ON FUNCTION rft.why_no_arrays(bigint) IS 'Returns why an experience, or 
 
 -- An archived run does not change, so that restoring it gives back what was archived. Whether a statement or archiving comes first is decided by
 -- the lock of rft.archive: statements share it until their transactions end, and archiving waits for these before it looks for what they wrote.
--- LOCK TABLE and not a row: nothing is written, and a reader, who may not take this lock, blocks nobody.
+-- LOCK TABLE and not a row: nothing is written, and a reader, who may not take this lock, blocks nobody. Where a transaction has one snapshot for all
+-- its statements, that may be from before an archive. Such a transaction locks a row that each archive changes, which fails for an older snapshot.
 CREATE FUNCTION rft.refuse_archived_change() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -85,6 +86,14 @@ DECLARE
     found_name text;
 BEGIN
     LOCK TABLE rft.archive IN ROW SHARE MODE;
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        BEGIN
+            PERFORM FROM rft.buffer FOR SHARE;
+        EXCEPTION WHEN serialization_failure THEN
+            RAISE EXCEPTION 'a run was archived after the snapshot of this transaction: % of rft.% is refused', TG_OP, TG_TABLE_NAME
+                USING ERRCODE = 'serialization_failure', HINT = 'Run the transaction again.';
+        END;
+    END IF;
     IF NOT EXISTS (SELECT FROM rft.archive WHERE status = 'archived') THEN  -- the usual case, without a look at the rows
         RETURN NULL;
     END IF;

@@ -32,16 +32,29 @@ COMMENT ON FUNCTION rft.take_lock(text) IS 'Waits for a lock and holds it until 
 CREATE FUNCTION rft.try_lock(of_name text) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    waits text;
 BEGIN
     PERFORM FROM rft.lock WHERE name = of_name FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND AND NOT EXISTS (SELECT FROM rft.lock WHERE name = of_name) THEN
-        INSERT INTO rft.lock (name) VALUES (of_name) ON CONFLICT DO NOTHING;
-        PERFORM FROM rft.lock WHERE name = of_name FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        RETURN true;
+    ELSIF EXISTS (SELECT FROM rft.lock WHERE name = of_name) THEN
+        RETURN false;
     END IF;
+    -- The first use of a name. A transaction that has inserted it and not ended holds the lock, and the server knows no INSERT that does not wait for it.
+    waits := current_setting('lock_timeout');
+    BEGIN
+        PERFORM set_config('lock_timeout', '1ms', true);
+        INSERT INTO rft.lock (name) VALUES (of_name) ON CONFLICT DO NOTHING;
+        PERFORM set_config('lock_timeout', waits, true);
+    EXCEPTION WHEN lock_not_available THEN  -- with the block, the setting is as before
+        RETURN false;
+    END;
+    PERFORM FROM rft.lock WHERE name = of_name FOR UPDATE SKIP LOCKED;
     RETURN FOUND;
 END
 $$;
-COMMENT ON FUNCTION rft.try_lock(text) IS 'Takes a lock until the transaction ends, if it is free; returns whether it did.';
+COMMENT ON FUNCTION rft.try_lock(text) IS 'Takes a lock until the transaction ends, if it is free; returns whether it did. Does not wait for a holder.';
 
 CREATE FUNCTION rft.hold_lock(of_name text, of_holder text, of_key bigint, OUT held_by text, OUT held_key bigint)
 LANGUAGE plpgsql
