@@ -138,7 +138,8 @@ class Network:
         """How batches are cut for it."""
         shares = self.config.share_prompts and _can_share_prompts(self.model.config)
         # FlashAttention takes half precision only.
-        flash = self.device.type == "cuda" and self._compute == torch.bfloat16 and attention.suits_flash(self.model.config)
+        is_half = self._compute == torch.bfloat16
+        flash = self.device.type == "cuda" and is_half and attention.suits_flash(self.model.config)
         return Cutting(
             max_tokens=self.config.max_tokens_per_microbatch,
             sharing="never" if not shares else "always" if flash else "rows",

@@ -205,7 +205,9 @@ class TestMetrics:
         rounded = Learner(model_path, config(autocast="bfloat16"), build_algorithm("grpo"), 0).update(make_batch(3), 1)
         assert rounded["logprob_diff"] == pytest.approx(exact["logprob_diff"], rel=0.05)
 
-    @pytest.mark.parametrize(("instructions", "same_as"), [({"avx512_bf16": True}, "bfloat16"), ({"avx2": True}, "none")])
+    @pytest.mark.parametrize(
+        ("instructions", "same_as"), [({"avx512_bf16": True}, "bfloat16"), ({"avx2": True}, "none")]
+    )
     def test_a_cpu_multiplies_bfloat16_where_it_has_instructions_for_it(
         self, model_path: str, monkeypatch: pytest.MonkeyPatch, instructions: dict[str, bool], same_as: str
     ) -> None:
