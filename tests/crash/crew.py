@@ -141,12 +141,16 @@ class Crew:
         os.kill(int((self.folder / "buffer" / "postgres" / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
         self.server.start()
 
-    def restart_ended(self) -> list[tuple[str, str]]:
-        """Give every role that ended by itself a new life; the roles, and why they had ended.
+    def tend(self) -> list[tuple[str, str]]:
+        """End the cuts whose time is over, and give every role that ended by itself a new life. Every wait of a storm calls this.
+
+        Returns:
+            The roles, and why they had ended.
 
         Raises:
             RoleBrokeError: for no reason that a crash of another explains.
         """
+        self.cuts.restore_due()
         ended = []
         for life in list(self.lives.values()):
             pid, status = os.waitpid(life.pid, os.WNOHANG)
@@ -171,15 +175,19 @@ class Crew:
         return known[code]
 
     def wait_for_end(self, life: Life) -> str:
-        """Wait until a role has ended by itself; why."""
+        """Wait until a role has ended by itself, and give it no new life; return why."""
+        if self.lives.get(life.role) is life:
+            del self.lives[life.role]
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             pid, status = os.waitpid(life.pid, os.WNOHANG)
             if pid:
-                if self.lives.get(life.role) is life:
-                    del self.lives[life.role]
                 return self.reason(life, status)
+            # It may wait for a network that is cut, or for another role.
+            self.tend()
             time.sleep(0.01)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(life.pid, signal.SIGKILL)
         raise RoleBrokeError(f"the {life.role} still runs after {PATIENCE_S:g} s:\n{self.log(life.role)[-4000:]}")
 
     def replace_a_slow_trainer(self) -> str:
@@ -193,6 +201,7 @@ class Crew:
             deadline = time.monotonic() + 10
             # Stopped in the middle of a transaction it still holds its locks: then it is woken, and the other comes after it.
             while time.monotonic() < deadline and attempt == self.number(_NEWEST_ATTEMPT):
+                self.tend()
                 time.sleep(0.02)
         finally:
             os.kill(slow.pid, signal.SIGCONT)
@@ -210,7 +219,7 @@ class Crew:
         self.start("trainer")
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and attempt == self.number(_NEWEST_ATTEMPT):
-            self.restart_ended()
+            self.tend()
             time.sleep(0.02)
         self.cuts.restore(lost.machine)
         return self.wait_for_end(lost)
@@ -226,8 +235,7 @@ class Crew:
         while drawn < 3 and time.monotonic() < deadline and life is self.lives.get("trainer"):
             before = self.number(query)
             time.sleep(0.1)
-            self.cuts.restore_due()
-            self.restart_ended()
+            self.tend()
             drawn += self.number(query) > before
         if life is not self.lives.get("trainer"):
             return "ended before"  # the database, or its network, was away

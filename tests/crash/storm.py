@@ -123,8 +123,7 @@ def storm(
                 watch.wait_for_draw()
             event = rng.choices(list(events), list(events.values()))[0]
             _strike(crew, event, report, rng)
-            crew.cuts.restore_due()
-            report.ended.update(f"{role}: {why}" for role, why in crew.restart_ended())
+            report.ended.update(f"{role}: {why}" for role, why in crew.tend())
             watch.look()
             if number % 50 == 0 or number == kills:
                 steps = crew.number("SELECT count(*) FROM rft.train_step")
@@ -217,8 +216,7 @@ class Watch:
         """Until there is progress; what was cut off is reached again in time."""
         seen = self._seen
         while self._seen == seen:
-            self._crew.cuts.restore_due()
-            self._crew.restart_ended()
+            self._crew.tend()
             self.look()
             time.sleep(0.05)
 
@@ -227,7 +225,7 @@ class Watch:
         query = "SELECT count(*) FROM rft.train_step"
         wanted = self._crew.number(query) + count
         while self._crew.number(query) < wanted:
-            self._crew.restart_ended()
+            self._crew.tend()
             self.look()
             time.sleep(0.05)
 
@@ -243,7 +241,7 @@ class Watch:
         current = f"SELECT count(*) {live} AND (progress->>'policy_step')::integer >= {newest}"
         deadline = time.monotonic() + PATIENCE_S
         while (found := self._crew.number(current)) < _EXPLORERS and time.monotonic() < deadline:
-            self._crew.restart_ended()
+            self._crew.tend()
             time.sleep(0.1)
         if found >= _EXPLORERS:
             return []
