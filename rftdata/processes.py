@@ -23,14 +23,21 @@ def own_process() -> dict[str, Any]:
     }
 
 
+def machine() -> str:
+    """Return a word for the running kernel: the same in all processes and containers on it, another after the machine has started again."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip().replace("-", "")
+    except OSError:
+        return f"{uuid.getnode():012x}"
+
+
 def pid_space() -> str:
     """Return where the process ids of this process count: the same word in all processes that see each other under one number."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip().replace("-", "")
-        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+        return f"{machine()}.{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        return f"{uuid.getnode():012x}"  # without /proc there are no such namespaces
+        return machine()  # without /proc there are no such namespaces
 
 
 def is_here(host: str, space: str) -> bool:

@@ -49,7 +49,7 @@ class EngineTurn:
         if self._turn is None:
             return True
         if self._is_awake:
-            if not await asyncio.to_thread(self._turn.is_wanted):
+            if await asyncio.to_thread(self._turn.lasts):
                 return True
             await self._sleep(self._turn)
         if not await asyncio.to_thread(self._turn.take):

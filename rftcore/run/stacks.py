@@ -10,9 +10,12 @@ import atexit
 import faulthandler
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+from rftdata.processes import pid_space
 
 _WRITING_S = 0.3
 
@@ -28,7 +31,7 @@ def answer_requests(run_folder: Path) -> None:
 
 
 def read_stacks(run_folder: Path, pids: Iterable[int]) -> dict[int, str]:
-    """Return the stacks of processes of this machine; those that do not answer are left out."""
+    """Return the stacks of processes whose ids count here (`rftdata.processes.is_here`); those that do not answer are left out."""
     asked = {pid: path for pid in pids if (path := _path(run_folder, pid)).exists() and _would_answer(pid)}
     before = {pid: path.stat().st_size for pid, path in asked.items()}
     for pid in asked:
@@ -38,7 +41,8 @@ def read_stacks(run_folder: Path, pids: Iterable[int]) -> dict[int, str]:
 
 
 def _path(run_folder: Path, pid: int) -> Path:
-    return run_folder / "stacks" / f"{pid}.txt"
+    # Hosts and containers may share the folder, and each counts its processes from 1.
+    return run_folder / "stacks" / f"{socket.gethostname()}-{pid_space()}-{pid}.txt"
 
 
 def _would_answer(pid: int) -> bool:

@@ -31,6 +31,7 @@ from rftcore.sync.transfer_plan import (
 from rftdata.config import SyncConfig
 from rftdata.errors import RoleFailedError
 from rftdata.failpoints import failpoint
+from rftdata.processes import is_here
 from rftdata.training.attempt import Attempt
 from rftdata.training.transfers import Offers, Receipt
 
@@ -280,15 +281,16 @@ class LiveWeights:
         """Return the address at which a new group meets.
 
         Raises:
-            GroupError: members on other machines cannot reach this one.
+            GroupError: members on other machines, or in other containers, cannot reach this one.
         """
-        if all(member.host == socket.gethostname() for member in members):
+        # Another container, even one of this host's name, has a loopback interface of its own.
+        if all(is_here(member.host, member.pid_space) for member in members):
             return LOOPBACK
         try:
             return self._config.address or own_address(self._attempt.run.server_address())
         except OSError as error:
             raise GroupError(
-                f"explorers on other machines do not know where to reach the trainer: {error}", value=socket.gethostname(),
+                f"explorers on other machines, or in other containers, do not know where to reach the trainer: {error}", value=socket.gethostname(),
                 todo="set sync.address to an address of this machine",
             ) from error  # fmt: skip
 

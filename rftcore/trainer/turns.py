@@ -52,8 +52,10 @@ class TrainerTurns:
         Args:
             after_evaluations: whether to let pending evaluations be answered before.
         """
-        if self._turn is None or self._has_turn:
+        if self._turn is None or (self._has_turn and self._turn.is_mine()):
             return True
+        if self._has_turn:  # taken by another while this process was thought dead
+            self._leave_device()
         while after_evaluations and num_open_evaluations(self._run):
             self._worker.set_state("waits", "the explorer to answer evaluations")
             if stop():
@@ -80,11 +82,14 @@ class TrainerTurns:
         """End the turn, if it has begun."""
         if self._turn is None or not self._has_turn:
             return
+        self._leave_device()
+        failpoint("trainer.turn_ends")
+        self._turn.give()
+
+    def _leave_device(self) -> None:
         if self.learner is not None:
             self.learner.leave_device(self._offload)
-        failpoint("trainer.turn_ends")
         self._has_turn = False
-        self._turn.give()
 
     @contextlib.contextmanager
     def own(self, stop: Callable[[], bool]) -> Iterator[bool]:

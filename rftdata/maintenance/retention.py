@@ -43,21 +43,22 @@ def apply(
         starting_run_id: a run that is about to be trained for the first time.
     """
     done, chosen = Retained(), set[int]()
+    groups = _Groups(buffer, rules, starting_run_id)
     scopes: list[tuple[str | None, RetentionRule]] = [*sorted(rules.tasksets.items()), (None, rules)]
     for taskset, rule in scopes:
         scope = "" if taskset is None else f"taskset {taskset}: "
         for limit in _limits(rule):
-            choice = _Beyond(buffer, rules, starting_run_id, taskset, limit, frozenset(chosen))
-            choice.choose()
+            choice = _Beyond(groups, rules, taskset, limit, frozenset(chosen))
             text = (
                 f"{scope}{limit} {getattr(rule, limit):g}"
                 if limit == "max_age_days"
                 else f"{scope}{limit} {getattr(rule, limit)}"
             )
+            purged = purge_chosen(
+                buffer, choice, kind="retention", selection=text, reason=f"retention: {text}", author=author, dry_run=dry_run
+            )  # fmt: skip
             if choice.ids:
-                done.purged[text] = purge_chosen(
-                    buffer, choice, kind="retention", selection=text, reason=f"retention: {text}", author=author, dry_run=dry_run
-                )  # fmt: skip
+                done.purged[text] = purged
             chosen |= choice.groups
             done.num_protected += choice.num_protected
     return done
@@ -78,6 +79,30 @@ def _limits(rule: RetentionRule) -> list[str]:
     return [name for name in ("max_age_days", "max_experiences", "max_bytes") if getattr(rule, name) is not None]
 
 
+class _Groups:
+    """The groups of a buffer with the facts that rules read, newest first."""
+
+    def __init__(self, buffer: Buffer, rules: RetentionConfig, starting_run_id: int | None) -> None:
+        self._buffer = buffer
+        self._facts = {"keep_labelled": rules.keep_labelled, "starting_run_id": starting_run_id}
+        self._kept: list[Row] | None = None
+
+    def at_first(self) -> list[Row]:
+        """Return the groups as of now or of an earlier limit, since which there was neither a wait nor a purge."""
+        if self._kept is None:
+            self._kept = self._buffer.database.fetch("retention_groups", experience_ids=None, **self._facts)
+        return self._kept
+
+    def again(self) -> list[Row]:
+        """Return the groups as of now, before a purge."""
+        self._kept = None
+        return self._buffer.database.fetch("retention_groups", experience_ids=None, **self._facts)
+
+    def of(self, connection: Connection, ids: Sequence[int]) -> list[Row]:
+        """Return the groups of some experiences, as a transaction sees them."""
+        return fetch(connection, "retention_groups", experience_ids=list(ids), **self._facts)
+
+
 class _Beyond:
     """The experiences beyond one limit, in groups that no rule protects.
 
@@ -92,10 +117,10 @@ class _Beyond:
     """
 
     def __init__(
-        self, buffer: Buffer, rules: RetentionConfig, starting_run_id: int | None, taskset: str | None, limit: str, before: frozenset[int]
-    ) -> None:  # fmt: skip
-        self._buffer, self._before = buffer, before
-        self._facts = {"keep_labelled": rules.keep_labelled, "starting_run_id": starting_run_id}
+        self, all_groups: _Groups, rules: RetentionConfig, taskset: str | None, limit: str, before: frozenset[int]
+    ) -> None:
+        self._all, self._before = all_groups, before
+        self._has_chosen = False
         self._taskset, self._limit = taskset, limit
         self._rule = rules if taskset is None else rules.tasksets[taskset]
         self.ids: list[int] = []
@@ -103,7 +128,8 @@ class _Beyond:
         self.num_protected = 0
 
     def choose(self) -> list[int]:
-        found = self._buffer.database.fetch("retention_groups", experience_ids=None, **self._facts)
+        found = self._all.again() if self._has_chosen else self._all.at_first()
+        self._has_chosen = True
         over = _over(
             self._rule, self._limit, [row for row in found if self._taskset is None or row["taskset"] == self._taskset]
         )
@@ -115,7 +141,7 @@ class _Beyond:
 
     def confirm(self, connection: Connection, ids: Sequence[int], changed: Sequence[int]) -> list[int]:
         # A label or a pair protects the whole group, and a run all its groups, without a change of their rows.
-        found = fetch(connection, "retention_groups", experience_ids=list(ids), **self._facts)
+        found = self._all.of(connection, ids)
         free = {i for row in found if not row["protected"] for i in row["experience_ids"]}
         return [i for i in ids if i in free]
 

@@ -39,11 +39,14 @@ from rftdata.durable_files import make_folder, probe_folder, sync_path, write_wh
 from rftdata.errors import BufferUnavailableError, DiskFullError, is_disk_full
 from rftdata.postgres.idle_stop import IdleStop
 from rftdata.postgres.programs import binary_dir, open_path_for, run_program, server_account
+from rftdata.processes import machine
 
 DATABASE = "rft"
 OWNER = "rft_owner"
 _PORT = "5432"
 _START_S = 60.0
+_CLOCK_SLACK_S = 60.0
+"""How far the clock may have been set since the machine started."""
 # The path of a unix socket on Linux has at most 107 bytes; the file is named .s.PGSQL.5432.
 _MAX_SOCKET_DIR = 107 - len("/.s.PGSQL.5432")
 _SETTINGS = {
@@ -232,8 +235,9 @@ class EmbeddedServer:
                 host_file = self.folder / "host"
                 if not host_file.exists():
                     self._create_database()  # the first start, or one after a start that failed before this
-                if not host_file.exists() or host_file.read_text() != socket.gethostname():
-                    write_whole(host_file, socket.gethostname())
+                here = f"{socket.gethostname()} {machine()}"
+                if not host_file.exists() or host_file.read_text() != here:
+                    write_whole(host_file, here)
                 self._settle_idle_stop(started=lock is not None, until_stopped=until_stopped)
         except OSError as error:
             if is_disk_full(error):
@@ -284,16 +288,24 @@ class EmbeddedServer:
         return binary_dir() / name
 
     def _check_host(self) -> None:
+        """Refuse a folder whose server may run on another machine, where neither its process nor its lock need be visible from here."""
         host_file = self.folder / "host"
-        if host_file.exists() and self.exists() and self._postmaster_pid() is not None:
-            host = host_file.read_text().strip()
-            if host and host != socket.gethostname():
-                raise BufferUnavailableError(
-                    f"the embedded buffer in {self.folder} was started on the machine {host!r} and may still run there",
-                    value=socket.gethostname(),
-                    allowed="one machine at a time",
-                    todo="use it there, stop it there with `rft db stop`, or point buffer.uri at a PostgreSQL server",
-                )
+        if not host_file.exists() or not self.exists() or self._postmaster_pid() is None:
+            return
+        host, _, kernel = host_file.read_text().strip().partition(" ")
+        if not host or kernel == machine():
+            return  # of this machine, in whichever container
+        # Machines may have one name. A server that started after this machine did, and not on it, did not end with an earlier start of it.
+        started = self._postmaster_line(2)
+        later = bool(kernel) and started.isdigit() and int(started) > psutil.boot_time() + _CLOCK_SLACK_S
+        if host != socket.gethostname() or later:
+            same = "" if host != socket.gethostname() else ", another one of this name,"
+            raise BufferUnavailableError(
+                f"the embedded buffer in {self.folder} was started on the machine {host!r}{same} and may still run there",
+                value=socket.gethostname(),
+                allowed="one machine at a time",
+                todo="use it there, stop it there with `rft db stop`, or point buffer.uri at a PostgreSQL server",
+            )
 
     def _check_listens(self, address: str) -> None:
         host, _, port = address.rpartition(":")

@@ -191,7 +191,9 @@ def _numbered(reader: csv.DictReader[str]) -> Iterator[dict[str, Any]]:
     try:
         yield from reader
     except csv.Error as error:
-        raise ValueError(f"line {reader.line_num}: {error}; a value in quotes ends with one") from error
+        raise ValueError(
+            f"the row from line {reader.line_num + 1} on: {error}; a value in quotes ends with one"
+        ) from error
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:

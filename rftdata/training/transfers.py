@@ -47,12 +47,14 @@ class Receipt:
     """An explorer's answer to an offer; its fields are columns of `rft.weight_receipt`.
 
     Attributes:
+        pid_space: that of its process, see `rftdata.processes.pid_space`.
         alive: whether its process sends heartbeats.
     """
 
     worker_id: int
     status: str
     host: str
+    pid_space: str
     device: str
     dtype: str
     in_float32: list[str]

@@ -41,7 +41,7 @@ ON CONFLICT DO NOTHING;
 
 -- name: transfer_receipts (read)
 -- The answers to an offer, in the order of the explorers. alive: whether the explorer's process is.
-SELECT p.worker_id, p.status::text AS status, p.host, p.device, p.dtype, p.in_float32, p.num_ranks, p.group_id, p.first_rank, p.error,
+SELECT p.worker_id, p.status::text AS status, p.host, w.pid_space, p.device, p.dtype, p.in_float32, p.num_ranks, p.group_id, p.first_rank, p.error,
        w.stopped_at IS NULL AND w.heartbeat_at > rft.clock() - interval '15 s' AS alive
 FROM rft.weight_receipt p JOIN rft.worker w USING (worker_id) WHERE p.transfer_id = %(transfer_id)s ORDER BY p.worker_id;
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 import yaml
 
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.processes import pid_space
 from tests.support.command_line import Rft, rft_environment, rows
 from tests.support.models import make_tiny_model
 from tests.support.preloaded import Preloaded
@@ -161,8 +163,10 @@ def test_the_end_of_the_fork_server_ends_the_run_and_its_roles_which_are_resumed
     assert again.returncode == 0 and "finished" in output, output
     logs = {path.name for path in (buffer / "runs" / "supervised" / "logs").iterdir()}
     assert logs == {"explorer.log", "pipeline.log", "trainer.log"}
-    stacks = {path.name for path in (buffer / "runs" / "supervised" / "stacks").glob("[0-9]*.txt")}
-    assert stacks <= {f"{pid}.txt" for pid in pids.values()}, "a process that ends in good order removes its own"
+    stacks = {path.name for path in (buffer / "runs" / "supervised" / "stacks").glob("*[0-9].txt")}
+    assert stacks <= {f"{socket.gethostname()}-{pid_space()}-{pid}.txt" for pid in pids.values()}, (
+        "a process that ends in good order removes its own"
+    )
 
 
 def test_roles_end_with_rft_run_whatever_else_has_its_files(folder: Path) -> None:

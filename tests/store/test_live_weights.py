@@ -256,6 +256,22 @@ def test_a_trainer_whose_run_was_taken_over_waits_for_no_engine(crew: Crew, atte
         stuck.stop()
 
 
+@pytest.mark.parametrize("container", ["this", "another"])
+def test_the_trainer_meets_processes_of_another_container_of_its_host_name_at_its_address(
+    crew: Crew, attempt: Attempt, join: Callable[..., Explorer], container: str
+) -> None:
+    explorer = join()
+    if container == "another":
+        crew.buffer.sql("UPDATE rft.worker SET pid_space = 'kernel.1' WHERE role = 'explorer'")
+    trainer = crew.trainer(attempt, SYNC.model_copy(update={"address": "127.0.0.2"}))
+    try:
+        assert explorer.has(trainer.publish(0))
+    finally:
+        trainer.close()
+    (row,) = crew.rows("select address from rft.weight_transfer")
+    assert row["address"].partition(":")[0] == ("127.0.0.1" if container == "this" else "127.0.0.2")
+
+
 def test_explorers_come_and_go_between_versions(
     crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
 ) -> None:

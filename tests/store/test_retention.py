@@ -13,6 +13,7 @@ from rftcore.cli import run_command
 from rftdata import Buffer, labels
 from rftdata.config import RetentionConfig
 from rftdata.maintenance import retention
+from tests.support.lossy_line import LossyLine
 from tests.support.store_roles import Roles, own_group, selecting
 
 
@@ -56,6 +57,22 @@ def test_retention_by_age_keeps_what_is_labelled(aged: Buffer) -> None:
     ]
     assert retained(aged, max_age_days=7.5) == ({}, 2)
     assert retained(aged, max_age_days=7.5, keep_labelled=False) == ({"max_age_days 7.5": 2}, 0)
+
+
+def test_all_groups_are_read_once_for_limits_that_purge_nothing_and_again_only_before_a_purge(
+    aged: Buffer, through: Buffer, line: LossyLine
+) -> None:
+    def num_reads() -> int:
+        """Transactions that read the groups, but for those that have locked the rows of some."""
+        reads = [one for one in line.carried if any("AS protected" in text for text in one)]
+        return sum(not any("lock_purged" in text for text in one) for one in reads)
+
+    rules = {"max_age_days": 99, "max_experiences": 10, "tasksets": {"even": {"max_bytes": 2**40}}}
+    assert retained(through, **rules) == ({}, 0)
+    assert num_reads() == 1
+    assert retained(through, max_age_days=99, max_experiences=9) == ({"max_experiences 9": 2}, 0)
+    assert num_reads() == 3, "at first, and when it is its turn"
+    assert kept(aged) == [3, 4, 5, 6, 7, 8, 9, 10]
 
 
 def test_an_age_before_all_dates_is_refused(aged: Buffer) -> None:

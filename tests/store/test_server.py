@@ -19,6 +19,7 @@ import rftdata
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError
 from rftdata.postgres.embedded import EmbeddedServer, check_folder
+from rftdata.processes import machine
 from tests.support.ports import closed_port
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -169,7 +170,7 @@ def test_the_record_of_the_machine_is_written_once_and_an_empty_one_refuses_no_m
     assert (note.stat().st_ino, note.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     note.write_text("")
     assert one(folder) == [1]
-    assert note.read_text() == socket.gethostname()
+    assert note.read_text() == f"{socket.gethostname()} {machine()}"
 
 
 def test_a_new_database_is_not_lost_with_the_name_of_its_folder(
@@ -284,6 +285,23 @@ def test_a_buffer_in_use_on_another_machine_is_refused(folder: Path) -> None:
             rftdata.open(str(folder))
     finally:
         (folder / "host").write_text(socket.gethostname())
+
+
+def test_another_machine_of_this_name_is_another_machine_and_another_name_of_this_one_is_not(folder: Path) -> None:
+    one(folder)
+    try:
+        (folder / "host").write_text(f"{socket.gethostname()} another-kernel")
+        with pytest.raises(BufferUnavailableError, match=r"another one of this name, and may still run there"):
+            rftdata.open(str(folder))
+        # The server was started before this machine: that can have been an earlier start of it.
+        lock = folder / "postgres" / "postmaster.pid"
+        lines = lock.read_text().split("\n")
+        lock.write_text("\n".join([*lines[:2], "1000", *lines[3:]]))
+        assert one(folder) == [1]
+        (folder / "host").write_text(f"container {machine()}")
+        assert one(folder) == [1]
+    finally:
+        (folder / "host").write_text(f"{socket.gethostname()} {machine()}")
 
 
 def test_a_port_that_is_taken_is_a_clear_error(folder: Path) -> None:

@@ -225,7 +225,7 @@ BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
     (not_an_object, "row 2 of the taskset 't' is not a mapping"),
     (not_utf8, "cannot be read: 'utf-8' codec"),
     (ragged_csv, "line 3 does not have the 2 fields of the header"),
-    (open_csv, "line 4: unexpected end of data; a value in quotes ends with one"),
+    (open_csv, "the row from line 2 on: unexpected end of data; a value in quotes ends with one"),
     (named_twice, "its header has the column 'answer' twice; give every column a different name"),
     (nested(100_000), "cannot be read: line 2 is nested too deeply"),
     (nested(900), "2 .*is nested too deeply"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,8 @@ import time
 import pytest
 
 import rftdata
+from rftcore.trainer.turns import TrainerTurns
+from rftdata import processes
 from rftdata.run import Run
 from rftdata.training.turns import GpuTurn
 from rftdata.workers import Worker
@@ -137,6 +140,58 @@ def test_one_that_asked_and_was_killed_is_not_waited_for(run: Run, buffer: rftda
         turn.give()  # to a process that nobody has noticed to be gone
         assert turn.take()
         turn.leave()
+
+
+def test_a_turn_belongs_to_a_gpu_of_a_machine_whatever_its_containers_are_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the device cpu is that of a container."""
+    with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
+        turns = [GpuTurn(run, one.worker_id, device) for device in ("GPU-1", "cpu")]
+        assert [turn.take() for turn in turns] == [True, True]
+        monkeypatch.setattr(socket, "gethostname", lambda: "container")
+        assert not GpuTurn(run, other.worker_id, "GPU-1").take()
+        space = processes.pid_space()
+        monkeypatch.setattr(processes, "pid_space", lambda: f"{space}0")
+        assert GpuTurn(run, other.worker_id, "cpu").take()
+        monkeypatch.setattr(processes, "machine", lambda: "another")
+        assert GpuTurn(run, other.worker_id, "GPU-1").take()
+
+
+def test_a_worker_whose_turn_was_taken_while_it_was_thought_dead_has_it_no_longer(run: Run) -> None:
+    with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
+        engine, trainer = GpuTurn(run, one.worker_id, "GPU-1"), GpuTurn(run, other.worker_id, "GPU-1")
+        assert not engine.lasts() and engine.take() and engine.lasts()
+        run.database.run("stop_worker", worker_id=one.worker_id, error="the process is gone")
+        assert trainer.take() and trainer.lasts()
+        one.set_state("works")  # a heartbeat, which takes back that it is gone
+        assert not engine.lasts() and not engine.is_wanted()
+        assert not engine.take() and trainer.is_wanted() and not trainer.lasts(), "it has asked"
+        trainer.give()
+        assert engine.lasts() and engine.take()
+        for turn in (engine, trainer):
+            turn.leave()
+
+
+def test_a_trainer_that_was_thought_dead_asks_again_before_it_uses_the_device(run: Run) -> None:
+    with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
+        engine, trainer = GpuTurn(run, one.worker_id, "GPU-1"), GpuTurn(run, other.worker_id, "GPU-1")
+        turns = TrainerTurns(run, other, trainer, offload=False)
+        assert turns.take(lambda: True) and turns.take(lambda: True)
+        run.database.run("stop_worker", worker_id=other.worker_id, error="the process is gone")
+        assert engine.take()
+        other.set_state("works")
+        asked: list[bool] = []
+
+        def stop() -> bool:
+            asked.append(engine.is_wanted())
+            return len(asked) > 1
+
+        assert not turns.take(stop) and asked == [True, True]
+        turns.give()  # it has none
+        assert engine.lasts()
+        turns.leave()
+        engine.leave()
 
 
 def test_the_holder_is_the_only_one(run: Run) -> None:
