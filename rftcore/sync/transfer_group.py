@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -26,8 +27,9 @@ from rftcore import stuck_threads
 from rftcore.sync.addresses import towards
 from rftdata.errors import RftError
 
-# The store listens before members are told of it. If it does not answer, its trainer has died, and another one may need the engine.
-_CONNECT_S = 5.0
+# The store listens before members are told of it. If it does not answer, its trainer has died or is suspended, and another one may need the engine.
+# torch looks the address up, which takes 5 s for each name server that does not answer.
+_CONNECT_S = 10.0
 # A small transfer is over before a sleeping thread would look for it again.
 _SPIN_S = 0.005
 _POLL_S = 0.0005
@@ -86,8 +88,7 @@ class TransferGroup:
         self._is_host = not isinstance(store, tuple)
         try:
             if isinstance(store, tuple):
-                connect_s = min(_CONNECT_S, timeout_s)
-                store = TCPStore(*store, timeout=timedelta(seconds=connect_s), wait_for_workers=False)
+                store = _connected(*store, min(_CONNECT_S, timeout_s), check)
                 store.set_timeout(timeout)
             self._place = PrefixStore(str(group_id), store)
             _meet(self._place, rank, num_ranks, timeout_s, check)
@@ -227,6 +228,33 @@ class Call:
         except RuntimeError as error:
             raise self._group.error("broke off", error) from error
         self.work = None
+
+
+def _connected(host: str, port: int, timeout_s: float, check: Callable[[], None]) -> TCPStore:
+    """Connect to the store of the first rank.
+
+    A suspended process accepts connections and does not answer; torch would wait for it without end.
+    """
+    found: Future[TCPStore] = Future()
+
+    def connect() -> None:
+        try:
+            found.set_result(TCPStore(host, port, timeout=timedelta(seconds=timeout_s), wait_for_workers=False))
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            found.set_exception(error)
+
+    thread = threading.Thread(target=connect, name="connects to a weight group", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + timeout_s
+    try:
+        while (left := deadline - time.monotonic()) > 0 and not found.done():
+            wait([found], min(_CHECK_S, left))
+            check()
+        if not found.done():
+            raise RuntimeError(f"the store at {host}:{port} does not answer within {timeout_s:g} s")
+        return found.result()
+    finally:
+        stuck_threads.leave(thread, 0.0)
 
 
 def _meet(store: PrefixStore, rank: int, num_ranks: int, timeout_s: float, check: Callable[[], None]) -> None:

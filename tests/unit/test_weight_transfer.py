@@ -268,6 +268,23 @@ def test_an_engine_whose_trainer_died_before_it_connects_does_not_wait_for_long(
     assert not caught.value.is_half_applied
 
 
+def test_an_engine_whose_trainer_is_suspended_asks_whether_it_is_still_wanted_and_gives_up() -> None:
+    asked: list[int] = []
+    with socket.create_server(
+        (LOOPBACK, 0)
+    ) as silent:  # the system accepts connections for a process that does not run
+        address = silent.getsockname()[:2]
+        with pytest.raises(GroupError, match="does not answer within 1 s"):
+            TransferGroup("gloo", address, next(_group_ids), 1, 2, 1.0, lambda: asked.append(1))
+        assert asked
+
+        def no_longer_wanted() -> None:
+            raise ModelError("another claim")
+
+        with pytest.raises(ModelError, match="another claim"):
+            TransferGroup("gloo", address, next(_group_ids), 1, 2, FAR_S, no_longer_wanted)
+
+
 @pytest.mark.parametrize("adapters", [None, {"r": 4}])
 def test_adapters_are_loaded_only_when_all_of_them_have_arrived(
     pool: ThreadPoolExecutor, adapters: dict[str, int] | None
