@@ -45,7 +45,7 @@ from tests.support.ports import closed_port
 from tests.support.stored_run import StoredRun
 from tests.support.waiting import PATIENCE_S, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
 
 TOKENIZER = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DIGIT: dict[str, Any] = {
@@ -102,6 +102,8 @@ def _serving(port: int, model: Path, log: Path) -> Iterator[Judge]:
     environment = {
         **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+        # Its engine is a fork of the server, which has imported vLLM.
+        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
     }  # fmt: skip
     with log.open("w") as output:
         process = subprocess.Popen(

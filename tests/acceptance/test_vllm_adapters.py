@@ -185,7 +185,8 @@ def test_vllm_samples_with_the_newest_adapters(trained: Trained) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
+# Two more processes that import vLLM take half a minute of processor time.
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_live_engine_takes_adapters_from_the_trainer(trained: Trained, num_processes: int) -> None:
     settings = ENGINE.model_copy(update={"adapter_rank": 4, "tensor_parallel_size": num_processes})
     os.environ.update(VllmEngine.process_environment(settings))

@@ -125,7 +125,8 @@ class Live:
 _transfers = itertools.count(1)
 
 
-@pytest.fixture(scope="module", params=["tied", "untied, in two processes"])
+# Two more processes that import vLLM take half a minute of processor time.
+@pytest.fixture(scope="module", params=["tied", pytest.param("untied, in two processes", marks=pytest.mark.long)])
 def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     is_tied = request.param == "tied"
     # So few starts as possible: what concerns the scheduler is not repeated with two processes.

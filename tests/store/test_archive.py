@@ -126,13 +126,14 @@ def filled(buffer: rftdata.Buffer) -> rftdata.Buffer:
 
 
 def catalogue(buffer: rftdata.Buffer) -> dict[str, list[str]]:
-    """Every row of every table as text; of segments without their address, which restoring changes."""
+    """Every row of every table as text; of segments without their address, which restoring changes, and without when something was archived."""
     names = buffer.sql(
         "SELECT relname::text AS t FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind = 'r'"
     )
     found = {}
     for name in names["t"].to_pylist():
-        row = "to_jsonb(x) - '{file_id,offset_bytes}'::text[]" if name == "segment" else "x"
+        changing = {"segment": "{file_id,offset_bytes}", "buffer": "{archived_at}"}.get(name)
+        row = f"to_jsonb(x) - '{changing}'::text[]" if changing else "x"
         if name not in ("segment_file", "lock"):
             found[name] = buffer.sql(f"SELECT ({row})::text AS r FROM rft.{name} x ORDER BY 1").to_pydict().get("r", [])
     return found
