@@ -23,7 +23,7 @@ demo: setup  ## the main job: a language model learns sums, with its experiences
 test: setup lint  ## the checks and the tests but the long ones; PYTEST_ARGS="-k name" narrows them
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long" $(PYTEST_ARGS)
 
-test-long: setup  ## what is long by nature: failpoints, storms, full disks, the wheel, first hour, examples in full
+test-long: setup  ## what is long by nature: failpoints, storms, full disks, vLLM servers and engines of two processes, the wheel, examples in full
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m long $(PYTEST_ARGS)
 
 test-fast: setup  ## the tests without the slow ones
