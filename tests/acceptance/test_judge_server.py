@@ -102,7 +102,7 @@ def _serving(port: int, model: Path, log: Path) -> Iterator[Judge]:
     environment = {
         **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-        # Its engine is a fork of the server, which has imported vLLM.
+        # Its engine is a fork of the server, which has imported vLLM; tests of engines leave "spawn" in this process's environment.
         "VLLM_WORKER_MULTIPROC_METHOD": "fork",
     }  # fmt: skip
     with log.open("w") as output:

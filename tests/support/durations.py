@@ -1,6 +1,7 @@
 """Seconds that the long test files take, for their order (`pytest_collection_modifyitems`). A file that is missing counts as short.
 
-Measured by `make test` and `make test-long` with PYTEST_ARGS=--durations=0, rounded; only their order matters.
+Measured by `make test` and `make test-long` with PYTEST_ARGS=--durations=0, on machines of different speed and some only estimated from that: only
+their order matters.
 """
 
 from __future__ import annotations
