@@ -4,8 +4,8 @@ The process that starts them lists the batches and gives each to the next proces
 and a batch does not depend on the one before, so the verdicts are the same. There is one exception: whether a group that fails alone in its
 batch is set aside, or ends the replay, depends on the batch before. Such a batch is decided again once that is known.
 
-A process that is killed is replaced, and its batch is given to another. If it was killed between storing a batch and reporting it, the batch has
-its verdicts twice, with the same content.
+A process that is killed is replaced, and its batch is given to another. If it was killed between storing a batch and reporting it, the other finds
+the verdicts stored and adds none.
 """
 
 from __future__ import annotations

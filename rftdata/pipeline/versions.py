@@ -8,13 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConfigError, ConflictError
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts, store_scores
-from rftdata.postgres.database import Database, execute, records
+from rftdata.postgres.database import Database, execute, fetch, records
 from rftdata.postgres.locks import holding
+from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 from rftdata.run import Run
 
@@ -147,9 +150,27 @@ def has_sealed_groups(run: Run) -> bool:
 
 
 def commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> None:
-    """Store verdicts of a replay beside the existing ones; the groups stay where they are."""
+    """Store verdicts of a replay beside the existing ones; the groups stay where they are.
+
+    A group that the version has already decided on, with the same labels and answers or newer ones, is left out: another process of
+    the replay, or an earlier try, stored its verdicts, and ended before it could say so.
+    """
+    ride_out(lambda: _commit_replay(run, worker_id, version, batch, verdicts))
+
+
+def _commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> None:
     with run.database.transaction() as connection:
         execute(connection, "lock_groups", group_ids=batch.group_ids)
+        cuts = [batch.label_cuts[group_id] for group_id in batch.group_ids]
+        missing = [
+            row["group_id"]
+            for row in fetch(
+                connection, "groups_without_verdict", version=version, group_ids=batch.group_ids, label_cuts=cuts
+            )
+        ]
+        if not missing:
+            return
+        is_missing = pc.is_in(verdicts.decisions["group_id"], pa.array(missing, pa.int64()))
         store_scores(connection, verdicts.scores)
-        insert_verdicts(connection, version, batch.label_cuts, verdicts.decisions)
+        insert_verdicts(connection, version, batch.label_cuts, verdicts.decisions.filter(is_missing))
         insert_stage_runs(connection, version, verdicts.stages, run_id=run.run_id, worker_id=worker_id)

@@ -12,6 +12,13 @@ WHERE g.run_id = %(run_id)s AND g.group_id > %(after)s AND g.status IN ('sealed'
                                     (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = g.group_id), 0))
 ORDER BY g.group_id LIMIT %(count)s;
 
+-- name: groups_without_verdict
+-- Those of these groups that a version has not decided on with all labels and answers up to the given one. The groups are locked.
+-- (Looked up by key, one after the other: a scalar subquery is never a join.)
+SELECT g.group_id FROM unnest(%(group_ids)s::bigint[], %(label_cuts)s::bigint[]) AS g (group_id, label_cut)
+WHERE ((SELECT max(v.label_cut) FROM rft.verdict v WHERE v.group_id = g.group_id AND v.pipeline_version = %(version)s) >= g.label_cut)
+      IS NOT TRUE;
+
 -- name: sample_groups (read)
 -- Whole groups of a run with experiences, in an order that depends only on the seed.
 SELECT group_id, (SELECT count(*) FROM rft.experience e WHERE e.group_id = g.group_id) AS num_experiences

@@ -24,9 +24,10 @@ from rftdata.maintenance.archive import archive
 from rftdata.maintenance.restore_run import restore_run
 from rftdata.maintenance.states import wrong_states
 from rftdata.maintenance.verification import verify
-from rftdata.pipeline.queue import claim_sealed_groups
+from rftdata.pipeline.queue import claim_sealed_groups, read_groups
 from rftdata.pipeline.records import DECISION_SCHEMA, CreatedTask, Question, Review, StageRun, Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
+from rftdata.pipeline.versions import commit_replay
 from rftdata.planning import partial
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.postgres import retry
@@ -121,6 +122,7 @@ class Life:
         yield "label", self.label
         yield "undo", lambda: labels.undo(self.buffer, self.label_batch, author="eve")
         yield "decide again", lambda: self.decide(asks=False)
+        yield "replay", self.replay
         yield "set priorities", lambda: self.attempt.set_priorities({self.groups()[0]: 2.0})
         yield "draw", self.draw
         yield "give back", lambda: self.attempt.release_step(1)
@@ -207,6 +209,13 @@ class Life:
                 created=[CreatedTask("made", f"of {i}", {"answer": "2"}, i, stage="gate") for i in first.values()],
             )
             commit_verdicts(self.run, worker, "p1", batch, verdicts)
+
+    def replay(self) -> None:
+        """Decide on two groups under another version."""
+        batch = read_groups(self.buffer.database, self.groups()[:2])
+        num_rows = batch.table.num_rows
+        verdicts = Verdicts(kept(batch.table), stages=[StageRun("gate", 1, num_rows, num_rows, 0, 1.0)])
+        commit_replay(self.run, self.roles.worker_id, "other", batch, verdicts)
 
     def experiences(self) -> list[int]:
         rows = self.direct.sql(
