@@ -21,18 +21,16 @@ from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer, check_folder
 from rftdata.postgres.migrations import check_schema, migrate, newest_version, schema_version
 from rftdata.segments.posix import PosixSegmentStore
-from rftdata.uri import redacted
+from rftdata.uri import is_server, place_name, redacted
 from rftdata.user_code.blocked import print_blocked
 from rftdata.user_code.time_limits import when_blocked
-
-_SERVER_SCHEMES = ("postgresql://", "postgres://")
 
 SchemaMode = Literal["migrate", "check", "any"]
 
 
 def exists(config: BufferConfig) -> bool:
     """Return whether the folder contains a buffer; for a server always true, without a connection."""
-    return _is_server(config) or EmbeddedServer(Path(config.uri)).exists()
+    return is_server(config.uri) or EmbeddedServer(Path(config.uri)).exists()
 
 
 def check_new_folder(config: BufferConfig) -> Path:
@@ -72,7 +70,7 @@ def open(
         BufferUnavailableError, SchemaVersionError, DiskFullError: see their descriptions.
     """
     config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
-    if _is_server(config):
+    if is_server(config.uri):
         server = None
         if config.segments is None:
             raise BufferUnavailableError(
@@ -92,7 +90,7 @@ def open(
         database = Database(server.start(), application=application, patience_s=patience_s, idle_s=idle_s)
     try:
         # An embedded database belongs to the buffer, so one whose creation was interrupted is completed.
-        _settle_schema(database, schema, _location(config), report, may_create=create or server is not None)
+        _settle_schema(database, schema, place_name(config.uri), report, may_create=create or server is not None)
         owner = database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
     except BaseException:
         database.close()
@@ -134,14 +132,14 @@ def create(uri: str | BufferConfig, *, exist_ok: bool = False) -> bool:
         BufferUnavailableError, DiskFullError: it cannot be created; nothing is left of it.
     """
     config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
-    if _is_server(config):
+    if is_server(config.uri):
         made = _migrate_if_empty(Database(config.uri))
     else:
         made = _create_in_folder(_embedded(config))
     if not made and not exist_ok:
         raise QueryError(
             "the buffer already exists",
-            value=_location(config),
+            value=place_name(config.uri),
             todo="use it, or choose another folder or an empty database",
         )
     return made
@@ -236,13 +234,15 @@ def upgrade(config: BufferConfig, application: str) -> tuple[str, str]:
         SchemaVersionError: the schema is newer than this program, or this account may not change it.
     """
     if not exists(config):
-        raise BufferUnavailableError("there is no buffer here", value=_location(config), todo="name one with --buffer")
-    server = None if _is_server(config) else _embedded(config)
+        raise BufferUnavailableError(
+            "there is no buffer here", value=place_name(config.uri), todo="name one with --buffer"
+        )
+    server = None if is_server(config.uri) else _embedded(config)
     uri = config.uri if server is None else server.start()
     with contextlib.closing(Database(uri, application=application)) as database:
         before = schema_version(database)
         if before is None:
-            raise no_buffer(_location(config))
+            raise no_buffer(place_name(config.uri))
         return before, migrate(database)
 
 
@@ -253,15 +253,7 @@ def no_buffer(location: str) -> BufferUnavailableError:
     )
 
 
-def _is_server(config: BufferConfig) -> bool:
-    return config.uri.startswith(_SERVER_SCHEMES)
-
-
 def _embedded(config: BufferConfig) -> EmbeddedServer:
     """Return the server of a folder; a configuration without idle_stop_s leaves that setting unchanged."""
     says = "idle_stop_s" in config.model_fields_set
     return EmbeddedServer(Path(config.uri), config.listen, (config.idle_stop_s or 0.0) if says else None)
-
-
-def _location(config: BufferConfig) -> str:
-    return redacted(config.uri) if _is_server(config) else str(Path(config.uri).resolve())

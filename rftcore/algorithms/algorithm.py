@@ -169,6 +169,17 @@ class Algorithm:
         return "behavior" in self.signals
 
     @property
+    def learns_from_samples(self) -> bool:
+        """Whether log-probabilities are those of the distribution that was sampled from, whose logits are divided by the temperature.
+
+        The gradient Σ A ∇log π has the mean 0 for a constant A only under the distribution of the samples. Under another one, equal
+        rewards would change the policy.
+        """
+        if self.uses_behavior_logprobs:
+            return True
+        return self.loss.uses_advantages and self.advantage is not None and not self.advantage.imitates
+
+    @property
     def reads_stored_teacher(self) -> bool:
         """Whether it reads log-probabilities of a teacher that lie beside the tokens, and not those of a teacher of its own."""
         return "teacher" in self.signals and self.config.teacher is None
@@ -310,12 +321,13 @@ class Algorithm:
         return total, metrics
 
     def critic_objective(self, plan: Plan, index_N: Tensor, view: TokenView) -> tuple[Tensor, dict[str, Tensor]]:
-        """The same for the critic: the mean of its loss over all tokens of the batch."""
+        """The same for the critic: the mean of its loss over all tokens of the batch, weighted as the policy's by how they were drawn."""
         assert self.value is not None
         found = self.value(view)
         share = 1.0 / max(1, plan.num_tokens)
         metrics = {name: value.detach().sum() * share for name, value in found.metrics_U.items()}
-        loss = found.loss_U.sum() * share
+        drawn_N = plan.batch.importance_weights_B[plan.batch.sequence_N[index_N]].to(found.loss_U.device)
+        loss = (found.loss_U * drawn_N).sum() * share
         return loss, metrics | {"value_loss": loss.detach()}
 
     def refuse_adapters(self) -> None:

@@ -267,8 +267,13 @@ class Part:
 
 
 class Advantage(Part, ABC):
-    """From rewards and signals to one advantage per token."""
+    """From rewards and signals to one advantage per token.
 
+    Attributes:
+        imitates: it chooses responses to imitate, at temperature 1 and however they were sampled, instead of giving a policy gradient.
+    """
+
+    imitates: ClassVar[bool] = False
     uses_rewards = True
 
     @abstractmethod

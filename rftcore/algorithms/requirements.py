@@ -148,18 +148,17 @@ def check_models(algorithm: Algorithm, has_evaluation: bool) -> None:
 
 
 def check_sampling(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
-    """Engines record log-probabilities of the distribution they sampled from; the learner must be able to compute the same.
+    """Whether the learner can compute probabilities under the distribution that rollouts are sampled from, where the algorithm needs them.
 
     Raises:
-        ConfigError: truncated or greedy sampling with an algorithm that weighs tokens by the policy that sampled them.
+        ConfigError: truncated or greedy sampling with an algorithm that learns from samples.
     """
-    if not algorithm.uses_behavior_logprobs:
+    if not algorithm.learns_from_samples:
         return
     for name, value, allowed in (("top_p", explorer.top_p, 1.0), ("top_k", explorer.top_k, 0)):
         if value != allowed:
             raise ConfigError(
-                f"explorer.{name} cuts tokens off, and {algorithm.name} would compare the shares of those that are left with "
-                "probabilities among all",
+                f"explorer.{name} samples from the tokens that are left, and {algorithm.name} would train with probabilities among all tokens",
                 value=value,
                 allowed=str(allowed),
                 todo="explore less with explorer.temperature",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rftcore.cli import backup
-from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened, place_name
+from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened
 from rftdata.errors import BufferUnavailableError, ConfigError
+from rftdata.uri import is_server, place_name
 
 if TYPE_CHECKING:
     from rftdata.administration import EmbeddedServer
@@ -36,7 +37,7 @@ def create(
     from rftdata.config import BufferConfig
 
     uri = buffer or "./buffer"
-    if "://" in uri and listen:
+    if is_server(uri) and listen:
         raise ConfigError("--listen is for the embedded server of a folder", value=listen, todo="omit it")
     rftdata.create(BufferConfig(uri=uri, listen=listen))
     print(f"created the buffer {place_name(uri)}")

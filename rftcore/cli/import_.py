@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened, place_name
+from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened
+from rftdata.uri import place_name
 
 
 def import_(

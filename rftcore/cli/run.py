@@ -11,6 +11,7 @@ import typer
 from rftcore.cli.session import ConfigBufferOption, opened
 from rftcore.garbage import large_imports
 from rftdata.errors import ConfigError
+from rftdata.uri import is_server, redacted
 
 if TYPE_CHECKING:
     from rftcore.config import RunConfig
@@ -187,7 +188,6 @@ def stored_configuration(
 def _refuse_two_buffers(overrides: list[str], uri: str) -> None:
     """Refuse a --set that names another buffer than `uri`, because one of the two would be ignored."""
     from rftcore.config import apply_override
-    from rftdata.uri import redacted
 
     changes: dict[str, Any] = {}
     for override in overrides:
@@ -203,4 +203,4 @@ def _refuse_two_buffers(overrides: list[str], uri: str) -> None:
 
 
 def _place(uri: str) -> str:
-    return uri if "://" in uri else str(Path(uri).resolve())
+    return uri if is_server(uri) else str(Path(uri).resolve())

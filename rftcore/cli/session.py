@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rftdata.errors import BufferUnavailableError, QueryError
+from rftdata.uri import is_server
 
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
@@ -49,13 +50,6 @@ def find_buffer(uri: str | None) -> str:
     )
 
 
-def place_name(uri: str) -> str:
-    """Return a buffer as shown in messages: the absolute path of a folder, or a URL without its password."""
-    from rftdata.uri import redacted
-
-    return redacted(uri) if "://" in uri else str(Path(uri).resolve())
-
-
 @contextmanager
 def opened(uri: str | None, application: str, *, schema: SchemaMode = "check") -> Iterator[Buffer]:
     """Open the existing buffer that `find_buffer` finds, and close it at the end.
@@ -80,7 +74,7 @@ def _config(uri: str, application: str) -> BufferConfig:
     from rftdata.config import BufferConfig
     from rftdata.connection import stored_segments
 
-    if "://" not in uri:
+    if not is_server(uri):
         return BufferConfig(uri=uri)
     return BufferConfig(uri=uri, segments=os.environ.get("RFT_SEGMENTS") or stored_segments(uri, application))
 

@@ -244,18 +244,24 @@ def _serve(
 
 
 def _start(children: dict[int, _Child], connection: Connection, key: int, task: bytes) -> None:
-    """Fork a role, or report why that is not possible."""
+    """Fork a role; if that is not possible, report that it ended without having started."""
+    server = os.getpid()
     try:
-        ours, theirs = Pipe(duplex=False)
-        server = os.getpid()
-        if (pid := os.fork()) == 0:
-            _end_with(lambda: _work(theirs, server, task))
-        theirs.close()
-        children[key] = _Child(key, pid, os.pidfd_open(pid), ours)
-        connection.send((key, pid, 0, b""))
+        with contextlib.ExitStack() as undo:
+            ours, theirs = Pipe(duplex=False)
+            undo.callback(ours.close)
+            with theirs:
+                if (pid := os.fork()) == 0:
+                    _end_with(lambda: _work(theirs, server, task))
+            undo.callback(os.waitpid, pid, 0)
+            undo.callback(os.kill, pid, signal.SIGKILL)
+            child = _Child(key, pid, os.pidfd_open(pid), ours)
+            undo.pop_all()
     except OSError as error:
-        connection.send((key, os.getpid(), 0, b""))
         connection.send((key, None, 1, _pickled(error)))
+        return
+    children[key] = child
+    connection.send((key, pid, 0, b""))
 
 
 def _work(result: Connection, server: int, task_bytes: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from operators.base import CreatedGroup
 from rftcore.algorithms.requirements import check_answers
 from rftcore.resolved import ResolvedRun
-from rftcore.workflows.task import written_sequence
+from rftcore.workflows.chats import written_sequence
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError
 from rftdata.experience import Group, Rollout

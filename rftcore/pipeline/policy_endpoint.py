@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from operators.base import Messages
 from rftcore.engines.base import Decoding, Engine, EngineConfig
 from rftcore.resolved import ResolvedRun
-from rftcore.workflows.task import render_chat
+from rftcore.workflows.chats import render_chat
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.run import Run
 from rftdata.training.policies import PolicyVersion, newest_policy

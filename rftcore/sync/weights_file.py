@@ -25,6 +25,7 @@ import xxhash
 
 from rftcore.sync.base import Publication
 from rftdata.errors import DiskFullError, ModelError, is_disk_full
+from rftdata.processes import process_lives
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -225,7 +226,7 @@ def prune(folders: Iterable[Path], keep: int, in_use: Collection[str] = ()) -> l
     The newest `keep` of all folders stay, and those whose path is in `in_use`. A reader that has a removed file open can still
     read it.
     """
-    drafts = [path for folder in folders for path in folder.glob(".*.draft") if not _is_alive(path.name.split(".")[-2])]
+    drafts = [path for folder in folders for path in folder.glob(".*.draft") if _is_abandoned(path)]
     files = sorted(
         (path for folder in folders for path in folder.glob("*.safetensors")),
         key=lambda path: (path.stat().st_mtime_ns, path.name),
@@ -246,11 +247,7 @@ def folder_of_attempt(parent: Path, attempt_id: int) -> Path:
     return parent / f"{ATTEMPT_PREFIX}{attempt_id}"
 
 
-def _is_alive(pid: str) -> bool:
-    with contextlib.suppress(ProcessLookupError, ValueError):
-        try:
-            os.kill(int(pid), 0)
-        except PermissionError:
-            return True
-        return True
-    return False
+def _is_abandoned(draft: Path) -> bool:
+    """Return whether the process that writes a draft has ended; its number is in the name."""
+    pid = draft.name.split(".")[-2]
+    return not pid.isdecimal() or not process_lives(int(pid))

@@ -19,6 +19,10 @@ class OptimizerConfig(Section):
     eps: float = Field(1.0e-8, gt=0, description="AdamW's epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of matrices; vectors are exempt.")
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum.")
+    on_change: Literal["refuse", "reset"] = Field(
+        "refuse",
+        description="What a resumed run does if its checkpoint has the moments of another optimizer: refuse it, or begin those moments at 0.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -3,8 +3,8 @@
 Invariants:
 - One `update` is one trainer step. Each of its optimizer updates has a gradient that does not depend on how the batch is cut into
   micro-batches.
-- Log-probabilities are under the distribution that was sampled from (logits divided by `temperature`) where the algorithm compares
-  them with those the engine recorded, and the model's own (temperature 1) where it does not.
+- Log-probabilities are under the distribution that was sampled from (logits divided by `temperature`) where the algorithm learns from
+  samples, and the model's own (temperature 1) where it does not.
 - After `load_checkpoint` the learner goes on as if it had never stopped: bit-equal on a CPU.
 
 - Every rank of the process group has a learner made with the same arguments, and calls the same methods with the same whole batch. Each
@@ -67,8 +67,8 @@ class Learner:
         config: the trainer's section.
         algorithm: gives advantages and losses.
         seed: of torch's generators.
-        temperature: the rollouts' sampling temperature; behaviour log-probabilities are after it, so ours must be. Of
-            no effect with an algorithm that does not use them.
+        temperature: the rollouts' sampling temperature. Of no effect with an algorithm that does not learn from samples
+            (`Algorithm.learns_from_samples`).
         total_steps: length of the run; `lr_schedule: cosine` needs it.
         teacher_path: folder of the teacher; None for `algorithm.teacher.path` as it is written.
         critic_path: folder of the model that a critic starts from; None for `model_path`.
@@ -99,7 +99,7 @@ class Learner:
         device: str | torch.device | None = None,
         base_dir: Path | None = None,
     ) -> None:
-        if temperature <= 0 and algorithm.uses_behavior_logprobs:
+        if temperature <= 0 and algorithm.learns_from_samples:
             raise ConfigError("training needs sampled rollouts", value=temperature, allowed="a temperature above 0")
         if config.lr_schedule != "constant" and total_steps is None:
             raise ConfigError(
@@ -113,7 +113,7 @@ class Learner:
         torch.manual_seed(seed)
         self.config = config
         self.algorithm = algorithm
-        self.temperature = temperature if algorithm.uses_behavior_logprobs else 1.0
+        self.temperature = temperature if algorithm.learns_from_samples else 1.0
         self.total_steps = total_steps
         self.grid = make_grid(torch_device(device), config.tensor_parallel)
         self.step = 0

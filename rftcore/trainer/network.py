@@ -30,7 +30,7 @@ from rftcore.trainer.head import Output, logprobs_and_entropy
 from rftcore.trainer.lora import adapter_tensors, add_adapters, load_adapters, merged, named_adapters, save_adapters
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
 from rftcore.trainer.opened_model import Head, opened_model
-from rftcore.trainer.optimizers import build_optimizers, value_head
+from rftcore.trainer.optimizers import build_optimizers, keeps, value_head
 from rftcore.trainer.sharding import (
     Grid,
     add_up_head_norms,
@@ -42,7 +42,7 @@ from rftcore.trainer.sharding import (
     shard,
 )
 from rftcore.trainer.weight_parts import held_rows, wire_tensors
-from rftdata.errors import ModelError
+from rftdata.errors import ConfigError, ModelError
 
 # Their attention sees the whole prompt, so continuations can share it.
 _MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3"})
@@ -226,30 +226,49 @@ class Network:
     def empty_optimizer_state(self, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
         """Tensors for `optimizer_state` of these names and sizes, to read a checkpoint into, sharded as the parameters are now.
 
+        With `optimizer.on_change: reset`, state that another optimizer kept of a parameter is left out.
+
         Raises:
             ModelError: state of a parameter that the model does not have.
+            ConfigError: another optimizer wrote it.
         """
-        parameters = dict(self.model.named_parameters())
+        parameters, owners = dict(self.model.named_parameters()), self._owners()
+        keys_of: dict[str, set[str]] = {}
+        for key in sizes:
+            name, _, part = key.rpartition("/")
+            if name not in parameters:
+                raise ModelError(f"the checkpoint has optimizer state for {name!r}, which its model lacks")
+            keys_of.setdefault(name, set()).add(part)
+        others = {name for name, keys in keys_of.items() if not keeps(owners[id(parameters[name])], keys)}
+        config = self.config.optimizer
+        if others and config.on_change == "refuse":
+            raise ConfigError(
+                f"the checkpoint has moments of another optimizer for {len(others)} of {len(keys_of)} parameters",
+                value=f"trainer.optimizer.name: {config.name}", allowed="the optimizer that the run has had until now",
+                todo="change it back, or begin those moments at 0: trainer.optimizer.on_change: reset",
+            )  # fmt: skip
         found: dict[str, Tensor] = {}
         for key, size in sizes.items():
             name = key.rpartition("/")[0]
-            if name not in parameters:
-                raise ModelError(f"the checkpoint has optimizer state for {name!r}, which its model lacks")
-            parameter = parameters[name]
-            found[key] = torch.zeros_like(parameter) if parameter.shape == size else torch.zeros(size)
+            if name not in others:
+                parameter = parameters[name]
+                found[key] = torch.zeros_like(parameter) if parameter.shape == size else torch.zeros(size)
         return found
 
     def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
         """The reverse of `optimizer_state`."""
-        owners = {
-            id(parameter): optimizer
-            for optimizer in self.optimizers for group in optimizer.param_groups for parameter in group["params"]
-        }  # fmt: skip
-        parameters = dict(self.model.named_parameters())
+        parameters, owners = dict(self.model.named_parameters()), self._owners()
         for key, tensor in tensors.items():
             name, _, part = key.rpartition("/")
             parameter = parameters[name]
             owners[id(parameter)].state[parameter][part] = tensor.to(self.device)
+
+    def _owners(self) -> dict[int, Optimizer]:
+        """The optimizer of each parameter, by the parameter's identity."""
+        return {
+            id(parameter): optimizer
+            for optimizer in self.optimizers for group in optimizer.param_groups for parameter in group["params"]
+        }  # fmt: skip
 
     def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole tensor of every weight, tied ones under each of their names. All ranks walk it together."""

@@ -20,6 +20,9 @@ from transformers import PreTrainedModel
 from rftcore.trainer.config import OptimizerConfig, TrainerConfig
 from rftdata.errors import ModelError
 
+# What each optimizer keeps of a parameter.
+_STATE = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, torch.optim.Muon: {"momentum_buffer"}}
+
 # Attributes with the output layer of a model for token classification; a model has one of them.
 VALUE_HEADS = ("score", "classifier")
 
@@ -65,6 +68,11 @@ def build_optimizers(model: PreTrainedModel, config: OptimizerConfig, learning_r
     ]
     optimizers.append(torch.optim.AdamW(groups, lr=learning_rate, betas=config.betas, eps=config.eps, fused=True))
     return optimizers
+
+
+def keeps(optimizer: Optimizer, keys: set[str]) -> bool:
+    """Return whether an optimizer keeps state of these names of a parameter; of an optimizer that is not built in, it is not known."""
+    return keys == _STATE.get(type(optimizer), keys)
 
 
 def learning_rate_at(config: TrainerConfig, step: int, total_steps: int | None) -> float:

@@ -7,10 +7,14 @@ cannot be found in the longer text, and the model would be trained on other toke
 
 The end token of an answer is the first special token that the template writes after its content. If it writes none, and for
 models without a template (contents are concatenated), only the last answer ends, with the tokenizer's end token.
+
+A single answer (`written_sequence`) is rendered in the same way. Templates of reasoning models may not render it behind their own generation
+prompt, or leave a part of it out. It then follows the generation prompt as it is, with the end token that the template writes after answers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +25,8 @@ from rftdata.experience import Sequence
 
 Message = dict[str, Any]
 TURNS = ("all", "last")
+# An answer that every template writes as it is, and no other message has.
+_AN_ANSWER = "7f3a9c51"
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,53 @@ def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, tu
         loss_mask=None if all(mask) else mask,
         messages=messages[: places[-1] + 1],
     )
+
+
+def written_sequence(tokenizer: Any, messages: list[Message], response: str) -> Sequence:
+    """Return a trainable sequence of an answer that no engine sampled: with the end token, without log-probabilities.
+
+    Raises:
+        ModelError: the tokenizer has no end token, and the template writes none.
+        Exception: see `render_chat`.
+    """
+    chat = [*messages, {"role": "assistant", "content": response}]
+    with contextlib.suppress(ConfigError):
+        return chat_sequence(tokenizer, chat, turns="last")
+    text, prompt_ids = render_chat(tokenizer, messages)
+    end = _end_after(tokenizer, messages)
+    response_ids = tokenizer.encode(response + end, add_special_tokens=False)
+    return Sequence(
+        prompt=text,
+        response=response,
+        token_ids=[*prompt_ids, *response_ids, *([] if end else [_end_token(tokenizer)])],
+        num_prompt_tokens=len(prompt_ids),
+        finish_reason="stop",
+        messages=chat,
+    )
+
+
+def render_chat(tokenizer: Any, messages: list[Message]) -> tuple[str, list[int]]:
+    """Return the model's input, as text and tokens, by its chat template; without one, the contents are concatenated.
+
+    Raises:
+        Exception: what the chat template, a program, raises on the chat.
+    """
+    if tokenizer.chat_template is None:
+        text = "".join(str(message["content"]) for message in messages)
+        return text, list(tokenizer.encode(text))
+    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    # The template writes the special tokens itself.
+    return text, list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _end_after(tokenizer: Any, messages: list[Message]) -> str:
+    """Return the text of the end token that the template writes after an answer in a chat; empty if it writes none, or no answer."""
+    chat = [*messages, {"role": "assistant", "content": _AN_ANSWER}]
+    try:
+        rendered = _render(tokenizer, chat, add_generation_prompt=False)
+        return _cut(rendered, _AN_ANSWER, _special_tokens(tokenizer), len(messages))[1]
+    except ConfigError:
+        return ""
 
 
 def _end_token(tokenizer: Any) -> int:

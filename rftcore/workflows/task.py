@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rftcore.engines.base import Decoding, Generation
 from rftcore.workflows import inputs
-from rftcore.workflows.chats import Message, chat_sequence, content_text
+from rftcore.workflows.chats import Message, chat_sequence, content_text, render_chat, written_sequence
 from rftdata.experience import Array, Sequence
 
 if TYPE_CHECKING:
@@ -153,7 +153,11 @@ class Model:
         return self._record(Turn(messages, generation.text, generation.finish_reason, sequence))
 
     def write(self, messages: list[Message], response: str) -> Turn:
-        """Record an answer from another source (a demonstration), with the end token and without log-probabilities."""
+        """Record an answer from another source (a demonstration), see `written_sequence`.
+
+        Raises:
+            ModelError: neither template nor tokenizer has an end token.
+        """
         return self._record(
             Turn(messages, response, "stop", written_sequence(self._sampler.tokenizer, messages, response))
         )
@@ -171,30 +175,6 @@ class Model:
     def _record(self, turn: Turn) -> Turn:
         self.turns.append(turn)
         return turn
-
-
-def render_chat(tokenizer: Any, messages: list[Message]) -> tuple[str, list[int]]:
-    """Return the model's input, as text and tokens, by its chat template; without one, the contents are concatenated."""
-    if tokenizer.chat_template is None:
-        text = "".join(str(message["content"]) for message in messages)
-        return text, list(tokenizer.encode(text))
-    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    # The template writes the special tokens itself.
-    return text, list(tokenizer.encode(text, add_special_tokens=False))
-
-
-def written_sequence(tokenizer: Any, messages: list[Message], response: str) -> Sequence:
-    """Return a trainable sequence of an answer that no engine sampled: with the end token, without log-probabilities."""
-    text, prompt_ids = render_chat(tokenizer, messages)
-    response_ids = [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]
-    return Sequence(
-        prompt=text,
-        response=response,
-        token_ids=prompt_ids + response_ids,
-        num_prompt_tokens=len(prompt_ids),
-        finish_reason="stop",
-        messages=[*messages, {"role": "assistant", "content": response}],
-    )
 
 
 Scorer = Callable[[Turn, Task], Coroutine[Any, Any, Score]]

@@ -37,7 +37,7 @@ from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import grant_roles, schema_version
 from rftdata.postgres.programs import client_program, without_password
 from rftdata.segments.base import SegmentAddress
-from rftdata.uri import redacted
+from rftdata.uri import is_server, redacted
 
 DUMP, SEGMENTS, ARCHIVES, MANIFEST = "rft.dump", "segments", "archives", "manifest.json"
 _KNOWS_TRANSACTION_TIMEOUT = 170000
@@ -184,7 +184,7 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
     if not (folder / MANIFEST).is_file():
         raise QueryError("there is no backup here", value=str(folder), allowed="a folder that `rft db backup` wrote")
     server = None
-    if "://" in target.uri:
+    if is_server(target.uri):
         if target.segments is None:
             raise QueryError("a buffer on a server needs a folder for its arrays", todo="name it with --segments")
         segments = Path(target.segments)

@@ -108,6 +108,23 @@ def test_create_that_fails_leaves_nothing(place: Path, rft: Said) -> None:
     place.unlink()
 
 
+@pytest.mark.parametrize(
+    "uri",
+    ["host=db user=ada password='se cret'", "mysql://ada:se cret@db/rft", "postgresql+psycopg://ada:se cret@db/rft"],
+)
+def test_a_connection_string_is_not_taken_for_a_folder(
+    uri: str, rft: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["db", "create"], ["sql", "select 1"], ["doctor"]):
+        code, out, err = rft(*arguments, "--buffer", uri)
+        assert code != 0 and "write it as postgresql://" in out + err and "cret" not in out + err
+    for opens in (rftdata.open, rftdata.create):
+        with pytest.raises(BufferUnavailableError, match="cannot be named by this kind of connection string"):
+            opens(uri)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_create_keeps_what_else_is_in_the_folder(place: Path) -> None:
     place.mkdir(parents=True)
     (place / "notes").write_text("mine")

@@ -63,6 +63,18 @@ def test_every_enum_value_is_explained_in_its_types_comment(buffer: Buffer) -> N
     assert [f"{row['type']}.{row['value']}" for row in rows if row["value"] not in row["comment"]] == []
 
 
+def test_no_row_is_attributed_to_an_empty_name(buffer: Buffer) -> None:
+    tables = buffer.sql("""
+        SELECT c.relname::text AS name,
+               EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'c' AND k.conkey = ARRAY[a.attnum]
+                         AND position('<> '''':' in pg_get_constraintdef(k.oid)) > 0) AS is_checked
+        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+        WHERE c.relnamespace = 'rft'::regnamespace AND c.relkind = 'r' AND a.attname = 'author' AND a.attnotnull
+        """).to_pylist()
+    assert {table["name"] for table in tables} >= {"label", "preference_pair", "purge", "archive"}
+    assert [table["name"] for table in tables if not table["is_checked"]] == []
+
+
 def test_the_migrations_alone_make_the_schema_and_run_twice_without_a_trace(empty_uri: str, buffer: Buffer) -> None:
     database = Database(empty_uri)
     assert schema_version(database) is None

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rftcore.workflows.chats import chat_sequence
+from rftcore.workflows.chats import chat_sequence, written_sequence
 from rftcore.workflows.demonstration import check_task, demonstration
-from rftcore.workflows.task import Model, Score, Task, written_sequence
-from rftdata.errors import ConfigError
+from rftcore.workflows.task import Model, Score, Task
+from rftdata.errors import ConfigError, ModelError
 from rftdata.experience import Sequence
 from tests.support.models import make_character_tokenizer
 
@@ -36,6 +36,11 @@ FORGETFUL = (
 LEADING = (
     "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '<|im_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant:think:' }}{% endif %}"
+)
+# What was thought is taken out of all answers.
+SILENT = (
+    "{% for m in messages %}{{ m['role'] + ':' + m['content'].split('/')[-1] + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
 STRICT = (
     "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -138,6 +143,30 @@ def test_one_answer_gives_the_sequence_of_a_written_answer(template: str | None)
     assert written == chat
 
 
+@pytest.mark.parametrize(
+    ("template", "response", "tokens"),
+    [
+        (CHATML, " 2\n", "2<|im_end|>"),
+        (CHANNELS, "2", "final<|sep|>2<|im_end|>"),
+        (LEADING, "hm/2", "hm/2<|im_end|>"),  # which the template renders without the end of its generation prompt
+        (SILENT, "hm/2", "hm/2<|im_end|>"),
+    ],
+)
+def test_a_written_answer_ends_as_the_template_ends_answers(template: str, response: str, tokens: str) -> None:
+    found = tokenizer(template)
+    assert found.eos_token == "<eos>"
+    sequence = written_sequence(found, CHAT[:1], response)
+    asked = found.apply_chat_template(CHAT[:1], tokenize=False, add_generation_prompt=True)
+    assert parts(found, sequence) == [(False, asked), (True, tokens)]
+
+
+def test_a_written_answer_without_any_end_token_is_refused() -> None:
+    found = tokenizer(None)
+    found.eos_token = None
+    with pytest.raises(ModelError, match="no end token"):
+        written_sequence(found, CHAT[:1], "2")
+
+
 def test_a_template_that_changes_earlier_answers_is_refused_for_all_turns_only() -> None:
     found = tokenizer(FORGETFUL)
     chat = [CHAT[0], {"role": "assistant", "content": "hm/2"}, *CHAT[2:]]
@@ -192,7 +221,7 @@ def test_a_chat_that_ends_with_an_answer_is_imitated_whatever_else_the_row_has()
 
 def test_an_answer_beside_a_chat_that_asks_is_what_is_imitated() -> None:
     spans, _ = imitated(chat_task(CHAT[:3], answer="5"))
-    assert [text for counts, text in spans if counts] == ["5<eos>"]
+    assert [text for counts, text in spans if counts] == ["5<|im_end|>"]
     spans, _ = imitated(chat_task(CHAT[:3]))
     assert [text for counts, text in spans if counts] == ["2<|im_end|>"]
 

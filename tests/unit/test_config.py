@@ -91,9 +91,11 @@ def test_settings_that_mean_nothing_are_refused(change: dict[str, Any], key: str
     ("change", "key"), [({"top_p": 0.9}, "top_p"), ({"top_k": 20}, "top_k"), ({"temperature": 0}, "temperature")]
 )
 def test_sampling_whose_probabilities_the_learner_cannot_compute_is_refused(change: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"explorer\.{key}"):
-        check_plugins(ResolvedRun(config(explorer=change)))
-    check_plugins(ResolvedRun(config(explorer=change, algorithm={"name": "sft"})))
+    for name in ("grpo", "reinforce", "remax", "opmd", "asymre"):
+        with pytest.raises(ConfigError, match=rf"explorer\.{key}"):
+            check_plugins(ResolvedRun(config(explorer=change, algorithm={"name": name})))
+    for name in ("sft", "raft"):
+        check_plugins(ResolvedRun(config(explorer=change, algorithm={"name": name})))
 
 
 def test_arguments_that_the_workflow_does_not_take_are_refused() -> None:

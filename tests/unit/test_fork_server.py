@@ -109,6 +109,45 @@ def test_a_role_is_killed_that_is_still_to_be_forked(tmp_path: Path) -> None:
     assert status == -signal.SIGKILL and error == "NoneType"
 
 
+NO_PROCESS = """
+import errno, os, sys
+from pathlib import Path
+from rftcore.launch.fork_server import ForkServer
+
+this, fork = os.getpid(), os.fork
+
+def no_fork():
+    if os.getpid() != this:
+        raise OSError(errno.EAGAIN, "no process is left")
+    return fork()
+
+def no_pidfd(pid):
+    raise OSError(errno.EMFILE, f"no file is left for {pid}")
+
+if sys.argv[1] == "fork":
+    os.fork = no_fork
+else:
+    os.pidfd_open = no_pidfd
+server = ForkServer([], {})
+server.start(3, None, Path("log"))
+while not (events := server.events(1.0)):
+    pass
+[ended] = events
+print(ended.key, ended.status, ended.error)
+server.close()
+"""
+
+
+@pytest.mark.parametrize("failing", ["fork", "pidfd_open"])
+def test_a_role_that_cannot_be_forked_has_ended_without_a_process(failing: str) -> None:
+    command = [sys.executable, "-c", NO_PROCESS, failing]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("3 1 [Errno ") and "is left" in done.stdout
+    if failing == "pidfd_open":
+        assert not process_lives(int(done.stdout.rsplit(maxsplit=1)[-1]))
+
+
 @pytest.fixture
 def server() -> Iterator[ForkServer]:
     server = ForkServer([], {})

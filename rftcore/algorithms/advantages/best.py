@@ -25,6 +25,7 @@ class Best(Advantage):
     Config = BestConfig
     config: BestConfig
     min_group_size = 2
+    imitates = True
 
     def __call__(self, batch: StepBatch, signals: Signals) -> Credit:
         rewards_B = rollout_rewards(batch)

@@ -215,6 +215,21 @@ class TestValue:
         assert loss.item() == pytest.approx(0.25) and metrics["value_loss"].item() == pytest.approx(0.25)
         assert torch.autograd.grad(loss, values_N)[0].tolist() == [-0.5, 0.0]
 
+    def test_counts_a_sequence_as_the_policys_does_however_it_was_drawn(self) -> None:
+        algorithm = build_algorithm("ppo", {"kl": {"coef": 0}})
+        gradients = []
+        for weights in ([1.0, 1.0], [5.0, 1.0]):
+            batch = replace(step_batch([1.0, -1.0]), importance_weights_B=torch.tensor(weights))
+            plan = algorithm.plan(batch, Signals(values_N=torch.zeros(2)))
+            logprobs_N, values_N = torch.zeros(2).requires_grad_(), torch.zeros(2).requires_grad_()
+            view = view_of(plan, torch.arange(2), logprobs_N, values_N=values_N)
+            objectives = algorithm.objective, algorithm.critic_objective
+            total = sum((each(plan, torch.arange(2), view)[0] for each in objectives), torch.zeros(()))
+            gradients.append(torch.autograd.grad(total, (logprobs_N, values_N)))
+        for plain_N, weighted_N in zip(*gradients, strict=True):
+            assert plain_N.abs().min() > 0
+            assert (weighted_N / plain_N).tolist() == pytest.approx([5.0, 1.0])
+
 
 POLICY_LOSSES = [
     name

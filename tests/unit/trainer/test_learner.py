@@ -177,13 +177,14 @@ class TestMetrics:
         assert metrics["skipped"] == 0
         assert metrics["grad_norm"] > 0
 
-    def test_are_under_the_distribution_that_was_sampled_from(self, model_path: str) -> None:
+    @pytest.mark.parametrize("algorithm", ["grpo", "reinforce", "opmd", "asymre"])
+    def test_are_under_the_distribution_that_was_sampled_from(self, model_path: str, algorithm: str) -> None:
         batch = make_batch(3)
         model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
         with torch.no_grad():
             logprobs = (model(input_ids=batch.token_ids_BT).logits[:, :-1] / 0.7).log_softmax(-1)
         rows = logprobs[batch.loss_mask_BT[:, 1:]]
-        metrics = Learner(model_path, config(), build_algorithm("grpo"), 0, temperature=0.7).update(batch, 1)
+        metrics = Learner(model_path, config(), build_algorithm(algorithm), 0, temperature=0.7).update(batch, 1)
         assert metrics["entropy"] == pytest.approx(-(rows.exp() * rows).sum(-1).mean().item(), rel=1e-4)
 
     def test_a_shared_prompt_saves_tokens(self, model_path: str) -> None:
@@ -264,9 +265,10 @@ def test_an_algorithm_that_weighs_by_who_sampled_refuses_sequences_that_were_not
     assert all(np.isfinite(value) for value in metrics.values())
 
 
-def test_imitation_does_not_depend_on_the_temperature_of_rollouts(model_path: str) -> None:
+@pytest.mark.parametrize("algorithm", ["sft", "raft"])
+def test_imitation_does_not_depend_on_the_temperature_of_rollouts(model_path: str, algorithm: str) -> None:
     losses = [
-        Learner(model_path, config(), build_algorithm("sft"), 0, temperature=temperature).update(make_batch(6), 1)[
+        Learner(model_path, config(), build_algorithm(algorithm), 0, temperature=temperature).update(make_batch(6), 1)[
             "loss"
         ]
         for temperature in (1.0, 0.3, 0.0)

@@ -16,7 +16,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.trainer.checkpoints import CheckpointWriter, remove_abandoned
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.sharding import Grid
-from rftdata.errors import DiskFullError, ModelError, RftError
+from rftdata.errors import ConfigError, DiskFullError, ModelError, RftError
 from tests.support.learning import config, make_batch, save_model, weights
 
 
@@ -41,6 +41,34 @@ class TestCheckpoint:
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
         for name in ("loss", "grad_norm", "entropy", "learning_rate"):
             assert [entry[name] for entry in resumed] == [entry[name] for entry in metrics[2:]]
+
+    @pytest.mark.parametrize(("before", "after"), [("muon", "adamw"), ("adamw", "muon")])
+    def test_moments_of_another_optimizer_are_refused_or_begin_anew(
+        self, model_path: str, tmp_path: Path, before: str, after: str
+    ) -> None:
+        first = Learner(model_path, config(optimizer=before), build_algorithm("grpo"), 0)
+        first.update(make_batch(1), 1)
+        first.save_checkpoint(tmp_path / "c")
+        with pytest.raises(
+            ConfigError, match=rf"of another optimizer for \d+ of \d+ parameters .*{after}.*on_change: reset"
+        ):
+            Learner(model_path, config(optimizer=after), build_algorithm("grpo"), 0).load_checkpoint(tmp_path / "c")
+
+        settings = config(optimizer={"name": after, "on_change": "reset"})
+        learner = Learner(model_path, settings, build_algorithm("grpo"), 0)
+        learner.load_checkpoint(tmp_path / "c")
+        kept = learner.policy.optimizer_state()
+        assert kept and "model.layers.0.mlp.up_proj.weight" not in {key.rpartition("/")[0] for key in kept}
+        assert learner.update(make_batch(2), 2)["skipped"] == 0
+        learner.save_checkpoint(tmp_path / "d")
+        expected = learner.policy.optimizer_state()
+        learner.load_checkpoint(
+            tmp_path / "d"
+        )  # `reset` stays in the configuration, and takes nothing of the new optimizer
+        found = learner.policy.optimizer_state()
+        assert found.keys() == expected.keys() and all(
+            torch.equal(found[key], value) for key, value in expected.items()
+        )
 
     def test_training_on_leaves_the_folder_as_it_was(self, model_path: str, tmp_path: Path) -> None:
         learner = Learner(model_path, config(), build_algorithm("grpo"), 0)

@@ -24,7 +24,7 @@ CREATE TABLE rft.label (
     field text NOT NULL CHECK (field IN ('reward')),
     old_value double precision,
     new_value double precision,
-    author text NOT NULL,
+    author text NOT NULL CHECK (author <> ''),
     session_user_name text NOT NULL DEFAULT session_user,
     source rft.label_source NOT NULL DEFAULT 'sql',
     reason text,

@@ -8,7 +8,7 @@ CREATE TABLE rft.preference_pair (
     chosen_id bigint NOT NULL,
     rejected_id bigint NOT NULL,
     source rft.pair_source NOT NULL DEFAULT 'human',
-    author text NOT NULL DEFAULT session_user,
+    author text NOT NULL DEFAULT session_user CHECK (author <> ''),
     session_user_name text NOT NULL DEFAULT session_user,
     margin double precision CHECK (margin > 0 AND margin < 'Infinity'),
     builder jsonb NOT NULL DEFAULT '{}',

@@ -8,7 +8,7 @@ CREATE TABLE rft.purge (
     kind rft.purge_kind NOT NULL,
     selection text NOT NULL,
     reason text NOT NULL,
-    author text NOT NULL,
+    author text NOT NULL CHECK (author <> ''),
     session_user_name text NOT NULL DEFAULT session_user,
     tasks_too boolean NOT NULL,
     num_experiences bigint NOT NULL DEFAULT 0,

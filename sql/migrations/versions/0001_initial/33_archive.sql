@@ -11,7 +11,7 @@ CREATE TABLE rft.archive (
     num_experiences bigint NOT NULL DEFAULT 0,
     num_tokens bigint NOT NULL DEFAULT 0,
     array_bytes bigint NOT NULL DEFAULT 0,
-    author text NOT NULL,
+    author text NOT NULL CHECK (author <> ''),
     session_user_name text NOT NULL DEFAULT session_user,
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     archived_at timestamptz
