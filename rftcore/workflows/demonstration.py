@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rftcore.workflows.chats import TURNS, assistant_turns, chat_sequence, written_sequence
+from rftcore.workflows.chats import TURNS, assistant_turns, chat_sequence
 from rftcore.workflows.single_turn import chat_messages
 from rftcore.workflows.task import Model, Score, Scorer, Task
 from rftdata.errors import ConfigError
@@ -35,18 +35,14 @@ def check_task(
     task: Task, tokenizer: Any = None, *, column: str = "demonstration", system: str | None = None,
     examples: list[dict[str, str]] | None = None, template: str | None = None, turns: str = "all",
 ) -> None:  # fmt: skip
-    """Refuse a task without a demonstration and, given the model's tokenizer, a chat or answer that its template cannot render.
+    """Refuse a task without a demonstration and, given the model's tokenizer, a chat that its template cannot render.
 
     Raises:
         ConfigError: the reason.
     """
     response = _response(task, column, template, turns)
-    if tokenizer is None:
-        return
-    messages = chat_messages(task, system, examples, template)
-    if response is not None:
-        written_sequence(tokenizer, messages, response)
-    else:
+    if response is None and tokenizer is not None:
+        messages = chat_messages(task, system, examples, template)
         chat_sequence(tokenizer, messages, start=len(messages) - len(task.prompt), turns=turns)
 
 
