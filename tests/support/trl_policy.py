@@ -1,14 +1,16 @@
-"""GRPO and RLOO of TRL on responses of the test: its advantages from rewards, then its loss from log-probabilities."""
+"""GRPO and RLOO of TRL on responses of the test: its advantages from rewards, then its loss from log-probabilities.
+
+TRL is imported by the test that calls it: with vLLM, which it imports, that takes seconds, and every process of a session imports all tests.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from trl import GRPOTrainer, RLOOTrainer
 
 from tests.support.trl_trainers import bare
 
@@ -31,7 +33,7 @@ _ARGS: dict[str, Any] = {
 
 
 def trl_loss(
-    kind: type[GRPOTrainer] | type[RLOOTrainer],
+    kind: Literal["GRPOTrainer", "RLOOTrainer"],
     rewards: list[float],
     group_size: int,
     *,
@@ -51,6 +53,8 @@ def trl_loss(
         sampled_BT: those of the engine.
         settings: attributes of the trainer, or of its `args`.
     """
+    import trl
+
     num = len(rewards)
     model, reference = SimpleNamespace(training=True, is_gradient_checkpointing=False), object()
 
@@ -64,7 +68,7 @@ def trl_loss(
     completions = [[1] * length for length in lengths]
     sampled = None if sampled_BT is None else [row[:n].tolist() for row, n in zip(sampled_BT, lengths, strict=True)]
     generated = [[1]] * num, completions, ["…"] * num
-    if kind is GRPOTrainer:
+    if kind == "GRPOTrainer":
         generated = (*generated[:2], None, generated[2], sampled, {}, None, None)
     attributes = _COMMON | {
         "model": model, "ref_model": reference, "num_generations": group_size, "args": SimpleNamespace(**_ARGS),
@@ -78,11 +82,11 @@ def trl_loss(
         else:
             assert name in attributes, name
             attributes[name] = value
-    trainer = bare(kind, **attributes)
+    trainer = bare(getattr(trl, kind), **attributes)
     trainer.accelerator.process_index = 0
     trainer.accelerator.reduce = lambda x, reduction: x
     trainer.accelerator.sync_gradients = True
     inputs = trainer._generate_and_score_completions([{"prompt": "…"} for _ in rewards])
-    if kind is GRPOTrainer:
+    if kind == "GRPOTrainer":
         inputs["old_per_token_logps"] = old_BT
     return trainer._compute_loss(model, inputs), inputs["advantages"]

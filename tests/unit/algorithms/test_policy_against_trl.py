@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trl import GRPOTrainer, RLOOTrainer
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
@@ -124,7 +123,7 @@ def test_grpo_trainer_has_the_same_advantages_loss_and_gradient(
 ) -> None:
     given = tensors(seed)
     sampled = {} if trl.get("use_vllm") else {"sampled_BT": None}
-    expected, advantages_B = trl_loss(GRPOTrainer, REWARDS, 4, mask_BT=MASK_BT, **given | sampled, **trl)
+    expected, advantages_B = trl_loss("GRPOTrainer", REWARDS, 4, mask_BT=MASK_BT, **given | sampled, **trl)
     check(ours(name, changes, given), expected, given)
     algorithm = build_algorithm(name, changes)
     signals = Signals(old_N=given["old_BT"][MASK_BT].detach(), reference_N=given["reference_BT"][MASK_BT])
@@ -136,7 +135,7 @@ def test_grpo_trainer_has_the_same_advantages_loss_and_gradient(
 def test_the_corrected_kl_is_trl_s_with_bias_correction_where_ratios_are_below_two() -> None:
     given = tensors(2)
     given["old_BT"] = given["logprobs_BT"].detach() + (given["old_BT"] - given["logprobs_BT"]).detach().clamp(-0.6, 0.6)
-    expected, _ = trl_loss(GRPOTrainer, REWARDS, 4, mask_BT=MASK_BT, **given, beta=0.1, use_bias_correction_kl=True)
+    expected, _ = trl_loss("GRPOTrainer", REWARDS, 4, mask_BT=MASK_BT, **given, beta=0.1, use_bias_correction_kl=True)
     check(ours("grpo", EPS | {"kl": {"type": "corrected", "coef": 0.1}}, given), expected, given)
 
 
@@ -155,7 +154,7 @@ RESPONSES: dict[str, Any] = {"loss": {"level": "product"}, "aggregation": "seq-m
 def test_rloo_trainer_has_the_same_loss_and_gradient(changes: dict[str, Any], trl: dict[str, Any], seed: int) -> None:
     given = tensors(seed)
     needed = {key: values for key, values in given.items() if key not in ("sampled_BT", "entropy_BT")}
-    expected, _ = trl_loss(RLOOTrainer, REWARDS, 4, mask_BT=MASK_BT, **needed, **trl)
+    expected, _ = trl_loss("RLOOTrainer", REWARDS, 4, mask_BT=MASK_BT, **needed, **trl)
     check(ours("rloo", changes, given), expected, given)
 
 
@@ -163,7 +162,7 @@ def test_rloo_per_token_has_the_gradient_of_trl_on_samples_of_the_policy_itself(
     given = tensors(0)
     given["old_BT"] = given["logprobs_BT"].detach()
     needed = {key: values for key, values in given.items() if key not in ("sampled_BT", "entropy_BT")}
-    expected, _ = trl_loss(RLOOTrainer, REWARDS, 4, mask_BT=MASK_BT, **needed)
+    expected, _ = trl_loss("RLOOTrainer", REWARDS, 4, mask_BT=MASK_BT, **needed)
     found = ours("rloo", {"aggregation": "seq-mean-token-sum"}, given)
     (found_BT,), (expected_BT,) = (torch.autograd.grad(loss, given["logprobs_BT"]) for loss in (found, expected))
     torch.testing.assert_close(found_BT, expected_BT, rtol=0, atol=1e-5)
