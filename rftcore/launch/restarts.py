@@ -5,8 +5,9 @@ again after a pause, which doubles with every end before the role has finished a
 an hour, it is not started any more. A trainer is not restarted: the run ends, and continues from a checkpoint.
 
 A process that a user's function blocked leaves a report (`rftdata.user_code.blocked`). Its first sentence is shown, the whole report becomes
-the error of its worker, and its claims are released at once. A role is restarted up to `MAX_RESTARTS` times per start of the run, and up to
-`MAX_FUTILE` times within `FUTILE_S` seconds while the role finishes nothing. After that the run ends with the sentence. Groups and
+the error of its worker, and its claims are released at once. A blocked role is restarted up to `MAX_BLOCKED_PER_HOUR` times within an hour,
+whatever other restarts it had, and up to `MAX_FUTILE` times within `FUTILE_S` seconds while the role finishes nothing. After that the run ends
+with the sentence. Groups and
 evaluations on which several processes crashed are set aside by the buffer (`release_lost_claims`), so one bad task does not use up the
 restarts. These count as finished. An explorer is therefore restarted at most `MAX_FRUITLESS` times while no rollout succeeds, which is
 enough to set bad tasks aside once, but not to try every task.
@@ -26,7 +27,7 @@ from rftdata.run import Run
 from rftdata.user_code import blocked
 from rftdata.workers import end_worker, mark_dead_workers, num_finished, num_finished_by, num_succeeded
 
-MAX_RESTARTS = 10
+MAX_BLOCKED_PER_HOUR = 10
 MAX_FUTILE = 3
 FUTILE_S = 60.0
 MAX_FRUITLESS = 5
@@ -42,6 +43,7 @@ class _History:
     """Restarts of one role: their number, the times of those after which it finished nothing, and the number since a rollout succeeded.
 
     Attributes:
+        blocked: times of its restarts after it was blocked, of the last hour.
         ends: times at which its process ended without being blocked, of the last hour.
         num_in_a_row: how many of its last processes ended before they had finished anything.
     """
@@ -51,6 +53,7 @@ class _History:
     finished: int = -1
     num_fruitless: int = 0
     succeeded: int = -1
+    blocked: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     num_in_a_row: int = 0
 
@@ -95,17 +98,19 @@ class Restarts:
             history.futile.clear()
         history.finished = finished
         history.futile = [at for at in history.futile if now - at < FUTILE_S]
+        history.blocked = [at for at in history.blocked if now - at < _HOUR_S]
         if process.role == "explorer":
             succeeded = _known(lambda: num_succeeded(self._run))
             history.num_fruitless = history.num_fruitless + 1 if succeeded == history.succeeded else 0
             history.succeeded = succeeded
         if (
-            history.num_restarts >= MAX_RESTARTS
+            len(history.blocked) >= MAX_BLOCKED_PER_HOUR
             or len(history.futile) >= MAX_FUTILE
             or history.num_fruitless >= MAX_FRUITLESS
         ):
             return False
         history.num_restarts += 1
+        history.blocked.append(now)
         history.futile.append(now)
         return True
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rftcore.launch.restarts import MAX_FUTILE, MAX_RESTARTS
+from rftcore.launch.restarts import MAX_BLOCKED_PER_HOUR, MAX_FUTILE
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import Rft, rft_environment, rows
 from tests.support.models import make_tiny_model
@@ -142,7 +142,7 @@ def test_a_role_that_is_blocked_again_and_again_ends_the_run(folder: Path) -> No
     )  # fmt: skip
     assert said, output
     # More than the fewest, where a start takes so long that they are not within a minute.
-    assert MAX_FUTILE <= int(said[1]) <= MAX_RESTARTS
+    assert MAX_FUTILE <= int(said[1]) <= MAX_BLOCKED_PER_HOUR
     assert len(workers(folder, "pipeline")) == int(said[1]) + 1
     (run,) = rows(folder / "buffer", "select status::text as status, outcome from rft.run")
     assert run["status"] == "failed" and sentence in run["outcome"]

@@ -6,12 +6,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rftcore.launch.deaths import ProcessWatch, RoleDiedError
 from rftcore.launch.launcher import RoleProcess
-from rftcore.launch.restarts import MAX_FRUITLESS, MAX_FUTILE, MAX_IN_A_ROW, MAX_PER_HOUR, MAX_RESTARTS, Restarts
+from rftcore.launch.restarts import (
+    MAX_BLOCKED_PER_HOUR,
+    MAX_FRUITLESS,
+    MAX_FUTILE,
+    MAX_IN_A_ROW,
+    MAX_PER_HOUR,
+    Restarts,
+)
 from rftdata import Buffer
 from rftdata.processes import pid_space
 from rftdata.user_code import blocked
@@ -50,15 +58,23 @@ def test_a_role_that_finishes_nothing_is_started_again_three_times(buffer: Buffe
     assert restarts.count(role("explorer 0")) == MAX_FUTILE
 
 
-def test_a_role_that_gets_on_is_started_again_ten_times(buffer: Buffer, roles: Roles) -> None:
-    restarts = Restarts(roles.run)
+def test_a_role_that_gets_on_is_started_again_ten_times_an_hour(
+    buffer: Buffer, roles: Roles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("rftcore.launch.restarts.time", SimpleNamespace(monotonic=lambda: now))
+    restarts, blocked_role = Restarts(roles.run), role("explorer")
+    for _ in range(MAX_BLOCKED_PER_HOUR):  # ends for another reason do not count
+        restarts.pause_s(blocked_role)
     allowed = []
     with roles.attempt() as attempt:
-        for step in range(1, MAX_RESTARTS + 2):
-            allowed.append(restarts.allows(role("explorer")))
+        for step in range(1, MAX_BLOCKED_PER_HOUR + 3):
+            if step == MAX_BLOCKED_PER_HOUR + 2:
+                now = 3600.0
+            allowed.append(restarts.allows(blocked_role))
             roles.work()
             roles.train(attempt, step)
-    assert allowed == [True] * MAX_RESTARTS + [False]
+    assert allowed == [True] * MAX_BLOCKED_PER_HOUR + [False, True]
 
 
 def test_an_explorer_whose_groups_are_all_set_aside_is_started_again_five_times(buffer: Buffer) -> None:
