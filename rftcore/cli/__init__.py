@@ -8,13 +8,16 @@ with `--debug` (anywhere on the line) or RFT_DEBUG=1. Verbs import their engines
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import select
 import sys
 import traceback
 
 import typer
-from typer.main import get_command
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from rftcore import stuck_threads
 from rftcore.cli import (
@@ -148,12 +151,29 @@ def run_command(arguments: list[str]) -> int:
 def _run_verb(arguments: list[str]) -> int:
     """Run the verb and return its exit code; errors are raised."""
     try:
-        code = get_command(app).main(args=arguments, prog_name="rft", standalone_mode=False)
+        code = _command_line(_verb(arguments)).main(args=arguments, prog_name="rft", standalone_mode=False)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # which Typer turns into the exit code 1, without a message
             raise end.__context__ from None
         raise
     return code if isinstance(code, int) else 0
+
+
+def _verb(arguments: list[str]) -> str | None:
+    """Return the verb of a command line; None if there is none of this name."""
+    first = next((argument for argument in arguments if not argument.startswith("-")), None)
+    names = [command.name for command in app.registered_commands] + [group.name for group in app.registered_groups]
+    return first if first in names else None
+
+
+@functools.cache
+def _command_line(verb: str | None) -> TyperGroup:
+    """Return the command line with this verb alone, or with all of them, which takes longer to build than most verbs need."""
+    shown = copy.copy(app)
+    if verb is not None:
+        shown.registered_commands = [each for each in app.registered_commands if each.name == verb]
+        shown.registered_groups = [each for each in app.registered_groups if each.name == verb]
+    return get_group(shown)
 
 
 def _output_is_closed() -> bool:
@@ -190,6 +210,9 @@ def _usage_error(error: Exception, arguments: list[str]) -> int:
     if not message.strip():
         return int(getattr(error, "exit_code", 2))  # help was printed
     context = getattr(error, "ctx", None)
+    if context is not None and message == context.get_help():  # there were no arguments
+        print(message, file=sys.stderr)
+        return int(getattr(error, "exit_code", 2))
     command = context.command_path if context is not None else "rft"
     print(f"rft: {' '.join(message.split()).rstrip('.')}; `{command} --help` shows what is allowed.", file=sys.stderr)
     return int(getattr(error, "exit_code", 2))

@@ -197,6 +197,15 @@ def test_a_wrong_command_line_is_one_paragraph(arguments: list[str], capsys: pyt
     assert "--help` shows what is allowed" in said(capsys)
 
 
+@pytest.mark.parametrize(("arguments", "verbs"), [([], ["run", "sql", "label"]), (["label"], ["set", "undo"])])
+def test_without_a_verb_all_are_listed(
+    arguments: list[str], verbs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(arguments) == 2
+    lines = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert {line[0] for line in lines if line} >= {*verbs, "Usage:", "Commands:"}
+
+
 def test_each_of_our_errors_has_its_own_exit_code() -> None:
     assert explain(ConfigError("bad"))[1] == 2
     assert explain(QueryError("bad"))[1] == 2
