@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_valid
 
 from rftdata.errors import QueryError
 from rftdata.limits import INT8, MAX_COUNT, check_name
-from rftdata.uri import redacted
+from rftdata.uri import is_server, redacted
 from rftdata.user_code.time_limits import DEFAULT_S
 
 
@@ -100,6 +100,12 @@ class BufferConfig(Section):
         None,
         description="What `rft retention` purges; a run applies it when it starts. Everything is kept by default.",
     )
+
+    @field_validator("uri")
+    @classmethod
+    def _is_a_folder_or_a_url(cls, uri: str) -> str:
+        is_server(uri)  # raises what it finds wrong
+        return uri
 
 
 class SelectorConfig(Section):

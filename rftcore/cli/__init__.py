@@ -160,10 +160,9 @@ def _run_verb(arguments: list[str]) -> int:
 
 
 def _verb(arguments: list[str]) -> str | None:
-    """Return the verb of a command line; None if there is none of this name."""
-    first = next((argument for argument in arguments if not argument.startswith("-")), None)
+    """Return the verb that a command line begins with; None if it begins with an option or an unknown name."""
     names = [command.name for command in app.registered_commands] + [group.name for group in app.registered_groups]
-    return first if first in names else None
+    return arguments[0] if arguments and arguments[0] in names else None
 
 
 @functools.cache

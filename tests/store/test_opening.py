@@ -122,7 +122,10 @@ def test_a_connection_string_is_not_taken_for_a_folder(
     for opens in (rftdata.open, rftdata.create):
         with pytest.raises(BufferUnavailableError, match="cannot be named by this kind of connection string"):
             opens(uri)
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "c.yaml").write_text(CONFIG % {"uri": uri, "segments": "s", "stages": "[]"})
+    code, out, err = rft("check", "c.yaml")
+    assert code != 0 and "write it as postgresql://" in err and "cret" not in out + err
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
 def test_create_keeps_what_else_is_in_the_folder(place: Path) -> None:

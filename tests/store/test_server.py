@@ -76,6 +76,17 @@ def test_password_and_socket_are_private(folder: Path) -> None:
         psycopg.connect(without)
 
 
+def test_passwords_of_people_are_hashed_many_times(folder: Path) -> None:
+    one(folder)
+    with psycopg.connect(EmbeddedServer(folder).uri) as connection:
+        connection.execute("CREATE ROLE ada PASSWORD 'easy to guess'")
+        rows = connection.execute(
+            "SELECT rolname, split_part(rolpassword, ':', 1) FROM pg_authid WHERE rolpassword IS NOT NULL"
+        )
+        found = dict(rows.fetchall())
+    assert found == {"rft_owner": "SCRAM-SHA-256$1", "ada": "SCRAM-SHA-256$4096"}
+
+
 # Three seconds on every machine.
 BUSY = b"DO $$ BEGIN WHILE clock_timestamp() < statement_timestamp() + interval '3 s' LOOP NULL; END LOOP; END $$"
 

@@ -206,6 +206,13 @@ def test_without_a_verb_all_are_listed(
     assert {line[0] for line in lines if line} >= {*verbs, "Usage:", "Commands:"}
 
 
+def test_help_before_a_verb_lists_all_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--help", "sql"]) == 0
+    before = capsys.readouterr().out
+    assert run_command(["--help"]) == 0
+    assert before == capsys.readouterr().out and "  lineage " in before
+
+
 def test_each_of_our_errors_has_its_own_exit_code() -> None:
     assert explain(ConfigError("bad"))[1] == 2
     assert explain(QueryError("bad"))[1] == 2
