@@ -81,12 +81,12 @@ SELECT rft.supersede_verdicts(%(experience_ids)s::bigint[], %(pipeline_version)s
 
 -- name: still_claimed
 -- Groups whose verdicts may be committed. A relabel in between removes the claim. (Looked up by key, one after the other: see
--- claim_sealed_groups.)
+-- claim_sealed_groups. coalesce keeps PostgreSQL from the index of claims, which holds every claim that a snapshot can still see.)
 SELECT w.item_id AS group_id FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
 CROSS JOIN LATERAL (
     SELECT item_id FROM rft.worklist
     WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = g.group_id
-      AND claimed_by = %(worker_id)s AND NOT available
+      AND coalesce(claimed_by, 0) = %(worker_id)s AND NOT available
     FOR UPDATE) w;
 
 -- name: finish_pipeline_items
