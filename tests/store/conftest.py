@@ -58,7 +58,7 @@ def other(server: EmbeddedServer, buffer: Buffer, tmp_path: Path) -> Iterator[Bu
     """A second buffer, empty."""
     name = buffer.config.uri.split("?")[0].rpartition("/")[2] + "b"
     with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft')
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft STRATEGY FILE_COPY')
     uri = server.uri.replace("/rft?", f"/{name}?")
     with rftdata.open(BufferConfig(uri=uri, segments=str(tmp_path / "other"), min_free_bytes=0)) as opened:
         opened.sql(

@@ -355,7 +355,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def led(server: EmbeddedServer, folder: Path, name: str, losing: Losing | None) -> dict[str, Counter[str]]:
     """What a buffer holds after a life."""
     with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft')
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft STRATEGY FILE_COPY')
     uri = server.uri.replace("/rft?", f"/{name}?")
     settings = {"segments": str(folder / name), "min_free_bytes": 0}
     try:
