@@ -54,7 +54,9 @@ def pages_touched(connection: psycopg.Connection[Any], query: str, **parameters:
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
-@pytest.mark.parametrize("statistics", [pytest.param(False, id="old statistics"), pytest.param(True, id="new statistics")])
+@pytest.mark.parametrize(
+    "statistics", [pytest.param(False, id="old statistics"), pytest.param(True, id="new statistics")]
+)
 def test_a_claim_does_not_pass_over_what_a_snapshot_keeps(buffer: Buffer, statistics: bool) -> None:
     """Whatever the server knows of the queue: it counts rows of full and of empty queues, when it wants."""
     roles = Roles(buffer)
