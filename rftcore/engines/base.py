@@ -142,7 +142,7 @@ class Generation:
     Attributes:
         token_ids: response tokens, including the end token if the model produced it.
         logprobs: behaviour log-probability (nats) of each token.
-        text: decoded response without special tokens.
+        text: decoded response (see `AnswerText`).
         finish_reason: "stop" (end token or stop text), "length", or "abort" (the engine was closed; no tokens).
         version_spans: (first token index, policy_version_id), ascending, the first index 0; empty without tokens.
     """

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import Decoding, Generation, Reception
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
@@ -44,6 +45,7 @@ class TransformersEngine(DrivenEngine):
         self._model.eval()
         # The tokenizers library forbids use by two threads at once; callers use the other copy.
         self._detokenizer = copy.deepcopy(self.tokenizer)
+        self._text = AnswerText(self._detokenizer)
         limit = self._model.config.max_position_embeddings
         self._context_length = min(self.config.context_length or limit, limit)
         end_token = self._model.generation_config.eos_token_id or self.tokenizer.eos_token_id
@@ -117,19 +119,14 @@ class TransformersEngine(DrivenEngine):
                 length, reason = index + 1, "stop"
                 break
         token_ids = token_ids[:length]
-        text = self._text(token_ids)
+        text = self._text(token_ids, ended=reason == "stop")
         cut = self._first_stop(token_ids, decoding.stop)
         spans = [(0, self.policy_version_id)] if token_ids else []
         return Generation(token_ids, logprobs[:length], text if cut is None else text[:cut], reason, spans)
 
     def _first_stop(self, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
-        text = self._text(token_ids)
+        text = self._text(token_ids, ended=False)
         return min((place for place in map(text.find, stop) if place >= 0), default=None)
-
-    def _text(self, token_ids: list[int]) -> str:
-        text = self._detokenizer.decode(token_ids, skip_special_tokens=True)
-        assert isinstance(text, str)  # only a list of lists gives a list
-        return text
 
     def _replace_weights(self, path: Path) -> None:
         # In place; a tied head is the embedding's own tensor and is written twice with the same values.

@@ -17,6 +17,7 @@ Importing this module does not import vLLM. Creating an engine does, after setti
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import importlib.util
 import json
@@ -27,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import EngineConfig, Generation, Reception
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
@@ -134,7 +136,8 @@ class VllmEngine(DrivenEngine):
         self._sleeping: list[str] = []  # vLLM's tags of memory that it has not, in the order in which it wakes
         self._adapters: LoRARequest | None = None
         self._reception = self._look_up_reception()
-        self._detokenizer = self._llm.get_tokenizer()
+        # The tokenizers library forbids use by two threads at once; callers use the other copy.
+        self._text = AnswerText(copy.deepcopy(self.tokenizer))
         self._context_length = self._llm.model_config.max_model_len
 
     def _refuse_too_few_gpus(self, num_gpus: int) -> None:
@@ -160,6 +163,9 @@ class VllmEngine(DrivenEngine):
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=bool(decoding.stop),
+                # A text that ends the answer may be that of a special token.
+                skip_special_tokens=False,
+                spaces_between_special_tokens=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             prompt: TokensPrompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._num_changes)}
@@ -183,11 +189,12 @@ class VllmEngine(DrivenEngine):
         completion = output.outputs[0]
         token_ids = list(completion.token_ids)
         flat = cast("FlatLogprobs", completion.logprobs)  # requested by flat_logprobs
-        stopped_by_text = isinstance(completion.stop_reason, str)
+        stop_text = completion.stop_reason if isinstance(completion.stop_reason, str) else None
+        text = self._text(token_ids, ended=completion.finish_reason == "stop" and stop_text is None)
         return Generation(
             token_ids=token_ids,
             logprobs=[flat.logprobs[start] for start in flat.start_indices],
-            text=completion.text if stopped_by_text else self._detokenizer.decode(token_ids, skip_special_tokens=True),
+            text=text if stop_text is None else text.partition(stop_text)[0],
             finish_reason=completion.finish_reason or "abort",
             version_spans=[(span.start, int(span.version)) for span in completion.weight_versions or []],
         )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import Decoding, Engine, Generation
 from rftdata.errors import EngineStoppedError, RftError
 from rftdata.planning.claims import ClaimedGroup
@@ -105,7 +106,7 @@ class RolloutDraft:
     def _take_up(self, answer: PartialAnswer, decoding: Decoding) -> _Draft:
         if answer.finish_reason is not None:
             whole = _generation(answer.token_ids, answer.logprobs, answer.version_spans)
-            text = self._text(whole.token_ids, decoding.stop if answer.finish_reason == "stop" else ())
+            text = self._text(whole, answer.finish_reason, decoding.stop)
             finished = replace(whole, text=text, finish_reason=answer.finish_reason)
             return _Draft(answer.generation_index, answer.input_digest, whole, finished=finished, is_stored=True)
         # The engine looks for a text that ends the response in new tokens only, so those in which one may have begun are sampled again: a
@@ -116,12 +117,13 @@ class RolloutDraft:
 
     def _joined(self, kept: Generation, sampled: Generation, stop: tuple[str, ...]) -> Generation:
         whole = _continued(kept, sampled)
-        text = self._text(whole.token_ids, stop if sampled.finish_reason == "stop" else ())
+        text = self._text(whole, sampled.finish_reason, stop)
         return replace(whole, text=text, finish_reason=sampled.finish_reason)
 
-    def _text(self, token_ids: list[int], stop: tuple[str, ...]) -> str:
-        text = str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
-        places = [place for place in map(text.find, stop) if place >= 0]
+    def _text(self, whole: Generation, finish_reason: str, stop: tuple[str, ...]) -> str:
+        ended = finish_reason == "stop"
+        text = AnswerText(self.tokenizer)(whole.token_ids, ended=ended)
+        places = [place for place in map(text.find, stop if ended else ()) if place >= 0]
         return text[: min(places)] if places else text
 
 

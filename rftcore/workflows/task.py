@@ -54,7 +54,7 @@ class Turn:
 
     Attributes:
         messages: the chat before the answer.
-        response: text without special tokens.
+        response: text without the special tokens that begin, end or fill a text; those that mark the calls of tools are in it.
         finish_reason: stop, length or abort.
         sequence: the part that is stored and trained on.
     """

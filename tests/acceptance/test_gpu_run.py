@@ -25,7 +25,7 @@ def test_a_run_in_turns_sends_its_weights_by_ipc_and_learns(tmp_path: Path) -> N
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     model = os.environ.get("RFT_TEST_WARM") or warm_up(tmp_path).model
-    buffer = tmp_path / "buffer"
+    buffer = tmp_path / "run" / "buffer"  # the warm-up has one beside it
     # Without graphs and compilation, which take longer than the run; `rft bench turns` has both.
     settings = (
         f"model.path={model}", "explorer.sleep=true", f"steps={_STEPS}", f"eval.every={_STEPS}", "trainer.compile=false",

@@ -23,7 +23,7 @@ from rftcore.sync.base import Publication
 from rftcore.sync.transfer_plan import TransferError, TransferPlan
 from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
 from rftdata.errors import ModelError
-from tests.support.models import make_tiny_model
+from tests.support.models import CHARACTERS, make_character_tokenizer, make_tiny_model
 from tests.support.sending import held, wire
 from tests.support.waiting import PATIENCE_S, until_it_happens, wait_until
 
@@ -374,3 +374,23 @@ def test_a_response_ends_at_the_limit_or_by_itself_and_states_which(live: Live) 
             generation.token_ids[-1] != live.engine.tokenizer.eos_token_id
         )
         assert len(generation.token_ids) == len(generation.logprobs) <= 4
+
+
+@pytest.mark.long
+def test_special_tokens_within_an_answer_are_in_its_text_and_can_end_it(tmp_path: Path) -> None:
+    """All characters are special tokens here, as those that mark the calls of tools are."""
+    model, tokenizer = make_tiny_model(tmp_path / "model"), make_character_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*CHARACTERS]})
+    tokenizer.save_pretrained(model)
+    engine = VllmEngine(model, CONFIG)
+    try:
+        prompt = tokenizer.encode("u:1+2=\na:", add_special_tokens=False)
+        free, stopped = (
+            asyncio.run(engine.generate(prompt, Decoding(max_tokens=40, seed=1, stop=stop))) for stop in ((), ("e",))
+        )
+    finally:
+        engine.close()
+    sampled = "".join(tokenizer.convert_ids_to_tokens(free.token_ids))
+    assert free.text == sampled.replace("<bos>", "").replace("<pad>", "").replace("<unk>", "").replace("<eos>", "")
+    assert "e" in free.text
+    assert stopped.text == free.text.partition("e")[0] and stopped.finish_reason == "stop"

@@ -44,7 +44,7 @@ COMMENT ON COLUMN rft.experience.turn_index IS 'The turn of the rollout, from 0.
 COMMENT ON COLUMN rft.experience.source IS 'Where it comes from.';
 COMMENT ON COLUMN rft.experience.parent_id IS 'The experience it was created from.';
 COMMENT ON COLUMN rft.experience.prompt_digest IS 'Its prompt: the row of rft.group_prompt with this group and digest. rft.v_experience has the text.';
-COMMENT ON COLUMN rft.experience.response IS 'What the model answered, as text without special tokens.';
+COMMENT ON COLUMN rft.experience.response IS 'What the model answered, as text, without the special tokens that begin, end or fill a text.';
 COMMENT ON COLUMN rft.experience.response_messages IS 'The messages after those of rft.group_prompt, if they are not just the response as one message of the assistant; else NULL. rft.v_experience has the whole chat as messages.';
 COMMENT ON COLUMN rft.experience.reward_sampled IS 'The verifier''s reward, immutable; NULL if there was none.';
 COMMENT ON COLUMN rft.experience.reward IS 'The reward with the latest label applied, which people read and set; NULL until there is one.';

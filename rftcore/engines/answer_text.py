@@ -1,0 +1,35 @@
+"""What a sampled answer says: the text of its tokens that workflows, rewards and the buffer see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class AnswerText:
+    """Decodes the tokens of answers.
+
+    Special tokens that mark something within an answer, such as the call of a tool, are part of its text. Those that begin, end or fill a
+    text (the tokenizer's bos, eos, unk, sep, pad, cls and mask) are not, nor is a special token that ended the answer, such as a template's
+    end of a turn.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        named = (getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+        self._left_out = {token_id for token_id in named if token_id is not None}
+        added = tokenizer.added_tokens_decoder.items()
+        self._special = {*tokenizer.all_special_ids, *(token_id for token_id, token in added if token.special)}
+
+    def __call__(self, token_ids: Sequence[int], *, ended: bool) -> str:
+        """Return the text.
+
+        Args:
+            ended: whether the answer ended by itself, with its last token.
+        """
+        if ended and token_ids and token_ids[-1] in self._special:
+            token_ids = token_ids[:-1]
+        return str(self._tokenizer.decode([token_id for token_id in token_ids if token_id not in self._left_out]))
