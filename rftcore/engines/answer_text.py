@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,12 +24,18 @@ class AnswerText:
         added = tokenizer.added_tokens_decoder.items()
         self._special = {*tokenizer.all_special_ids, *(token_id for token_id, token in added if token.special)}
 
-    def __call__(self, token_ids: Sequence[int], *, ended: bool) -> str:
+    def __call__(self, token_ids: Sequence[int], *, ended: bool, stop: Iterable[str] = ()) -> str:
         """Return the text.
 
         Args:
-            ended: whether the answer ended by itself, with its last token.
+            ended: whether the answer ended by itself, with its last token, or by a text in `stop`.
+            stop: texts before the first of which the text is cut.
         """
-        if ended and token_ids and token_ids[-1] in self._special:
-            token_ids = token_ids[:-1]
+        text = self._decoded(token_ids)
+        places = [place for place in map(text.find, stop) if place >= 0] if ended else []
+        if places:
+            return text[: min(places)]
+        return self._decoded(token_ids[:-1]) if ended and token_ids and token_ids[-1] in self._special else text
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode([token_id for token_id in token_ids if token_id not in self._left_out]))

@@ -114,19 +114,18 @@ class TransformersEngine(DrivenEngine):
         """Remove everything after the end token or the stop text, which longer rows of the batch added."""
         length, reason = len(token_ids), "length"
         for index, token_id in enumerate(token_ids):
-            ends_text = decoding.stop and self._first_stop(token_ids[: index + 1], decoding.stop) is not None
+            ends_text = decoding.stop and self._has_stop(token_ids[: index + 1], decoding.stop)
             if token_id in self._end_token_ids or ends_text:
                 length, reason = index + 1, "stop"
                 break
         token_ids = token_ids[:length]
-        text = self._text(token_ids, ended=reason == "stop")
-        cut = self._first_stop(token_ids, decoding.stop)
+        text = self._text(token_ids, ended=reason == "stop", stop=decoding.stop)
         spans = [(0, self.policy_version_id)] if token_ids else []
-        return Generation(token_ids, logprobs[:length], text if cut is None else text[:cut], reason, spans)
+        return Generation(token_ids, logprobs[:length], text, reason, spans)
 
-    def _first_stop(self, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
+    def _has_stop(self, token_ids: list[int], stop: tuple[str, ...]) -> bool:
         text = self._text(token_ids, ended=False)
-        return min((place for place in map(text.find, stop) if place >= 0), default=None)
+        return any(each in text for each in stop)
 
     def _replace_weights(self, path: Path) -> None:
         # In place; a tied head is the embedding's own tensor and is written twice with the same values.

@@ -189,12 +189,11 @@ class VllmEngine(DrivenEngine):
         completion = output.outputs[0]
         token_ids = list(completion.token_ids)
         flat = cast("FlatLogprobs", completion.logprobs)  # requested by flat_logprobs
-        stop_text = completion.stop_reason if isinstance(completion.stop_reason, str) else None
-        text = self._text(token_ids, ended=completion.finish_reason == "stop" and stop_text is None)
+        stop = (completion.stop_reason,) if isinstance(completion.stop_reason, str) else ()
         return Generation(
             token_ids=token_ids,
             logprobs=[flat.logprobs[start] for start in flat.start_indices],
-            text=text if stop_text is None else text.partition(stop_text)[0],
+            text=self._text(token_ids, ended=completion.finish_reason == "stop", stop=stop),
             finish_reason=completion.finish_reason or "abort",
             version_spans=[(span.start, int(span.version)) for span in completion.weight_versions or []],
         )

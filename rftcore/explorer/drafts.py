@@ -121,10 +121,7 @@ class RolloutDraft:
         return replace(whole, text=text, finish_reason=sampled.finish_reason)
 
     def _text(self, whole: Generation, finish_reason: str, stop: tuple[str, ...]) -> str:
-        ended = finish_reason == "stop"
-        text = AnswerText(self.tokenizer)(whole.token_ids, ended=ended)
-        places = [place for place in map(text.find, stop if ended else ()) if place >= 0]
-        return text[: min(places)] if places else text
+        return AnswerText(self.tokenizer)(whole.token_ids, ended=finish_reason == "stop", stop=stop)
 
 
 class Drafts:

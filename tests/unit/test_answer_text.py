@@ -39,6 +39,12 @@ def test_special_tokens_within_an_answer_are_in_its_text(
     assert AnswerText(tokenizer)(tokenizer.encode(answer, add_special_tokens=False), ended=ended) == text
 
 
+def test_a_text_that_ends_an_answer_may_end_with_a_special_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    answer = tokenizer.encode(f"1+2=3{CALL}", add_special_tokens=False)
+    assert AnswerText(tokenizer)(answer, ended=True, stop=(f"=3{CALL}",)) == "1+2"
+    assert AnswerText(tokenizer)(answer, ended=False, stop=("=",)) == f"1+2=3{CALL}"
+
+
 def test_an_engine_says_what_it_sampled(tmp_path: Path) -> None:
     """All characters are special tokens here."""
     model = make_tiny_model(tmp_path / "model")
