@@ -1,6 +1,6 @@
 # The commands of the README are `make demo` and `make test`; each sets up what it needs. `make` alone lists all.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-fast test-postgres crash-test bench lint format docs
+.PHONY: help setup demo test test-long test-fast test-postgres crash-test bench style lint format docs
 
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
@@ -20,7 +20,7 @@ setup:  ## make .venv and install everything into it (does nothing when it is up
 demo: setup  ## the main job: a language model learns sums, with its experiences in ./buffer
 	$(BIN)/rft run examples/grpo_reasoning/config.yaml
 
-test: setup lint  ## the checks and the tests but the long ones; PYTEST_ARGS="-k name" narrows them
+test: setup style  ## the checks and the tests (mypy is one) but the long ones; PYTEST_ARGS="-k name" narrows them
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long" $(PYTEST_ARGS)
 
 test-long: setup  ## what is long by nature: failpoints, storms, full disks, vLLM servers and engines of two processes, the wheel, examples in full
@@ -45,12 +45,14 @@ bench: setup  ## the speed of buffer and pipelines beside peers, as in the READM
 	$(BIN)/rft bench buffer
 	$(BIN)/rft bench pipeline --rounds 5
 
-lint: setup  ## ruff, mypy (strict), the import contracts, spelling
+style: setup  ## ruff, the import contracts, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+lint: style  ## these and mypy (strict)
+	$(BIN)/mypy
 
 format: setup  ## let ruff lay out the code and fix what it can
 	$(BIN)/ruff check --fix-only --quiet .

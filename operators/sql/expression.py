@@ -25,7 +25,15 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from operators.sql.sandbox import aggregate_functions, is_changing, message, open_sandbox, quoted, registered
+from operators.sql.sandbox import (
+    aggregate_functions,
+    check_sandbox,
+    is_changing,
+    message,
+    open_sandbox,
+    quoted,
+    registered,
+)
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.user_code.time_limits import interruptible
 
@@ -59,7 +67,7 @@ class Expression:
         self.text = text.strip()
         self.type = type
         found = _References()
-        with contextlib.closing(open_sandbox()) as connection:
+        with check_sandbox() as connection:
             tree = _parse(connection, self.text)
             selected = tree["statements"][0]["node"]["select_list"]
             selected[0] = found.visit(selected[0], frozenset())
@@ -92,8 +100,7 @@ class Expression:
                 f"{self.text!r} reads the column {missing[0]!r}, which the batch does not have", allowed=allowed
             )
         try:
-            # A separate connection, so that a chain that is only checked leaves none open.
-            with contextlib.closing(open_sandbox()) as connection:
+            with check_sandbox() as connection:
                 given = self._run(connection, schema.empty_table()).type
         except duckdb.Error as error:
             raise ConfigError(

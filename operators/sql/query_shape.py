@@ -6,7 +6,6 @@ one is taken from its result, so that texts that a stage does not read are never
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.sql.sandbox import SEEDED, TIME_WORDS, is_changing, open_sandbox
+from operators.sql.sandbox import SEEDED, TIME_WORDS, check_sandbox, is_changing
 from rftdata.errors import OperatorError
 
 _BY_PLACE = ("STAR", "POSITIONAL_REFERENCE")
@@ -96,7 +95,7 @@ def refuse_changing(query: str, columns: Collection[str]) -> None:
 @lru_cache(maxsize=16)
 def _tree(query: str) -> dict[str, Any]:
     """Return DuckDB's tree of a query, which must not be changed (it is cached)."""
-    with contextlib.closing(open_sandbox()) as connection:
+    with check_sandbox() as connection:
         found = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
     assert found is not None
     tree: dict[str, Any] = json.loads(found[0])

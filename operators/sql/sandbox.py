@@ -7,6 +7,7 @@ registered for it, and files that were allowed by name.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -46,7 +47,7 @@ def open_sandbox(allowed: Sequence[Path] = (), *, network: bool = False) -> duck
     connection = duckdb.connect(":memory:", config=SETTINGS)
     # Timestamps as text are the same on every machine. The extension is part of DuckDB's package.
     connection.execute("LOAD icu")
-    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")  # of its cursors, too
     folders = [f"{path}/" for path in allowed if path.is_dir()]
     if network:
         try:
@@ -64,6 +65,20 @@ def open_sandbox(allowed: Sequence[Path] = (), *, network: bool = False) -> duck
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
+
+
+def check_sandbox() -> duckdb.DuckDBPyConnection:
+    """Open a connection to a sandbox that all checks of this process share, which saves 20 ms each; for queries over no rows.
+
+    Nothing stays of a check: a query can only read, and tables are registered for a connection.
+    """
+    return _sandbox_of(os.getpid()).cursor()
+
+
+@cache
+def _sandbox_of(pid: int) -> duckdb.DuckDBPyConnection:
+    # A fork must not use that of its parent.
+    return open_sandbox()
 
 
 def _set_list(connection: duckdb.DuckDBPyConnection, name: str, values: Sequence[str]) -> None:
@@ -115,7 +130,7 @@ def is_changing(function: Mapping[str, Any]) -> bool:
 @cache
 def changing_functions() -> frozenset[str]:
     """Return the names of functions whose result depends on more than their arguments: random numbers, the time, settings."""
-    with contextlib.closing(open_sandbox()) as connection:
+    with check_sandbox() as connection:
         rows = connection.execute(
             "SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT' AND function_name <> 'error'"
         ).fetchall()
@@ -125,7 +140,7 @@ def changing_functions() -> frozenset[str]:
 @cache
 def aggregate_functions() -> frozenset[str]:
     """Return the names of functions that combine many rows into one value."""
-    with contextlib.closing(open_sandbox()) as connection:
+    with check_sandbox() as connection:
         rows = connection.execute(
             "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
         ).fetchall()

@@ -22,7 +22,6 @@ may change unnoticed.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +35,7 @@ from pydantic import Field, field_validator
 from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageContext, StageOutcome
 from operators.sql import reference_files
 from operators.sql.query_shape import refuse_changing, shape
-from operators.sql.sandbox import message, open_sandbox, quoted, registered
+from operators.sql.sandbox import check_sandbox, message, open_sandbox, quoted, registered
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.user_code.time_limits import interruptible
 
@@ -113,8 +112,7 @@ class Sql(Operator, revision=1):
         available = ", ".join(schema.names)
         tables = {name: reference_files.empty(file) for name, file in self._files().items()}
         try:
-            # A separate connection, so that a chain that is only checked leaves none open.
-            with contextlib.closing(self._open()) as connection:
+            with self._check() as connection:
                 result = _run(connection, self.config.query, {"batch": schema.empty_table(), **tables}).schema
             columns = {*schema.names, *(name for table in tables.values() for name in table.column_names)}
             refuse_changing(self.config.query, columns)
@@ -155,7 +153,7 @@ class Sql(Operator, revision=1):
         reads = found.reads | IDENTITY_COLUMNS
         given = pa.schema([field for field in schema if field.name in reads]).empty_table()
         try:
-            with contextlib.closing(self._open()) as connection:
+            with self._check() as connection:
                 again = _run(connection, narrow, {"batch": given, **tables})
         except (duckdb.Error, OperatorError):
             return
@@ -171,6 +169,10 @@ class Sql(Operator, revision=1):
         if self._connection is not None:
             self._connection.close()
         self._connection = self._tables = None
+
+    def _check(self) -> duckdb.DuckDBPyConnection:
+        """A connection that a chain which is only checked does not keep."""
+        return check_sandbox() if self.config.allow == Allow() else self._open()
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         allow: Allow = self.config.allow

@@ -55,6 +55,11 @@ class RayRun:
         """What the newest life printed."""
         return (self.folder / f"life-{self._number}.log").read_text(errors="replace")
 
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the newest life; None while it goes on."""
+        return self.process and self.process.poll()
+
     def start(self) -> None:
         """Begin the first or the next life."""
         options = [part for setting in self._settings for part in ("--set", setting)]
@@ -107,7 +112,7 @@ class RayRun:
         elif victim == "database":
             pid = int((self.buffer / "postgres" / "postmaster.pid").read_text().split()[0])
         elif victim in ("gcs_server", "raylet"):
-            pid = next(p.pid for p in self._processes() if _name(p) == victim)
+            pid = next((p.pid for p in self._processes() if _name(p) == victim), None)
         else:
             pid = self.number(f"SELECT max(pid) FROM rft.worker WHERE role = '{victim}' AND stopped_at IS NULL")
         if pid is None or not psutil.pid_exists(pid):

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,7 +101,9 @@ def storm(
             time.sleep(rng.random())
             victim = next(failures)
             if not run.kill(victim):
-                raise RoleBrokeError(f"life {number} has no {victim}:\n{run.output[-4000:]}")
+                raise RoleBrokeError(
+                    f"life {number} has no {victim} (exit code {run.exit_code}):\n{run.output[-4000:]}"
+                )
             report.killed[victim] += 1
             report.end_s.setdefault(victim, []).append(round(run.check_end(victim), 1))
             progress(f"life {number} of {lives}: {victim} killed, ended after {report.end_s[victim][-1]:.1f} s")
@@ -114,14 +116,14 @@ def storm(
     return report
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lives", type=int, default=20)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2), "big"))
     parser.add_argument("--folder", type=Path, help="an empty folder that is kept; by default a temporary one")
     parser.add_argument("--real-engine", action="store_true", help="the engine transformers and not the test's own")
     parser.add_argument("--gpu", action="store_true", help="engine (a real one) and trainer on GPUs")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.gpu and not local_gpus():
         parser.error(
             "--gpu (GPU=1 of make) needs a GPU, and nvidia-smi lists none here; without it all runs on the CPU"

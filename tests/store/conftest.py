@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psycopg
@@ -54,19 +55,16 @@ def beside_a_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def other(server: EmbeddedServer, buffer: Buffer, tmp_path: Path) -> Iterator[Buffer]:
+def other(databases: Callable[[str], AbstractContextManager[str]], buffer: Buffer, tmp_path: Path) -> Iterator[Buffer]:
     """A second buffer, empty."""
-    name = buffer.config.uri.split("?")[0].rpartition("/")[2] + "b"
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft STRATEGY FILE_COPY')
-    uri = server.uri.replace("/rft?", f"/{name}?")
-    with rftdata.open(BufferConfig(uri=uri, segments=str(tmp_path / "other"), min_free_bytes=0)) as opened:
+    with (
+        databases(buffer.config.uri.split("?")[0].rpartition("/")[2] + "b") as uri,
+        rftdata.open(BufferConfig(uri=uri, segments=str(tmp_path / "other"), min_free_bytes=0)) as opened,
+    ):
         opened.sql(
             "UPDATE rft.buffer SET buffer_id = gen_random_uuid()"
         )  # a copy of the template is not the same buffer
         yield opened
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture

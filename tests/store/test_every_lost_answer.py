@@ -10,9 +10,9 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import psycopg
 import pytest
 
 import rftdata
@@ -32,7 +32,6 @@ from rftdata.planning import partial
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.postgres import retry
 from rftdata.postgres.database import queries, reads
-from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.training.attempt import Attempt
 from rftdata.training.evaluations import Answer, claim_evaluation, finish_evaluation, plan_evaluations, questions
 from rftdata.workers import release_lost_claims
@@ -352,30 +351,25 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "PAUSE_S", 0.01)
 
 
-def led(server: EmbeddedServer, folder: Path, name: str, losing: Losing | None) -> dict[str, Counter[str]]:
-    """What a buffer holds after a life."""
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft STRATEGY FILE_COPY')
-    uri = server.uri.replace("/rft?", f"/{name}?")
-    settings = {"segments": str(folder / name), "min_free_bytes": 0}
-    try:
-        with LossyLine(uri) as line, rftdata.open(BufferConfig(uri=uri, **settings)) as direct:
-            with rftdata.open(BufferConfig(uri=line.uri, **settings), patience_s=0.3) as through:
-                (folder / name).mkdir(exist_ok=True)
-                lead(Life(direct, through, folder / name), line, losing)
-            assert list(verify(direct)) == [] and wrong_states(direct.database) == []
-            return contents(direct)
-    finally:
-        with psycopg.connect(server.uri, autocommit=True) as connection:
-            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+def led(uri: str, folder: Path, losing: Losing | None) -> dict[str, Counter[str]]:
+    """What an empty buffer holds after a life."""
+    settings = {"segments": str(folder), "min_free_bytes": 0}
+    with LossyLine(uri) as line, rftdata.open(BufferConfig(uri=uri, **settings)) as direct:
+        with rftdata.open(BufferConfig(uri=line.uri, **settings), patience_s=0.3) as through:
+            folder.mkdir(exist_ok=True)
+            lead(Life(direct, through, folder), line, losing)
+        assert list(verify(direct)) == [] and wrong_states(direct.database) == []
+        return contents(direct)
 
 
 @pytest.mark.parametrize("for_ever", [False, True])
 def test_a_life_is_the_same_whatever_answers_are_lost(
-    server: EmbeddedServer, tmp_path: Path, patient: None, for_ever: bool
+    databases: Callable[[str], AbstractContextManager[str]], tmp_path: Path, patient: None, for_ever: bool
 ) -> None:
-    expected = led(server, tmp_path, "kept", None)
-    found = led(server, tmp_path, "lost", Losing(for_ever=for_ever))
+    with databases("kept") as uri:
+        expected = led(uri, tmp_path / "kept", None)
+    with databases("lost") as uri:
+        found = led(uri, tmp_path / "lost", Losing(for_ever=for_ever))
     missing = {table: rows - found[table] for table, rows in expected.items() if rows - found[table]}
     added = {table: rows - expected[table] for table, rows in found.items() if rows - expected[table]}
     assert (missing, added) == ({}, {})

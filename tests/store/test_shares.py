@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +17,18 @@ from hypothesis import strategies as st
 from rftdata import Buffer
 from rftdata.errors import FencedError, QueryError
 from rftdata.training.batch import Batch
+from tests.support.preloaded import PreloadedCall
+from tests.support.ranks import draw_as_rank
 from tests.support.store_roles import Roles
 from tests.support.waiting import PATIENCE_S
-
-# One rank of a data-parallel trainer. Rank 0 holds the attempt and broadcasts its id; nothing else passes between them but
-# the sum that a gradient would be.
-RANK = """
-import json, os, sys
-import torch
-import torch.distributed as dist
-import rftdata
-from rftdata.config import BufferConfig
-
-uri, segments, run, store, rank, world_size, steps, stop_after = sys.argv[1:]
-rank, world_size, steps, stop_after = int(rank), int(world_size), int(steps), int(stop_after)
-dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world_size)
-buffer = rftdata.open(BufferConfig(uri=uri, segments=segments))
-attempt = buffer.attempt(run) if rank == 0 else None
-broadcast = torch.tensor([attempt.attempt_id if attempt else 0])
-dist.broadcast(broadcast, 0)
-attempt = attempt or buffer.join_attempt(run, int(broadcast))
-if rank == 0:
-    attempt.publish(attempt.start_step, method="memory", uri="/w", num_bytes=1, checksum="0")
-for step in range(attempt.start_step + 1, steps + 1):
-    batch = attempt.draw(step, 4, share=(rank, world_size), timeout_s=20)
-    tokens = batch.packed("token_ids")
-    total = torch.tensor([float(tokens.sum())])
-    dist.all_reduce(total)
-    if rank == 0:
-        attempt.record_step(step, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
-        attempt.commit_checkpoint(step, f"/checkpoints/{step}")
-    dist.barrier()
-    print(json.dumps({"attempt": attempt.attempt_id, "step": step, "rank": rank, "rows": batch.rows["experience_id"].to_pylist(),
-                      "groups": sorted(set(batch.rows["group_id"].to_pylist())), "tokens": int(tokens.size)}), flush=True)
-    if step == stop_after:
-        sys.stdin.readline()  # until the test has done what it wants to
-attempt.close()
-"""
 
 
 def start(
     buffer: Buffer, roles: Roles, store: Path, rank: int, steps: int, stop_after: int = 0
 ) -> subprocess.Popen[str]:
-    arguments = [buffer.config.uri, buffer.config.segments, roles.run.name, store, rank, 2, steps, stop_after]
-    return subprocess.Popen(
-        [sys.executable, "-c", RANK, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+    return PreloadedCall(
+        draw_as_rank, buffer.config, roles.run.name, str(store), rank, 2, steps, stop_after, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ _SECONDS = {
     "unit/trainer/test_ranks.py": 93,
     "acceptance/test_vllm_adapters.py": 90,
     "store/test_idle_stop.py": 82,
+    "unit/test_types.py": 80,
     "store/test_archive.py": 75,
     "crash/test_storm.py": 72,
     "store/test_session_processes.py": 70,

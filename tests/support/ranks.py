@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
+import rftdata
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.ranks import LearnerGroup
+from rftdata.config import BufferConfig
 from tests.support.learning import config, make_batch, save_model
 from tests.support.preloaded import PreloadedCall
 from tests.support.waiting import wait_until
@@ -73,6 +80,40 @@ def update_by_two(folder: Path) -> None:
     group = make_group(folder, 2)
     print(*group.pids, flush=True)
     group.update(make_batch(0), 1)
+
+
+def draw_as_rank(
+    config: BufferConfig, run: str, store: str, rank: int, num_ranks: int, steps: int, stop_after: int
+) -> None:
+    """Be one rank of a data-parallel trainer up to step `steps`: print what it draws, and at `stop_after` wait for a line.
+
+    Rank 0 holds the attempt and broadcasts its id; nothing else passes between them but the sum that a gradient would be.
+    """
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+    with rftdata.open(config) as buffer:
+        attempt = buffer.attempt(run) if rank == 0 else None
+        broadcast = torch.tensor([attempt.attempt_id if attempt else 0])
+        dist.broadcast(broadcast, 0)
+        attempt = attempt or buffer.join_attempt(run, int(broadcast))
+        if rank == 0:
+            attempt.publish(attempt.start_step, method="memory", uri="/w", num_bytes=1, checksum="0")
+        for step in range(attempt.start_step + 1, steps + 1):
+            batch = attempt.draw(step, 4, share=(rank, num_ranks), timeout_s=20)
+            tokens = batch.packed("token_ids")
+            total = torch.tensor([float(tokens.sum())])
+            dist.all_reduce(total)
+            if rank == 0:
+                attempt.record_step(step, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
+                attempt.commit_checkpoint(step, f"/checkpoints/{step}")
+            dist.barrier()
+            drawn = {
+                "attempt": attempt.attempt_id, "step": step, "rank": rank, "rows": batch.rows["experience_id"].to_pylist(),
+                "groups": sorted(set(batch.rows["group_id"].to_pylist())), "tokens": int(tokens.size),
+            }  # fmt: skip
+            print(json.dumps(drawn), flush=True)
+            if step == stop_after:
+                sys.stdin.readline()  # until the test has done what it wants to
+        attempt.close()
 
 
 def run_ranks(function: Callable[..., None], num_ranks: int, *arguments: object) -> None:
