@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,10 +20,9 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
-from rftdata import exchange, labels
+from rftdata import exchange, failpoints, labels
 from rftdata.config import BufferConfig
 from rftdata.errors import ArchivedError, BufferUnavailableError, ConflictError, FencedError, QueryError, RftError
-from rftdata.failpoints import FAILPOINTS
 from rftdata.maintenance import archive as archiving
 from rftdata.maintenance import archive_writing, backup, purge
 from rftdata.maintenance.archive import archive
@@ -39,6 +37,7 @@ from rftdata.query import archived
 from rftdata.query import arrays as query_arrays
 from rftdata.segments.compaction import Compactor
 from rftdata.training.stored_selection import select
+from tests.support.preloaded import PreloadedCall
 from tests.support.secret_rows import secret_group
 from tests.support.store_roles import Roles, own_group, tokens
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -264,21 +263,19 @@ def test_other_programs_read_the_files_without_this_package(filled: rftdata.Buff
 
 def interrupted(buffer: rftdata.Buffer, verb: str, failpoint: str) -> None:
     """Archive or restore the run `old` in another process, which is killed at a failpoint."""
-    script = (
-        "import sys, rftdata\n"
-        "from rftdata.config import BufferConfig\n"
-        "from rftdata.maintenance.archive import archive\n"
-        "from rftdata.maintenance.restore_run import restore_run\n"
-        "buffer = rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0))\n"
-        "archive(buffer, 'old', author='ada') if sys.argv[3] == 'archive' else restore_run(buffer, 'old')\n"
-    )
-    command = [sys.executable, "-c", script, buffer.config.uri, str(buffer.config.segments), verb]
-    done = subprocess.run(command, env={**os.environ, "RFT_FAILPOINT": failpoint}, capture_output=True, check=False)
-    assert done.returncode == -9, done.stderr.decode()
+    with PreloadedCall(move, buffer.config, verb, failpoint, stderr=subprocess.PIPE, text=True) as process:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == -9, errors
+
+
+def move(config: BufferConfig, verb: str, failpoint: str) -> None:
+    failpoints.arm(failpoint)
+    with rftdata.open(config) as buffer:
+        archive(buffer, "old", author="ada") if verb == "archive" else restore_run(buffer, "old")
 
 
 def test_a_kill_at_any_point_loses_nothing_and_the_command_can_be_repeated(filled: rftdata.Buffer) -> None:
-    points = [name for name in FAILPOINTS if name.startswith(("archive.", "restore."))]
+    points = [name for name in failpoints.FAILPOINTS if name.startswith(("archive.", "restore."))]
     assert len(points) == 8
     before, bytes_before = catalogue(filled), arrays(filled)
     questions = list(QUERIES)[::3]

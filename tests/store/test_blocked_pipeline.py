@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ from rftcore.pipeline.blocked import with_report
 from rftcore.resolved import ResolvedRun
 from rftdata import Buffer
 from rftdata.user_code import blocked
+from tests.support.command_line import impatient_rft
+from tests.support.preloaded import Preloaded, PreloadedCall
 from tests.support.store_roles import Roles, own_group, two_sealed_groups
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -38,15 +38,6 @@ def stuck(row, sleeps_on=0, loops_on=0, backtracks_on=0):
     while row["experience_id"] == loops_on:
         pass
     return True
-"""
-# What is not Python code is given up after half a second; Python code has the usual time to end.
-COMMAND = """
-import sys
-from rftcore.cli import main
-from rftdata.user_code import held_lock_timer, time_limits
-if sys.argv.pop(1) == "gives up soon":
-    time_limits.GRACE_S = held_lock_timer.SLACK_S = 0.5
-main()
 """
 
 
@@ -93,11 +84,10 @@ def start() -> Iterator[Start]:
     def start(
         config: Path, *options: str, verb: tuple[str, ...] = ("process",), gives_up_soon: bool = True
     ) -> subprocess.Popen[str]:
-        way = "gives up soon" if gives_up_soon else "waits"
-        command = [sys.executable, "-c", COMMAND, way, *verb, str(config), *options]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
-        )
+        arguments = (*verb, str(config), *options)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        # Python code has the usual time to end.
+        process = PreloadedCall(impatient_rft, *arguments, **pipes) if gives_up_soon else Preloaded(arguments, **pipes)
         started.append(process)
         return process
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,8 @@ import yaml
 
 from rftdata import Buffer
 from tests.store.test_task_pipeline import ROWS, write
+from tests.support.command_line import impatient_rft
+from tests.support.preloaded import PreloadedCall
 from tests.support.waiting import PATIENCE_S
 
 # Other tasks need next to none of it, on any machine.
@@ -39,17 +40,13 @@ class Compares(Operator):
     def apply(self, table):
         return StageOutcome.keep_all(table.num_rows)
 """
-COMMAND = """
-from rftcore.cli import main
-from rftdata.user_code import held_lock_timer, time_limits
-time_limits.GRACE_S = held_lock_timer.SLACK_S = 0.5
-main()
-"""
 
 
 def load(config: Path, *verb: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", COMMAND, *(verb or ("tasks", "load")), str(config)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with PreloadedCall(impatient_rft, *(verb or ("tasks", "load")), str(config), **pipes) as process:
+        said, errors = process.communicate(timeout=PATIENCE_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
 
 
 def configured(buffer: Buffer, folder: Path, function: str, *more: str) -> Path:

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,8 +15,10 @@ from typing import Any
 
 import pytest
 
+import rftdata
 from rftcore.cli import run_command
 from rftdata import Buffer, Run
+from rftdata.config import BufferConfig
 from rftdata.errors import SegmentFileClosedError
 from rftdata.maintenance.verification import verify
 from rftdata.segments.base import SegmentAddress
@@ -31,6 +32,7 @@ from rftdata.segments.compaction import (
 )
 from rftdata.segments.posix import PosixSegmentStore
 from rftdata.segments.reader import SegmentReader
+from tests.support.preloaded import PreloadedCall
 from tests.support.store_roles import own_group
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -352,19 +354,15 @@ def test_the_background_merges_what_a_run_leaves_and_outlives_errors(buffer: Buf
     assert list(verify(buffer)) == [] and len(arrays(buffer)) == 36 + 32
 
 
-_CHILD = """
-import os, signal, sys
-import rftdata
-from rftdata.segments.compaction import Compactor
-from rftdata.config import BufferConfig
+def compact_up_to(config: BufferConfig, step: str) -> None:
+    """Compact, and end this process at a step as kill -9 does."""
 
-def on_step(step):
-    if step == sys.argv[3]:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def on_step(reached: str) -> None:
+        if reached == step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0)) as buffer:
-    Compactor(buffer.database, buffer.segments, grace_s=0, on_step=on_step).run()
-"""
+    with rftdata.open(config) as buffer:
+        Compactor(buffer.database, buffer.segments, grace_s=0, on_step=on_step).run()
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -376,10 +374,9 @@ def test_a_compaction_killed_at_any_step_loses_nothing_and_the_next_one_cleans_u
         file.write(b"beyond the committed length")
     orphan(buffer).write_bytes(b"12345")
     contents = arrays(buffer)
-    child = subprocess.run(
-        [sys.executable, "-c", _CHILD, buffer.config.uri, str(folder(buffer)), step], check=False, capture_output=True
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    with PreloadedCall(compact_up_to, buffer.config, step, stderr=subprocess.PIPE, text=True) as process:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == -signal.SIGKILL, errors
     assert list(verify(buffer)) == [] and arrays(buffer) == contents
     write_files(buffer, run, 1, start=7)
     compact(buffer)

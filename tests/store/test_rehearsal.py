@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import yaml
 
 from rftcore.cli import run_command
+from tests.support.command_line import call_rft
 from tests.support.models import make_tiny_model
 
 Write = Callable[..., Path]
@@ -100,8 +99,7 @@ def test_a_reward_that_never_returns_is_named(body: str, check: Check, capsys: p
 def test_an_async_reward_in_c_code_that_never_returns_ends_the_check_with_its_stack(write: Write) -> None:
     source = "import time\nasync def score(turn, task):\n    time.sleep(3600)\n"
     config = write({"explorer": {"reward": "./reward.py:score", "block_timeout_s": 5}}, reward=source)
-    command = [sys.executable, "-c", "from rftcore.cli import main; main()", "check", "--deep", str(config)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = call_rft("check", "--deep", config, check=False)
     assert done.returncode == 1
     assert "time.sleep(3600)" in done.stderr and "cannot be stopped" in done.stderr, done.stderr
 
