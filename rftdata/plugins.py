@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all names of the kind that need no path in YAML."""
-        return sorted({*self.builtins, *_entry_points(self._group, tuple(sys.path)).names})
+        return sorted({*self.builtins, *_installed(self._group).names})
 
     @property
     def _group(self) -> str:
@@ -70,7 +71,7 @@ class Registry(Generic[T]):
             return _from_module(self.kind, name, self.builtins[name], None)
         if ".py:" in name or name.endswith(".py"):
             return _from_file(self.kind, name, base_dir or Path.cwd(), self.loading_s)
-        for entry_point in _entry_points(self._group, tuple(sys.path)).select(name=name):
+        for entry_point in _installed(self._group).select(name=name):
             return _from_entry_point(self.kind, name, entry_point, self.loading_s)
         if ":" in name or "." in name:
             target = name if ":" in name else ":".join(name.rsplit(".", 1))
@@ -85,9 +86,21 @@ class Registry(Generic[T]):
         )
 
 
+def _installed(group: str) -> importlib.metadata.EntryPoints:
+    """Return the entry points of the packages on `sys.path`; installing one changes its folder's time."""
+    return _entry_points(group, tuple((folder, _changed_at(folder)) for folder in sys.path))
+
+
+def _changed_at(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:  # sys.path may name what does not exist
+        return 0
+
+
 @functools.lru_cache(maxsize=64)
-def _entry_points(group: str, path: tuple[str, ...]) -> importlib.metadata.EntryPoints:
-    """Entry points of the packages on `sys.path`, kept because finding them opens a file of each package: 20 ms for 250."""
+def _entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> importlib.metadata.EntryPoints:
+    # Kept, because finding them opens a file of each package: 20 ms for 250.
     return importlib.metadata.entry_points(group=group)
 
 

@@ -29,7 +29,7 @@ class AnswerText:
 
         Args:
             ended: whether the answer ended by itself, with its last token, or by a text in `stop`.
-            stop: texts before the first of which the text is cut.
+            stop: where the answer ended, its text ends before the first of these that occurs in it.
         """
         text = self._decoded(token_ids)
         places = [place for place in map(text.find, stop) if place >= 0] if ended else []

@@ -63,6 +63,16 @@ def test_names_are_looked_up_among_built_ins_then_entry_points_then_as_dotted_pa
     assert set(REWARDS.names()) >= {"own", "good", "no_module"}
 
 
+def test_a_package_that_is_installed_later_is_found(installed: Path) -> None:
+    with pytest.raises(PluginError, match="unknown reward"):
+        REWARDS.load("later")
+    info = installed / "later-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rftdata.reward]\nlater = json:dumps\n")
+    assert "later" in REWARDS.names()
+
+
 def test_an_edited_file_is_read_again_an_unchanged_one_is_one_module(tmp_path: Path) -> None:
     file = tmp_path / "reward.py"
     file.write_text("def reward():\n    return 1\n")
