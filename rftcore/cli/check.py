@@ -44,9 +44,10 @@ def check(
 
     from rftcore.cli.output import print_json, warn
 
-    stages = stage_configurations(config, overrides, buffer)
+    found = stage_configurations(config, overrides, buffer)
     from rftcore.deep_check import open_inputs
     from rftcore.resolved import ResolvedRun
+    from rftcore.run.defaults import slow_limit, with_defaults
     from rftcore.run.model_checks import check_stages
     from rftcore.run.prepare import check_plugins
     from rftcore.trainer.device_checks import describe_stored
@@ -54,6 +55,7 @@ def check(
     from rftdata.user_code.time_limits import at_most
 
     with held_lock.printed(), at_most(wait_s, "rft check"):
+        stages, chosen = zip(*map(with_defaults, found), strict=True)
         runs = [ResolvedRun(stage) for stage in stages]
         for resolved in runs:
             check_plugins(resolved)
@@ -63,6 +65,10 @@ def check(
                 warn(sentence)
             for sentence in _plan(resolved, deep=deep):
                 warn(sentence)
+            if (limit := slow_limit(resolved.config)) is not None:
+                warn(limit)
+    for sentence in dict.fromkeys(filter(None, chosen)):
+        warn(sentence)
     plain = [stage.model_dump(mode="json") for stage in stages]
     shown = plain[0] if len(plain) == 1 else {"stages": plain}
     if as_json:

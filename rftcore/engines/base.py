@@ -38,7 +38,11 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="type of weights and activations; auto uses that of the model's config.json"
     )
-    max_num_seqs: int = Field(default=64, ge=1, description="maximum number of responses generated concurrently")
+    max_num_seqs: int = Field(
+        default=64,
+        ge=1,
+        description="maximum number of responses generated concurrently; by default 256 on a GPU, 64 on a CPU",
+    )
     kv_cache_gib: float = Field(default=1.0, gt=0, description="size of the KV cache on a CPU, in GiB")
     gpu_memory_utilization: float = Field(
         default=0.85, gt=0, le=1, description="share of a GPU's memory for weights and KV cache together"

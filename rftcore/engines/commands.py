@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rftcore.engines.base import Decoding, Generation
+from rftcore.engines.request_work import RequestWork
 from rftcore.sync.transfer_plan import TransferPlan
 
 
@@ -18,6 +19,7 @@ class Request:
     request_id: str
     prompt_token_ids: list[int]
     decoding: Decoding
+    work: RequestWork
     name: str = ""
     result: Future[Generation] = field(default_factory=Future)
 

@@ -19,12 +19,13 @@ import threading
 import time
 import traceback
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.engines.commands import Cancel, Command, Compare, Load, Nudge, Receive, Request, Sleep, Unfinished, WakeUp
+from rftcore.engines.request_work import RequestWork
 from rftcore.sync.adapters_file import adapters_config, refuse_unfit_adapters
 from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
 from rftcore.sync.weights_file import (
@@ -61,6 +62,7 @@ class DrivenEngine(Engine):
         self._request_numbers = itertools.count()
         self._inbox: queue.SimpleQueue[Command | Cancel | Nudge] = queue.SimpleQueue()
         self._open_requests: dict[str, Request] = {}
+        self._worked_on: frozenset[str] = frozenset()  # ids of requests, as reported
         self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
         self._closing = False
         self._has_mixed_weights = False
@@ -89,6 +91,10 @@ class DrivenEngine(Engine):
     @abstractmethod
     def _step(self) -> list[tuple[str, Generation]]:
         """Do a bounded piece of work; return the finished generations."""
+
+    def _works_on(self) -> Collection[str]:
+        """Return the ids of the requests that the last step computed and that the next one will, without those that wait."""
+        return self._open_requests.keys()
 
     def _unfinished(self, request_id: str, first_token: int) -> Generation | None:
         """Return what an open request has sampled from a token on; None if nothing is known of it yet."""
@@ -134,13 +140,16 @@ class DrivenEngine(Engine):
         return await self.generate_named("", prompt_token_ids, decoding)
 
     async def generate_named(self, name: str, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
-        request = Request(str(next(self._request_numbers)), list(prompt_token_ids), decoding, name)
-        self._put(request)
+        work = RequestWork()
+        request = Request(str(next(self._request_numbers)), list(prompt_token_ids), decoding, work, name)
         try:
+            self._put(request)
             return await asyncio.wrap_future(request.result)
         except asyncio.CancelledError:
             self._inbox.put(Cancel(request.request_id))
             raise
+        finally:
+            work.close()
 
     def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
         command = Unfinished(first_tokens)
@@ -245,6 +254,7 @@ class DrivenEngine(Engine):
                     self._work_began = time.monotonic()
                     for request_id, generation in self._step():
                         self._finish(request_id, generation)
+                    self._report_work(self._works_on())
                     self._work_began = None
         except Exception as error:  # noqa: BLE001 - all waiting callers get it
             failure = EngineStoppedError(
@@ -267,6 +277,8 @@ class DrivenEngine(Engine):
                 return
             wait = False
             self._work_began = time.monotonic()
+            if not isinstance(command, Request | Cancel | Unfinished | Nudge):
+                self._report_work(())  # until the next step
             match command:
                 case Request():
                     self._admit(command)
@@ -306,6 +318,14 @@ class DrivenEngine(Engine):
                 allowed=f"1 to {self._context_length - 1}",
                 todo="shorten it, drop long tasks (text_length_filter), or raise explorer.engine_args.context_length if the model allows more",
             )
+
+    def _report_work(self, request_ids: Collection[str]) -> None:
+        worked_on = frozenset(request_ids)
+        for request_id in worked_on ^ self._worked_on:
+            request = self._open_requests.get(request_id)
+            if request is not None:
+                request.work.set_worked_on(request_id in worked_on)
+        self._worked_on = worked_on
 
     def _load(self, load: Load) -> None:
         try:

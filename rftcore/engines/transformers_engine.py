@@ -66,6 +66,9 @@ class TransformersEngine(DrivenEngine):
     def _abort(self, request_id: str) -> None:
         self._waiting.pop(request_id, None)
 
+    def _works_on(self) -> list[str]:
+        return []  # a step computes a batch from its beginning to its end
+
     def _step(self) -> list[tuple[str, Generation]]:
         decoding = next(iter(self._waiting.values())).decoding
         alike = [request for request in self._waiting.values() if request.decoding == decoding]
@@ -73,6 +76,7 @@ class TransformersEngine(DrivenEngine):
         batch = alike[: 1 if decoding.seed is not None else self.config.max_num_seqs]
         for request in batch:
             del self._waiting[request.request_id]
+        self._report_work([request.request_id for request in batch])
         generations = self._generate([request.prompt_token_ids for request in batch], decoding)
         return [(request.request_id, generation) for request, generation in zip(batch, generations, strict=True)]
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from vllm.inputs import TokensPrompt
     from vllm.logprobs import FlatLogprobs
     from vllm.lora.request import LoRARequest
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core_client import InprocClient
 
     from rftcore.sync.vllm_worker import ReceiveOutcome
 
@@ -197,6 +199,14 @@ class VllmEngine(DrivenEngine):
             finish_reason=completion.finish_reason or "abort",
             version_spans=[(span.start, int(span.version)) for span in completion.weight_versions or []],
         )
+
+    def _works_on(self) -> list[str]:
+        # The scheduler has vLLM's own names. Requests that it has preempted, as when the KV cache is full, wait again.
+        engine = self._llm.llm_engine
+        scheduler = cast("InprocClient", engine.engine_core).engine_core.scheduler
+        states = engine.output_processor.request_states
+        running = (states.get(request.request_id) for request in cast("Scheduler", scheduler).running)
+        return [state.external_req_id for state in running if state is not None]
 
     def _unfinished(self, request_id: str, first_token: int) -> Generation | None:
         processor = self._llm.llm_engine.output_processor

@@ -35,7 +35,11 @@ class ExplorerConfig(Section):
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of training rollouts.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus of training rollouts.")
     top_k: int = Field(0, ge=0, description="Number of most likely tokens to sample from; 0 for all.")
-    max_tokens: int = Field(256, ge=1, description="Longest response, in tokens.")
+    max_tokens: int = Field(
+        256,
+        ge=1,
+        description="Longest response, in tokens; by default 2048 on a GPU, 256 on a CPU, less than the context.",
+    )
     stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
     greedy_baseline: bool | None = Field(
         None,
@@ -45,11 +49,16 @@ class ExplorerConfig(Section):
     max_refill: int = Field(
         64, ge=0, description="Number of groups planned per step to replace dropped ones, beyond trainer.batch_groups."
     )
-    claim_groups: int = Field(16, ge=1, description="Number of groups that one explorer claims at a time.")
+    claim_groups: int = Field(
+        16,
+        ge=1,
+        description="Number of groups that one explorer claims at a time; by default those that fill its engine, or its share of a batch.",
+    )
     rollout_timeout_s: float = Field(
         600.0,
         gt=0,
-        description="Seconds after which a rollout is recorded as timed out; calls of plain reward functions have their own limit.",
+        description="Seconds after which a rollout is recorded as timed out, without the time that its requests wait in the engine. By default more for"
+        " more than 6,000 max_tokens: a second for every 10. Calls of plain reward functions have their own limit.",
     )
     reward_timeout_s: float = Field(
         60.0,

@@ -27,6 +27,7 @@ from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.resolved import ResolvedRun
+from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE, with_defaults
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync.devices import own_device
 from rftcore.teachers.base import Teacher
@@ -51,9 +52,6 @@ from rftdata.workers import Worker
 
 logger = logging.getLogger(__name__)
 
-# As many rollouts wait in the engine as it processes, so that it is never idle between two rollouts.
-_ROLLOUTS_PER_SEQUENCE = 2
-
 
 def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: bool = False) -> int:
     """Explore for a run until it ends; return 0 after an orderly end.
@@ -63,8 +61,11 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
         index: number of this explorer among those of the run; it selects a separate sampling stream.
         by_hand: whether a person started it, to whom it prints what it waits for.
     """
+    config, chosen = with_defaults(config) if by_hand else (config, None)
     resolved = ResolvedRun(config)
     joined = join_run(resolved, run, by_hand="explorer" if by_hand else None)
+    if joined.by_hand is not None and chosen is not None:
+        joined.by_hand.say(chosen)
     with (
         joined.buffer,
         Worker(
@@ -136,7 +137,7 @@ class Explorer:
             scorer=self.scorer,
             timeout_s=self.config.rollout_timeout_s,
             source=source,
-            slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
+            slots=asyncio.Semaphore(ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
             on_failure=self.failed_steps.record,
             has_baseline=resolved.has_greedy_baseline,
             drafts=self.drafts,

@@ -1,4 +1,8 @@
-"""The time limit of a rollout, which is suspended while the rollout waits for something with its own limit, and while the engine sleeps."""
+"""The time limit of a rollout, which counts the time that the rollout takes, not the time that it waits its turn.
+
+The clock is suspended while the rollout's requests wait in the engine (for others to end, for room in the KV cache, for weights), while
+it waits for something with its own limit, and while the engine sleeps. Under load a limit therefore means what it means for one rollout alone.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
+
+from rftcore.engines.request_work import follow_requests
 
 _current: ContextVar[RolloutClock | None] = ContextVar("rollout_clock", default=None)
 
@@ -54,6 +60,8 @@ class RolloutClock:
         self._left_s = limit_s
         self._num_waits = 0
         self._counts = False
+        self._num_requests_waiting = self._num_requests_worked_on = 0
+        self._waits_for_engine = False
 
     @property
     def expired(self) -> bool:
@@ -65,6 +73,7 @@ class RolloutClock:
         self._counts = True
         self._clocks.begin(self)
         _current.set(self)
+        follow_requests(self._follow)
         return self
 
     async def __aexit__(
@@ -73,6 +82,7 @@ class RolloutClock:
         self._counts = False
         self._clocks.end(self)
         _current.set(None)
+        follow_requests(None)
         await self._timeout.__aexit__(kind, raised, stack)
 
     def suspend(self) -> None:
@@ -88,6 +98,19 @@ class RolloutClock:
         self._num_waits -= 1
         if self._num_waits == 0 and self._can_change():
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the time is suspended."""
+        return self._num_waits > 0
+
+    def _follow(self, waiting: int, worked_on: int) -> None:
+        self._num_requests_waiting += waiting
+        self._num_requests_worked_on += worked_on
+        waits = self._num_requests_waiting > 0 and self._num_requests_worked_on == 0
+        if waits != self._waits_for_engine:
+            self._waits_for_engine = waits
+            self.suspend() if waits else self.go_on()
 
     def _can_change(self) -> bool:
         return self._counts and not self._timeout.expired()

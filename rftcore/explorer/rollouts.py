@@ -38,8 +38,8 @@ class RolloutRunner:
     """Runs the rollouts of a run.
 
     Attributes:
-        timeout_s: a rollout that takes longer, from its start, is recorded as timed out.
-        slots: number of concurrent rollouts; waiting for a slot does not count as time.
+        timeout_s: a rollout that takes longer is recorded as timed out; waiting for a slot, or in the engine, does not count (`RolloutClock`).
+        slots: number of concurrent rollouts.
         on_failure: receives the description of a failure and the user's stack.
         clocks: those of its rollouts, to be suspended while the engine sleeps.
         drafts: if given, rollouts of claimed groups sample through them, so that others can continue them.

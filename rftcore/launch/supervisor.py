@@ -31,6 +31,7 @@ from rftcore.launch.threads import divide_threads
 from rftcore.launch.views import View
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
+from rftcore.run.defaults import with_defaults
 from rftcore.run.earlier import earlier_run
 from rftcore.run.placement import place_run
 from rftcore.run.prepare import GoBack, check_gpus, check_run, find_resumable, has_finished, prepare_run, take_back
@@ -94,7 +95,8 @@ def _run(
     config: RunConfig, launcher: Launcher, resume: bool, name: str | None, go_back: GoBack | None, parent: Run | None,
     view: View, interrupts: Interrupts,
 ) -> int:  # fmt: skip
-    resolved = ResolvedRun(config := reachable(config))
+    config, chosen = with_defaults(reachable(config))
+    resolved = ResolvedRun(config)
     check_gpus(resolved)
     check_run(resolved)  # before a buffer is created, so that a mistake leaves none behind
     with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
@@ -120,6 +122,8 @@ def _run(
         with held_lock.printed():  # the block calls sources and stages of the user
             # A stored run must end with a status, so from here on a signal stops the roles, or keeps them from starting.
             run = prepare_run(resolved, buffer, resumed=stored, parent=parent, before_storing=interrupts.defer)
+        if chosen is not None:
+            view.message(chosen)
         return _work(resolved, launcher, buffer, run, view, interrupts, is_resumed=resume)
 
 

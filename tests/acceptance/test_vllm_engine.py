@@ -18,6 +18,7 @@ import pytest
 from safetensors.torch import save_file
 
 from rftcore.engines.base import Decoding, EngineConfig, Generation, Reception
+from rftcore.engines.request_work import follow_requests
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.base import Publication
 from rftcore.sync.transfer_plan import TransferError, TransferPlan
@@ -156,6 +157,26 @@ def test_log_probabilities_are_of_the_distribution_sampled_from(live: Live) -> N
     gains = [a - b for g in generations for a, b in zip(g.logprobs, live.expected(ids, g), strict=True)]
     assert min(gains) > -EXACT
     assert max(gains) > 0.1
+
+
+def test_requests_that_vllm_lets_wait_are_reported_as_such(live: Live) -> None:
+    ids = live.engine.tokenizer.encode("u:7*8=\na:")
+    numbers, seen = [0, 0], set()
+
+    def follow(waiting: int, worked_on: int) -> None:
+        numbers[0] += waiting
+        numbers[1] += worked_on
+        seen.add(tuple(numbers))
+
+    async def sample() -> None:
+        follow_requests(follow)
+        await asyncio.gather(*live.started(ids))
+
+    asyncio.run(sample())
+    assert numbers == [0, 0]
+    assert any(waiting and worked_on == CONFIG.max_num_seqs for waiting, worked_on in seen), (
+        "as many as fit, and some wait"
+    )
 
 
 def test_requests_in_flight_during_an_update_name_the_version_of_every_token(live: Live) -> None:

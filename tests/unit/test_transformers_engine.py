@@ -13,8 +13,9 @@ import pytest
 from rftcore.engines import driver
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
+from rftcore.explorer.rollout_clock import RolloutClock, RolloutClocks
 from tests.support.models import make_tiny_model
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 CONFIG = EngineConfig(dtype="float32", num_threads=1)
 
@@ -83,3 +84,42 @@ def test_nobody_waits_for_what_a_running_batch_does_not_tell(tmp_path: Path, mon
 
     asyncio.run(ask())
     engine.close()
+
+
+def test_a_rollouts_time_counts_from_when_the_engine_works_on_its_request(tmp_path: Path) -> None:
+    """Half of an explorer's rollouts wait in the engine; a limit of one rollout's time would otherwise end them before they begin."""
+    computing, may_compute = threading.Event(), threading.Event()
+
+    class Held(TransformersEngine):
+        def _generate(self, prompts: Any, decoding: Any) -> Any:
+            computing.set()
+            may_compute.wait(2 * PATIENCE_S)
+            return super()._generate(prompts, decoding)
+
+    engine = Held(make_tiny_model(tmp_path / "model"), CONFIG.model_copy(update={"max_num_seqs": 1}))
+    prompt = engine.tokenizer.encode("u:1+2=\na:")
+    clocks: list[RolloutClock] = []
+
+    async def rollout() -> Generation:
+        async with RolloutClock(2 * PATIENCE_S, RolloutClocks()) as clock:
+            clocks.append(clock)
+            return await engine.generate(prompt, Decoding(temperature=0, max_tokens=4))
+
+    async def run() -> None:
+        rollouts = [asyncio.create_task(rollout()) for _ in range(2)]
+        try:
+            assert await asyncio.to_thread(computing.wait, PATIENCE_S)
+            await asyncio.to_thread(
+                wait_until,
+                lambda: [clock.stands_still for clock in clocks] == [False, True],
+                "the second request's waiting",
+            )
+        finally:
+            may_compute.set()
+        await asyncio.gather(*rollouts)
+        assert not any(clock.stands_still for clock in clocks)
+
+    try:
+        asyncio.run(run())
+    finally:
+        engine.close()

@@ -1,0 +1,98 @@
+"""Settings of the explorer that follow from the device and the model where the configuration leaves them out.
+
+A small CPU and a GPU differ in how many answers an engine samples at once, and in how long an answer may reasonably be. What is chosen becomes
+part of the run's configuration: it is printed, stored with the run, and the same for all its roles and after `--resume`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftcore.config import RunConfig
+from rftcore.run.gpus import local_gpus
+from rftcore.run.placement import asked_gpus
+
+ASSUMED_TOKENS_PER_S = 10.0
+"""Tokens that an engine samples of one answer in a second under full load; more in most runs."""
+ROLLOUTS_PER_SEQUENCE = 2
+"""As many rollouts wait in the engine as it processes, so that it is never idle between two rollouts."""
+
+
+@dataclass(frozen=True)
+class _Device:
+    name: str
+    max_num_seqs: int
+    max_tokens: int
+
+
+_CPU = _Device("a CPU", 64, 256)
+_GPU = _Device("a GPU", 256, 2048)
+
+
+def with_defaults(config: RunConfig) -> tuple[RunConfig, str | None]:
+    """Return the configuration with the settings that its file leaves out, and a sentence about them; None if it leaves out none.
+
+    With RAY_ADDRESS the cluster is not asked: engines are taken to have GPUs if the configuration asks for some, or if this machine has one.
+    """
+    if not config.has_explorer or config.explorer.engine == "none":
+        return config, None
+    device = _GPU if asked_gpus(config) or local_gpus() else _CPU
+    explorer = config.explorer
+    given, engine = explorer.model_fields_set, dict(explorer.engine_args)
+    chosen: dict[str, Any] = {}
+    num_seqs = engine.get("max_num_seqs")
+    if num_seqs is None:
+        num_seqs = engine["max_num_seqs"] = device.max_num_seqs
+    if "max_tokens" not in given:
+        context = _context_length(config)
+        chosen["max_tokens"] = device.max_tokens if context is None else max(1, min(device.max_tokens, context - 1))
+    max_tokens = chosen.get("max_tokens", explorer.max_tokens)
+    if "claim_groups" not in given and isinstance(num_seqs, int):
+        chosen["claim_groups"] = _claim_groups(config, num_seqs)
+    if "rollout_timeout_s" not in given:
+        chosen["rollout_timeout_s"] = max(explorer.rollout_timeout_s, math.ceil(max_tokens / ASSUMED_TOKENS_PER_S))
+    shown = {f"explorer.{name}": value for name, value in chosen.items()}
+    if engine != explorer.engine_args:
+        shown = {"explorer.engine_args.max_num_seqs": num_seqs, **shown}
+    if not shown:
+        return config, None
+    settings = ", ".join(f"{name} {value:g}" for name, value in shown.items())
+    new = config.model_copy(update={"explorer": explorer.model_copy(update={**chosen, "engine_args": engine})})
+    new._base_dir = config.base_dir
+    return new, f"chosen for {device.name}: {settings}"
+
+
+def _claim_groups(config: RunConfig, num_seqs: int) -> int:
+    """Return how many groups fill the engine; several explorers share those of a batch."""
+    groups = math.ceil(ROLLOUTS_PER_SEQUENCE * num_seqs / config.algorithm.group_size)
+    num_explorers = config.explorer.num_explorers
+    share = math.ceil(config.trainer.batch_groups / num_explorers) if num_explorers > 1 else groups
+    return max(1, min(groups, share))
+
+
+def _context_length(config: RunConfig) -> int | None:
+    """Return the engine's context as far as it is known without fetching a model."""
+    asked = config.explorer.engine_args.get("context_length")
+    try:
+        model = json.loads((config.base_dir / Path(config.model.path) / "config.json").read_text(encoding="utf-8"))
+        limit = (model.get("text_config") or model).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        limit = None
+    return min((length for length in (asked, limit) if isinstance(length, int)), default=None)
+
+
+def slow_limit(config: RunConfig) -> str | None:
+    """Return a sentence if the limit of a rollout would end long answers of an engine that is not fast; None if it would not."""
+    explorer = config.explorer
+    needed = explorer.max_tokens / explorer.rollout_timeout_s
+    if not config.has_explorer or explorer.engine == "none" or needed <= ASSUMED_TOKENS_PER_S:
+        return None
+    return (
+        f"explorer.rollout_timeout_s ({explorer.rollout_timeout_s:g} s) ends answers of explorer.max_tokens ({explorer.max_tokens}) that are sampled "
+        f"with fewer than {needed:.3g} tokens per second; {math.ceil(explorer.max_tokens / ASSUMED_TOKENS_PER_S)} s allow for "
+        f"{ASSUMED_TOKENS_PER_S:g}"
+    )
