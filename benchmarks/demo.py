@@ -193,7 +193,7 @@ def _read(folder: Path, run_name: str, steps: int) -> tuple[list[dict[str, Any]]
                WHERE e.run_id = %s AND e.policy_version_min IS NOT NULL GROUP BY 1 ORDER BY 1""",
             [stored.run_id],
         ).to_pylist()
-        validation = validation_scores(stored, [_VALIDATION], "greedy")
+        validation = validation_scores(stored, [_VALIDATION], "greedy", max_failed=0.0)
         done = buffer.sql("SELECT max(trainer_step) AS step FROM rft.v_train_step WHERE run_id = %s", [stored.run_id])
     return curve(sampled, steps), dict(sorted(validation.items())), done["step"][0].as_py() == steps
 

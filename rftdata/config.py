@@ -290,6 +290,12 @@ class EvalConfig(Section):
     decodings: list[Literal["greedy", "sampled"]] = Field(
         ["greedy"], min_length=1, description="Decodings of the validation tasksets."
     )
+    max_failed: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="Largest share of failed answers (an exception, a time limit) with which an evaluation may choose the best checkpoint.",
+    )
 
     @field_validator("tasks", "test")
     @classmethod

@@ -90,7 +90,13 @@ class ExplorerConfig(Section):
     max_failed_steps: int = Field(
         1,
         ge=1,
-        description="Number of consecutive explorer steps without a good rollout that end the run with an error.",
+        description="Number of consecutive explorer steps without a good rollout that end the run with an error, while none has succeeded yet.",
+    )
+    patience_s: float = Field(
+        1800.0,
+        ge=0,
+        description="Seconds for which all rollouts may fail after some have succeeded, as while a judge or a sandbox is gone, before the run ends with"
+        " their error. Meanwhile explorers pause, and try one group at a time.",
     )
     lease_s: float = Field(60.0, gt=0, description="Seconds of silence after which an explorer's groups are released.")
 

@@ -21,8 +21,10 @@ from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.engine_turn import EngineTurn, await_first_turn
 from rftcore.explorer.engine_watch import EngineWatch, end_hanging_process
 from rftcore.explorer.engine_weights import EngineWeights
-from rftcore.explorer.failed_steps import FailedSteps
+from rftcore.explorer.evaluator import Evaluator
+from rftcore.explorer.outage import Outage
 from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.explorer.run_failures import RunFailures
 from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
@@ -31,24 +33,17 @@ from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE, with_defaults
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync.devices import own_device
 from rftcore.teachers.base import Teacher
-from rftcore.workflows.task import Task
-from rftdata.errors import FencedError, ModelError
+from rftdata.errors import FencedError
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.partial import PartialAnswer, take_up
 from rftdata.planning.planner import Planner
 from rftdata.training.evaluations import (
-    Answer,
-    Evaluation,
-    claim_evaluation,
-    fail_evaluation,
-    finish_evaluation,
     is_evaluation_planned,
-    questions,
 )
 from rftdata.training.turns import GpuTurn
 from rftdata.user_code.blocked import end_blocked_process, report_path
-from rftdata.workers import Worker
+from rftdata.workers import Worker, num_succeeded
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +115,10 @@ class Explorer:
             max_tokens=self.config.max_tokens, stop=tuple(self.config.stop),
         )  # fmt: skip
         source = "import" if self.config.engine == "none" else "explorer"
-        self.failed_steps = FailedSteps(
-            joined.run, max(1, int(config.trainer.batch_groups * config.sampling.fresh_share())),
+        groups_per_step = max(1, int(config.trainer.batch_groups * config.sampling.fresh_share()))
+        self.outage = Outage(self.config.patience_s, groups_per_step, partial(num_succeeded, joined.run))
+        self.failures = RunFailures(
+            joined.run, self.outage, groups_per_step,
             min(self.config.max_failed_steps, config.steps or self.config.max_failed_steps),
         )  # fmt: skip
         self.scorer = Scorer(
@@ -138,13 +135,17 @@ class Explorer:
             timeout_s=self.config.rollout_timeout_s,
             source=source,
             slots=asyncio.Semaphore(ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
-            on_failure=self.failed_steps.record,
+            on_failure=self.failures.record,
             has_baseline=resolved.has_greedy_baseline,
             drafts=self.drafts,
         )
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
             report_path(joined.run.folder, os.getpid()),
+        )  # fmt: skip
+        self.evaluator = Evaluator(
+            worker=worker, weights=self.weights, runner=self.runner, workflows=self.workflows, failures=self.failures, decoding=self.decoding,
+            record_rate=self._record_rate, only_evaluates=self.only_evaluates, lease_s=self.config.lease_s,
         )  # fmt: skip
         self.planner = Planner(joined.run, config.plan(source))
         self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
@@ -166,7 +167,7 @@ class Explorer:
                     await self._wait_asleep()
                     continue
                 await self.weights.take_newest()
-                if await self._answer_evaluations() or self._claim():
+                if await self._evaluate() or self._claim():
                     continue
                 await self._sleep()
         finally:
@@ -196,9 +197,9 @@ class Explorer:
                 [*self.in_flight, *self.weights.news(), *self.turn.news()], timeout=0.5,
                 return_when=asyncio.FIRST_COMPLETED,
             )  # fmt: skip
-            self._record_rate(self.engine.num_generated_tokens - before, time.monotonic() - started)
+            self._record_rate(before, time.monotonic() - started)
             return
-        self.worker.set_state("waits", self._waiting_for())
+        self.worker.set_state("pauses" if self.outage.lasts else "waits", self._waiting_for())
         await asyncio.to_thread(self.worker.wait, 1.0)
 
     async def _wait_asleep(self) -> None:
@@ -210,6 +211,8 @@ class Explorer:
     def _waiting_for(self) -> str:
         if self.weights.trainer_step is None:
             return "the trainer to publish the first weights"
+        if self.outage.lasts:
+            return str(self.outage)
         if self.only_evaluates:
             return "an evaluation"
         return f"the policy after trainer step {self.weights.trainer_step + 1}, or a group to refill"
@@ -222,9 +225,7 @@ class Explorer:
         await self._store([task.result() for task in done if not task.exception()])
         if errors:
             raise errors[0]
-        self.failed_steps.check(
-            {claimed.explore_step for task, claimed in done.items() if not _any_good(task.result())}
-        )
+        self.failures.see([(claimed.explore_step, task.result()) for task, claimed in done.items()])
 
     async def _store(self, groups: list[Group]) -> None:
         if not groups:
@@ -241,7 +242,7 @@ class Explorer:
 
     def _claim(self) -> bool:
         """Plan and claim more groups; return whether any was claimed."""
-        room = self.config.claim_groups - len(self.in_flight)
+        room = self.outage.room(self.config.claim_groups - len(self.in_flight), len(self.in_flight))
         if self.only_evaluates or self.weights.trainer_step is None or room <= 0 or self._evaluation_waits():
             return False
         self.planner.plan()
@@ -252,7 +253,7 @@ class Explorer:
         )  # fmt: skip
         if groups and not self._has_claimed:
             # Groups on which explorers crashed too often are set aside as failed, and this explorer may have replaced the last of them.
-            self.failed_steps.check({group.explore_step for group in groups})
+            self.failures.check({group.explore_step for group in groups})
             self._has_claimed = True
         self._drop_superseded({group.group_id for group in groups})
         begun = take_up(
@@ -303,90 +304,14 @@ class Explorer:
         """
         return is_evaluation_planned(self.run)
 
-    async def _answer_evaluations(self) -> bool:
-        """Answer every pending evaluation; return whether there was one.
-
-        They come in the order of their policy versions, so that each weights file is loaded once, and the newest weights only
-        after the last evaluation of older ones.
-        """
+    async def _evaluate(self) -> bool:
+        """Answer every pending evaluation; return whether there was one."""
         if self.weights.trainer_step is None or self.in_flight:
             return False
-        answered = False
-        while not self.worker.should_stop():
-            evaluation = claim_evaluation(self.run, self.worker.worker_id, lease_s=self.config.lease_s)
-            if evaluation is None:
-                break
-            answered = True
-            self.weights.set_ready(False)
-            try:
-                if evaluation.checksum != self.weights.checksum:
-                    await self.weights.load(evaluation)
-                await self._evaluate(evaluation)
-            except ModelError as error:
-                # Its weights were removed (the trainer keeps only the newest): the evaluation fails, and the run continues.
-                fail_evaluation(self.run, evaluation.evaluation_id, self.worker.worker_id, str(error))
-        if answered:
-            self.weights.set_ready(True)
-        return answered
+        return await self.evaluator.answer_all()
 
-    async def _evaluate(self, evaluation: Evaluation) -> None:
-        """Store the answers of one evaluation. If asked to stop, leave it, to be planned again when the worker leaves."""
-        tasks = [Task.from_row(vars(question)) for question in questions(self.run, evaluation)]
-        which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
-        self.worker.set_state(f"answers {len(tasks)} questions of {which}", activity="evaluating")
-        decoding = self.decoding.greedy() if evaluation.decoding == "greedy" else self.decoding
-        started, before = time.monotonic(), self.engine.num_generated_tokens
-        answers = await self._answers(tasks, decoding)
-        if answers is None:
-            return
-        seconds = time.monotonic() - started
-        self._record_rate(self.engine.num_generated_tokens - before, seconds)
-        finish_evaluation(self.run, evaluation.evaluation_id, self.worker.worker_id, answers, seconds)
-        failed = [answer.error for answer in answers if answer.error]
-        if failed:
-            logger.warning(
-                "%d of %d answers on %s could not be scored and count as 0; the first: %s",
-                len(failed), len(answers), which, failed[0],
-            )  # fmt: skip
-        if self.only_evaluates and len(failed) == len(answers):  # such a run has no rollouts that would show it
-            raise self.failed_steps.error(f"the {len(answers)} answers on {which}", len(failed), failed[0])
-
-    async def _answers(self, tasks: list[Task], decoding: Decoding) -> list[Answer] | None:
-        """Return one answer per task; None if asked to stop before the last."""
-        running = [asyncio.create_task(self._answer(task, decoding)) for task in tasks]
-        pending = set(running)
-        try:
-            while pending:
-                done, pending = await asyncio.wait(pending, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
-                for answer in done:
-                    answer.result()
-                if pending and self.worker.should_stop():
-                    return None
-            return [answer.result() for answer in running]
-        finally:
-            for answer in running:
-                answer.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-    async def _answer(self, task: Task, decoding: Decoding) -> Answer:
-        rollout = await self.workflows.run(self.runner.rollout(task, 0, decoding))
-        # A workflow may also write an expert's answer.
-        sampled = [sequence for sequence in rollout.sequences if sequence.behavior_logprobs is not None]
-        last = next(reversed(sampled or rollout.sequences), None)
-        return Answer(
-            task_id=task.task_id,
-            reward=rollout.reward or 0.0,
-            response=last.response if last else "",
-            num_response_tokens=len(last.token_ids) - last.num_prompt_tokens if last else 0,
-            finish_reason=last.finish_reason if last else "abort",
-            error=rollout.error,
-        )
-
-    def _record_rate(self, tokens: int, seconds: float) -> None:
+    def _record_rate(self, tokens_before: int, seconds: float) -> None:
+        tokens = self.engine.num_generated_tokens - tokens_before
         self.worker.progress["num_generated_tokens"] = self.engine.num_generated_tokens
         if tokens and seconds > 0:
             self.worker.progress["tokens_per_s"] = round(tokens / seconds, 1)
-
-
-def _any_good(group: Group) -> bool:
-    return any(rollout.outcome == "ok" for rollout in group.rollouts)

@@ -188,7 +188,8 @@ def _scores(run: Run, evaluations: Sequence[EvaluationResult]) -> dict[int, floa
     settings = run.config.get("eval", {})
     tasksets = [taskset["name"] for taskset in settings.get("tasks", [])]
     tasksets = tasksets or [e.taskset for e in evaluations if e.purpose == "validation"]
-    return validation_scores(run, tasksets, settings.get("decodings", ["greedy"])[0])
+    decoding, max_failed = settings.get("decodings", ["greedy"])[0], settings.get("max_failed", 1.0)
+    return validation_scores(run, tasksets, decoding, max_failed=max_failed)
 
 
 def _by_curve(evaluations: Sequence[EvaluationResult]) -> dict[tuple[str, str, str], list[EvaluationResult]]:

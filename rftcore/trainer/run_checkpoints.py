@@ -47,6 +47,7 @@ class RunCheckpoints:
         self._num_kept = config.trainer.keep_checkpoints
         self._validation_sets = [taskset.name for taskset in config.eval.tasks]
         self._decoding = config.eval.decodings[0]
+        self._max_failed = config.eval.max_failed
         self._writing: Writing | None = None
 
     def begin(self, step: int, policy_version_id: int) -> Writing:
@@ -99,6 +100,8 @@ class RunCheckpoints:
 
     def best(self, kept: list[KeptCheckpoint]) -> KeptCheckpoint | None:
         """Return the one among these that validation chooses; None without a score."""
-        scores = validation_scores(self._attempt.run, self._validation_sets, self._decoding)
+        scores = validation_scores(
+            self._attempt.run, self._validation_sets, self._decoding, max_failed=self._max_failed
+        )
         best = best_step({c.trainer_step: scores[c.trainer_step] for c in kept if c.trainer_step in scores})
         return next((checkpoint for checkpoint in kept if checkpoint.trainer_step == best), None)

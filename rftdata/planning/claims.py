@@ -79,6 +79,11 @@ class StepOutcome:
     first_error: str | None
 
 
+def has_succeeded(run: Run) -> bool:
+    """Return whether a rollout, or an answer of an evaluation, has succeeded since the run's current attempt began."""
+    return bool(run.database.fetch("has_succeeded", run_id=run.run_id)[0]["has_succeeded"])
+
+
 def step_outcomes(run: Run, explore_steps: Collection[int]) -> list[StepOutcome]:
     """Return the outcomes of explorer steps, in step order; steps without a sealed group are missing."""
     rows = run.database.fetch("step_outcomes", run_id=run.run_id, explore_steps=list(explore_steps))

@@ -2,7 +2,8 @@
 
 A step has a score if every validation taskset of the run was answered at it in the deciding decoding (the first of
 `eval.decodings`): the mean over the tasksets. A step with only some of its tasksets answered has none, whatever its results on
-those, because tasksets differ in difficulty. Only the run's current history counts.
+those, because tasksets differ in difficulty. The same holds for a step at which more than `eval.max_failed` of the answers failed. Only the
+run's current history counts.
 """
 
 from __future__ import annotations
@@ -99,6 +100,11 @@ def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Seq
     return stored
 
 
+def release_evaluation(run: Run, worker_id: int) -> None:
+    """Leave the evaluation that a worker holds to be claimed again."""
+    ride_out(lambda: run.database.run("release_evaluations", run_id=run.run_id, worker_id=worker_id))
+
+
 def fail_evaluation(run: Run, evaluation_id: int, worker_id: int, error: str) -> None:
     """Record that an evaluation cannot be answered; no effect if its claim has passed to another worker."""
     ride_out(lambda: run.database.run("fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=error))
@@ -159,11 +165,18 @@ def answered_validations(run: Run) -> dict[int, set[tuple[str, str]]]:
     return answered
 
 
-def validation_scores(run: Run, tasksets: Sequence[str], decoding: str) -> dict[int, float]:
-    """Return the score of every step that has one, including the initial weights (step 0)."""
+def validation_scores(run: Run, tasksets: Sequence[str], decoding: str, *, max_failed: float) -> dict[int, float]:
+    """Return the score of every step that has one, including the initial weights (step 0).
+
+    Args:
+        max_failed: share of failed answers with which an evaluation still counts. They count as 0, so that one beyond it would say more about a
+            judge or a sandbox than about the policy.
+    """
     if not tasksets:
         return {}
-    rows = run.database.fetch("validation_scores", run_id=run.run_id, tasksets=sorted(set(tasksets)), decoding=decoding)
+    rows = run.database.fetch(
+        "validation_scores", run_id=run.run_id, tasksets=sorted(set(tasksets)), decoding=decoding, max_failed=max_failed
+    )
     return {row["trainer_step"]: row["score"] for row in rows}
 
 

@@ -60,7 +60,7 @@ JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.purpose
 WHERE r.run_id = %(run_id)s;
 
 -- name: validation_scores (read)
--- Mean over the tasksets, for every step of the run's current history at which all of them were answered.
+-- Mean over the tasksets, for every step of the run's current history at which all of them were answered, with few failed answers.
 SELECT trainer_step, avg(mean_reward) AS score
 FROM (
     SELECT DISTINCT ON (e.trainer_step, e.taskset) e.trainer_step, e.mean_reward
@@ -69,6 +69,8 @@ FROM (
     JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
     JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.purpose = 'validation' AND e.status = 'done'
     WHERE r.run_id = %(run_id)s AND e.decoding = %(decoding)s AND e.taskset = ANY (%(tasksets)s)
+      AND (e.error IS NULL OR e.num_tasks * %(max_failed)s >=
+           (SELECT count(*) FROM rft.evaluation_answer w WHERE w.evaluation_id = e.evaluation_id AND w.error IS NOT NULL))
     ORDER BY e.trainer_step, e.taskset, e.evaluation_id DESC) newest
 GROUP BY trainer_step HAVING count(*) = cardinality(%(tasksets)s::text[]);
 

@@ -15,8 +15,10 @@ import pytest
 import rftdata
 from rftcore.config import parse_config
 from rftcore.engines.base import Decoding, Engine, Generation
-from rftcore.explorer.failed_steps import FailedSteps
+from rftcore.explorer import outage
+from rftcore.explorer.outage import Outage
 from rftcore.explorer.role import Explorer
+from rftcore.explorer.run_failures import RunFailures
 from rftcore.launch.views import line
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
@@ -25,7 +27,13 @@ from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
 from rftdata.planning.claims import release_groups
 from rftdata.progress import Failures, Progress
 from rftdata.training.attempt import Attempt
-from rftdata.training.evaluations import plan_evaluations
+from rftdata.training.evaluations import (
+    Answer,
+    claim_evaluation,
+    finish_evaluation,
+    plan_evaluations,
+    validation_scores,
+)
 from rftdata.workers import Worker
 from tests.support.models import make_character_tokenizer
 from tests.support.waiting import PATIENCE_S
@@ -341,7 +349,7 @@ def test_failed_steps_are_counted_in_whatever_order_they_end(run: Run, attempt: 
         " VALUES (%s, %s, %s, 1, %s, 1, 'sealed', clock_timestamp()) RETURNING group_id)"
         " INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns, seconds, error) SELECT group_id, 0, 'failed', 0, 0, %s FROM g"
     )
-    steps = FailedSteps(run.run, 1, 2)
+    steps = RunFailures(run.run, Outage(0.0, 1, lambda: 0), 1, 2)
     steps.record("TimeoutError: long ago", "an old stack")
     steps.record("KeyError: 'answer'", "the stack")
     run.buffer.sql(seal, [run.run_id, attempt.attempt_id, 1, 1, "KeyError: 'answer'"])
@@ -363,6 +371,88 @@ def test_an_evaluation_of_which_every_answer_fails_ends_a_run_that_samples_for_n
     ) as caught:
         run.explore(OneAtATime(), until=lambda: False, reward="./bad.py:score", changes=stored)
     assert "return grade(turn)" in caught.value.stack
+
+
+JUDGED = "from pathlib import Path\n\ndef score(turn, task):\n    return float(len(Path({!r}).read_text()))\n"
+
+
+@pytest.fixture
+def judge(run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that the reward `./judged.py:score` cannot do without; two groups without it are an outage."""
+    monkeypatch.setattr(outage, "_MOST_GROUPS", 2)
+    file = run.folder / "judge"
+    file.write_text("1")
+    (run.folder / "judged.py").write_text(JUDGED.format(str(file)))
+    return file
+
+
+def test_an_explorer_waits_for_a_judge_that_is_gone_for_a_while(run: Run, attempt: Attempt, judge: Path) -> None:
+    run.publish(attempt, 0, "a")
+    version = run.publish(attempt, 1, "b")
+    reported: list[str] = []
+    answered: list[list[dict[str, Any]]] = []
+
+    def until() -> bool:
+        """Remove the judge after some success, restore it when the explorer pauses, and again for an evaluation."""
+        good = outcomes(run).get("ok", 0)
+        if not reported and good:
+            judge.unlink(missing_ok=True)
+        waits = run.rows("SELECT waiting_for FROM rft.worker WHERE run_id = %s AND waiting_for LIKE 'what its%%'")
+        if waits and not judge.exists() and len(reported) < 2:
+            reported.append(waits[0]["waiting_for"])
+            answered.append(run.evaluations())
+            judge.write_text("1")
+        if len(reported) == 1 and good >= 8 and not run.evaluations():
+            judge.unlink()
+            run.ask(attempt, version, "b", step=1)
+        return len(reported) == 2 and run.all_answered()
+
+    larger = {"trainer": {"batch_groups": 12}}
+    run.explore(OneAtATime(), until, reward="./judged.py:score", claim_groups=1, changes=larger)
+    assert "groups in a row failed, the last with FileNotFoundError" in reported[0]
+    assert answered[1] == [{"status": "planned", "mean_reward": None, "error": None}], "not as one of which all failed"
+    assert run.evaluations() == [{"status": "done", "mean_reward": 1.0, "error": None}]
+    assert not run.run.refreshed().has_ended
+
+
+def test_an_outage_that_outlasts_the_explorers_patience_ends_the_run(run: Run, attempt: Attempt, judge: Path) -> None:
+    run.publish(attempt, 0, "a")
+
+    def until() -> bool:
+        if outcomes(run).get("ok"):
+            judge.unlink(missing_ok=True)
+        return False
+
+    larger = {"trainer": {"batch_groups": 12}}
+    with pytest.raises(
+        RolloutsFailedError,
+        match=r"of the last \d s \(explorer.patience_s\) succeeded: 2 failed, the first with FileNotFound",
+    ):
+        run.explore(OneAtATime(), until, reward="./judged.py:score", claim_groups=1, patience_s=0.5, changes=larger)
+
+
+def test_an_evaluation_with_many_failed_answers_chooses_no_checkpoint(run: Run, attempt: Attempt) -> None:
+    """Step 2 is the best of those that are answered, which says nothing: the judge was gone for half of the answers."""
+    for step, num_failed in ((1, 0), (2, 4), (3, 1)):
+        run.ask(attempt, run.publish(attempt, step, str(step)), str(step), step=step)
+        with Worker(run.run, "explorer") as worker:
+            asked = claim_evaluation(run.run, worker.worker_id, lease_s=60.0)
+            assert asked is not None
+            answers = [
+                Answer(
+                    task_id=task_id, reward=0.0 if task_id <= num_failed else 0.5 * step, response="", num_response_tokens=0, finish_reason="stop",
+                    error="no judge" if task_id <= num_failed else None,
+                )
+                for task_id in range(1, 9)
+            ]  # fmt: skip
+            assert finish_evaluation(run.run, asked.evaluation_id, worker.worker_id, answers, 1.0)
+
+    def scores(max_failed: float) -> dict[int, float]:
+        return validation_scores(run.run, ["validation"], "greedy", max_failed=max_failed)
+
+    assert scores(0.0) == {1: 0.5}
+    assert scores(0.125) == {1: 0.5, 3: 1.5 * 7 / 8}
+    assert sorted(scores(1.0)) == [1, 2, 3]
 
 
 def test_groups_whose_leases_ended_are_claimed_again_and_written_once(run: Run, attempt: Attempt) -> None:

@@ -1,35 +1,41 @@
-"""Ends a run whose rollouts all fail. A misspelt name in a reward would otherwise train on nothing until the last step.
+"""Ends a run whose rollouts all fail: at once if none ever succeeded, after some patience otherwise.
 
-A step counts as failed when as many of its groups are sealed as were planned, none of their rollouts is good, and some failed
-or timed out. All explorers count together, by the buffer's groups of the run's current attempt. A run that is resumed with a
-corrected function therefore starts counting again.
+A misspelt name in a reward would otherwise train on nothing until the last step. A step counts as failed when as many of its groups are sealed
+as were planned, none of their rollouts is good, and some failed or timed out. All explorers count together, by the buffer's groups of the run's
+current attempt. A run that is resumed with a corrected function therefore starts counting again. Once something has succeeded, failures are no
+mistake of the run, and explorers wait: see `Outage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from rftcore.explorer.outage import Outage
 from rftdata.errors import RolloutsFailedError
-from rftdata.planning.claims import step_outcomes
+from rftdata.experience import Group
+from rftdata.planning.claims import has_succeeded, step_outcomes
 from rftdata.run import Run
 
 _MAX_STACKS = 100
 
 
 @dataclass
-class FailedSteps:
-    """Watches the steps of one run.
+class RunFailures:
+    """Watches the rollouts of one run.
 
     Attributes:
+        outage: of the explorer that asks.
         groups_per_step: number of groups planned per step.
         max_failed_steps: failed steps in a row that end the run.
     """
 
     run: Run
+    outage: Outage
     groups_per_step: int
     max_failed_steps: int
     _stacks: dict[str, str] = field(default_factory=dict, init=False)
+    _any_success: bool = field(default=False, init=False)
 
     def record(self, text: str, stack: str) -> None:
         """Keep the user's stack of a failure, by the failure's description."""
@@ -37,8 +43,37 @@ class FailedSteps:
             self._stacks.clear()
         self._stacks.setdefault(text, stack)
 
+    def see(self, groups: Iterable[tuple[int, Group]]) -> None:
+        """Look at groups that were stored, with their explorer steps.
+
+        Raises:
+            RolloutsFailedError: nothing succeeds.
+        """
+        failed = set()
+        for explore_step, group in groups:
+            errors = [rollout.error for rollout in group.rollouts if rollout.outcome in ("failed", "timeout")]
+            if any(rollout.outcome == "ok" for rollout in group.rollouts):
+                self.outage.passed()
+            elif errors and not self.is_outage("the rollouts", len(errors), errors[0]):
+                failed.add(explore_step)
+        self.check(failed)
+
+    def is_outage(self, what: str, num_failed: int, first_error: str | None) -> bool:
+        """Record that all rollouts of a group, or all answers of an evaluation, failed; return False if nothing has succeeded before.
+
+        Raises:
+            RolloutsFailedError: an outage has lasted for too long.
+        """
+        self._any_success = self._any_success or has_succeeded(self.run)
+        if not self._any_success:
+            return False
+        seconds = self.outage.failed(first_error or "no error was recorded")
+        if seconds is not None:
+            raise self.error(f"{what} of the last {seconds:.0f} s (explorer.patience_s)", num_failed, first_error)
+        return True
+
     def check(self, explore_steps: Collection[int]) -> None:
-        """Check the steps of which a group without a good rollout was stored.
+        """Check the steps of which a group without a good rollout was stored, in a run in which nothing has succeeded.
 
         Raises:
             RolloutsFailedError: one of them completes too many consecutive failed steps.

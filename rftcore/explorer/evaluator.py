@@ -1,0 +1,136 @@
+"""Answers evaluations with an explorer's engine: all questions of a taskset, by one policy version, alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rftcore.engines.base import Decoding
+from rftcore.explorer.engine_weights import EngineWeights
+from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.explorer.run_failures import RunFailures
+from rftcore.explorer.workflow_loop import WorkflowLoop
+from rftcore.workflows.task import Task
+from rftdata.errors import ModelError
+from rftdata.training.evaluations import (
+    Answer,
+    Evaluation,
+    claim_evaluation,
+    fail_evaluation,
+    finish_evaluation,
+    questions,
+    release_evaluation,
+)
+from rftdata.workers import Worker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """See the module header.
+
+    Attributes:
+        decoding: of training rollouts; a greedy evaluation has its limits.
+        record_rate: receives the tokens that the engine has generated before, and the seconds since.
+        only_evaluates: whether the run has no rollouts.
+        lease_s: seconds of silence after which another explorer may answer.
+    """
+
+    worker: Worker
+    weights: EngineWeights
+    runner: RolloutRunner
+    workflows: WorkflowLoop
+    failures: RunFailures
+    decoding: Decoding
+    record_rate: Callable[[int, float], None]
+    only_evaluates: bool
+    lease_s: float
+
+    async def answer_all(self) -> bool:
+        """Answer every pending evaluation; return whether there was one.
+
+        They come in the order of their policy versions, so that each weights file is loaded once, and the newest weights only
+        after the last evaluation of older ones. During an outage each is tried once, and left to be claimed again.
+
+        Raises:
+            RolloutsFailedError: every answer fails, for longer than an outage may last, or in a run that has no rollouts.
+        """
+        run, worker_id = self.worker.run, self.worker.worker_id
+        answered = False
+        while not self.worker.should_stop() and not self.failures.outage.pauses:
+            evaluation = claim_evaluation(run, worker_id, lease_s=self.lease_s)
+            if evaluation is None:
+                break
+            answered = True
+            self.weights.set_ready(False)
+            try:
+                if evaluation.checksum != self.weights.checksum:
+                    await self.weights.load(evaluation)
+                await self._answer(evaluation)
+            except ModelError as error:
+                # Its weights were removed (the trainer keeps only the newest): the evaluation fails, and the run continues.
+                fail_evaluation(run, evaluation.evaluation_id, worker_id, str(error))
+        if answered:
+            self.weights.set_ready(True)
+        return answered
+
+    async def _answer(self, evaluation: Evaluation) -> None:
+        """Store the answers of one evaluation. If asked to stop, leave it, to be planned again when the worker leaves."""
+        run, worker_id = self.worker.run, self.worker.worker_id
+        tasks = [Task.from_row(vars(question)) for question in questions(run, evaluation)]
+        which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
+        self.worker.set_state(f"answers {len(tasks)} questions of {which}", activity="evaluating")
+        decoding = self.decoding.greedy() if evaluation.decoding == "greedy" else self.decoding
+        started, before = time.monotonic(), self.runner.engine.num_generated_tokens
+        answers = await self._answers(tasks, decoding)
+        if answers is None:
+            return
+        seconds = time.monotonic() - started
+        self.record_rate(before, seconds)
+        errors = [answer.error for answer in answers if answer.error]
+        all_failed, what = bool(errors) and len(errors) == len(answers), f"the {len(answers)} answers on {which}"
+        if not all_failed:
+            self.failures.outage.passed()
+        elif self.failures.is_outage(what, len(errors), errors[0]):
+            release_evaluation(run, worker_id)
+            return
+        finish_evaluation(run, evaluation.evaluation_id, worker_id, answers, seconds)
+        if errors:
+            logger.warning("%d of %s could not be scored and count as 0; the first: %s", len(errors), what, errors[0])
+        if self.only_evaluates and all_failed:  # such a run has no rollouts that would show it
+            raise self.failures.error(what, len(errors), errors[0])
+
+    async def _answers(self, tasks: list[Task], decoding: Decoding) -> list[Answer] | None:
+        """Return one answer per task; None if asked to stop before the last."""
+        running = [asyncio.create_task(self._answer_to(task, decoding)) for task in tasks]
+        pending = set(running)
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
+                for answer in done:
+                    answer.result()
+                if pending and self.worker.should_stop():
+                    return None
+            return [answer.result() for answer in running]
+        finally:
+            for answer in running:
+                answer.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _answer_to(self, task: Task, decoding: Decoding) -> Answer:
+        rollout = await self.workflows.run(self.runner.rollout(task, 0, decoding))
+        # A workflow may also write an expert's answer.
+        sampled = [sequence for sequence in rollout.sequences if sequence.behavior_logprobs is not None]
+        last = next(reversed(sampled or rollout.sequences), None)
+        return Answer(
+            task_id=task.task_id,
+            reward=rollout.reward or 0.0,
+            response=last.response if last else "",
+            num_response_tokens=len(last.token_ids) - last.num_prompt_tokens if last else 0,
+            finish_reason=last.finish_reason if last else "abort",
+            error=rollout.error,
+        )
