@@ -11,39 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import threading
 from collections.abc import Callable
 from typing import NoReturn
 
 from rftcore.engines.base import Engine
+from rftcore.run.hang_watch import HangWatch
 from rftdata.user_code.blocked import end_blocked_process
 
 
-class EngineWatch:
-    """Watches an engine until closed.
+def watch_engine(engine: Engine, limit_s: float, end: Callable[[str, str], None]) -> HangWatch:
+    """Watch an engine.
 
     Args:
         limit_s: seconds that one piece of work may take.
         end: receives a sentence and the stack of an engine that hangs; it should end the process.
     """
-
-    def __init__(self, engine: Engine, limit_s: float, end: Callable[[str, str], None]) -> None:
-        self._engine, self._limit_s, self._end = engine, limit_s, end
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="engine watch", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._closed.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._closed.wait(min(1.0, self._limit_s / 4)):
-            if self._engine.stuck_s() > self._limit_s:
-                sentence = f"its engine hangs: one step or change of weights took more than {self._limit_s:g} s (explorer.hang_s)"
-                self._end(sentence, self._engine.stack())
-                return
+    sentence = f"its engine hangs: one step or change of weights took more than {limit_s:g} s (explorer.hang_s)"
+    return HangWatch(engine.stuck_s, limit_s, lambda: end(sentence, engine.stack()))
 
 
 def end_hanging_process(sentence: str, stack: str) -> NoReturn:

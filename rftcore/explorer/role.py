@@ -19,7 +19,7 @@ from rftcore.config import RunConfig
 from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.engine_turn import EngineTurn, await_first_turn
-from rftcore.explorer.engine_watch import EngineWatch, end_hanging_process
+from rftcore.explorer.engine_watch import end_hanging_process, watch_engine
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.evaluator import Evaluator
 from rftcore.explorer.outage import Outage
@@ -74,7 +74,7 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
             return 0
         worker.set_state("starts the engine", activity="starting")
         engine = engine_class(resolved.model_folder, resolved.engine(index))
-        watch = EngineWatch(engine, config.explorer.hang_s, end_hanging_process)
+        watch = watch_engine(engine, config.explorer.hang_s, end_hanging_process)
         try:
             asyncio.run(Explorer(joined, worker, engine, turn).explore())
             joined.leave()

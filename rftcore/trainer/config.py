@@ -110,6 +110,12 @@ class TrainerConfig(Section):
         "fsdp2", description="What holds and updates the models: fsdp2, or a class of yours that does as it does."
     )
     compile: bool | None = Field(None, description="Compile the model's layers (torch.compile); null: on a GPU.")
+    hang_s: float = Field(
+        900.0,
+        gt=0,
+        description="Seconds for which a step may make no progress: one micro-batch, or the compilation before the first. Then the trainer ends with the"
+        " stacks of its ranks, and `rft run` starts it again from the last checkpoint.",
+    )
     num_threads: int | None = Field(
         None, ge=1, description="CPU threads of torch, of all ranks together; null: as the environment says."
     )

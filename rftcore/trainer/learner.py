@@ -53,6 +53,7 @@ from rftcore.trainer.models import Models, refuse_fewer_tokens, refuse_other_voc
 from rftcore.trainer.network import Network
 from rftcore.trainer.opened_model import Head
 from rftcore.trainer.optimizers import learning_rate_at
+from rftcore.trainer.progress import StepProgress
 from rftcore.trainer.sharding import Grid, make_grid
 from rftdata.errors import ConfigError, ModelError
 
@@ -121,6 +122,7 @@ class Learner:
         self._seed = seed
         self._model_path = model_path
         self._divergence = Divergence()
+        self.progress = StepProgress(self.grid.device)
         self._host_copy = HostCopy()
         self.writer = CheckpointWriter(self.grid)
         self.reference = None
@@ -349,7 +351,7 @@ class Learner:
     def _models(self) -> Models:
         return Models(
             algorithm=self.algorithm, temperature=self.temperature, policy=self.policy, reference=self.reference,
-            teacher=self.teacher, critic=self.critic,
+            teacher=self.teacher, critic=self.critic, mark=self.progress.mark,
         )  # fmt: skip
 
     def _mini_batches(self, batch: TrainBatch, step: int, epoch: int) -> list[list[int] | None]:
@@ -369,9 +371,12 @@ class Learner:
         for micro_batch in micro_batches:
             for name, value in self._models.accumulate(micro_batch.to(self.device), plan, learns=learns).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
+            self.progress.mark()
         # One transfer for all, after the last kernel was launched.
         totals = self.grid.add_up(torch.stack([value.float() for value in sums.values()]))
-        return dict(zip(sums, totals.tolist(), strict=True)) | self._update_weights(step)
+        metrics = dict(zip(sums, totals.tolist(), strict=True)) | self._update_weights(step)
+        self.progress.mark()
+        return metrics
 
     def _warms_up_critic(self, step: int) -> bool:
         critic = self.algorithm.config.critic

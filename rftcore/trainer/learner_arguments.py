@@ -19,6 +19,7 @@ class LearnerArguments:
     Attributes:
         algorithm, algorithm_settings: name of the preset, and the keys that replace the preset's.
         base_dir: folder that `./` in them is relative to.
+        run_folder: where a rank writes its stack when asked.
     """
 
     model_path: str
@@ -31,6 +32,7 @@ class LearnerArguments:
     total_steps: int | None = None
     teacher_path: str | None = None
     critic_path: str | None = None
+    run_folder: Path | None = None
 
     def build_algorithm(self) -> Algorithm:
         """Build the algorithm; the errors of `rftcore.algorithms.build_algorithm`."""

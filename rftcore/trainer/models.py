@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,7 @@ class Models:
     Attributes:
         temperature: of the distributions that log-probabilities are of.
         reference: None, too, where the policy without its adapters is the reference.
+        mark: called after each micro-batch; see `StepProgress`.
     """
 
     algorithm: Algorithm
@@ -41,6 +42,7 @@ class Models:
     reference: Network | None
     teacher: Network | None
     critic: Network | None
+    mark: Callable[[], None]
 
     def as_computed(self, batch: TrainBatch) -> TrainBatch:
         """The batch with the tokens that the algorithm trains on."""
@@ -70,6 +72,7 @@ class Models:
             for micro_batch in (each.to(self.policy.device) for each in micro_batches if found):
                 for name, values_N in self._of_micro_batch(micro_batch, wanted):
                     found[f"{name}_N"][micro_batch.index_N] = values_N
+                self.mark()
             mismatched_kl = self._mismatched_kl(batch) if "mismatched" in wanted else None
         self.release()
         # Every token was computed by one rank, and is 0 on the others.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rftcore.garbage import collect_rarely, large_imports
 from rftcore.run.parent_process import end_with_parent
+from rftcore.run.stacks import answer_requests
 from rftdata.errors import RftError, RoleFailedError
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class _Rank:
 
         match method, arguments:
             case "make", (rendezvous, learner_arguments):
+                if learner_arguments.run_folder is not None:
+                    answer_requests(learner_arguments.run_folder)
                 join_process_group(rendezvous, self.rank)
                 self.learner = learner_arguments.learner()
             case "update", (layout, step):

@@ -91,9 +91,14 @@ class LearnerGroup:
         return [] if self._others is None else self._others.pids
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        if self._others is None:
-            return self.own.update(batch, step)
-        return self._others.call(partial(self.own.update, batch, step), "update", self._memory.write(batch), step)
+        with self.own.progress.step():  # of all ranks: in a step they wait for each other
+            if self._others is None:
+                return self.own.update(batch, step)
+            return self._others.call(partial(self.own.update, batch, step), "update", self._memory.write(batch), step)
+
+    def stuck_s(self) -> float:
+        """Return the seconds since a step made progress; 0 outside one. Called in any thread."""
+        return self.own.progress.stuck_s()
 
     def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner`. The tensors must be taken to the last one: the other ranks follow, and cannot turn back."""

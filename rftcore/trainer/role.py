@@ -31,6 +31,7 @@ from rftcore.trainer.parity import weight_parity
 from rftcore.trainer.publish import Export, Exports, file_method, folder_bytes, live_weights
 from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.run_checkpoints import RunCheckpoints
+from rftcore.trainer.trainer_watch import watch_trainer
 from rftcore.trainer.turns import TrainerTurns, trainer_turns
 from rftdata.errors import BufferUnavailableError
 from rftdata.failpoints import failpoint
@@ -101,7 +102,7 @@ class TrainerRole:
             model_path=str(self.model), config=config.trainer, algorithm=config.algorithm.name, algorithm_settings=config.algorithm.args,
             base_dir=config.base_dir, seed=config.run.seed, temperature=config.explorer.temperature, total_steps=self.planned_steps,
             teacher_path=None if resolved.teacher_folder is None else str(resolved.teacher_folder),
-            critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
+            critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder), run_folder=self.run.folder,
         )  # fmt: skip
         self.turns = turns
         self.learner = turns.learner = LearnerGroup(arguments, resolved.algorithm)
@@ -126,6 +127,7 @@ class TrainerRole:
 
     def train(self) -> None:
         """Train to the last step, then see the evaluations through."""
+        watch = watch_trainer(self.learner, self.config.trainer.hang_s, self.run.folder)
         try:
             step = self.attempt.start_step
             self._ask_again_for_validations()
@@ -147,6 +149,7 @@ class TrainerRole:
                 self.checkpoints.commit()
             raise
         finally:
+            watch.close()
             for monitor in self.monitors:
                 monitor.close()
             if self.live is not None:

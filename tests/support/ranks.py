@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import rftdata
+from rftcore.run.stacks import answer_requests
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.ranks import LearnerGroup
+from rftcore.trainer.trainer_watch import watch_trainer
 from rftdata.config import BufferConfig
+from rftdata.user_code.blocked import report_to
 from tests.support.learning import config, make_batch, save_model
 from tests.support.preloaded import PreloadedCall
 from tests.support.waiting import wait_until
@@ -79,6 +84,22 @@ def update_by_two(folder: Path) -> None:
     """Be rank 0 of two: print the process of the other, and make a step."""
     group = make_group(folder, 2)
     print(*group.pids, flush=True)
+    group.update(make_batch(0), 1)
+
+
+def hang_while_watched(folder: Path) -> None:
+    """As `update_by_two`, and watched from when both ranks hang."""
+    report_to(folder)
+    answer_requests(folder)
+    given = replace(arguments(folder, 2), run_folder=folder)
+    group = LearnerGroup(given, given.build_algorithm())
+    print(*group.pids, flush=True)
+
+    def watch() -> None:
+        wait_until(lambda: all((folder / f"{rank} hangs").exists() for rank in range(2)), "both ranks hang")
+        watch_trainer(group, 0.1, folder)
+
+    threading.Thread(target=watch, daemon=True).start()
     group.update(make_batch(0), 1)
 
 

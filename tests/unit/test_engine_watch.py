@@ -12,7 +12,7 @@ import pytest
 from rftcore.engines import driver
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
-from rftcore.explorer.engine_watch import EngineWatch
+from rftcore.explorer.engine_watch import watch_engine
 from tests.support.models import make_tiny_model
 from tests.support.waiting import wait_until
 
@@ -81,7 +81,7 @@ def test_an_engine_hangs_if_one_step_takes_too_long(engine: Slow, step_s: float,
         await asyncio.gather(*(engine.generate([1, 2, 3], Decoding(temperature=0.0, max_tokens=n)) for n in lengths))
 
     engine.step_s = step_s
-    watch = EngineWatch(engine, LIMIT_S, end)
+    watch = watch_engine(engine, LIMIT_S, end)
     engine.let_pass(2 * LIMIT_S)
     assert found == [], "it has nothing to do"
     asyncio.run(generate())

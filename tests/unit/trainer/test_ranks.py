@@ -24,9 +24,10 @@ from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.shared_batch import SharedBatchMemory
 from rftdata.errors import ModelError, RoleFailedError
 from rftdata.processes import process_lives
+from rftdata.user_code.blocked import EXIT_CODE, read_report
 from tests.support.learning import make_batch
 from tests.support.preloaded import PreloadedCall
-from tests.support.ranks import arguments, make_group, update_by_two, write_folder
+from tests.support.ranks import arguments, hang_while_watched, make_group, update_by_two, write_folder
 from tests.support.waiting import PATIENCE_S, wait_until, wait_until_ended
 
 # On a machine of several GPUs the ranks meet through NCCL.
@@ -251,12 +252,17 @@ class TestEnds:
     """A trainer in a process of its own, while both ranks hang in a call that no death ends."""
 
     @pytest.fixture
-    def hanging(self, folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    def hanging(self, folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], int]]:
         """Rank 0, and the pid of rank 1."""
         marks = [folder / "hang", folder / "0 hangs", folder / "1 hangs"]
         marks[0].touch()
         process = PreloadedCall(
-            update_by_two, folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            getattr(request, "param", update_by_two),
+            folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         pids: list[int] = []
         try:
@@ -290,3 +296,17 @@ class TestEnds:
         assert process.returncode != 0
         assert errors.rstrip().endswith("KeyboardInterrupt"), errors
         wait_until_ended([pid])
+
+    @pytest.mark.parametrize("hanging", [hang_while_watched], indirect=True)
+    def test_a_step_that_hangs_ends_the_trainer_with_the_stack_of_every_rank(
+        self, hanging: tuple[subprocess.Popen[str], int], folder: Path
+    ) -> None:
+        process, pid = hanging
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == EXIT_CODE
+        wait_until_ended([pid])
+        report = read_report(folder, process.pid)
+        assert report is not None
+        assert report[0].startswith("the trainer hangs: a step made no progress for more than 0.1 s (trainer.hang_s)")
+        ranks = report[1].split("rank 1 (pid ")
+        assert len(ranks) == 2 and all("losses.py" in rank and "in __call__" in rank for rank in ranks)
