@@ -42,6 +42,9 @@ ForkOption = Annotated[
     str | None,
     typer.Option("--fork", metavar="NAME", help="With --resume: start a new run there; the old one is not changed."),
 ]
+KeepRunningOption = Annotated[
+    bool, typer.Option("--keep-running", help="Resume the run by itself after an end that is not the user's.")
+]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Print lines instead of a live view, on a terminal too.")]
 
 
@@ -54,6 +57,7 @@ def run(
     fork: ForkOption = None,
     buffer: ConfigBufferOption = None,
     plain: PlainOption = False,
+    keep_running: KeepRunningOption = False,
 ) -> None:
     """Run a configuration: explorers, pipeline and trainer, then the results.
 
@@ -65,6 +69,9 @@ def run(
     Ctrl-C, SIGTERM and SIGHUP interrupt the run in good order (exit codes 130, 143, 129); a second signal kills its processes.
     In both cases `--resume` continues from the last checkpoint.
 
+    With `--keep-running` the run is a process of its own, and is resumed when it fails or is killed, after a growing pause. A finished run, a signal,
+    a mistake that is found before it begins, an end before the first trained step, and five ends without a trained step in between are final.
+
     In CONFIG, `buffer.uri` is relative to the current folder (so that later commands find ./buffer); the files of
     tasks, rewards, workflows and models are relative to the file.
     """
@@ -75,6 +82,17 @@ def run(
         stages = [config]
     else:
         stages = stage_configurations(file, overrides, buffer)
+    if keep_running:
+        options = [
+            *(["--resume"] if resume else []), *([f"--at-step={at_step}"] if at_step is not None else []),
+            *(["--keep-rollouts"] if keep_rollouts else []), *([f"--fork={fork}"] if fork is not None else []),
+        ]  # fmt: skip
+        given = [
+            *(f"--set={override}" for override in overrides or []), *([f"--buffer={buffer}"] if buffer else []),
+            *(["--plain"] if plain else []),
+        ]  # fmt: skip
+        later = [*([str(file)] if file else []), "--resume", *filter(None, [fork or name]), *given]
+        raise typer.Exit(_keep_running(stages, fork or name, [*(targets or []), *options, *given], later))
     # Imported after the configuration is checked, so that a mistake is reported at once.
     with large_imports():
         from rftcore.launch import stages as chain
@@ -92,6 +110,26 @@ def run(
         else:
             code = supervisor.run(stages[0], launcher, resume=resume, name=name, go_back=go_back, view=view)
     raise typer.Exit(code)
+
+
+def _keep_running(stages: list[RunConfig], name: str | None, first: list[str], later: list[str]) -> int:
+    """Let another process run, and resume the run after ends that are not the user's; return the exit code.
+
+    Args:
+        name: of the run; None for the newest one of each stage.
+        first, later: arguments of the first start, and of a resumption.
+    """
+    import rftdata
+    from rftcore.cli.output import warn
+    from rftcore.launch.keep_running import keep_running
+    from rftdata.progress import Progress
+
+    def num_steps() -> int:
+        with rftdata.open(stages[0].buffer, create=False, application="rft run") as buffer:
+            runs = (next(iter(buffer.runs(name or stage.run.name, imported=False)), None) for stage in stages)
+            return sum(Progress(run).snapshot().step for run in runs if run is not None)
+
+    return keep_running(first, later, num_steps, warn)
 
 
 def _check_going_back(resume: bool, at_step: int | None, keep_rollouts: bool, fork: str | None) -> None:

@@ -169,6 +169,23 @@ def test_the_end_of_the_fork_server_ends_the_run_and_its_roles_which_are_resumed
     )
 
 
+def test_keep_running_resumes_a_run_whose_process_was_killed(folder: Path) -> None:
+    process = start(folder, "explorer.engine=none", "trainer.checkpoint_every=1", "--keep-running")
+    pids = wait_for_a_step(folder, process)
+    (run,) = psutil.Process(process.pid).children()
+    run.kill()
+    wait_until_ended(pids.values())
+    buffer = folder / "buffer"
+    attempts = "select 1 from rft.train_step join rft.run_attempt using (attempt_id) where parent_attempt_id is not null limit 1"
+    wait_until(lambda: rows(buffer, attempts), "a step of the resumed run", process=process, pause_s=0.5)
+    os.kill(process.pid, signal.SIGTERM)
+    output = printed_by(process)
+    assert process.returncode == 143, output
+    assert "the run ended by signal 9 after step" in output and "--keep-running resumes it in 5 s" in output
+    run_row = rows(buffer, "select status::text as status, outcome from rft.run")
+    assert run_row == [{"status": "interrupted", "outcome": "stopped by SIGTERM"}]
+
+
 def test_roles_end_with_rft_run_whatever_else_has_its_files(folder: Path) -> None:
     process = start(folder, "explorer.engine=none", "tasks=[{name: t, source: './tasks.py:forking'}]")
     pids = wait_for_a_step(folder, process)
