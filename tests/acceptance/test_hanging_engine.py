@@ -41,3 +41,30 @@ def test_a_hanging_engine_is_replaced_by_one_with_current_weights(
         assert rows(buffer, applied), output
     finally:
         EmbeddedServer(buffer).stop()
+
+
+@pytest.mark.long
+def test_a_hanging_trainer_starts_again_from_its_last_checkpoint(
+    server_folders: Path, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUNG", str(tmp_path / "hung"))
+    buffer = server_folders / "hanging trainer" / "buffer"
+    backend = Path(__file__).with_name("hanging_trainer.py")
+    process = start(
+        "run",
+        "--plain",
+        "--buffer",
+        buffer,
+        *settings(warm, f"trainer.backend={backend}:HangsOnce", "trainer.hang_s=30"),
+    )
+    output = printed_by(process)
+    try:
+        assert process.returncode == 0, output
+        assert "the trainer hangs: a step made no progress for more than 30 s (trainer.hang_s)" in output, output
+        hung, current = rows(buffer, "select error from rft.worker where role = 'trainer' order by worker_id")
+        assert "rank 0 (pid " in hung["error"] and "hanging_trainer.py" in hung["error"] and current["error"] is None
+        steps = rows(buffer, "select trainer_step, max(attempt_id) as life from rft.v_train_step group by 1 order by 1")
+        assert [step["trainer_step"] for step in steps] == list(range(1, STEPS + 1))
+        assert len({step["life"] for step in steps}) == 2, "the second life went on where the first had its checkpoint"
+    finally:
+        EmbeddedServer(buffer).stop()
