@@ -1,0 +1,318 @@
+"""What grows in a long run: `rft bench endurance` trains a model of a few thousand parameters for many steps with a real `rft run`.
+
+The run has all parts of a larger one: the difficulty selector, a pipeline with stages, an evaluation and a checkpoint now and then. It runs
+in two lives, to a tenth of its steps and to the end, so that the commands are measured at both points. Figures are of the first and the last tenth of
+the steps, and their ratio:
+
+- `step_s`: seconds of a step;
+- `processes`: for each process its own memory (USS, MiB) and its processor seconds per step; all processes of the database together;
+- `database_bytes`, `segments_bytes`, `run_folder_bytes`: growth per step; `run_folder_files`: files in the run's folder at the end of the tenth;
+- `commands`: seconds of `rft status` and `rft report`, and `resume`: from the call of `rft run --resume` to the next trained step.
+
+`grows` names what is more than `--limit` times larger in the last tenth. JSON on stdout, progress on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+
+from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.models import make_tiny_model
+
+_ROOT = Path(__file__).resolve().parent.parent
+_RFT = (sys.executable, "-c", "from rftcore.command import main; main()")
+_RUN = "endurance"
+_MIB = 2**20
+_LIMIT_S = 300.0
+_LOOK_S = 0.5
+WORK = """
+def questions():
+    return ({"question": f"what is {number}?", "answer": str(number)} for number in range(2000))
+
+
+def held_out():
+    return ({"question": f"and {number}?", "answer": str(number)} for number in range(20))
+
+
+def score(turn, task):
+    return (sum(turn.response.encode()) % 5) / 4
+"""
+CONFIG = """
+run: {name: endurance, seed: 1}
+model: {path: ./model}
+tasks: [{name: numbers, source: "./work.py:questions"}]
+selector: {type: difficulty}
+pipelines:
+  experience:
+    - drop_zero_variance_groups: {}
+    - sql: "SELECT * REPLACE (reward - 0.01 * (num_response_tokens > 6)::INT AS reward) FROM batch"
+algorithm: {name: grpo, group_size: 4}
+explorer:
+  engine: transformers
+  engine_args: {dtype: float32, context_length: 64}
+  reward: "./work.py:score"
+  max_tokens: 8
+trainer: {batch_groups: 2, checkpoint_every: 100, autocast: none, num_threads: 1}
+eval: {every: 500, tasks: [{name: held-out, source: "./work.py:held_out"}]}
+sync: {offset: 1}
+sampling: {max_staleness: 3}
+"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A look at the run.
+
+    Attributes:
+        step: trained steps.
+        sizes: bytes and numbers by name.
+        processes: own memory in bytes and processor seconds since their start, by process id.
+    """
+
+    step: int
+    sizes: dict[str, float]
+    processes: dict[str, dict[int, tuple[float, float]]]
+
+
+@dataclass
+class Run:
+    """The run, in lives.
+
+    Attributes:
+        samples: of all lives.
+    """
+
+    folder: Path
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def buffer(self) -> Path:
+        return self.folder / "buffer"
+
+    def live(self, steps: int, every: int) -> float:
+        """Run to a step, with a sample every so many steps; return the seconds to the first step of this life.
+
+        Raises:
+            RuntimeError: the run ended before.
+        """
+        resume = ["--resume"] if self.samples else []
+        command = [
+            *_RFT,
+            "run",
+            str(self.folder / "config.yaml"),
+            *resume,
+            "--plain",
+            "--buffer",
+            str(self.buffer),
+            "--set",
+            f"steps={steps}",
+        ]
+        started, before, first_s = time.monotonic(), self.step(), 0.0
+        with (self.folder / "run.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
+            )  # fmt: skip
+        next_sample = before + every
+        while process.poll() is None:
+            step = self.step()
+            if not first_s and step > before:
+                first_s = time.monotonic() - started
+            if step >= next_sample:
+                self.samples.append(self.look(process.pid, step))
+                next_sample = step + every
+                _say(f"step {step}")
+            time.sleep(_LOOK_S)
+        if process.returncode != 0:
+            raise RuntimeError(
+                f"rft run ended with {process.returncode}:\n{(self.folder / 'run.log').read_text()[-3000:]}"
+            )
+        return first_s
+
+    def step(self) -> int:
+        """Return the trained steps; 0 while the database does not answer."""
+        found = self.ask("SELECT coalesce(max(trainer_step), 0) FROM rft.train_step")
+        return int(found[0][0]) if found else 0
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; none while the database does not answer."""
+        try:
+            with psycopg.connect(EmbeddedServer(self.buffer).uri, autocommit=True, connect_timeout=5) as connection:
+                return connection.execute(query).fetchall()  # type: ignore[arg-type]
+        except (psycopg.Error, OSError):
+            return []
+
+    def look(self, pid: int, step: int) -> Sample:
+        """Measure everything once.
+
+        Args:
+            pid: of `rft run`.
+        """
+        roles = dict(self.ask("SELECT pid, role::text FROM rft.worker WHERE stopped_at IS NULL"))
+        processes: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
+        for each in _family(pid, EmbeddedServer(self.buffer)):
+            try:
+                name = roles.get(each.pid) or ("database" if each.name() == "postgres" else "others")
+                times = each.cpu_times()
+                processes["rft run" if each.pid == pid else name][each.pid] = (
+                    each.memory_full_info().uss,
+                    times.user + times.system,
+                )
+            except psutil.NoSuchProcess:
+                continue
+        run_folder = self.buffer / "runs" / _RUN
+        files = [path for path in run_folder.rglob("*") if path.is_file()]
+        database = self.ask("SELECT pg_database_size(current_database())")
+        sizes = {
+            "database_bytes": float(database[0][0]) if database else 0.0,
+            "segments_bytes": float(_bytes(self.buffer / "segments")),
+            "run_folder_bytes": float(sum(_size(path) for path in files)),
+            "run_folder_files": float(len(files)),
+        }
+        return Sample(step, sizes, dict(processes))
+
+    def seconds_per_step(self, first: int, last: int) -> float:
+        """Return the mean seconds of the steps between two, by when they were finished."""
+        query = "SELECT extract(epoch FROM max(finished_at) - min(finished_at)) FROM rft.train_step WHERE trainer_step IN ({}, {})"
+        return float(self.ask(query.format(first, last))[0][0]) / (last - first)
+
+    def command_s(self, *arguments: str, rounds: int = 3) -> float:
+        """Return the median seconds of a command of `rft`."""
+        taken = []
+        for _ in range(rounds):
+            started = time.monotonic()
+            subprocess.run(
+                [*_RFT, *arguments, "--buffer", str(self.buffer)], check=True, capture_output=True, timeout=_LIMIT_S,
+                env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            )  # fmt: skip
+            taken.append(time.monotonic() - started)
+        return statistics.median(taken)
+
+
+def _family(pid: int, server: EmbeddedServer) -> Iterable[psutil.Process]:
+    yield from (run := psutil.Process(pid)).children(recursive=True)
+    yield run
+    postmaster = server.data / "postmaster.pid"
+    if postmaster.exists():
+        database = psutil.Process(int(postmaster.read_text().split()[0]))
+        yield from [database, *database.children(recursive=True)]
+
+
+def _bytes(folder: Path) -> int:
+    return sum(_size(path) for path in folder.rglob("*") if path.is_file())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def tenth(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the figures of some samples in a row: growth per step, memory and processor seconds per step.
+
+    Processes that began or ended in between count with what they used in both their first and their last sample.
+    """
+    first, last = samples[0], samples[-1]
+    steps = last.step - first.step
+    figures: dict[str, Any] = {
+        name: round((value - first.sizes[name]) / steps, 1)
+        for name, value in last.sizes.items()
+        if name.endswith("bytes")
+    }
+    figures["run_folder_files"] = last.sizes["run_folder_files"]
+    figures["processes"] = {
+        name: {
+            "uss_mib": round(_median(sample.processes.get(name, {}) for sample in samples) / _MIB, 1),
+            "cpu_s_per_step": round(
+                sum(now[1] - first.processes.get(name, {})[pid][1] for pid, now in processes.items() if pid in first.processes.get(name, {})) / steps, 5
+            ),
+        }
+        for name, processes in sorted(last.processes.items())
+    }  # fmt: skip
+    return figures
+
+
+def _median(processes: Iterable[dict[int, tuple[float, float]]]) -> float:
+    return statistics.median(sum(memory for memory, _ in each.values()) for each in processes)
+
+
+def growth(first: Any, last: Any, limit: float, name: str = "") -> dict[str, float]:
+    """Return the ratios of the last tenth to the first that are above a limit, by name."""
+    if isinstance(first, dict):
+        found: dict[str, float] = {}
+        for key in first.keys() & last.keys():
+            found |= growth(first[key], last[key], limit, f"{name}.{key}".lstrip("."))
+        return dict(sorted(found.items()))
+    return {name: round(last / first, 2)} if first > 0 and last / first > limit else {}
+
+
+def measure(folder: Path, steps: int, limit: float) -> dict[str, Any]:
+    """Run, and return the figures."""
+    make_tiny_model(folder / "model", num_layers=1)
+    (folder / "work.py").write_text(WORK)
+    (folder / "config.yaml").write_text(CONFIG)
+    run, part, every = Run(folder), steps // 10, max(1, steps // 200)
+    result: dict[str, Any] = {"steps": steps, "cores": os.cpu_count()}
+    try:
+        run.live(part, every)
+        early = _commands(run, lambda: run.live(part + 1, 1))
+        run.live(steps, every)
+        late = _commands(run, lambda: run.live(steps + 1, 1))
+        # The first life's first samples are of a run that starts.
+        parts = {
+            "first_tenth": [sample for sample in run.samples if 2 * every < sample.step <= part],
+            "last_tenth": [sample for sample in run.samples if steps - part < sample.step <= steps],
+        }
+        for name, commands in (("first_tenth", early), ("last_tenth", late)):
+            samples = parts[name]
+            seconds = round(run.seconds_per_step(samples[0].step, samples[-1].step), 4)
+            result[name] = {"step_s": seconds, "commands": commands, **tenth(samples)}
+    finally:
+        EmbeddedServer(run.buffer).stop()
+    result["grows"] = growth(result["first_tenth"], result["last_tenth"], limit)
+    return result
+
+
+def _commands(run: Run, resume: Callable[[], float]) -> dict[str, float]:
+    found = {verb: round(run.command_s(verb, _RUN), 2) for verb in ("status", "report")}
+    return {**found, "resume": round(resume(), 2)}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--limit", type=float, default=1.2, help="ratio above which something counts as growing")
+    parser.add_argument("--folder", type=Path, help="keep the run's buffer here")
+    options = parser.parse_args()
+    if options.steps < 100:
+        parser.error("--steps must be 100 or more, so that a tenth has samples")
+    if options.folder is not None:
+        options.folder.mkdir(parents=True)
+        print(json.dumps(measure(options.folder, options.steps, options.limit), indent=1))
+        return
+    with tempfile.TemporaryDirectory(prefix="rft-bench-") as name:
+        print(json.dumps(measure(Path(name), options.steps, options.limit), indent=1))
+
+
+if __name__ == "__main__":
+    main()
