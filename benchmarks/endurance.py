@@ -226,7 +226,7 @@ def _size(path: Path) -> int:
 def tenth(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the figures of some samples in a row: growth per step, memory and processor seconds per step.
 
-    Processes that began or ended in between count with what they used in both their first and their last sample.
+    Processor seconds are those of processes that were there in both the first and the last sample that has the name.
     """
     first, last = samples[0], samples[-1]
     steps = last.step - first.step
@@ -236,20 +236,19 @@ def tenth(samples: Sequence[Sample]) -> dict[str, Any]:
         if name.endswith("bytes")
     }
     figures["run_folder_files"] = last.sizes["run_folder_files"]
-    figures["processes"] = {
-        name: {
-            "uss_mib": round(_median(sample.processes.get(name, {}) for sample in samples) / _MIB, 1),
-            "cpu_s_per_step": round(
-                sum(now[1] - first.processes.get(name, {})[pid][1] for pid, now in processes.items() if pid in first.processes.get(name, {})) / steps, 5
-            ),
-        }
-        for name, processes in sorted(last.processes.items())
-    }  # fmt: skip
+    names = sorted({name for sample in samples for name in sample.processes})
+    figures["processes"] = {name: _process(samples, name) for name in names}
     return figures
 
 
-def _median(processes: Iterable[dict[int, tuple[float, float]]]) -> float:
-    return statistics.median(sum(memory for memory, _ in each.values()) for each in processes)
+def _process(samples: Sequence[Sample], name: str) -> dict[str, float]:
+    there = [(sample.step, sample.processes[name]) for sample in samples if name in sample.processes]
+    (first_step, first), (last_step, last) = there[0], there[-1]
+    seconds = sum(last[pid][1] - first[pid][1] for pid in first.keys() & last.keys())
+    memory = statistics.median(sum(uss for uss, _ in processes.values()) for _, processes in there)
+    return {
+        "uss_mib": round(memory / _MIB, 1), "cpu_s_per_step": round(seconds / max(1, last_step - first_step), 5),
+    }  # fmt: skip
 
 
 def growth(first: Any, last: Any, limit: float, name: str = "") -> dict[str, float]:
