@@ -53,7 +53,7 @@ from tests.support.command_line import rft_command, rft_environment
 
 _CONFIG = Path(__file__).resolve().parent.parent / "examples" / "grpo_reasoning" / "gpu.yaml"
 STEPS_AHEAD = {"on_policy": 0, "one_step_off": 1, "asynchronous": 2}
-_CORRECTION = "{level: token, mode: truncate, high: 2.0}"
+_CORRECTION = "{name: truncate, high: 2.0}"
 _POLL_S = 2.0
 _STOP_S = 90.0
 _INTERRUPTED = 130

@@ -38,7 +38,7 @@ from benchmarks.algorithms import course_of, mean, prepare_seed
 from rftdata.durable_files import write_whole
 
 _VALUE = "mean_reward * (1 - mean_reward)"
-_CORRECTION = {"correction": {"level": "token", "mode": "truncate", "high": 2.0}}
+_CORRECTION = {"correction": {"name": "truncate", "high": 2.0}}
 _DONOR = "once"
 _SELECTION = "select {columns} from rft.v_group where run = 'replay' and mean_reward > 0 and mean_reward < 1"
 

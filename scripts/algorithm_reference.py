@@ -11,7 +11,15 @@ from typing import Any
 
 import yaml
 
-from rftcore.algorithms import ADVANTAGES, LOSSES, MASKS, build_algorithm
+from rftcore.algorithms import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    CORRECTIONS,
+    KL_ESTIMATORS,
+    LOSSES,
+    MASKS,
+    build_algorithm,
+)
 from rftcore.algorithms.base import Advantage, Part, Term
 from rftcore.algorithms.config import AlgorithmConfig
 from rftcore.algorithms.presets import Preset, presets
@@ -43,8 +51,12 @@ In formulas, ρ is the ratio of the policy to its anchor at one token: the polic
 
 """
 KINDS: tuple[tuple[str, Registry[Any]], ...] = (("Advantages", ADVANTAGES), ("Losses", LOSSES), ("Masks", MASKS))
-SHARED = ("aggregation", "correction", "kl")
-"""Modules whose text explains a key of the section."""
+SHARED: tuple[tuple[str, Registry[Any]], ...] = (
+    ("aggregation", AGGREGATIONS),
+    ("correction", CORRECTIONS),
+    ("kl", KL_ESTIMATORS),
+)
+"""Modules whose text explains a key of the section and all of its parts."""
 
 
 def render() -> str:
@@ -54,8 +66,11 @@ def render() -> str:
     parts = [HEADER + "## Presets\n", _listed(["preset", "algorithm", "compared with"], rows)]
     parts += [preset_section(name, preset) for name, preset in known.items()]
     parts += ["## Keys of the section\n", table(_keys())]
-    for module in SHARED:
+    for module, kinds in SHARED:
         parts += [f"### How `{module}` works\n", body(_text(f"rftcore.algorithms.{module}"))]
+        for name in sorted(kinds.builtins):
+            rows = arguments(kinds.load(name).Config)
+            parts += [f"Keys of the {module} `{name}`:\n", table(rows)] if rows else []
     for title, kinds in KINDS:
         parts.append(f"## {title}\n")
         parts += [part_section(name, kinds.kind, kinds.load(name)) for name in sorted(kinds.builtins)]

@@ -1,7 +1,8 @@
 """Algorithms: presets by name, the parts by kind, and `build_algorithm`, which composes one.
 
-A third party's part is named by `./file.py:Class`, a dotted path, or an entry point of group `rftdata.advantage`, `rftdata.loss` or
-`rftdata.mask`. A preset of one's own is a YAML file. `base.py` says what a part is. Importing this package does not import torch.
+A third party's part is named by `./file.py:Class`, a dotted path, or an entry point of group `rftdata.advantage`, `rftdata.loss`,
+`rftdata.mask`, `rftdata.kl`, `rftdata.aggregation` or `rftdata.correction`. A preset of one's own is a YAML file. `base.py` says what a part is.
+Importing this package does not import torch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rftcore.algorithms.config import AlgorithmConfig, PartChoice
+from rftcore.algorithms.choice import PartChoice
+from rftcore.algorithms.config import AlgorithmConfig
 from rftcore.algorithms.presets import load_preset
 from rftdata.config import merged
 from rftdata.config_errors import parse_section
@@ -18,8 +20,11 @@ from rftdata.errors import ConfigError
 from rftdata.plugins import Registry
 
 if TYPE_CHECKING:
+    from rftcore.algorithms.aggregation import Aggregation
     from rftcore.algorithms.algorithm import Algorithm
     from rftcore.algorithms.base import Advantage, Part, Term, TokenMask
+    from rftcore.algorithms.correction import Correction
+    from rftcore.algorithms.kl import KLEstimator
 
 PartT = TypeVar("PartT", bound="Part")
 
@@ -57,6 +62,23 @@ MASKS: Registry[type[TokenMask]] = Registry("mask", {
     "clip_v": "rftcore.algorithms.masks.clip_v:ClipV",
     "m2po": "rftcore.algorithms.masks.m2po:M2PO",
 })  # fmt: skip
+KL_ESTIMATORS: Registry[type[KLEstimator]] = Registry("kl", {
+    "abs": "rftcore.algorithms.kl:Absolute",
+    "corrected": "rftcore.algorithms.kl:Corrected",
+    "k1": "rftcore.algorithms.kl:K1",
+    "k2": "rftcore.algorithms.kl:K2",
+    "k3": "rftcore.algorithms.kl:K3",
+})  # fmt: skip
+AGGREGATIONS: Registry[type[Aggregation]] = Registry("aggregation", {
+    "seq-mean-token-mean": "rftcore.algorithms.aggregation:SequenceMeanTokenMean",
+    "seq-mean-token-sum": "rftcore.algorithms.aggregation:SequenceMeanTokenSum",
+    "seq-mean-token-sum-norm": "rftcore.algorithms.aggregation:SequenceMeanTokenSumNorm",
+    "token-mean": "rftcore.algorithms.aggregation:TokenMean",
+})  # fmt: skip
+CORRECTIONS: Registry[type[Correction]] = Registry("correction", {
+    "mask": "rftcore.algorithms.correction:Mask",
+    "truncate": "rftcore.algorithms.correction:Truncate",
+})  # fmt: skip
 
 
 def build_algorithm(
@@ -83,7 +105,12 @@ def build_algorithm(
     mask = _build(MASKS, config.mask, "mask", base_dir) if config.mask else None
     expert = _build(LOSSES, config.expert.loss, "expert.loss", base_dir) if config.expert else None
     value = _build(LOSSES, config.critic.loss, "critic.loss", base_dir) if config.critic else None
-    algorithm = Algorithm(name, config, loss=loss, advantage=advantage, mask=mask, expert=expert, value=value)
+    algorithm = Algorithm(
+        name, config, loss=loss, advantage=advantage, mask=mask, expert=expert, value=value,
+        aggregation=_build(AGGREGATIONS, config.aggregation, "aggregation", base_dir),
+        kl=_build(KL_ESTIMATORS, config.kl.type, "kl.type", base_dir) if config.kl.type else None,
+        corrections=tuple(_build(CORRECTIONS, choice, "correction", base_dir) for choice in config.correction),
+    )  # fmt: skip
     check_parts(algorithm, group_size)
     return algorithm
 

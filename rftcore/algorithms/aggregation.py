@@ -9,59 +9,84 @@ token:
     seq-mean-token-sum-norm  1 / (B L)      Dr. GRPO (arXiv 2503.20783): a constant L for every length
 
 TRL's names for the four `loss_type`s are dapo, grpo, – and dr_grpo. Its bnpo is token-mean over a micro-batch, which depends on how
-a batch is cut, and so has no counterpart here.
+a batch is cut, and so has no counterpart here. One of your own is a class with `Aggregation` as its base.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from rftdata.config import Section
+from rftcore.algorithms.base import Part, PartConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Mode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+class Aggregation(Part, ABC):
+    """Weighs tokens by the lengths of their sequences."""
+
+    @abstractmethod
+    def __call__(self, tokens_B: Tensor, sequence_N: Tensor) -> Tensor:
+        """Weight of each token that counts, float64 [N]; entries of other tokens are not read.
+
+        Args:
+            tokens_B: float64; the tokens of each sequence that count. At least one sequence has one.
+            sequence_N: int64; the sequence of each token.
+        """
 
 
-class AggregationConfig(Section):
-    """YAML may also give the mode alone: `aggregation: token-mean`."""
+class TokenMean(Aggregation):
+    """All tokens of the batch have equal weight."""
 
-    mode: Mode = Field("token-mean", description="Weight of a token in the loss.")
-    length: int | None = Field(
-        None, ge=1, description="L of seq-mean-token-sum-norm, usually the longest response that is allowed."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        return {"mode": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _length_goes_with_its_mode(self) -> AggregationConfig:
-        if (self.length is None) == (self.mode == "seq-mean-token-sum-norm"):
-            raise ValueError(
-                "seq-mean-token-sum-norm needs a length, such as explorer.max_tokens; the other modes take none"
-            )
-        return self
+    def __call__(self, tokens_B: Tensor, sequence_N: Tensor) -> Tensor:
+        return (1.0 / tokens_B.sum()).expand(len(sequence_N))
 
 
-def token_weights(sequence_N: Tensor, num_sequences: int, config: AggregationConfig, counted_N: Tensor) -> Tensor:
+class SequenceMeanTokenMean(Aggregation):
+    """All sequences have equal weight, and the tokens within each of them."""
+
+    def __call__(self, tokens_B: Tensor, sequence_N: Tensor) -> Tensor:
+        return (1.0 / (_num(tokens_B) * tokens_B.clamp(min=1)))[sequence_N]
+
+
+class SequenceMeanTokenSum(Aggregation):
+    """The sum over a sequence, averaged over sequences."""
+
+    def __call__(self, tokens_B: Tensor, sequence_N: Tensor) -> Tensor:
+        return (1.0 / _num(tokens_B)).expand(len(sequence_N))
+
+
+class SequenceMeanTokenSumNormConfig(PartConfig):
+    length: int = Field(ge=1, description="L, usually the longest response that is allowed: explorer.max_tokens.")
+
+
+class SequenceMeanTokenSumNorm(Aggregation):
+    """The sum over a sequence divided by a constant, averaged over sequences."""
+
+    Config = SequenceMeanTokenSumNormConfig
+    config: SequenceMeanTokenSumNormConfig
+
+    def __call__(self, tokens_B: Tensor, sequence_N: Tensor) -> Tensor:
+        return (1.0 / (_num(tokens_B) * self.config.length)).expand(len(sequence_N))
+
+
+def token_weights(sequence_N: Tensor, num_sequences: int, aggregation: Aggregation, counted_N: Tensor) -> Tensor:
     """Weight of each token, float32 [N]; 0 where `counted_N` is False. All are 0 in a batch where no token is counted.
 
     Args:
         sequence_N: int64; the sequence of each token.
         counted_N: bool; the tokens of the loss term.
     """
+    if not bool(counted_N.any()):
+        return counted_N.float()
     counted = counted_N.double()
     tokens_B = counted.new_zeros(num_sequences).index_add(0, sequence_N, counted)
-    num_counted = (tokens_B > 0).sum().clamp(min=1)
-    if config.mode == "token-mean":
-        weights = counted / tokens_B.sum().clamp(min=1)
-    elif config.mode == "seq-mean-token-mean":
-        weights = counted / tokens_B.clamp(min=1)[sequence_N] / num_counted
-    else:
-        weights = counted / num_counted / (config.length or 1)
-    return weights.float()
+    return aggregation(tokens_B, sequence_N).where(counted_N, 0.0).float()
+
+
+def _num(tokens_B: Tensor) -> Tensor:
+    """Count the sequences with a token, float64."""
+    return (tokens_B > 0).sum().double()

@@ -11,11 +11,10 @@ with units u of the loss term (tokens, sequences or pairs) and one set of weight
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rftcore.algorithms import correction
-from rftcore.algorithms.aggregation import token_weights
+from rftcore.algorithms.aggregation import Aggregation, token_weights
 from rftcore.algorithms.base import (
     Advantage,
     Column,
@@ -32,88 +31,13 @@ from rftcore.algorithms.base import (
     refuse_missing_rewards,
 )
 from rftcore.algorithms.config import AlgorithmConfig
-from rftcore.algorithms.devices import moved
-from rftcore.algorithms.kl import adapted, estimate
-from rftcore.algorithms.sequences import Sequences
+from rftcore.algorithms.correction import Correction, combined
+from rftcore.algorithms.kl import KLEstimator, adapted, with_gradient_of_k2
+from rftcore.algorithms.plan import Plan
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One trainer step, before the first micro-batch; `Algorithm.restrict` gives the plan of one of several optimizer updates in it.
-
-    Attributes:
-        anchor_N, advantages_N, returns_N: see `TokenView`.
-        counted_N: bool; the tokens of the policy loss: not an expert's with a loss of its own, nor left out by the advantage.
-        factor_N: what masks and corrections make of each token's weight in the policy loss, float32; 0 where it does not count.
-        policy_weights_N, expert_weights_N, kl_weights_N, entropy_weights_N: weight of each token in its term, float32. The last
-            three are None where the algorithm has no such term.
-        unit_weights_B: weight of a sequence, or of the pair that it belongs to, in a loss per sequence or pair.
-        num_units: tokens, sequences or pairs over which metrics of the loss are averaged.
-        num_tokens: tokens over which the others are averaged.
-        kl_coef: coefficient of the KL penalty in this step.
-        metrics: of the whole batch.
-    """
-
-    batch: StepBatch
-    signals: Signals
-    anchor_N: Tensor
-    advantages_N: Tensor
-    returns_N: Tensor | None
-    counted_N: Tensor
-    factor_N: Tensor
-    policy_weights_N: Tensor
-    expert_weights_N: Tensor | None
-    kl_weights_N: Tensor | None
-    entropy_weights_N: Tensor | None
-    unit_weights_B: Tensor
-    num_units: int
-    num_tokens: int
-    kl_coef: float
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def to(self, device: torch.device) -> Plan:
-        """The same with its tensors on `device`."""
-        moved = {entry.name: _on(getattr(self, entry.name), device) for entry in fields(self)}
-        return replace(self, **moved)
-
-    def view(
-        self,
-        index_N: Tensor,
-        sequences: Sequences,
-        logprobs_N: Tensor,
-        *,
-        entropy_N: Tensor | None = None,
-        values_N: Tensor | None = None,
-        read_N: Tensor | None = None,
-    ) -> TokenView:
-        """The view of a micro-batch.
-
-        Args:
-            index_N: int64; places of its tokens in the batch, whole sequences, on the plan's device.
-            sequences: those of its tokens, on the device of `logprobs_N`.
-            logprobs_N, entropy_N, values_N, read_N: of those tokens; they carry the gradient. Log-probabilities are 0 for a loss of
-                a scorer, which has none.
-        """
-
-        def part(whole: Tensor | None) -> Tensor | None:
-            return None if whole is None else whole[index_N].to(logprobs_N.device)
-
-        signals = self.signals
-        anchor_N, advantages_N = part(self.anchor_N), part(self.advantages_N)
-        assert anchor_N is not None and advantages_N is not None
-        rewards_N = self.batch.rewards_B[self.batch.sequence_N[index_N]].to(logprobs_N.device)
-        mismatched_kl = None if signals.mismatched_kl is None else signals.mismatched_kl.to(logprobs_N.device)
-        return TokenView(
-            logprobs_N=logprobs_N, anchor_N=anchor_N, advantages_N=advantages_N, sequences=sequences,
-            reference_N=part(signals.reference_N), teacher_N=part(signals.teacher_N), entropy_N=entropy_N,
-            values_N=values_N, old_values_N=part(signals.values_N), returns_N=part(self.returns_N),
-            rewards_N=rewards_N, read_N=read_N, mismatched_kl=mismatched_kl,
-        )  # fmt: skip
 
 
 class Algorithm:
@@ -121,18 +45,23 @@ class Algorithm:
 
     Args:
         name: of the preset.
-        loss, advantage, mask, expert, value: the parts; None where the algorithm has none.
+        loss, aggregation, advantage, mask, kl, expert, value: the parts; None where the algorithm has none.
+        corrections: their weights are multiplied.
     """
 
     def __init__(
-        self, name: str, config: AlgorithmConfig, *, loss: Term, advantage: Advantage | None = None,
-        mask: TokenMask | None = None, expert: Term | None = None, value: Term | None = None,
+        self, name: str, config: AlgorithmConfig, *, loss: Term, aggregation: Aggregation, advantage: Advantage | None = None,
+        mask: TokenMask | None = None, kl: KLEstimator | None = None, corrections: tuple[Correction, ...] = (),
+        expert: Term | None = None, value: Term | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.config = config
         self.loss = loss
+        self.aggregation = aggregation
         self.advantage = advantage
         self.mask = mask
+        self.kl = kl if config.kl.is_on else None
+        self.corrections = corrections
         self.expert = expert
         self.value = value
         self._kl_coef = config.kl.coef
@@ -143,10 +72,8 @@ class Algorithm:
         needed: set[Signal] = set()
         for part in self._parts:
             needed |= part.signals
-        if self.config.kl.is_on:
+        if self.kl is not None:
             needed.add("reference")
-        if self.config.correction is not None:
-            needed |= {"old", "behavior"}
         if self.config.old_logprobs == "recomputed":
             needed.add("old")
         if self._compares and ("old" not in needed or self.config.old_logprobs == "behavior"):
@@ -208,13 +135,12 @@ class Algorithm:
 
     @property
     def _parts(self) -> list[Part]:
-        parts = (self.loss, self.advantage, self.mask, self.expert, self.value)
+        parts = (self.loss, self.advantage, self.mask, self.kl, *self.corrections, self.expert, self.value)
         return [part for part in parts if part is not None]
 
     @property
     def _compares(self) -> bool:
-        in_loss = self.config.kl.is_on and (self.config.kl.where == "reward" or self.config.kl.type == "corrected")
-        return self.loss.compares or in_loss
+        return self.loss.compares or (self.kl is not None and (self.config.kl.where == "reward" or self.kl.compares))
 
     def plan(self, batch: StepBatch, signals: Signals) -> Plan:
         """Advantages and weights of a step.
@@ -246,8 +172,8 @@ class Algorithm:
             kept_N = self.mask(batch, signals, advantages_N)
             factor_N = factor_N * kept_N
             metrics["mask_kept"] = kept_N.float().mean().item() if len(kept_N) else 1.0
-        if config.correction is not None:
-            correction_N, measured = correction.weights(config.correction, batch, signals)
+        if self.corrections:
+            correction_N, measured = combined(self.corrections, batch, signals)
             factor_N = factor_N * correction_N
             metrics |= measured
         factor_N = factor_N.where(counted_N, 0.0)  # tokens that no policy sampled have no correction, which is then NaN
@@ -276,7 +202,7 @@ class Algorithm:
         drawn_N = batch.importance_weights_B[batch.sequence_N]
 
         def weigh(tokens_N: Tensor) -> Tensor:
-            return token_weights(batch.sequence_N, batch.num_sequences, config.aggregation, tokens_N) * drawn_N
+            return token_weights(batch.sequence_N, batch.num_sequences, self.aggregation, tokens_N) * drawn_N
 
         weights_N = weigh(members_N & counted_N)
         policy_weights_N, expert_weights_N = weights_N * factor_N, None
@@ -290,7 +216,7 @@ class Algorithm:
             num_units = len(sequences) if self.loss.unit == "sequence" else len((sequences // 2).unique())
         return {
             "policy_weights_N": policy_weights_N, "expert_weights_N": expert_weights_N,
-            "kl_weights_N": weights_N if config.kl.is_on and config.kl.where == "loss" else None,
+            "kl_weights_N": weights_N if self.kl is not None and config.kl.where == "loss" else None,
             "entropy_weights_N": weights_N if config.entropy.coef > 0 else None,
             "unit_weights_B": batch.importance_weights_B / max(1, num_units),
             "num_units": num_units, "num_tokens": num_tokens,
@@ -310,8 +236,7 @@ class Algorithm:
             metrics |= {f"expert_{name}": value for name, value in found.items()} | {"expert_loss": loss.detach()}
         share = 1.0 / max(1, plan.num_tokens)
         if plan.kl_weights_N is not None:
-            assert view.reference_N is not None and self.config.kl.type != "none"
-            kl_N = estimate(self.config.kl.type, view.logprobs_N, view.reference_N, view.anchor_N)
+            kl_N = self._penalty(view)
             total = total + plan.kl_coef * (kl_N * plan.kl_weights_N[index_N].to(kl_N.device)).sum()
             metrics["kl_reference"] = kl_N.detach().sum() * share
         if plan.entropy_weights_N is not None:
@@ -319,6 +244,11 @@ class Algorithm:
             weights_N = plan.entropy_weights_N[index_N].to(view.entropy_N.device)
             total = total - self.config.entropy.coef * (view.entropy_N * weights_N).sum()
         return total, metrics
+
+    def _penalty(self, view: TokenView) -> Tensor:
+        assert self.kl is not None and view.reference_N is not None
+        kl_N = self.kl(view.logprobs_N, view.reference_N, view.anchor_N)
+        return with_gradient_of_k2(kl_N, view.logprobs_N, view.reference_N) if self.config.kl.straight_through else kl_N
 
     def critic_objective(self, plan: Plan, index_N: Tensor, view: TokenView) -> tuple[Tensor, dict[str, Tensor]]:
         """The same for the critic: the mean of its loss over all tokens of the batch, weighted as the policy's by how they were drawn."""
@@ -377,11 +307,10 @@ class Algorithm:
     def _with_kl_in_reward(
         self, batch: StepBatch, signals: Signals, anchor_N: Tensor
     ) -> tuple[StepBatch, dict[str, float]]:
-        kl = self.config.kl
-        if not kl.is_on or kl.where == "loss" or kl.type == "none":
+        if self.kl is None or self.config.kl.where == "loss":
             return batch, {}
         assert signals.reference_N is not None
-        penalty_N = estimate(kl.type, anchor_N, signals.reference_N)
+        penalty_N = self.kl(anchor_N, signals.reference_N, anchor_N)
         rewards_N = penalty_N.new_zeros(len(penalty_N)) if batch.token_rewards_N is None else batch.token_rewards_N
         metrics = {"kl_reference": penalty_N.mean().item() if len(penalty_N) else 0.0}
         return replace(batch, token_rewards_N=rewards_N - self._kl_coef * penalty_N), metrics
@@ -398,10 +327,3 @@ class Algorithm:
         sequence_U = 2 * sequences.pair_P if term.unit == "pair" else sequences.sequence_S
         weights_U = plan.unit_weights_B[sequence_U].to(found.loss_U.device)
         return (found.loss_U * weights_U).sum(), metrics
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    """A tensor, or the tensors of a batch or of signals, on `device`; anything else as it is."""
-    if isinstance(value, (StepBatch, Signals)):
-        return replace(value, **{entry.name: _on(getattr(value, entry.name), device) for entry in fields(value)})
-    return moved(value, device) if hasattr(value, "to") else value

@@ -7,32 +7,14 @@ another part (`loss: {name: cispo}`) replaces the preset's part as a whole, sinc
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from rftcore.algorithms.aggregation import AggregationConfig
-from rftcore.algorithms.correction import CorrectionConfig
+from rftcore.algorithms.choice import PartChoice
 from rftcore.algorithms.kl import KLConfig
 from rftdata.config import Section
-
-
-class PartChoice(Section):
-    """A part by name, and its own keys. YAML may also give the name alone."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)  # the part's own Config validates the other keys
-
-    name: str = Field(description="A built-in part, or your own by path: ./file.py:Class.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @property
-    def args(self) -> dict[str, Any]:
-        """The part's own keys, which its `Config` validates."""
-        return dict(self.model_extra or {})
 
 
 class EntropyConfig(Section):
@@ -104,9 +86,13 @@ class AlgorithmConfig(Section):
     mask: PartChoice | None = Field(None, description="Chooses tokens that give no gradient.")
     kl: KLConfig = Field(KLConfig(), description="Penalty for leaving the reference model.")
     entropy: EntropyConfig = Field(EntropyConfig(), description="Bonus for entropy.")
-    aggregation: AggregationConfig = Field(AggregationConfig(), description="How tokens are weighted in the loss.")
-    correction: CorrectionConfig | None = Field(
-        None, description="Importance weights for the mismatch between engine and trainer."
+    aggregation: PartChoice = Field(
+        PartChoice(name="token-mean"),
+        description="How tokens are weighted in the loss: token-mean, seq-mean-token-mean, seq-mean-token-sum, seq-mean-token-sum-norm, or your own.",
+    )
+    correction: tuple[PartChoice, ...] = Field(
+        (),
+        description="Weights for the mismatch between engine and trainer: truncate, mask or your own; or a list, whose weights are multiplied.",
     )
     expert: ExpertConfig | None = Field(None, description="A loss of its own for sequences that an expert wrote.")
     train_on: Literal["responses", "all"] = Field(
@@ -122,3 +108,8 @@ class AlgorithmConfig(Section):
         description="What ratios compare with: the engine's recorded log-probabilities, or the trainer's own, recomputed before the"
         " step. By default behavior, and recomputed where a part needs it.",
     )
+
+    @field_validator("correction", mode="before")
+    @classmethod
+    def _one_correction(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str | Mapping) else value

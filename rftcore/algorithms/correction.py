@@ -1,57 +1,121 @@
-"""Importance weights for the mismatch between the engine that sampled and the trainer.
+"""Weights for the mismatch between the engine that sampled and the trainer.
 
 An engine's log-probabilities differ from the trainer's for the same weights (other kernels, another number format), and more so
-after a few updates. With d_t = log π_old(o_t) - log π_behavior(o_t), π_old being the trainer's policy before the step:
+after a few updates. With d_t = log π_old(o_t) - log π_behavior(o_t), π_old being the trainer's policy before the step, `level` says what
+one ratio w is computed over:
 
     token      w_t = exp(d_t)                        (truncated importance sampling, Yao et al. 2025)
     sequence   w_t = exp(Σ_t d_t)                    exact, and of high variance for long responses
     geometric  w_t = exp(mean_t d_t)
 
-`truncate` limits w to `high`. `mask` sets w to 0 outside [low, high] and to 1 inside. The weights multiply the policy loss and carry
-no gradient. A masked token still counts in the loss's denominator. The metric `correction_kept` is the share of tokens whose weight
-was neither truncated nor masked: a threshold on `sequence` drops long responses silently otherwise.
+    truncate   min(w, high)                          importance weights
+    mask       1 where low ≤ w ≤ high, else 0        rejection; with `keep_weight` w itself inside the bounds
 
-TRL applies the weight itself inside the bounds of its `*_mask` modes; `keep_weight: true` does the same here.
+Weights multiply the policy loss and carry no gradient. A masked token still counts in the loss's denominator. A list of corrections
+multiplies their weights, so that rejection of whole responses goes with importance weights of tokens:
+
+    correction: [{name: truncate, level: token, high: 2}, {name: mask, level: geometric, low: 0.99, high: 1.01}]
+
+The metric `correction_kept` is the share of tokens that none of them truncated or masked: a threshold on `sequence` drops long responses
+silently otherwise. TRL's `*_mask` modes keep the weight inside the bounds: `keep_weight: true`. One of your own is a class with
+`Correction` as its base.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from rftcore.algorithms.base import MAX_LOG_RATIO, Signals, StepBatch
-from rftdata.config import Section
+from rftcore.algorithms.base import MAX_LOG_RATIO, Part, PartConfig, Signals, StepBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Level = Literal["token", "sequence", "geometric"]
 
-class CorrectionConfig(Section):
-    level: Literal["token", "sequence", "geometric"] = Field("token", description="What one weight is computed over.")
-    mode: Literal["truncate", "mask"] = Field("truncate", description="What happens to weights outside the bounds.")
+
+@dataclass(frozen=True)
+class Corrected:
+    """What a correction gives.
+
+    Attributes:
+        weight_N: float32, without gradient; multiplies the policy loss of each token.
+        kept_N: bool; False where the ratio itself was not used: it was outside the bounds.
+    """
+
+    weight_N: Tensor
+    kept_N: Tensor
+
+
+class Correction(Part, ABC):
+    """Weighs tokens once per step, by how the policy before it differs from the one that sampled."""
+
+    needs = frozenset({"old", "behavior"})
+
+    @abstractmethod
+    def __call__(self, batch: StepBatch, signals: Signals) -> Corrected:
+        """The weights of the whole batch. Those of tokens that no policy sampled are not read."""
+
+
+class TruncateConfig(PartConfig):
+    level: Level = Field("token", description="What one ratio is computed over.")
     high: float = Field(2.0, gt=1, description="Upper bound of the weight.")
-    low: float = Field(0.0, ge=0, lt=1, description="Lower bound of the weight; mask only.")
-    keep_weight: bool = Field(False, description="mask: use the weight inside the bounds instead of 1.")
-
-    @model_validator(mode="after")
-    def _keys_fit_the_mode(self) -> CorrectionConfig:
-        if self.mode == "truncate" and (self.low > 0 or self.keep_weight):
-            raise ValueError("low and keep_weight are for mode: mask; truncate limits the weight from above only")
-        return self
 
 
-def weights(config: CorrectionConfig, batch: StepBatch, signals: Signals) -> tuple[Tensor, dict[str, float]]:
-    """Weight of each token, float32 [N] without gradient, and metrics of the batch."""
+class Truncate(Correction):
+    """Importance weights, limited from above."""
+
+    Config = TruncateConfig
+    config: TruncateConfig
+
+    def __call__(self, batch: StepBatch, signals: Signals) -> Corrected:
+        ratio_N = ratios(self.config.level, batch, signals)
+        return Corrected(ratio_N.clamp(max=self.config.high), ratio_N <= self.config.high)
+
+
+class MaskConfig(PartConfig):
+    level: Level = Field("token", description="What one ratio is computed over.")
+    low: float = Field(0.0, ge=0, lt=1, description="Smallest ratio that is trained on.")
+    high: float = Field(2.0, gt=1, description="Largest ratio that is trained on.")
+    keep_weight: bool = Field(False, description="Use the ratio inside the bounds as the weight, instead of 1.")
+
+
+class Mask(Correction):
+    """No gradient from tokens whose ratio is outside the bounds."""
+
+    Config = MaskConfig
+    config: MaskConfig
+
+    def __call__(self, batch: StepBatch, signals: Signals) -> Corrected:
+        config = self.config
+        ratio_N = ratios(config.level, batch, signals)
+        kept_N = (ratio_N >= config.low) & (ratio_N <= config.high)
+        return Corrected((ratio_N if config.keep_weight else ratio_N.new_ones(len(ratio_N))) * kept_N, kept_N)
+
+
+def ratios(level: Level, batch: StepBatch, signals: Signals) -> Tensor:
+    """Return π_old / π_behavior of each token or of its sequence, float32 [N]; limited to e^±`MAX_LOG_RATIO`."""
     assert signals.old_N is not None
     difference_N = signals.old_N - batch.behavior_N
-    if config.level == "sequence":
+    if level == "sequence":
         difference_N = batch.sum_per_sequence(difference_N)[batch.sequence_N]
-    elif config.level == "geometric":
+    elif level == "geometric":
         difference_N = batch.mean_per_sequence(difference_N)[batch.sequence_N]
-    weight_N = difference_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    kept_N = (weight_N <= config.high) & (weight_N >= config.low)
-    metrics = {"correction_kept": kept_N.float().mean().item() if len(kept_N) else 1.0}
-    if config.mode == "truncate":
-        return weight_N.clamp(max=config.high), metrics
-    return (weight_N if config.keep_weight else weight_N.new_ones(len(weight_N))) * kept_N, metrics
+    return difference_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def combined(corrections: Sequence[Correction], batch: StepBatch, signals: Signals) -> tuple[Tensor, dict[str, float]]:
+    """Return the product of the weights, float32 [N], and metrics of the batch.
+
+    Args:
+        corrections: at least one.
+    """
+    found = [correction(batch, signals) for correction in corrections]
+    weight_N, kept_N = found[0].weight_N, found[0].kept_N
+    for other in found[1:]:
+        weight_N, kept_N = weight_N * other.weight_N, kept_N & other.kept_N
+    return weight_N, {"correction_kept": kept_N.float().mean().item() if len(kept_N) else 1.0}

@@ -61,7 +61,7 @@ def _check_token_parts(algorithm: Algorithm) -> None:
     config = algorithm.config
     per_token = {
         "kl": config.kl.is_on, "entropy": config.entropy.coef > 0, "mask": config.mask is not None,
-        "correction": config.correction is not None, "expert": config.expert is not None,
+        "correction": bool(config.correction), "expert": config.expert is not None,
     }  # fmt: skip
     for key in (key for key, is_on in per_token.items() if is_on and algorithm.loss.unit != "token"):
         raise ConfigError(
@@ -69,7 +69,7 @@ def _check_token_parts(algorithm: Algorithm) -> None:
             todo=f"leave {key} out, or name a loss per token, such as ppo or sft",
         )
     needs_advantage = {
-        "mask": config.mask is not None, "correction": config.correction is not None,
+        "mask": config.mask is not None, "correction": bool(config.correction),
         "kl.where: reward": config.kl.is_on and config.kl.where == "reward",
     }  # fmt: skip
     for key in (key for key, is_on in needs_advantage.items() if is_on and algorithm.advantage is None):
@@ -77,7 +77,12 @@ def _check_token_parts(algorithm: Algorithm) -> None:
             f"algorithm.{key} changes how advantages count, and {config.loss.name} has none",
             todo="leave it out, or name an advantage and a loss that reads it",
         )
-    if config.correction is not None and config.old_logprobs == "behavior":
+    if config.kl.is_on and config.kl.where == "reward" and algorithm.kl is not None and algorithm.kl.compares:
+        raise ConfigError(
+            "algorithm.kl: this estimator is for the loss; in the reward the anchor policy itself is measured",
+            value=config.kl.type.name if config.kl.type else None, allowed="k1, k2 or k3", todo="change kl.type, or set kl.where: loss",
+        )  # fmt: skip
+    if config.correction and config.old_logprobs == "behavior":
         raise ConfigError(
             "algorithm.correction compares the recomputed log-probabilities with those of the engine",
             value="old_logprobs: behavior", allowed="recomputed", todo="leave old_logprobs out",

@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from rftcore.algorithms.algorithm import Algorithm, Plan
+from rftcore.algorithms.algorithm import Algorithm
+from rftcore.algorithms.plan import Plan
 from rftcore.sync.devices import torch_device
 from rftcore.sync.transfer import HeldRows
 from rftcore.sync.transfer_plan import TransferPlan, WireTensor

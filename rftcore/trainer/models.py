@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rftcore.algorithms.algorithm import Algorithm, Plan
+from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.base import HeadTerm, Signal, Signals, TokenView
-from rftcore.algorithms.kl import estimate
+from rftcore.algorithms.kl import k3
 from rftcore.algorithms.masks.clip_v import expected_discriminator
+from rftcore.algorithms.plan import Plan
 from rftcore.trainer.batch_forms import mismatched, scored, whole
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
@@ -169,7 +170,7 @@ class Models:
             behavior_N = behavior_N.where(behavior_N.isfinite(), logprobs_N.detach())
             measured["logprob_diff"] = (logprobs_N.detach() - behavior_N).abs().sum() * share
             # Samples come from the behaviour policy, so it is the `p` of the estimator.
-            measured["kl_behavior"] = estimate("k3", behavior_N, logprobs_N.detach()).sum() * share
+            measured["kl_behavior"] = k3(behavior_N, logprobs_N.detach()).sum() * share
         bonus_N = entropy_N if has_bonus else None
         return plan.view(index_N, micro_batch.sequences, logprobs_N, entropy_N=bonus_N, read_N=read_N), measured
 

@@ -119,7 +119,11 @@ def test_a_teacher_s_server_scores_every_sampled_token_once(buffer: Buffer) -> N
 def test_stored_log_probabilities_are_distilled_without_engine_and_teacher(buffer: Buffer) -> None:
     asked = len(buffer.server.requests)
     source = {"source": {"sql": "select experience_id from rft.v_experience where run = 'scored'"}}
-    algorithm = {"name": "on_policy_distillation", "old_logprobs": "recomputed", "correction": {"high": 2}}
+    algorithm = {
+        "name": "on_policy_distillation",
+        "old_logprobs": "recomputed",
+        "correction": {"name": "truncate", "high": 2},
+    }
     trainer = {**ALL_AT_ONCE, "checkpoint_every": 1}
     buffer.run("offline", algorithm=algorithm, sampling={**source, **TWICE}, trainer=trainer)
     with rftdata.open(str(buffer.uri)) as opened:

@@ -39,7 +39,7 @@ SQL = {
 # Importance weights and prioritised draws are part of what must repeat.
 CHANGES: dict[str, dict[str, Any]] = {
     "grpo": {
-        "algorithm": {"name": "grpo", "correction": {"level": "token", "mode": "truncate"}},
+        "algorithm": {"name": "grpo", "correction": "truncate"},
         "sampling": {"source": {"sql": SQL["grpo"]}, "epochs": 4, "order": "prioritized"},
     }
 }

@@ -43,7 +43,7 @@ def algorithms(folder: Path) -> list[Algorithm]:
 
 def test_every_section_of_the_page_builds_and_trains(folder: Path, tmp_path: Path) -> None:
     built = algorithms(folder)
-    assert len(built) == 4
+    assert len(built) == 5
     model = str(save_model(tmp_path / "model", tied=True))
     for algorithm in built:
         metrics = Learner(model, config(), algorithm, 0).update(

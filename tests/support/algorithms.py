@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rftcore.algorithms.algorithm import Algorithm, Plan
+from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.base import Signals, StepBatch, TokenView
+from rftcore.algorithms.plan import Plan
 from rftcore.algorithms.sequences import Sequences
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rftcore.algorithms import ADVANTAGES, LOSSES, MASKS
+from rftcore.algorithms import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, LOSSES, MASKS
 from tests.support.waiting import PATIENCE_S
 
 HEAVY = ("torch", "ray", "vllm", "transformers")
@@ -37,7 +37,8 @@ def heavy_modules_after(*statements: str) -> list[list[str]]:
 
 # A role that computes nothing is there as soon as it can be: in a run of seconds, torch would be most of what it does.
 ROLES = ["rftcore.run.prepare", "rftcore.pipeline.role", "rftcore.explorer.role"]
-_PARTS = {target.partition(":")[0] for parts in (ADVANTAGES, LOSSES, MASKS) for target in parts.builtins.values()}
+_KINDS = (ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, LOSSES, MASKS)
+_PARTS = {target.partition(":")[0] for parts in _KINDS for target in parts.builtins.values()}
 ALGORITHMS = ", ".join(["rftcore.algorithms.algorithm", *sorted(_PARTS)])
 MODULES = ["rftdata", "rftcore.cli", "rftcore.config", "operators", "rftcore.trainer.device_checks", *ROLES, ALGORITHMS]
 COMMANDS = ["", "run", "sql", "status", "label", "pairs", "query", "report", "export", "purge"]

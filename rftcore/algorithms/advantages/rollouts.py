@@ -109,18 +109,25 @@ def rewards_in_time(batch: StepBatch, outcomes_B: Tensor, place_N: Tensor, last_
 def accumulated(values: Tensor, last: Tensor, factor: float) -> Tensor:
     """Compute y_t = x_t + factor · y_{t+1}, and y_t = x_t where `last` is True; float64.
 
+    Each pass doubles how many tokens a sum reaches over, so that the longest rollout of T tokens takes log2(T) passes.
+
     Args:
         values: in the order in time.
+        last: bool; True at the last token of each rollout.
     """
     import torch
 
-    # Plain numbers: a recursion over tensors takes some microseconds per token.
-    found: list[float] = []
-    running = 0.0
-    for value, is_last in zip(reversed(values.tolist()), reversed(last.tolist()), strict=True):
-        running = value if is_last else value + factor * running
-        found.append(running)
-    return torch.tensor(found[::-1], dtype=torch.float64)
+    sums = values.double()
+    ends = last.nonzero().flatten()
+    place = torch.arange(len(sums))
+    to_come = ends[last.long().cumsum(0) - last.long()] - place  # the tokens of the rollout after each
+    reach, longest = 1, int(to_come.max()) if len(sums) else 0
+    while reach <= longest:
+        later = sums.new_zeros(len(sums))
+        later[:-reach] = sums[reach:]
+        sums = sums + factor**reach * later.where(to_come >= reach, 0.0)
+        reach *= 2
+    return sums
 
 
 def whitened(values: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from rftcore.algorithms.advantages.gae import GAE
 from rftcore.algorithms.advantages.gigpo import GiGPO
 from rftcore.algorithms.advantages.group import Group
 from rftcore.algorithms.advantages.remax import ReMax
+from rftcore.algorithms.advantages.rollouts import accumulated
 from rftcore.algorithms.advantages.turns import Turns
 from rftcore.algorithms.base import Advantage, Signals, StepBatch
 from rftdata.errors import RftError
@@ -275,3 +276,20 @@ def test_an_empty_batch_and_one_without_tokens_have_no_advantages(name: str) -> 
         }
         batch = step_batch(rewards, [0] * len(rewards), tokens=[0] * len(rewards), **optional)
         assert part()(batch, signals).advantages_N.tolist() == []
+
+
+@given(lengths=st.lists(st.integers(1, 40), max_size=6), factor=st.sampled_from([0.0, 0.5, 0.97, 1.0]))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_accumulated_is_the_recursion_over_each_rollout(lengths: list[int], factor: float) -> None:
+    values = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(len(lengths)))
+    expected, place, last = [], 0, []
+    for length in lengths:
+        running, own = 0.0, []
+        for value in reversed(values[place : place + length].tolist()):
+            running = value + factor * running
+            own.append(running)
+        expected += own[::-1]
+        last += [False] * (length - 1) + [True]
+        place += length
+    found = accumulated(values, torch.tensor(last, dtype=torch.bool), factor)
+    assert found.dtype == torch.float64 and found.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from rftcore.algorithms import build_algorithm
+from rftcore.algorithms import AGGREGATIONS, KL_ESTIMATORS, build_algorithm
 from rftcore.algorithms.advantages.group import Group
-from rftcore.algorithms.aggregation import AggregationConfig, token_weights
+from rftcore.algorithms.aggregation import token_weights
 from rftcore.algorithms.base import Signals
-from rftcore.algorithms.kl import Estimator, estimate
 from rftcore.algorithms.losses.ppo import PPO, PPOConfig
 from rftcore.algorithms.presets import presets
 from rftdata.config_errors import parse_section
@@ -146,6 +145,17 @@ class TestKLPenalty:
         assert plan.advantages_N.tolist() == pytest.approx([-0.7071, 0.7071], abs=1e-4)
         assert plan.kl_weights_N is None and plan.metrics["kl_reference"] == pytest.approx(0.5)
 
+    @pytest.mark.parametrize("name", sorted(KL_ESTIMATORS.builtins))
+    def test_straight_through_keeps_the_value_and_has_the_gradient_of_k2(self, name: str) -> None:
+        # log π - log π_ref = -1 and 0.5; advantages are 0. The gradient of ½x² is x; times 0.1, over two tokens.
+        signals, logprobs = Signals(reference_N=torch.tensor([0.0, -1.5])), [-1.0, -1.0]
+        batch = step_batch([1.0, 1.0], behavior=logprobs)
+        penalty = {"type": name, "coef": 0.1}
+        plain, *_ = loss_and_gradient(build_algorithm("grpo", {"kl": penalty}), batch, logprobs, signals)
+        algorithm = build_algorithm("grpo", {"kl": penalty | {"straight_through": True}})
+        loss, gradient, _ = loss_and_gradient(algorithm, batch, logprobs, signals)
+        assert loss == pytest.approx(plain) and gradient == pytest.approx([-0.05, 0.025])
+
     def test_needs_no_reference_without_a_coefficient(self) -> None:
         assert build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.0}}).signals == {"behavior"}
 
@@ -168,31 +178,6 @@ def test_sft_is_the_negative_log_likelihood_and_ignores_rewards() -> None:
     loss, grad, _ = loss_and_gradient(algorithm, batch, [math.log(0.5), math.log(0.25)])
     assert loss == pytest.approx(1.5 * math.log(2)) and grad == pytest.approx([-0.5, -0.5])
     assert not algorithm.uses_rewards
-
-
-class TestKLEstimators:
-    @pytest.mark.parametrize(
-        ("kind", "expected"), [("k1", 0.6931472), ("k2", 0.2402265), ("k3", 0.1931472), ("abs", 0.6931472)]
-    )
-    def test_against_numbers(self, kind: Estimator, expected: float) -> None:
-        # p = 0.5, q = 0.25: log p - log q = log 2 = 0.6931472. k2 = 0.6931472² / 2; k3 = q/p - 1 - log(q/p) = 0.5 - 1 + 0.6931472.
-        p, q = torch.tensor(0.5).log(), torch.tensor(0.25).log()
-        assert estimate(kind, p, q).item() == pytest.approx(expected)
-
-    @pytest.mark.parametrize(("anchor", "ratio"), [(0.4, 1.25), (0.1, 2.0)])
-    def test_corrected_is_k3_times_the_ratio_up_to_two(self, anchor: float, ratio: float) -> None:
-        p, q = torch.tensor(0.5).log(), torch.tensor(0.25).log()
-        assert estimate("corrected", p, q, torch.tensor(anchor).log()).item() == pytest.approx(0.1931472 * ratio)
-
-    def test_k1_and_k3_average_to_the_divergence(self) -> None:
-        # Exactly, by summing over three outcomes instead of sampling them.
-        p, q = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.2, 0.6]).double()
-        divergence = (p * (p / q).log()).sum().item()
-        assert (p * estimate("k1", p.log(), q.log())).sum().item() == pytest.approx(divergence)
-        assert (p * estimate("k3", p.log(), q.log())).sum().item() == pytest.approx(divergence)
-
-    def test_k3_of_policies_far_apart_is_finite(self) -> None:
-        assert torch.isfinite(estimate("k3", torch.tensor(-500.0), torch.tensor(0.0)))
 
 
 Sides = tuple[list[float], list[float]]
@@ -292,34 +277,33 @@ class TestAggregation:
     loss_N = torch.tensor([6.0, 1.0, 2.0, 3.0])
 
     @pytest.mark.parametrize(
-        ("mode", "expected"),
+        ("choice", "expected"),
         [
             ("token-mean", 3.0),  # (6 + 1 + 2 + 3) / 4
             ("seq-mean-token-mean", 4.0),  # (6 + (1 + 2 + 3)/3) / 2: the empty experience is not a sequence
             ("seq-mean-token-sum", 6.0),  # (6 + 6) / 2
-            ({"mode": "seq-mean-token-sum-norm", "length": 12}, 0.5),  # (6 + 6) / 2 / 12
+            ({"name": "seq-mean-token-sum-norm", "length": 12}, 0.5),  # (6 + 6) / 2 / 12
         ],
     )
-    def test_of_two_sequences(self, mode: Any, expected: float) -> None:
-        weights_N = token_weights(
-            self.sequence_N, 3, AggregationConfig.model_validate(mode), torch.ones(4, dtype=torch.bool)
-        )
+    def test_of_two_sequences(self, choice: Any, expected: float) -> None:
+        aggregation = build_algorithm("grpo", {"aggregation": choice}).aggregation
+        weights_N = token_weights(self.sequence_N, 3, aggregation, torch.ones(4, dtype=torch.bool))
         assert (self.loss_N * weights_N).sum().item() == pytest.approx(expected)
 
     def test_counts_only_the_tokens_of_its_term(self) -> None:
         # Tokens 0 and 2: (6 + 2) / 2.
         counted_N = torch.tensor([True, False, True, False])
-        weights_N = token_weights(self.sequence_N, 3, AggregationConfig(), counted_N)
+        weights_N = token_weights(self.sequence_N, 3, AGGREGATIONS.load("token-mean")(), counted_N)
         assert (self.loss_N * weights_N).sum().item() == pytest.approx(4.0)
 
-    @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
-    def test_of_an_empty_mask_is_zero_and_not_nan(self, mode: Any) -> None:
-        weights_N = token_weights(self.sequence_N, 3, AggregationConfig(mode=mode), torch.zeros(4, dtype=torch.bool))
+    @pytest.mark.parametrize("name", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+    def test_of_an_empty_mask_is_zero_and_not_nan(self, name: str) -> None:
+        weights_N = token_weights(self.sequence_N, 3, AGGREGATIONS.load(name)(), torch.zeros(4, dtype=torch.bool))
         assert weights_N.tolist() == [0.0] * 4
 
-    def test_a_length_goes_with_the_mode_that_needs_one(self) -> None:
-        for aggregation in ("seq-mean-token-sum-norm", {"mode": "token-mean", "length": 5}):
-            with pytest.raises(ConfigError, match="needs a length, such as explorer"):
+    def test_a_length_goes_with_the_name_that_needs_one(self) -> None:
+        for aggregation in ("seq-mean-token-sum-norm", {"name": "token-mean", "length": 5}):
+            with pytest.raises(ConfigError, match=r"algorithm\.aggregation\.length"):
                 build_algorithm("grpo", {"aggregation": aggregation})
 
 
@@ -341,7 +325,7 @@ class TestBuildAlgorithm:
         assert isinstance(algorithm.loss, PPO)
         assert (algorithm.loss.config.clip.low, algorithm.loss.config.clip.high) == (0.2, 0.28)
         assert algorithm.config.kl.coef == 0.001
-        assert algorithm.config.aggregation.mode == "seq-mean-token-mean"
+        assert algorithm.config.aggregation.name == "seq-mean-token-mean"
 
     def test_takes_one_clip_for_both_sides(self) -> None:
         algorithm = build_algorithm("grpo", {"loss": {"clip": 0.1}})
@@ -369,7 +353,7 @@ class TestBuildAlgorithm:
     @pytest.mark.parametrize(
         "args",
         [
-            {"loss": {"clip": [0.2]}}, {"loss": {"clip": [-0.1, 0.2]}}, {"kl": {"coef": 0.1}}, {"kl": {"type": "k4"}},
+            {"loss": {"clip": [0.2]}}, {"loss": {"clip": [-0.1, 0.2]}}, {"kl": {"coef": 0.1}},
             {"loss": {"clip": "wide"}}, {"loss": {"dual_clip": 1.1}},
         ],
     )  # fmt: skip
@@ -390,8 +374,14 @@ class TestBuildAlgorithm:
             ("dpo", {"kl": {"type": "k3", "coef": 0.1}}, "kl is for losses per token"),
             ("dpo", {"entropy": {"coef": 0.1}}, "entropy is for losses per token"),
             ("sft", {"kl": {"type": "k1", "coef": 0.1, "where": "reward"}}, "changes how advantages count"),
-            ("sft", {"correction": {}}, "changes how advantages count"),
-            ("grpo", {"correction": {}, "old_logprobs": "behavior"}, "leave old_logprobs out"),
+            ("sft", {"correction": "truncate"}, "changes how advantages count"),
+            ("grpo", {"kl": {"type": "corrected", "coef": 0.1, "where": "reward"}}, "this estimator is for the loss"),
+            (
+                "grpo",
+                {"kl": {"type": "k1", "coef": 0.1, "where": "reward", "straight_through": True}},
+                "a reward has no gradient",
+            ),
+            ("grpo", {"correction": "truncate", "old_logprobs": "behavior"}, "leave old_logprobs out"),
             ("grpo", {"expert": {"loss": "ppo"}}, "responses that have no advantage"),
         ],
     )

@@ -56,7 +56,7 @@ def test_an_expert_takes_no_part_in_the_statistics_of_rollouts() -> None:
 
 def test_an_expert_whom_no_engine_sampled_leaves_a_correction_finite() -> None:
     # Weights e^0.1 and e^0 on the rollouts: 0.9 / 2 · 0.7071058 · …
-    algorithm = build_algorithm("mix", {"correction": {"level": "token"}})
+    algorithm = build_algorithm("mix", {"correction": "truncate"})
     signals = Signals(old_N=torch.tensor([0.1, 0.0, -1.0, -1.0]))
     _, gradient, _ = loss_and_gradient(algorithm, MIXED, [0.1, 0.0, *LOGPROBS[2:]], signals)
     assert gradient == pytest.approx([-0.3516627, 0.3181976, -0.05, -0.05])

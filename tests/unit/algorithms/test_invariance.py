@@ -18,7 +18,7 @@ from rftcore.algorithms.presets import presets
 from tests.support.algorithms import step_batch, view_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "correction": {"correction": {"level": "geometric", "mode": "mask", "low": 0.8, "high": 1.2}},
+    "correction": {"correction": [{"name": "mask", "level": "geometric", "low": 0.8, "high": 1.2}, "truncate"]},
     "entropy": {"entropy": {"coef": 0.01}},
     "kl": {"kl": {"type": "k3", "coef": 0.1}},
     "product": {"loss": {"level": "product"}, "aggregation": "seq-mean-token-sum"},

@@ -64,20 +64,20 @@ GRPO_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("grpo", EPS | {"loss": {"max_sequence_kl": 0.1}}, {"off_policy_mask_threshold": 0.1}),
     ("grpo", EPS | {"kl": {"type": "k3", "coef": 0.1}}, {"beta": 0.1}),
     ("grpo", EPS | {"entropy": {"coef": 0.01}}, {"entropy_coef": 0.01, "_entropy_bonus_enabled": True}),
-    ("grpo", EPS | {"correction": {"high": 1.5}}, VLLM),
+    ("grpo", EPS | {"correction": {"name": "truncate", "high": 1.5}}, VLLM),
     (
         "grpo",
-        EPS | {"correction": {"mode": "mask", "low": 0.5, "high": 1.5, "keep_weight": True}},
+        EPS | {"correction": {"name": "mask", "low": 0.5, "high": 1.5, "keep_weight": True}},
         VLLM | {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5},
     ),
     (
         "grpo",
-        EPS | {"correction": {"level": "sequence", "high": 1.5}},
+        EPS | {"correction": {"name": "truncate", "level": "sequence", "high": 1.5}},
         VLLM | {"vllm_importance_sampling_mode": "sequence_truncate"},
     ),
     (
         "grpo",
-        EPS | {"correction": {"level": "sequence", "mode": "mask", "high": 1.5, "keep_weight": True}},
+        EPS | {"correction": {"name": "mask", "level": "sequence", "high": 1.5, "keep_weight": True}},
         VLLM | {"vllm_importance_sampling_mode": "sequence_mask"},
     ),
     (

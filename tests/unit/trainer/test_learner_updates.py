@@ -84,7 +84,7 @@ class TestOldLogprobs:
         assert learner.update(batch, 1)["skipped"] == 0.0
 
     def test_a_correction_weighs_by_both_and_reports_what_it_kept(self, model_path: str) -> None:
-        algorithm = build_algorithm("grpo", {"correction": {"level": "token", "mode": "mask", "high": 1.5, "low": 0.5}})
+        algorithm = build_algorithm("grpo", {"correction": {"name": "mask", "high": 1.5, "low": 0.5}})
         assert algorithm.signals == {"old", "behavior"}
         kept = Learner(model_path, config(), algorithm, 0).update(make_batch(1), 1)["correction_kept"]
         assert 0 < kept < 1
