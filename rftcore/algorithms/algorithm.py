@@ -129,6 +129,11 @@ class Algorithm:
         return self.loss.unit == "pair"
 
     @property
+    def masks_each_update(self) -> bool:
+        """Whether the mask is chosen anew before each optimizer update of a step (`remask`)."""
+        return self.mask is not None and self.mask.each_update
+
+    @property
     def trains_scorer(self) -> bool:
         """Whether the model that it trains gives scores, and no log-probabilities."""
         return self.loss.of_scorer
@@ -167,24 +172,24 @@ class Algorithm:
         metrics |= credit.metrics
         if credit.counted_N is not None:
             counted_N = counted_N & credit.counted_N
-        factor_N = advantages_N.new_ones(len(advantages_N))
-        if self.mask is not None:
-            kept_N = self.mask(batch, signals, advantages_N)
-            factor_N = factor_N * kept_N
-            metrics["mask_kept"] = kept_N.float().mean().item() if len(kept_N) else 1.0
+        kept_N = None if self.mask is None else self.mask(batch, signals, advantages_N)
+        if kept_N is not None:
+            metrics["mask_kept"] = _share(kept_N)
+        corrected_N = advantages_N.new_ones(len(advantages_N))
         if self.corrections:
-            correction_N, measured = combined(self.corrections, batch, signals)
-            factor_N = factor_N * correction_N
+            corrected_N, measured = combined(self.corrections, batch, signals)
             metrics |= measured
-        factor_N = factor_N.where(counted_N, 0.0)  # tokens that no policy sampled have no correction, which is then NaN
+        corrected_N = corrected_N.where(counted_N, 0.0)  # tokens that no policy sampled have none: it is then NaN
+        if self.pairwise:
+            metrics["pairs_dropped"] = float(batch.num_sequences // 2 - int(_whole_pairs(batch).sum()) // 2)
         if config.expert is not None:
             metrics["expert_coef"] = config.expert.coef.at(batch.step)
             metrics["expert_sequences"] = float(batch.expert_B.sum())
         everything_B = batch.expert_B.new_ones(batch.num_sequences)
         return Plan(
             batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=credit.returns_N,
-            counted_N=counted_N, factor_N=factor_N, kl_coef=self._kl_coef, metrics=metrics,
-            **self._weights(batch, counted_N, factor_N, everything_B),
+            counted_N=counted_N, corrected_N=corrected_N, kept_N=kept_N, kl_coef=self._kl_coef, metrics=metrics,
+            **self._weights(batch, counted_N, _factor(corrected_N, kept_N), everything_B),
         )  # fmt: skip
 
     def restrict(self, plan: Plan, members_B: Tensor) -> Plan:
@@ -193,7 +198,22 @@ class Algorithm:
         Args:
             members_B: bool; whole groups, or whole pairs.
         """
-        return replace(plan, **self._weights(plan.batch, plan.counted_N, plan.factor_N, members_B))
+        factor_N = _factor(plan.corrected_N, plan.kept_N)
+        return replace(plan, **self._weights(plan.batch, plan.counted_N, factor_N, members_B))
+
+    def remask(self, plan: Plan, signals: Signals, members_B: Tensor) -> Plan:
+        """The plan of an optimizer update whose mask is chosen anew, from the update's own tokens.
+
+        Args:
+            signals: those that the mask reads, of the policy before the update.
+            members_B: bool; the sequences of the update.
+        """
+        assert self.mask is not None
+        members_N = members_B[plan.batch.sequence_N]
+        chosen_N = self.mask(plan.batch.only(members_B), signals.only(members_N), plan.advantages_N[members_N])
+        kept_N = members_N.masked_scatter(members_N, chosen_N)
+        plan = replace(plan, kept_N=kept_N, metrics=plan.metrics | {"mask_kept": _share(chosen_N)})
+        return self.restrict(plan, members_B)
 
     def _weights(self, batch: StepBatch, counted_N: Tensor, factor_N: Tensor, members_B: Tensor) -> dict[str, Any]:
         """The fields of a plan that depend on which sequences an update is made of."""
@@ -210,15 +230,17 @@ class Algorithm:
             coef = config.expert.coef.at(batch.step)
             expert_weights_N, policy_weights_N = coef * weigh(members_N & expert_N), (1.0 - coef) * policy_weights_N
         num_tokens = int(members_N.sum())
-        num_units = num_tokens
-        if self.loss.unit != "token":
-            sequences = batch.sequence_N[members_N].unique()
-            num_units = len(sequences) if self.loss.unit == "sequence" else len((sequences // 2).unique())
+        num_units, unit_weights_B = num_tokens, batch.importance_weights_B
+        if self.loss.unit == "sequence":
+            num_units = len(batch.sequence_N[members_N].unique())
+        elif self.pairwise:
+            whole_B = _whole_pairs(batch)
+            num_units, unit_weights_B = int((members_B & whole_B).sum()) // 2, unit_weights_B * whole_B
         return {
             "policy_weights_N": policy_weights_N, "expert_weights_N": expert_weights_N,
             "kl_weights_N": weights_N if self.kl is not None and config.kl.where == "loss" else None,
             "entropy_weights_N": weights_N if config.entropy.coef > 0 else None,
-            "unit_weights_B": batch.importance_weights_B / max(1, num_units),
+            "unit_weights_B": unit_weights_B / max(1, num_units),
             "num_units": num_units, "num_tokens": num_tokens,
         }  # fmt: skip
 
@@ -320,10 +342,27 @@ class Algorithm:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         found: Loss = term(view)
         share = 1.0 / max(1, plan.num_units)
-        metrics = {name: value.detach().sum() * share for name, value in found.metrics_U.items()}
         if term.unit == "token":
+            metrics = {name: value.detach().sum() * share for name, value in found.metrics_U.items()}
             return (found.loss_U * weights_N[index_N].to(found.loss_U.device)).sum(), metrics
         sequences = view.sequences
         sequence_U = 2 * sequences.pair_P if term.unit == "pair" else sequences.sequence_S
         weights_U = plan.unit_weights_B[sequence_U].to(found.loss_U.device)
+        counted_U = weights_U > 0
+        metrics = {name: value.detach().where(counted_U, 0.0).sum() * share for name, value in found.metrics_U.items()}
         return (found.loss_U * weights_U).sum(), metrics
+
+
+def _factor(corrected_N: Tensor, kept_N: Tensor | None) -> Tensor:
+    """What masks and corrections make of each token's weight in the policy loss, float32 [N]."""
+    return corrected_N if kept_N is None else corrected_N * kept_N
+
+
+def _share(kept_N: Tensor) -> float:
+    return kept_N.float().mean().item() if len(kept_N) else 1.0
+
+
+def _whole_pairs(batch: StepBatch) -> Tensor:
+    """Whether both answers of each sequence's pair have a token that counts, bool [B]."""
+    answered_B: Tensor = batch.tokens_B > 0
+    return answered_B & answered_B.view(-1, 2).flip(1).flatten()

@@ -286,7 +286,14 @@ class Advantage(Part, ABC):
 
 
 class TokenMask(Part, ABC):
-    """Chooses tokens that give no gradient in this step, by statistics of the whole batch."""
+    """Chooses tokens that give no gradient in this step, by statistics of the whole batch.
+
+    Attributes:
+        each_update: it is called again before each optimizer update, with the tokens of the update and with signals of the policy at
+            that time: one more forward pass for each update but the first.
+    """
+
+    each_update: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, batch: StepBatch, signals: Signals, advantages_N: Tensor) -> Tensor:

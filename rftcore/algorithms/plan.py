@@ -21,10 +21,12 @@ class Plan:
     Attributes:
         anchor_N, advantages_N, returns_N: see `TokenView`.
         counted_N: bool; the tokens of the policy loss: not an expert's with a loss of its own, nor left out by the advantage.
-        factor_N: what masks and corrections make of each token's weight in the policy loss, float32; 0 where it does not count.
+        corrected_N: what corrections make of each token's weight in the policy loss, float32; 0 where it does not count.
+        kept_N: bool; False where the mask drops the token's gradient. None without a mask.
         policy_weights_N, expert_weights_N, kl_weights_N, entropy_weights_N: weight of each token in its term, float32. The last
             three are None where the algorithm has no such term.
-        unit_weights_B: weight of a sequence, or of the pair that it belongs to, in a loss per sequence or pair.
+        unit_weights_B: weight of a sequence, or of the pair that it belongs to, in a loss per sequence or pair; 0 for a pair with an
+            empty answer.
         num_units: tokens, sequences or pairs over which metrics of the loss are averaged.
         num_tokens: tokens over which the others are averaged.
         kl_coef: coefficient of the KL penalty in this step.
@@ -37,7 +39,8 @@ class Plan:
     advantages_N: Tensor
     returns_N: Tensor | None
     counted_N: Tensor
-    factor_N: Tensor
+    corrected_N: Tensor
+    kept_N: Tensor | None
     policy_weights_N: Tensor
     expert_weights_N: Tensor | None
     kl_weights_N: Tensor | None

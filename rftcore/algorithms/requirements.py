@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from operators.base import Operator
 from operators.chain.chain import Chain
 from operators.chain.stage import written_columns
 from rftcore.algorithms.base import RECORDED_BY, Column
+from rftcore.algorithms.losses.ppo import PPO
 from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError
 
@@ -117,6 +119,20 @@ def _check_critic(algorithm: Algorithm) -> None:
             "algorithm.critic trains values that no advantage reads",
             value=config.advantage.name if config.advantage else None,
             todo="name the advantage gae, or leave the critic out",
+        )
+
+
+def notes(algorithm: Algorithm) -> Iterator[str]:
+    """Yield what fits together, and still surprises; `rft check` prints it."""
+    loss, aggregation = algorithm.loss, algorithm.config.aggregation.name
+    if (
+        isinstance(loss, PPO)
+        and loss.config.level == "product"
+        and aggregation in ("token-mean", "seq-mean-token-mean")
+    ):
+        yield (
+            f"algorithm.loss.level: product gives each token 1 / length of its response's loss, and aggregation: {aggregation} averages over"
+            " tokens once more, so the update shrinks with the length of responses; aggregation: seq-mean-token-sum is one loss per response"
         )
 
 

@@ -45,6 +45,7 @@ def check(
     from rftcore.cli.output import print_json, warn
 
     found = stage_configurations(config, overrides, buffer)
+    from rftcore.algorithms.requirements import notes
     from rftcore.deep_check import open_inputs
     from rftcore.resolved import ResolvedRun
     from rftcore.run.defaults import slow_limit, with_defaults
@@ -61,6 +62,8 @@ def check(
             check_plugins(resolved)
         check_stages(runs)
         for resolved in runs:
+            for sentence in notes(resolved.algorithm):
+                warn(sentence)
             for sentence in open_inputs(resolved, read_s) if deep else describe_stored(resolved):
                 warn(sentence)
             for sentence in _plan(resolved, deep=deep):

@@ -163,11 +163,12 @@ class Learner:
             computed_tokens, tokens_per_second (tokens of the experiences, prompts included), seconds, entropy (nats
             per token), skipped (1 when the weights were left as they are), the algorithm's own metrics and, where it
             uses behaviour log-probabilities, logprob_diff (mean |log π - log π_behaviour| before the step) and
-            kl_behavior (k3). All but counts are means over tokens that count; a pair algorithm's own over pairs. Where a step
-            has several updates, they are means over the updates, too.
+            kl_behavior (k3); for pairs pairs_dropped (those with an empty answer, which are not trained). All but counts are means
+            over tokens that count; a pair algorithm's own over pairs. Where a step has several updates, they are means over the
+            updates, too.
 
-        A batch without a token that counts, or with a gradient that is not finite, leaves the weights of its model as they are and reports
-        `skipped`: one overflow must not end a long run, and the optimizer's moments would never recover from it.
+        A batch without a token or pair that counts, or with a gradient that is not finite, leaves the weights of its model as they are and
+        reports `skipped`: one overflow must not end a long run, and the optimizer's moments would never recover from it.
 
         Raises:
             RftError: a reward that is not a number, an experience that needs behaviour log-probabilities and has none, or
@@ -190,11 +191,9 @@ class Learner:
                 if members is not None:
                     micro_batches = self._models.split(batch, members)
                 computed_tokens += sum(micro_batch.num_tokens for micro_batch in micro_batches)
-                updates.append(
-                    self._optimize(
-                        plan if members is None else _restricted(self.algorithm, plan, members), micro_batches, step
-                    )
-                )
+                current = self._models.updated(plan, batch, micro_batches, members, again=bool(updates))
+                chosen = {"mask_kept": current.metrics["mask_kept"]} if self.algorithm.masks_each_update else {}
+                updates.append(chosen | self._optimize(current, micro_batches, step))
         self._models.release()
         metrics = plan.metrics | _means(updates)
         self.algorithm.observe(plan, metrics)
@@ -364,7 +363,7 @@ class Learner:
 
     def _optimize(self, plan: Plan, micro_batches: list[MicroBatch], step: int) -> dict[str, float]:
         """One optimizer update; returns mean metrics."""
-        if not micro_batches:
+        if not micro_batches or not plan.num_units:
             return {"skipped": 1.0}
         sums: dict[str, Tensor] = {}
         plan = plan.to(self.device)
@@ -392,12 +391,6 @@ class Learner:
         if not self._warms_up_critic(step):
             norms["grad_norm"] = self.policy.update(share)
         return norms | {"skipped": float(self._divergence.saw(norms))}
-
-
-def _restricted(algorithm: Algorithm, plan: Plan, members: list[int]) -> Plan:
-    members_B = torch.zeros(plan.batch.num_sequences, dtype=torch.bool)
-    members_B[members] = True
-    return algorithm.restrict(plan, members_B)
 
 
 def _means(updates: list[dict[str, float]]) -> dict[str, float]:

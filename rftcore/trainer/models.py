@@ -56,14 +56,41 @@ class Models:
         shares = split_batch(batch, self.policy.cutting, members)
         return shares[self.policy.grid.data_rank]
 
+    def updated(
+        self, plan: Plan, batch: TrainBatch, micro_batches: list[MicroBatch], members: list[int] | None, *, again: bool
+    ) -> Plan:
+        """The plan of an optimizer update.
+
+        Args:
+            micro_batches: those of the update, on this rank.
+            members: its sequences; None for all.
+            again: whether the policy has changed since the step began.
+        """
+        num = plan.batch.num_sequences
+        members_B = torch.ones(num, dtype=torch.bool)
+        if members is not None:
+            members_B = torch.zeros(num, dtype=torch.bool)
+            members_B[members] = True
+        mask = self.algorithm.mask
+        if mask is not None and mask.each_update:
+            num_tokens = len(plan.batch.sequence_N)
+            signals = self.signals(batch, micro_batches, num_tokens, mask.signals) if again else plan.signals
+            return self.algorithm.remask(plan, signals, members_B)
+        return plan if members is None else self.algorithm.restrict(plan, members_B)
+
     @torch.no_grad()
-    def signals(self, batch: TrainBatch, micro_batches: list[MicroBatch], num_tokens: int) -> Signals:
+    def signals(
+        self, batch: TrainBatch, micro_batches: list[MicroBatch], num_tokens: int, wanted: Set[Signal] | None = None
+    ) -> Signals:
         """What the algorithm has to know of every token before the step.
+
+        Args:
+            wanted: only these; by default all that the algorithm's parts declare.
 
         Raises:
             RftError: log-probabilities of a teacher are needed, and neither a teacher is configured nor are they stored.
         """
-        wanted = self.algorithm.signals
+        wanted = self.algorithm.signals if wanted is None else wanted
         found: dict[str, Tensor] = {
             f"{name}_N": torch.zeros(num_tokens, device=self.policy.device)
             for name in ("old", "entropy", "discriminator", "reference", "teacher", "values")
@@ -110,7 +137,7 @@ class Models:
             yield "reference", self._reference_logprobs(micro_batch)
         if "teacher" in wanted and self.teacher is not None:
             yield "teacher", self.teacher.logprobs(micro_batch, self.temperature)
-        if self.critic is not None:
+        if self.critic is not None and "values" in wanted:
             yield "values", self.critic.values(micro_batch)
 
     def _reference_logprobs(self, micro_batch: MicroBatch) -> Tensor:

@@ -56,6 +56,11 @@ def check(file: str, *changes: str, deep: bool = False) -> int:
     return run_command(["check", *(["--deep"] if deep else []), file, *options])
 
 
+def test_what_fits_and_still_surprises_is_noted(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(file, "algorithm.loss={level: product}") == 0
+    assert "aggregation: token-mean averages over tokens once more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("deep", [False, True])
 def test_the_estimate_names_its_parts(file: str, capsys: pytest.CaptureFixture[str], deep: bool) -> None:
     size = "explorer.engine_args={context_length: 64, max_num_seqs: 8}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def pooled_pairs(view: TokenView, values_N: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the values, and number of tokens, of the chosen and the rejected response of each pair: two tensors [P, 2].
 
-    A response without tokens has 0 of both. The pairs are in the batch's order.
+    A response without tokens has 0 of both; the plan of a step gives its pair the weight 0. The pairs are in the batch's order.
     """
     sequences = view.sequences
     sums_S = sequences.sum_per_sequence(values_N)

@@ -8,7 +8,8 @@
 
 `level: sequence` replaces ρ_t by the geometric mean of the sequence's ratios, whose gradient spreads over its tokens (GSPO,
 arXiv 2507.18071, eq. 5 and 7). `level: product` takes the ratio of the whole response, and each of its n tokens has 1 / n of the
-response's loss; with `aggregation: seq-mean-token-sum` that is one loss per response. `max_sequence_kl` δ drops the tokens with a
+response's loss; with `aggregation: seq-mean-token-sum` that is one loss per response, and with a mean over tokens another factor of
+1 / length: of the mean length of the batch (`token-mean`) or of the response (`seq-mean-token-mean`). `max_sequence_kl` δ drops the tokens with a
 negative advantage of sequences whose mean log(π_anchor / π) is above δ (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
 """
 

@@ -149,6 +149,18 @@ def m2po(case: Case) -> Losses:
     return loss, loss
 
 
+def m2po_one_sided(case: Case) -> Losses:
+    advantage, ratio = centred(case, scale=True), case.ratio(case.behavior)
+    moved = case.old - case.behavior
+    reached = [n for n in range(len(moved)) if advantage[n] * moved[n] > 0]
+    limits = [0.0, *(abs(moved[n]) for n in reached)]
+    tau = max(t for t in limits if np.mean([min(abs(moved[n]), t) ** 2 for n in reached]) < 0.04)
+    dropped = [n for n in reached if abs(moved[n]) > tau + 1e-6]
+    assert 0 < len(dropped) < len(reached)
+    loss = -ratio * advantage * ~np.isin(np.arange(len(moved)), dropped)
+    return loss, loss
+
+
 def entropy_masked(case: Case, excess: Floats, limit: float, most: int) -> Losses:
     advantage = centred(case, scale=True)
     worst = [n for n in np.argsort(-excess) if advantage[n] < 0 and excess[n] > limit]
@@ -253,6 +265,7 @@ PRESETS = (
     sppo,
     sapo,
     m2po,
+    m2po_one_sided,
     clip_b,
     clip_v,
     remax,

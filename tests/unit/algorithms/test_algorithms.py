@@ -202,7 +202,13 @@ class TestDPO:
         # h = 0.1 (1 + 2) = 0.3; -log σ(0.3) = log(1 + e^-0.3) = log 1.7408182 = 0.5543552.
         loss, _, metrics = dpo(self.pair, beta=0.1)
         assert loss == pytest.approx(0.5543552, abs=1e-6)
-        expected = {"chosen_reward": 0.1, "rejected_reward": -0.2, "pair_margin": 0.3, "pair_accuracy": 1.0}
+        expected = {
+            "chosen_reward": 0.1,
+            "rejected_reward": -0.2,
+            "pair_margin": 0.3,
+            "pair_accuracy": 1.0,
+            "pairs_dropped": 0.0,
+        }
         assert metrics == pytest.approx(expected, abs=1e-6)
 
     def test_gradient_lifts_the_chosen_and_lowers_the_rejected_by_how_wrong_the_margin_is(self) -> None:
@@ -244,11 +250,20 @@ class TestDPO:
         loss, grad, _ = dpo((([-900.0], [0.0]), ([0.0], [-900.0])), beta=1.0)
         assert loss == pytest.approx(1800.0) and grad == pytest.approx([-1.0, 1.0])
 
-    def test_an_answer_without_a_token_that_counts_has_a_log_ratio_of_zero(self) -> None:
-        # h = 0.1 (0 - (-2)) = 0.2; log(1 + e^-0.2) = 0.5981389. Alone and normalised too.
-        empty: tuple[Sides, Sides] = (([], []), ([-4.0], [-2.0]))
-        assert dpo(empty, beta=0.1)[0] == pytest.approx(0.5981389, abs=1e-6)
-        assert dpo(empty, beta=0.1, length_normalised=True)[0] == pytest.approx(0.5981389, abs=1e-6)
+    @pytest.mark.parametrize(
+        "empty", [(([], []), ([-4.0], [-2.0])), (([-4.0], [-2.0]), ([], [])), (([], []), ([], []))]
+    )
+    def test_a_pair_with_an_empty_answer_is_dropped_and_counted(self, empty: tuple[Sides, Sides]) -> None:
+        # The mean is over the other two pairs, and so are metrics.
+        loss, gradient, metrics = dpo(self.pair, empty, self.swapped, beta=0.1)
+        assert loss == pytest.approx((0.5543552 + 0.8543552) / 2, abs=1e-6)
+        assert gradient[:3] == pytest.approx([-0.02127788, -0.02127788, 0.02127788], abs=1e-7)
+        assert gradient[3:-3] == [0.0] * (len(gradient) - 6)
+        assert metrics["pairs_dropped"] == 1.0 and metrics["pair_accuracy"] == 0.5
+
+    def test_pairs_that_are_all_dropped_give_no_loss(self) -> None:
+        loss, gradient, metrics = dpo((([], []), ([-4.0], [-2.0])))
+        assert loss == 0.0 and gradient == [0.0] and metrics["pairs_dropped"] == 1.0
 
     def test_pairs_are_kept_apart_also_in_different_micro_batches(self) -> None:
         # 0.5543552 and 0.8543552; the mean over both pairs, in one micro-batch or in two.

@@ -48,6 +48,46 @@ class TestM2PO:
         batch = step_batch([0.0] * 2, behavior=[math.nan, -1.0])
         assert kept(M2PO, batch, Signals(old_N=torch.tensor([-9.0, -1.0]))) == [True, True]
 
+    # d = 0.2, -1, 0.1, 0, 0.3 with A > 0, then the same with A < 0: of those with A > 0 0.2, 0.1 and 0.3 count, of the others -1.
+    two_sided = step_batch([0.0] * 10, behavior=[-1.2, -1.0, -1.1, -1.0, -1.3] * 2)
+    moved = Signals(old_N=torch.tensor([-1.0, -2.0, -1.0, -1.0, -1.0] * 2))
+
+    @pytest.mark.parametrize(
+        ("threshold", "dropped"),
+        [
+            # Moments 0.01, 0.04, 0.09, 1. Means where none is above the first, the second, …: 0.01, (0.01 + 3 · 0.04) / 4 = 0.0325,
+            # (0.01 + 0.04 + 2 · 0.09) / 4 = 0.0575, 0.285.
+            (0.3, []), (0.06, [6]), (0.05, [4, 6]), (0.02, [0, 4, 6]), (0.005, [0, 2, 4, 6]),
+        ],
+    )  # fmt: skip
+    def test_one_sided_counts_and_drops_only_tokens_that_a_clip_could_reach(
+        self, threshold: float, dropped: list[int]
+    ) -> None:
+        found = kept(M2PO, self.two_sided, self.moved, [1.0] * 5 + [-1.0] * 5, form="one-sided", threshold=threshold)
+        assert [place for place, is_kept in enumerate(found) if not is_kept] == dropped
+
+    def test_one_sided_has_the_gradient_of_the_authors_clip(self) -> None:
+        # Their range [e^-τ, e^τ], with τ = 0.2 for the threshold 0.05, in PPO's clip; τ itself is rounded up here, since it is kept.
+        advantages = [1.0] * 5 + [-1.0] * 5
+        log_ratio_N = (self.moved.old_N - self.two_sided.behavior_N).requires_grad_()
+        ratio_N, advantages_N = log_ratio_N.exp(), torch.tensor(advantages)
+        clipped_N = ratio_N.clamp(math.exp(-0.2001), math.exp(0.2001))
+        (expected,) = torch.autograd.grad((ratio_N * advantages_N).minimum(clipped_N * advantages_N).sum(), log_ratio_N)
+        kept_N = torch.tensor(kept(M2PO, self.two_sided, self.moved, advantages, form="one-sided", threshold=0.05))
+        assert (ratio_N.detach() * advantages_N * kept_N).tolist() == pytest.approx(expected.tolist())
+
+    def test_a_mask_of_each_update_reads_the_update_s_own_tokens(self) -> None:
+        # Rewards 1, 0, 1, 0: A = ±0.87. Before the update d is 0.1, -1, 0.4 and -0.1, all within reach. Of the first two sequences the
+        # moments are 0.01 and 1: with both no larger than 0.01 their mean is 0.01, and the second is dropped. The others are no members.
+        algorithm = build_algorithm("m2po_one_sided")
+        assert algorithm.masks_each_update and not build_algorithm("m2po").masks_each_update
+        batch = step_batch([1.0, 0.0, 1.0, 0.0], behavior=[-1.0] * 4)
+        plan = algorithm.plan(batch, Signals(old_N=torch.tensor([-1.0] * 4)))
+        assert plan.metrics["mask_kept"] == 1.0
+        again = Signals(old_N=torch.tensor([-0.9, -2.0, -0.6, -1.1]))
+        updated = algorithm.remask(plan, again, torch.tensor([True, True, False, False]))
+        assert updated.policy_weights_N.tolist() == [0.5, 0.0, 0.0, 0.0] and updated.metrics["mask_kept"] == 0.5
+
     def test_the_preset_weighs_by_the_policy_that_sampled_and_drops_by_that_before_the_step(self) -> None:
         # A = ±0.7071058. log ρ = log π - log π_behavior = 0.1 and -0.9; the second token's moment is 0.81 and it is dropped.
         algorithm = build_algorithm("m2po")

@@ -115,7 +115,13 @@ class TestSimPO:
         assert loss == pytest.approx(0.4374879, abs=1e-6)
         # -σ(-0.6) · β / n: 0.3543437 · 2 / 2 per chosen token, 0.3543437 · 2 for the rejected one.
         assert gradient == pytest.approx([-0.3543437, -0.3543437, 0.7086874], abs=1e-6)
-        expected = {"chosen_reward": -3.0, "rejected_reward": -4.0, "pair_margin": 1.0, "pair_accuracy": 1.0}
+        expected = {
+            "chosen_reward": -3.0,
+            "rejected_reward": -4.0,
+            "pair_margin": 1.0,
+            "pair_accuracy": 1.0,
+            "pairs_dropped": 0.0,
+        }
         assert metrics == pytest.approx(expected)
 
     def test_of_empty_and_impossible_responses_is_finite(self) -> None:

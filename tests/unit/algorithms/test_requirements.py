@@ -10,7 +10,7 @@ import torch
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
-from rftcore.algorithms.requirements import check_inputs, check_recorded, check_steps
+from rftcore.algorithms.requirements import check_inputs, check_recorded, check_steps, notes
 from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError, RftError
 from tests.support.algorithms import step_batch
@@ -144,3 +144,14 @@ def test_a_critic_whose_warm_up_lasts_as_long_as_the_run_is_refused() -> None:
     check_steps(algorithm, 5)
     with pytest.raises(ConfigError, match=r"leaves no step for the policy: the run has 4 steps.*allowed: 0 to 3"):
         check_steps(algorithm, 4)
+
+
+def test_a_ratio_of_the_response_with_a_mean_over_tokens_is_noted() -> None:
+    for aggregation in ("token-mean", "seq-mean-token-mean"):
+        changes = {"loss": {"level": "product"}, "aggregation": aggregation}
+        (note,) = notes(build_algorithm("rloo", changes))
+        assert (
+            f"aggregation: {aggregation} averages over tokens once more" in note and "seq-mean-token-sum is one" in note
+        )
+    assert not [*notes(build_algorithm("rloo", changes | {"aggregation": "seq-mean-token-sum"}))]
+    assert not [*notes(build_algorithm("topr"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import RftError
-from tests.support.learning import config, make_batch, weights
+from tests.support.learning import batch_with_everything, config, make_batch, weights
 
 
 def taken_steps(learner: Learner) -> int:
@@ -88,6 +89,37 @@ class TestOldLogprobs:
         assert algorithm.signals == {"old", "behavior"}
         kept = Learner(model_path, config(), algorithm, 0).update(make_batch(1), 1)["correction_kept"]
         assert 0 < kept < 1
+
+
+class TestMasks:
+    def test_of_each_update_are_chosen_by_the_policy_before_it(self, model_path: str) -> None:
+        settings, batch = {"learning_rate": 3e-3}, make_batch(1)
+        algorithm = build_algorithm("m2po_one_sided", {"mask": {"threshold": 0.1}})
+        two = Learner(model_path, config(epochs=2, **settings), algorithm, 0).update(batch, 1)
+        once = Learner(model_path, config(**settings), algorithm, 0)
+        kept = [once.update(batch, step)["mask_kept"] for step in (1, 2)]
+        assert kept[0] != kept[1] and two["mask_kept"] == pytest.approx(sum(kept) / 2)
+        fixed = build_algorithm("m2po_one_sided", {"mask": {"threshold": 0.1, "policy": "step"}})
+        assert Learner(model_path, config(epochs=2, **settings), fixed, 0).update(batch, 1)["mask_kept"] == kept[0]
+
+
+class TestPairs:
+    def test_with_an_empty_answer_are_counted_and_left_out_of_the_means(self, model_path: str) -> None:
+        batch = batch_with_everything(paired=True)
+        whole = batch.loss_mask_BT.any(dim=1).view(-1, 2).all(dim=1)
+        assert whole.tolist() == [True, True, False, True, True, True]
+        found = Learner(model_path, config(), build_algorithm("dpo"), 0).update(batch, 1)
+        # The reference is the policy itself: each pair that counts has the loss log 2.
+        assert found["pairs_dropped"] == 1.0 and found["loss"] == pytest.approx(math.log(2))
+
+    def test_that_all_have_one_leave_the_weights(self, model_path: str) -> None:
+        batch = batch_with_everything(paired=True)
+        batch.loss_mask_BT[::2] = False
+        learner = Learner(model_path, config(), build_algorithm("dpo"), 0)
+        before = weights(learner)
+        found = learner.update(batch, 1)
+        assert found["pairs_dropped"] == 6.0 and found["skipped"] == 1.0
+        assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
 
 
 class TestExperts:
