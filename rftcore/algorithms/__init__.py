@@ -35,6 +35,7 @@ ADVANTAGES: Registry[type[Advantage]] = Registry("advantage", {
     "gigpo": "rftcore.algorithms.advantages.gigpo:GiGPO",
     "group": "rftcore.algorithms.advantages.group:Group",
     "jsd": "rftcore.algorithms.advantages.jsd:SampledJSD",
+    "pass_at_k": "rftcore.algorithms.advantages.pass_at_k:PassAtK",
     "remax": "rftcore.algorithms.advantages.remax:ReMax",
     "teacher": "rftcore.algorithms.advantages.teacher:Teacher",
     "turns": "rftcore.algorithms.advantages.turns:Turns",
@@ -42,8 +43,12 @@ ADVANTAGES: Registry[type[Advantage]] = Registry("advantage", {
 LOSSES: Registry[type[Term]] = Registry("loss", {
     "bradley_terry": "rftcore.algorithms.losses.bradley_terry:BradleyTerry",
     "cispo": "rftcore.algorithms.losses.cispo:CISPO",
+    "cpo": "rftcore.algorithms.losses.cpo:CPO",
     "dpo": "rftcore.algorithms.losses.dpo:DPO",
+    "dppo": "rftcore.algorithms.losses.dppo:DPPO",
+    "gmpo": "rftcore.algorithms.losses.gmpo:GMPO",
     "jsd": "rftcore.algorithms.losses.jsd:JSD",
+    "kl_cov": "rftcore.algorithms.losses.kl_cov:KLCov",
     "kto": "rftcore.algorithms.losses.kto:KTO",
     "opmd": "rftcore.algorithms.losses.opmd:OPMD",
     "orpo": "rftcore.algorithms.losses.orpo:ORPO",
@@ -56,10 +61,13 @@ LOSSES: Registry[type[Term]] = Registry("loss", {
     "sppo": "rftcore.algorithms.losses.sppo:SPPO",
     "topr": "rftcore.algorithms.losses.topr:TOPR",
     "value": "rftcore.algorithms.losses.value:Value",
+    "vespo": "rftcore.algorithms.losses.vespo:VESPO",
 })  # fmt: skip
 MASKS: Registry[type[TokenMask]] = Registry("mask", {
     "clip_b": "rftcore.algorithms.masks.clip_b:ClipB",
     "clip_v": "rftcore.algorithms.masks.clip_v:ClipV",
+    "cov": "rftcore.algorithms.masks.cov:Cov",
+    "entropy": "rftcore.algorithms.masks.entropy:Entropy",
     "m2po": "rftcore.algorithms.masks.m2po:M2PO",
 })  # fmt: skip
 KL_ESTIMATORS: Registry[type[KLEstimator]] = Registry("kl", {

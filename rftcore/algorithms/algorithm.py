@@ -189,7 +189,7 @@ class Algorithm:
         return Plan(
             batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=credit.returns_N,
             counted_N=counted_N, corrected_N=corrected_N, kept_N=kept_N, kl_coef=self._kl_coef, metrics=metrics,
-            **self._weights(batch, counted_N, _factor(corrected_N, kept_N), everything_B),
+            **self._weights(batch, counted_N, self._factor(corrected_N, kept_N), everything_B),
         )  # fmt: skip
 
     def restrict(self, plan: Plan, members_B: Tensor) -> Plan:
@@ -198,7 +198,7 @@ class Algorithm:
         Args:
             members_B: bool; whole groups, or whole pairs.
         """
-        factor_N = _factor(plan.corrected_N, plan.kept_N)
+        factor_N = self._factor(plan.corrected_N, plan.kept_N)
         return replace(plan, **self._weights(plan.batch, plan.counted_N, factor_N, members_B))
 
     def remask(self, plan: Plan, signals: Signals, members_B: Tensor) -> Plan:
@@ -214,6 +214,10 @@ class Algorithm:
         kept_N = members_N.masked_scatter(members_N, chosen_N)
         plan = replace(plan, kept_N=kept_N, metrics=plan.metrics | {"mask_kept": _share(chosen_N)})
         return self.restrict(plan, members_B)
+
+    def _factor(self, corrected_N: Tensor, kept_N: Tensor | None) -> Tensor:
+        """What masks and corrections make of each token's weight in the policy loss, float32 [N]."""
+        return corrected_N if kept_N is None or self.loss.reads_mask else corrected_N * kept_N
 
     def _weights(self, batch: StepBatch, counted_N: Tensor, factor_N: Tensor, members_B: Tensor) -> dict[str, Any]:
         """The fields of a plan that depend on which sequences an update is made of."""
@@ -351,11 +355,6 @@ class Algorithm:
         counted_U = weights_U > 0
         metrics = {name: value.detach().where(counted_U, 0.0).sum() * share for name, value in found.metrics_U.items()}
         return (found.loss_U * weights_U).sum(), metrics
-
-
-def _factor(corrected_N: Tensor, kept_N: Tensor | None) -> Tensor:
-    """What masks and corrections make of each token's weight in the policy loss, float32 [N]."""
-    return corrected_N if kept_N is None else corrected_N * kept_N
 
 
 def _share(kept_N: Tensor) -> float:

@@ -190,6 +190,7 @@ class TokenView:
             `values_N` is the score of each sequence, at the one token that each then has.
         rewards_N: float32; the reward of the token's sequence, NaN where there is none.
         read_N: what a `HeadTerm` read of the token's logits; carries the gradient. None for other terms.
+        kept_N: bool; False for the tokens that the mask chose. None without a mask.
         mismatched_kl: see `Signals`.
     """
 
@@ -205,6 +206,7 @@ class TokenView:
     returns_N: Tensor | None = None
     rewards_N: Tensor | None = None
     read_N: Tensor | None = None
+    kept_N: Tensor | None = None
     mismatched_kl: Tensor | None = None
 
     @property
@@ -307,6 +309,7 @@ class Term(Part, ABC):
         unit: what one number of the loss belongs to.
         compares: it compares the policy with `TokenView.anchor_N`.
         uses_advantages: it reads `TokenView.advantages_N`.
+        reads_mask: it does something else with the tokens that the mask chose than to drop them, and needs a mask.
         of_critic: it trains the critic, from `values_N`, `old_values_N` and `returns_N`, and not the policy.
         of_scorer: it trains a model with a scalar head in place of the language-model head, from `values_N`.
     """
@@ -314,6 +317,7 @@ class Term(Part, ABC):
     unit: ClassVar[Unit]
     compares: ClassVar[bool] = False
     uses_advantages: ClassVar[bool] = False
+    reads_mask: ClassVar[bool] = False
     of_critic: ClassVar[bool] = False
     of_scorer: ClassVar[bool] = False
 

@@ -47,6 +47,8 @@ def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
             f"algorithm.train_on: all is for losses that imitate text, and {name} judges responses", value="all",
             allowed="responses", todo="leave train_on out, or name the loss sft",
         )  # fmt: skip
+    if loss.reads_mask and algorithm.mask is None:
+        raise ConfigError(f"the loss {name} acts on tokens that a mask names", todo="name a mask: algorithm.mask: cov")
     _check_token_parts(algorithm)
     _check_critic(algorithm)
     if group_size is not None and group_size < algorithm.min_group_size:

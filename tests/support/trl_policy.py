@@ -28,12 +28,12 @@ _COMMON: dict[str, Any] = {
 _ARGS: dict[str, Any] = {
     "per_device_train_batch_size": 64, "gradient_checkpointing_kwargs": None, "steps_per_generation": 1,
     "gradient_accumulation_steps": 1, "use_bias_correction_kl": False, "delta": None, "sapo_temperature_pos": 1.0,
-    "sapo_temperature_neg": 1.05,
+    "sapo_temperature_neg": 1.05, "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0,
 }  # fmt: skip
 
 
 def trl_loss(
-    kind: Literal["GRPOTrainer", "RLOOTrainer"],
+    kind: Literal["GRPOTrainer", "RLOOTrainer", "GMPOTrainer"],
     rewards: list[float],
     group_size: int,
     *,
@@ -54,6 +54,7 @@ def trl_loss(
         settings: attributes of the trainer, or of its `args`.
     """
     import trl
+    from trl.experimental.gmpo import GMPOTrainer
 
     num = len(rewards)
     model, reference = SimpleNamespace(training=True, is_gradient_checkpointing=False), object()
@@ -68,7 +69,7 @@ def trl_loss(
     completions = [[1] * length for length in lengths]
     sampled = None if sampled_BT is None else [row[:n].tolist() for row, n in zip(sampled_BT, lengths, strict=True)]
     generated = [[1]] * num, completions, ["…"] * num
-    if kind == "GRPOTrainer":
+    if kind != "RLOOTrainer":
         generated = (*generated[:2], None, generated[2], sampled, {}, None, None)
     attributes = _COMMON | {
         "model": model, "ref_model": reference, "num_generations": group_size, "args": SimpleNamespace(**_ARGS),
@@ -82,11 +83,12 @@ def trl_loss(
         else:
             assert name in attributes, name
             attributes[name] = value
-    trainer = bare(getattr(trl, kind), **attributes)
+    trainer = bare(GMPOTrainer if kind == "GMPOTrainer" else getattr(trl, kind), **attributes)
     trainer.accelerator.process_index = 0
     trainer.accelerator.reduce = lambda x, reduction: x
+    trainer.accelerator.pad_across_processes = lambda x, dim, pad_index: x
     trainer.accelerator.sync_gradients = True
     inputs = trainer._generate_and_score_completions([{"prompt": "…"} for _ in rewards])
-    if kind == "GRPOTrainer":
+    if kind != "RLOOTrainer":
         inputs["old_per_token_logps"] = old_BT
     return trainer._compute_loss(model, inputs), inputs["advantages"]

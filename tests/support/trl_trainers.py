@@ -6,6 +6,7 @@ test's own tensors, so that both sides start from the same leaf and the gradient
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,6 +16,9 @@ import torch
 from torch import Tensor
 
 TrainerT = TypeVar("TrainerT")
+
+# Its warning that experimental trainers may change would be an error of the test that imports one first.
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 
 def bare(trainer: type[TrainerT], **attributes: Any) -> TrainerT:

@@ -1,4 +1,4 @@
-"""Rewards compared within the group: GRPO, RLOO, OPMD, AsymRE and plain REINFORCE differ in the baseline and the scale.
+"""Rewards compared within the group: GRPO, RLOO, OPO, OPMD, AsymRE, GPG and plain REINFORCE differ in the baseline and the scale.
 
 For rollout i of a group of G with rewards r:
 
@@ -6,6 +6,7 @@ For rollout i of a group of G with rewards r:
 
     baseline  mean               b = mean(r)                                  GRPO (arXiv 2402.03300, section 4.1)
               leave-one-out      b = mean of the others' rewards              RLOO (arXiv 2402.14740, eq. 8)
+              length-weighted    b = Σ l r / Σ l, l the tokens of a rollout        OPO (arXiv 2505.23585)
               log-mean-exp       b = τ log mean exp(r / τ)                    OPMD (arXiv 2505.17826, appendix)
               none               b = 0                                        REINFORCE
     scale     group              s = std(r) with G - 1                        GRPO
@@ -13,8 +14,10 @@ For rollout i of a group of G with rewards r:
               none               s + eps = 1                                  Dr. GRPO (arXiv 2503.20783)
 
 `shift` is AsymRE's (arXiv 2506.20520): a negative one gives every rollout a little push. `skip_std` gives groups with std(r) at or
-below it no gradient. `rank_penalty` p lowers the rewards from which mean and std are computed to r (1 - p k / G), k = 0 … G - 1 the
-rank of the rollout by mean behaviour log-probability, the most likely first with the highest k (Trinity-RFT).
+below it no gradient. `rescale` divides all advantages by the share of rollouts whose group has different rewards, so that groups without
+a gradient do not make the step smaller (GPG, arXiv 2504.02546). `rank_penalty` p lowers the rewards from which mean and std are computed
+to r (1 - p k / G), k = 0 … G - 1 the rank of the rollout by mean behaviour log-probability, the most likely first with the highest k
+(Trinity-RFT).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rftcore.algorithms.advantages.rollouts import groups, rollout_means, total_rewards
+from rftcore.algorithms.advantages.rollouts import groups, rollout_means, sums, total_rewards
 from rftcore.algorithms.base import Advantage, Credit, PartConfig, Signal, Signals, StepBatch
 
 if TYPE_CHECKING:
@@ -37,7 +40,9 @@ _ROUNDING = 1e-12
 
 
 class GroupConfig(PartConfig):
-    baseline: Literal["mean", "leave-one-out", "log-mean-exp", "none"] = Field("mean", description="b of the formula.")
+    baseline: Literal["mean", "leave-one-out", "length-weighted", "log-mean-exp", "none"] = Field(
+        "mean", description="b of the formula."
+    )
     scale: Literal["group", "batch", "none"] = Field("group", description="s of the formula.")
     eps: float = Field(1.0e-6, gt=0, description="Added to s.")
     shift: float = Field(0.0, description="Added to the baseline.")
@@ -45,6 +50,7 @@ class GroupConfig(PartConfig):
     skip_std: float | None = Field(
         None, ge=0, description="Groups with a standard deviation up to this give no gradient."
     )
+    rescale: bool = Field(False, description="Divide by the share of rollouts whose group has different rewards.")
     rank_penalty: float = Field(0.0, ge=0, le=1, description="p of the formula.")
 
 
@@ -73,10 +79,12 @@ class Group(Advantage):
         advantages_B = rewards_B.new_zeros(len(rewards_B))
         all_rollouts = [rollout_means(rewards_B[members], batch.rollout_B[members]) for members in groups(batch)]
         batch_std = _std(_concatenated(all_rollouts)) if config.scale == "batch" else None
-        skipped = 0
+        tokens_B = batch.tokens_B.double()
+        skipped, differing = 0, 0
         for members, rollouts in zip(groups(batch), all_rollouts, strict=True):
             rewards = rewards_B[members]
             is_equal = len(rollouts) < 2 or bool(rewards.max() == rewards.min())
+            differing += 0 if is_equal else len(rollouts)
             if is_equal and config.scale == "group":
                 skipped += 1
                 continue
@@ -90,13 +98,27 @@ class Group(Advantage):
             if scale is not None and float(scale) == 0.0:
                 skipped += 1  # rollouts are equal on average, and their turns may still differ
                 continue
-            centred = _BASELINES[config.baseline](rewards, rollouts, config.tau)
+            centred = self._centred(rewards, rollouts, tokens_B[members], batch.rollout_B[members])
             if is_equal and config.baseline != "none":
                 centred = centred.zero_()  # exactly, and not but for rounding
             centred = centred - config.shift
             advantages_B[members] = centred if scale is None else centred / (scale + config.eps)
+        if config.rescale and differing:
+            advantages_B = advantages_B * (sum(map(len, all_rollouts)) / differing)
         metrics = {"groups_without_gradient": skipped / max(1, len(all_rollouts))}
         return Credit(advantages_N=advantages_B.float()[batch.sequence_N], metrics=metrics)
+
+    def _centred(self, rewards: Tensor, rollouts: Tensor, tokens: Tensor, rollout: Tensor) -> Tensor:
+        """Subtract the baseline from the rewards of a group.
+
+        Args:
+            rollouts: the reward of each rollout.
+            tokens, rollout: the number of tokens, and the rollout, of each sequence.
+        """
+        if self.config.baseline != "length-weighted":
+            return _BASELINES[self.config.baseline](rewards, rollouts, self.config.tau)
+        lengths = sums(tokens, rollout.unique(return_inverse=True)[1])
+        return rewards - (lengths * rollouts).sum() / lengths.sum().clamp(min=1)
 
     def _penalised(self, rollouts: Tensor, likelihood: Tensor) -> Tensor:
         rank = likelihood.argsort().argsort()

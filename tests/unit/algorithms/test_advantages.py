@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -16,6 +17,7 @@ from rftcore.algorithms.advantages.discounted import Discounted
 from rftcore.algorithms.advantages.gae import GAE
 from rftcore.algorithms.advantages.gigpo import GiGPO
 from rftcore.algorithms.advantages.group import Group
+from rftcore.algorithms.advantages.pass_at_k import PassAtK
 from rftcore.algorithms.advantages.remax import ReMax
 from rftcore.algorithms.advantages.rollouts import accumulated
 from rftcore.algorithms.advantages.turns import Turns
@@ -43,12 +45,30 @@ class TestGroup:
             ({"scale": "none", "shift": -0.1}, [1, 0], [0.6, -0.4]),
             ({"scale": "none", "shift": -0.1}, [0.3, 0.3], [0.1, 0.1]),
             ({"scale": "none", "shift": -0.1}, [0.3], [0.1]),
+            ({"baseline": "length-weighted", "scale": "none"}, [1, 0, 4], [-0.6666667, -1.6666667, 2.3333333]),
             # std 0.7071068 is not above 0.8.
             ({"skip_std": 0.8}, [1, 0], [0.0, 0.0]),
         ],
     )
     def test_baselines(self, keys: dict[str, Any], rewards: list[float], expected: list[float]) -> None:
         assert advantages(Group, step_batch(rewards), **keys) == pytest.approx(expected, abs=1e-6)
+
+    def test_a_length_weighted_baseline_counts_the_tokens_of_whole_rollouts(self) -> None:
+        # Rollout 0 has two turns of 2 and 4 tokens, rollout 1 one of 2: b = (6 · 1 + 2 · 5) / 8 = 2.
+        batch = step_batch([1.0, 1.0, 5.0], rollouts=[0, 0, 1], turns=[0, 1, 0], tokens=[2, 4, 2])
+        found = advantages(Group, batch, baseline="length-weighted", scale="none")
+        assert found == pytest.approx([-1.0] * 6 + [3.0] * 2)
+
+    def test_rescale_makes_up_for_groups_that_differ_in_nothing(self) -> None:
+        # Two of four groups differ, with 4 of 7 rollouts: A is 7 / 4 times as large. A turn does not count for itself.
+        batch = step_batch(
+            [1.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 5.0], [0, 0, 1, 1, 2, 3, 3, 3], [0, 1, 0, 1, 0, 0, 0, 1],
+            turns=[0, 0, 0, 0, 0, 0, 1, 0],
+        )  # fmt: skip
+        plain = advantages(Group, batch, scale="none")
+        found = advantages(Group, batch, scale="none", rescale=True)
+        assert found == pytest.approx([7 / 4 * value for value in plain]) and plain[:5] == [0.5, -0.5, 0.0, 0.0, 0.0]
+        assert advantages(Group, step_batch([1.0, 1.0]), scale="none", rescale=True) == [0.0, 0.0]
 
     def test_scale_batch_is_one_deviation_for_all_groups(self) -> None:
         # 1, 0, 4, 0: mean 1.25; squares 0.0625 + 1.5625 + 7.5625 + 1.5625 = 10.75; / 3; std 1.8929694.
@@ -276,6 +296,38 @@ def test_an_empty_batch_and_one_without_tokens_have_no_advantages(name: str) -> 
         }
         batch = step_batch(rewards, [0] * len(rewards), tokens=[0] * len(rewards), **optional)
         assert part()(batch, signals).advantages_N.tolist() == []
+
+
+class TestPassAtK:
+    @pytest.mark.parametrize("k", [2, 3, 4, 6, 9])
+    def test_is_the_mean_gain_over_all_sets_of_k(self, k: int) -> None:
+        rewards = [0.3, 1.0, 0.0, 1.0, -2.0, 0.7]
+        expected = []
+        for place, own in enumerate(rewards):
+            sets = [*itertools.combinations(rewards[:place] + rewards[place + 1 :], min(k, 6) - 1)]
+            expected.append(sum(max(own, *others) - max(others) for others in sets) / len(sets))
+        assert advantages(PassAtK, step_batch(rewards), k=k) == pytest.approx(expected, abs=1e-6)
+
+    def test_estimates_the_gradient_of_the_best_reward_of_k_without_bias(self) -> None:
+        # Three actions with probabilities p and rewards; n = 3 rollouts, k = 2. d E[max of 2] / d log p summed over all 27 outcomes.
+        p, rewards, k, num = torch.tensor([0.5, 0.3, 0.2]).double(), [0.0, 1.0, 3.0], 2, 3
+        gradient = torch.zeros(3, dtype=torch.float64)
+        for outcome in itertools.product(range(3), repeat=num):
+            found = advantages(PassAtK, step_batch([rewards[action] for action in outcome]), k=k)
+            for action, value in zip(outcome, found, strict=True):
+                gradient[action] += p[[*outcome]].prod() * k / num * value
+        leaf = p.clone().requires_grad_()
+        best = sum(leaf[a] * leaf[b] * max(rewards[a], rewards[b]) for a in range(3) for b in range(3))
+        (expected,) = torch.autograd.grad(best, leaf)
+        # Probabilities sum to 1: only what differs between actions counts. Of the outcomes, p d/dp is compared.
+        found, wanted = gradient / p, expected
+        assert (found - found @ p).tolist() == pytest.approx((wanted - wanted @ p).tolist())
+
+    def test_counts_a_rollout_of_several_turns_once(self) -> None:
+        # The second rollout's reward is that of its last turn: 4 is the best by 3, and both turns have it.
+        batch = step_batch([1.0, 9.0, 4.0], rollouts=[0, 1, 1], turns=[0, 0, 1])
+        assert advantages(PassAtK, batch, k=2) == pytest.approx([0.0, 3.0, 3.0])
+        assert advantages(PassAtK, step_batch([5.0])) == [0.0]
 
 
 @given(lengths=st.lists(st.integers(1, 40), max_size=6), factor=st.sampled_from([0.0, 0.5, 0.97, 1.0]))

@@ -6,6 +6,7 @@ the parts: groups, rollouts and sums are dictionaries here.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -124,6 +125,62 @@ def topr(case: Case) -> Losses:
     whole = np.array([math.prod(case.ratio(case.behavior)[np.array(case.sequence) == b]) for b in case.sequence])
     taper = np.where(rewards > 0, 1.0, np.clip(whole, 0.0, 1.0))
     return -taper * rewards * case.logprobs, -taper * rewards
+
+
+def opo(case: Case) -> Losses:
+    advantage = np.zeros(len(case.group))
+    for members in by_key(case.group).values():
+        baseline = sum(case.tokens[b] * case.rewards[b] for b in members) / sum(case.tokens[b] for b in members)
+        if len({case.rewards[b] for b in members}) > 1:
+            advantage[members] = [case.rewards[b] - baseline for b in members]
+    return clipped(case, advantage[case.sequence], case.behavior)
+
+
+def gpg(case: Case) -> Losses:
+    of_group = by_key(case.group).values()
+    differing = sum(len(members) for members in of_group if len({case.rewards[b] for b in members}) > 1)
+    advantage = centred(case) * len(case.group) / differing
+    return -advantage * case.logprobs, -advantage
+
+
+def pass_at_k(case: Case) -> Losses:
+    advantage = np.zeros(len(case.group))
+    for members in by_key(case.group).values():
+        for b in members:
+            others = [*itertools.combinations([case.rewards[c] for c in members if c != b], 2)]
+            advantage[b] = np.mean([max(case.rewards[b], *two) - max(two) for two in others])
+    return clipped(case, advantage[case.sequence], case.behavior)
+
+
+def dppo(case: Case) -> Losses:
+    advantage, ratio = centred(case), case.ratio(case.behavior)
+    moved = np.exp(case.logprobs) - np.exp(case.behavior)
+    kept = np.where(advantage > 0, moved <= 0.02, moved >= -0.03)
+    weight = np.minimum(ratio, 1.3) * kept * advantage
+    return -weight * case.logprobs, -weight
+
+
+def covariance(case: Case) -> Floats:
+    advantage = centred(case, scale=True)
+    found: Floats = (advantage - advantage.mean()) * (case.old - case.old.mean())
+    return found
+
+
+def clip_cov(case: Case) -> Losses:
+    advantage, ratio, cov = centred(case, scale=True), case.ratio(case.old), covariance(case)
+    assert 0 < ((cov > 0.1) & (cov < 2.0)).sum() < len(cov)
+    kept = (cov <= 0.1) | (cov >= 2.0)
+    inside, outside = ratio * advantage, np.clip(ratio, 0.0, 2.0) * advantage
+    return -np.minimum(inside, outside) * kept, np.where(inside <= outside, -inside, 0.0) * kept
+
+
+def kl_cov(case: Case) -> Losses:
+    advantage, ratio, cov = centred(case, scale=True), case.ratio(case.old), covariance(case)
+    largest = np.argsort(-cov)[: int(0.25 * len(cov))]
+    penalised = np.isin(np.arange(len(cov)), largest) * 0.7
+    return -ratio * advantage + penalised * np.abs(np.log(ratio)), -ratio * advantage + penalised * np.sign(
+        np.log(ratio)
+    )
 
 
 def sppo(case: Case) -> Losses:
@@ -255,9 +312,17 @@ def gigpo(case: Case) -> Losses:
 TURNS = (step_wise_grpo, gigpo)
 TOKEN_REWARDS = (remax, reinforce_plus_plus, reinforce_plus_plus_baseline, *TURNS)
 CHANGES: dict[Callable[[Case], Losses], dict[str, Any]] = {
-    clip_b: {"mask": {"mu": 0.5}}, clip_v: {"mask": {"mu": 0.3, "max_share": 0.1}},
+    pass_at_k: {"advantage": {"k": 3}}, kl_cov: {"mask": {"share": 0.25}, "loss": {"coef": 0.7}},
+    dppo: {"loss": {"high": 0.02, "low": 0.03, "limit": 1.3}, "aggregation": "token-mean"},
+    clip_cov: {"mask": {"share": 1.0, "low": 0.1, "high": 2.0}}, clip_b: {"mask": {"mu": 0.5}}, clip_v: {"mask": {"mu": 0.3, "max_share": 0.1}},
 }  # fmt: skip
 PRESETS = (
+    opo,
+    gpg,
+    pass_at_k,
+    dppo,
+    clip_cov,
+    kl_cov,
     opmd,
     asymre,
     rec,
@@ -281,7 +346,7 @@ def test_loss_and_gradient_are_those_of_the_formulas(expected: Callable[[Case], 
     case = make_case(seed, turns=expected in TURNS)
     loss_N, slope_N = expected(case)
     weight_N = np.full(len(case.sequence), 1.0 / len(case.sequence))
-    if expected is sapo:  # the mean over sequences of their means
+    if expected in (sapo, gpg):  # the mean over sequences of their means
         weight_N = np.array([1.0 / case.tokens[b] / len(case.group) for b in case.sequence])
 
     algorithm = build_algorithm(expected.__name__, CHANGES.get(expected))

@@ -12,6 +12,7 @@ import torch
 from rftcore.algorithms import LOSSES, build_algorithm
 from rftcore.algorithms.base import Loss, Signals, Term, TokenTerm, TokenView
 from rftcore.algorithms.losses.cispo import CISPO
+from rftcore.algorithms.losses.dppo import DPPO
 from rftcore.algorithms.losses.opmd import OPMD
 from rftcore.algorithms.losses.ppo import PPO
 from rftcore.algorithms.losses.rec import REC
@@ -231,12 +232,39 @@ class TestValue:
             assert (weighted_N / plain_N).tolist() == pytest.approx([5.0, 1.0])
 
 
+class TestDPPO:
+    # p and q: 0.5 and 0.45; 0.3 and 0.05; 0.05 and 0.3; 0.001 and 0.0001, a ratio of 10. TV 0.05, 0.25, 0.25, 0.0009.
+    # KL: 0.45 log 0.9 + 0.55 log 1.1 = 0.00501; 0.05 log(1/6) + 0.95 log(0.95/0.7) = 0.20053; 0.3 log 6 + 0.7 log(0.7/0.95) = 0.32376;
+    # 0.0001 log 0.1 + 0.9999 log(0.9999/0.999) = 0.00067.
+    p, q = [0.5, 0.3, 0.05, 0.001], [0.45, 0.05, 0.3, 0.0001]
+
+    @pytest.mark.parametrize(
+        ("keys", "advantage", "dropped"),
+        [
+            ({}, 1.0, [1]), ({}, -1.0, [2]), ({"high": 0.3}, 1.0, []), ({"low": 0.04}, 1.0, [1]), ({"high": 0.04}, 1.0, [0, 1]),
+            ({"divergence": "kl", "low": 0.2, "high": 0.2}, 1.0, [1]), ({"divergence": "kl", "low": 0.2, "high": 0.21}, 1.0, []),
+            ({"divergence": "kl", "low": 0.32, "high": 0.2}, -1.0, [2]), ({"divergence": "kl", "low": 0.33, "high": 0.2}, -1.0, []),
+        ],
+    )  # fmt: skip
+    def test_drops_tokens_whose_probability_moved_too_far_in_the_direction_of_the_advantage(
+        self, keys: dict[str, Any], advantage: float, dropped: list[int]
+    ) -> None:
+        view = token_view(
+            [math.log(p) for p in self.p], anchor_N=[math.log(q) for q in self.q], advantages_N=[advantage] * 4
+        )
+        found = part(DPPO, limit=8.0, **keys)(view)
+        ratios = [0.0 if place in dropped else min(p / q, 8.0) for place, (p, q) in enumerate(zip(self.p, self.q))]
+        assert token_gradient(found.loss_U, view) == pytest.approx([-advantage * ratio for ratio in ratios], rel=1e-5)
+        assert found.metrics_U["clip_fraction"].nonzero().flatten().tolist() == dropped
+
+
 POLICY_LOSSES = [
     name
     for name in sorted(LOSSES.builtins)
     if issubclass(LOSSES.load(name), TokenTerm) and LOSSES.load(name).uses_advantages
 ]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "dppo": [{"divergence": "kl"}],
     "ppo": [{"level": "sequence"}, {"level": "product"}, {"dual_clip": 3.0}], "reinforce": [{"importance": True}],
     "rec": [{"weight": "advantage"}, {"mode": "gspo-one-side", "weight": "sequence"}, {"regulariser": "k2", "coef": 1.0}],
 }  # fmt: skip
@@ -255,10 +283,12 @@ def test_policies_with_nothing_in_common_have_a_finite_loss_and_gradient(name: s
             advantages_N=[advantage] * 15,
             sequence_N=[0] * 6 + [1] * 6 + [2] * 3,
         )
+        view = replace(view, kept_N=torch.arange(15) % 2 == 0)
         loss_N = term(view).loss_U
         assert loss_N.isfinite().all() and all(math.isfinite(value) for value in token_gradient(loss_N, view))
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_no_tokens_have_no_loss(name: str) -> None:
-    assert LOSSES.load(name)()(token_view([])).loss_U.tolist() == []
+    view = replace(token_view([]), kept_N=torch.zeros(0, dtype=torch.bool))
+    assert LOSSES.load(name)()(view).loss_U.tolist() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from rftcore.algorithms import MASKS, build_algorithm
 from rftcore.algorithms.base import Signals, StepBatch, TokenMask
 from rftcore.algorithms.masks.clip_b import ClipB, discriminator
 from rftcore.algorithms.masks.clip_v import ClipV, expected_discriminator
+from rftcore.algorithms.masks.cov import Cov
+from rftcore.algorithms.masks.entropy import Entropy
 from rftcore.algorithms.masks.m2po import M2PO
+from rftdata.errors import ConfigError
 from tests.support.algorithms import loss_and_gradient, step_batch
 
 
@@ -152,6 +156,55 @@ class TestClipV:
         signals = Signals(old_N=p.log(), entropy_N=entropy.repeat(3))
         mean = (p.double() * discriminator(signals)).sum().item()
         assert expected_discriminator(p.log()[None]).item() == pytest.approx(mean, abs=1e-6)
+
+
+class TestCov:
+    # A - mean = ±1, log π - mean = 2, 1, -1, -2 at each sign: C = 2, 1, -1, -2 and the reverse.
+    batch = step_batch([0.0] * 8, groups=[0, 0, 0, 0, 1, 1, 1, 1], rollouts=[0, 1, 2, 3] * 2)
+    signals = Signals(old_N=torch.tensor([-1.0, -2.0, -4.0, -5.0] * 2))
+    advantages = [3.0] * 4 + [1.0] * 4
+
+    @pytest.mark.parametrize(("share", "chosen"), [(1e-3, 1), (0.25, 2), (0.375, 3), (0.5, 4)])
+    def test_chooses_the_share_of_largest_covariance_and_at_least_one(self, share: float, chosen: int) -> None:
+        found = kept(Cov, self.batch, self.signals, self.advantages, share=share)
+        dropped = [place for place, is_kept in enumerate(found) if not is_kept]
+        assert len(dropped) == chosen and set(dropped) <= {0, 7, 1, 6}
+        assert chosen == 1 or {0, 7} <= set(dropped)
+
+    def test_draws_among_those_between_the_bounds_whatever_their_order(self) -> None:
+        keys = {"choose": "random", "low": -1.5, "high": 1.5, "share": 0.25}
+        drawn = set()
+        for step in range(1, 9):
+            batch = replace(self.batch, step=step)
+            found = kept(Cov, batch, self.signals, self.advantages, **keys)
+            order = torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
+            moved = step_batch(
+                [0.0] * 8, groups=batch.group_B[order].tolist(), rollouts=batch.rollout_B[order].tolist(), step=step
+            )
+            old_N, advantages_N = self.signals.old_N[order], torch.tensor(self.advantages)[order]
+            assert kept(Cov, moved, Signals(old_N=old_N), advantages_N.tolist(), **keys) == [found[i] for i in order]
+            drawn |= {frozenset(place for place, is_kept in enumerate(found) if not is_kept)}
+        assert all(len(each) == 2 and each <= {1, 2, 5, 6} for each in drawn) and len(drawn) > 2
+        assert kept(Cov, self.batch, self.signals, self.advantages, choose="random", low=2.5) == [True] * 8
+
+    def test_needs_no_mask_of_its_own_but_a_loss_that_reads_it_does(self) -> None:
+        with pytest.raises(ConfigError, match=r"kl_cov acts on tokens that a mask names.*algorithm\.mask: cov"):
+            build_algorithm("grpo", {"loss": "kl_cov"})
+        # The loss that reads the mask keeps the weight of all tokens; any other one drops those that it names.
+        for loss, weights in (("kl_cov", [0.25] * 4), ("ppo", [0.0, 0.25, 0.25, 0.25])):
+            algorithm = build_algorithm("kl_cov", {"loss": loss})
+            batch = step_batch([1.0, 0.0], tokens=[2, 2])
+            plan = algorithm.plan(batch, Signals(old_N=torch.tensor([-0.1, -1.0, -1.0, -1.0])))
+            assert plan.policy_weights_N.tolist() == weights and plan.metrics["mask_kept"] == 0.75
+
+
+class TestEntropyMask:
+    def test_keeps_the_share_of_highest_entropy(self) -> None:
+        # Five entropies: the 0.8 quantile lies at place 3.2, 0.4 + 0.2 · 0.1; the 0.5 quantile is the third.
+        signals = Signals(entropy_N=torch.tensor([0.3, 0.1, 0.5, 0.4, 0.2]))
+        assert kept(Entropy, step_batch([0.0] * 5), signals) == [False, False, True, False, False]
+        assert kept(Entropy, step_batch([0.0] * 5), signals, share=0.5) == [True, False, True, True, False]
+        assert kept(Entropy, step_batch([0.0] * 5), signals, share=1.0) == [True] * 5
 
 
 @pytest.mark.parametrize("name", sorted(MASKS.builtins))

@@ -46,7 +46,11 @@ def ours(name: str, changes: dict[str, Any], given: dict[str, Tensor], old: Tens
     algorithm = build_algorithm(name, {"old_logprobs": "recomputed"} | changes)
     flat = {key: values[MASK_BT] for key, values in given.items()}
     batch = step_batch(REWARDS, GROUPS, [0, 1, 2, 3] * 3, tokens=LENGTHS, behavior=flat["sampled_BT"].tolist())
-    signals = Signals(old_N=flat["old_BT"] if old is None else old, reference_N=flat["reference_BT"])
+    signals = Signals(
+        old_N=flat["old_BT"] if old is None else old,
+        reference_N=flat["reference_BT"],
+        entropy_N=flat["entropy_BT"],
+    )
     with_gradient = {"entropy_N": flat["entropy_BT"]} if algorithm.config.entropy.coef else {}
     return loss_in_parts(algorithm, batch, signals, flat["logprobs_BT"], MICRO_BATCHES, **with_gradient)
 
@@ -98,6 +102,20 @@ GRPO_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.1},
     ),
     ("sapo", EPS, {"loss_type": "sapo"}),
+    ("vespo", EPS, {"loss_type": "vespo"}),
+    (
+        "vespo",
+        EPS | {"loss": {"k_positive": 1.0, "lambda_positive": 0.5, "k_negative": 2.0, "lambda_negative": 4.0}},
+        {
+            "loss_type": "vespo",
+            "vespo_k_pos": 1.0,
+            "vespo_lambda_pos": 0.5,
+            "vespo_k_neg": 2.0,
+            "vespo_lambda_neg": 4.0,
+        },
+    ),
+    ("high_entropy", EPS, {"top_entropy_quantile": 0.2}),
+    ("high_entropy", EPS | {"mask": {"share": 0.55}}, {"top_entropy_quantile": 0.55}),
 ]
 
 
@@ -126,10 +144,20 @@ def test_grpo_trainer_has_the_same_advantages_loss_and_gradient(
     expected, advantages_B = trl_loss("GRPOTrainer", REWARDS, 4, mask_BT=MASK_BT, **given | sampled, **trl)
     check(ours(name, changes, given), expected, given)
     algorithm = build_algorithm(name, changes)
-    signals = Signals(old_N=given["old_BT"][MASK_BT].detach(), reference_N=given["reference_BT"][MASK_BT])
+    signals = Signals(
+        old_N=given["old_BT"][MASK_BT].detach(), reference_N=given["reference_BT"][MASK_BT], entropy_N=given["entropy_BT"][MASK_BT]
+    )  # fmt: skip
     plan = algorithm.plan(step_batch(REWARDS, GROUPS, [0, 1, 2, 3] * 3, tokens=LENGTHS), signals)
     sequence_N = plan.batch.sequence_N
     torch.testing.assert_close(plan.advantages_N, advantages_B[sequence_N], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.4, 0.4), (0.1, 0.25)])
+def test_gmpo_is_that_of_the_gmpo_trainer(low: float, high: float) -> None:
+    given = tensors(3)
+    settings = {"epsilon_low": low, "epsilon_high": high}
+    expected, _ = trl_loss("GMPOTrainer", REWARDS, 4, mask_BT=MASK_BT, **given | {"sampled_BT": None}, **settings)
+    check(ours("gmpo", EPS | {"loss": {"low": low, "high": high}}, given), expected, given)
 
 
 def test_the_corrected_kl_is_trl_s_with_bias_correction_where_ratios_are_below_two() -> None:

@@ -83,18 +83,38 @@ def same(ours: Tensor, theirs: Tensor, leaf: Tensor) -> None:
         ("dpo_hinge", {"beta": 0.3}, "hinge", {"beta": 0.3}),
         ("robust_dpo", {"beta": 0.4, "label_smoothing": 0.2}, "robust", {"beta": 0.4, "label_smoothing": 0.2}),
         ("dpo_norm", {"beta": 2.0}, "sigmoid_norm", {"beta": 2.0}),
+        ("exo_pair", {"beta": 0.4, "label_smoothing": 0.05}, "exo_pair", {"beta": 0.4, "label_smoothing": 0.05}),
+        ("nca_pair", {"beta": 0.4}, "nca_pair", {"beta": 0.4}),
+        ("bco_pair", {"beta": 0.4}, "bco_pair", {"beta": 0.4}),
+        ("sppo_hard", {"beta": 0.4}, "sppo_hard", {"beta": 0.4}),
+        ("apo_zero", {"beta": 0.4}, "apo_zero", {"beta": 0.4}),
+        ("apo_down", {"beta": 0.4}, "apo_down", {"beta": 0.4}),
+        ("discopop", {"beta": 0.4}, "discopop", {"beta": 0.4}),
     ],
 )
 def test_the_dpo_family_is_that_of_the_dpo_trainer(
     preset: str, changes: dict[str, Any], loss_type: str, theirs: dict[str, Any]
 ) -> None:
+    compare_with_dpo_trainer(preset, changes, {loss_type: 1.0}, LENGTHS, theirs)
+
+
+@pytest.mark.parametrize("changes", [{"beta": 0.3}, {"beta": 0.3, "form": {"hinge": 0.5, "sft": 2.0}}])
+def test_several_losses_are_added_with_their_weights(changes: dict[str, Any]) -> None:
+    # TRL averages the likelihood over tokens, so chosen responses have one length.
+    form = {"sigmoid": 0.8, "bco_pair": 0.2, "sft": 1.0} | changes.get("form", {})
+    compare_with_dpo_trainer("mpo", changes, form, [3, 2, 3, 5, 3, 1, 3, 4], {"beta": 0.3})
+
+
+def compare_with_dpo_trainer(
+    preset: str, changes: dict[str, Any], form: dict[str, float], lengths: list[int], theirs: dict[str, Any]
+) -> None:
     from trl.trainer.dpo_trainer import DPOTrainer
 
-    responses = Responses.make(1, LENGTHS)
+    responses = Responses.make(1, lengths)
     settings = {"label_smoothing": 0.0} | theirs
     trainer = bare(
-        DPOTrainer, loss_types=[loss_type], loss_weights=[1.0], f_divergence_type="reverse_kl", ld_alpha=None,
-        precompute_ref_logps=True, use_weighting=False, **settings,
+        DPOTrainer, loss_types=[*form], loss_weights=[*form.values()], f_divergence_type="reverse_kl", ld_alpha=None,
+        precompute_ref_logps=True, use_weighting=False, args=SimpleNamespace(discopop_tau=0.05), **settings,
     )  # fmt: skip
     inputs = {name: value[CHOSEN_FIRST] for name, value in responses.with_prompt().items()}
     chosen, rejected = responses.reference_BT.sum(1)[CHOSEN_FIRST].chunk(2)
@@ -224,6 +244,18 @@ class TestFromLogits:
         algorithm = build_algorithm("simpo", {"loss": {"beta": beta, "gamma": gamma}})
         found = loss_in_parts(algorithm, step_batch([0.0] * 8, list(range(8)), tokens=LENGTHS), Signals(), logprobs_N)
         same(found, expected, logits)
+
+    @pytest.mark.parametrize("nll_coef", [0.0, 1.0, 0.3])
+    def test_cpo_is_that_of_the_cpo_trainer_and_the_likelihood_per_token(self, nll_coef: float) -> None:
+        from trl.experimental.cpo import CPOTrainer
+
+        responses = Responses.make(7, LENGTHS)
+        sums_B, lengths_B = responses.logprobs_BT.sum(1), torch.tensor(LENGTHS)
+        trainer = bare(CPOTrainer, loss_type="sigmoid", beta=0.3, alpha=0.0, label_smoothing=0.0)
+        losses, *_ = trainer.cpo_loss(sums_B[0::2], sums_B[1::2])
+        expected = losses.mean() - nll_coef * (sums_B / lengths_B)[0::2].mean()
+        algorithm = build_algorithm("cpo", {"loss": {"beta": 0.3, "nll_coef": nll_coef}})
+        same(loss_in_parts(algorithm, responses.batch(), Signals(), responses.logprobs_N), expected, responses.leaf_BT)
 
     def test_cdpo_with_a_reference_of_zero_is_the_smoothed_cpo(self) -> None:
         from trl.experimental.cpo import CPOTrainer
