@@ -92,7 +92,8 @@ def _needs(name: str) -> str:
     algorithm = build_algorithm(name)
     words = {
         "behavior": "log-probabilities of the policy that sampled", "old": "a forward pass before the step",
-        "entropy": "entropies before the step", "discriminator": "entropies before the step", "reference": "the reference model",
+        "entropy": "entropies before the step", "discriminator": "entropies before the step", "collision": "a forward pass before the step",
+        "reference": "the reference model",
         "teacher": "a teacher", "teacher_logits": "a teacher", "values": "a critic", "mismatched": "the reference model",
     }  # fmt: skip
     found = [words[signal] for signal in sorted(algorithm.signals)]

@@ -35,6 +35,7 @@ ADVANTAGES: Registry[type[Advantage]] = Registry("advantage", {
     "gigpo": "rftcore.algorithms.advantages.gigpo:GiGPO",
     "group": "rftcore.algorithms.advantages.group:Group",
     "jsd": "rftcore.algorithms.advantages.jsd:SampledJSD",
+    "otb": "rftcore.algorithms.advantages.otb:OTB",
     "pass_at_k": "rftcore.algorithms.advantages.pass_at_k:PassAtK",
     "remax": "rftcore.algorithms.advantages.remax:ReMax",
     "teacher": "rftcore.algorithms.advantages.teacher:Teacher",

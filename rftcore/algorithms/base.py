@@ -33,7 +33,16 @@ if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 Signal = Literal[
-    "behavior", "old", "reference", "teacher", "values", "entropy", "discriminator", "mismatched", "teacher_logits"
+    "behavior",
+    "old",
+    "reference",
+    "teacher",
+    "values",
+    "entropy",
+    "discriminator",
+    "collision",
+    "mismatched",
+    "teacher_logits",
 ]
 Column = Literal["step_rewards", "state", "baseline_rewards"]
 Unit = Literal["token", "sequence", "pair"]
@@ -137,6 +146,7 @@ class Signals:
         values_N: float32; the critic's value of the state before the token.
         entropy_N: float32, nats; entropy of the policy's distribution before the token.
         discriminator_N: float32; Σ_v p_v² (H + log p_v) of that distribution, H its entropy (`masks.clip_v`).
+        collision_N: float32; Σ_v p_v² of that distribution: the probability that two draws from it are equal.
         mismatched_kl: float32, a single number, nats; mean of Σ_t log(π / π_reference) over sequences that join a prompt of the
             batch with the response to another one (`rftcore.trainer.batch_forms.mismatched`), over all ranks. 0 where the batch
             has one prompt.
@@ -151,6 +161,7 @@ class Signals:
     entropy_N: Tensor | None = None
     mismatched_kl: Tensor | None = None
     discriminator_N: Tensor | None = None
+    collision_N: Tensor | None = None
 
     def only(self, kept_N: Tensor) -> Signals:
         """Return those of the tokens with True."""

@@ -93,7 +93,7 @@ class Models:
         wanted = self.algorithm.signals if wanted is None else wanted
         found: dict[str, Tensor] = {
             f"{name}_N": torch.zeros(num_tokens, device=self.policy.device)
-            for name in ("old", "entropy", "discriminator", "reference", "teacher", "values")
+            for name in ("old", "entropy", "discriminator", "collision", "reference", "teacher", "values")
             if name in wanted and not (name == "teacher" and self.teacher is None)
         }
         with without_dropout(self.policy.model):
@@ -130,7 +130,13 @@ class Models:
                     read_logits(hidden_NH, output, lambda z_CV: expected_discriminator(z_CV.log_softmax(dim=-1))),
                 )
 
-        if {"old", "entropy", "discriminator"} & wanted:
+            if "collision" in wanted:
+                yield (
+                    "collision",
+                    read_logits(hidden_NH, output, lambda z_CV: z_CV.softmax(dim=-1).square().sum(dim=-1)),
+                )
+
+        if {"old", "entropy", "discriminator", "collision"} & wanted:
             of_policy = self.policy.read(micro_batch, self.temperature, lambda *inputs: dict(policy_head(*inputs)))
             yield from ((name, values_N) for name, values_N in of_policy.items() if name in wanted)
         if "reference" in wanted:

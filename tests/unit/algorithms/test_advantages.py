@@ -17,6 +17,7 @@ from rftcore.algorithms.advantages.discounted import Discounted
 from rftcore.algorithms.advantages.gae import GAE
 from rftcore.algorithms.advantages.gigpo import GiGPO
 from rftcore.algorithms.advantages.group import Group
+from rftcore.algorithms.advantages.otb import OTB
 from rftcore.algorithms.advantages.pass_at_k import PassAtK
 from rftcore.algorithms.advantages.remax import ReMax
 from rftcore.algorithms.advantages.rollouts import accumulated
@@ -288,7 +289,9 @@ class TestBest:
 def test_an_empty_batch_and_one_without_tokens_have_no_advantages(name: str) -> None:
     part = ADVANTAGES.load(name)
     empty = torch.zeros(0)
-    signals = Signals(**dict.fromkeys(("old_N", "reference_N", "teacher_N", "values_N", "entropy_N"), empty))
+    signals = Signals(
+        **dict.fromkeys(("old_N", "reference_N", "teacher_N", "values_N", "entropy_N", "collision_N"), empty)
+    )
     for rewards in ([], [1.0, 0.0]):
         optional = {
             f"{key}_B": torch.zeros(len(rewards), dtype=torch.int64 if key == "state" else torch.float32)
@@ -328,6 +331,21 @@ class TestPassAtK:
         batch = step_batch([1.0, 9.0, 4.0], rollouts=[0, 1, 1], turns=[0, 0, 1])
         assert advantages(PassAtK, batch, k=2) == pytest.approx([0.0, 3.0, 3.0])
         assert advantages(PassAtK, step_batch([5.0])) == [0.0]
+
+
+class TestOTB:
+    def test_the_tail_of_the_longest_rollout_has_no_advantage_or_its_return(self) -> None:
+        # p = 0.5 of two tokens: w = 1 - 1 + 0.5 = 0.5 everywhere. At the first tokens b = (1 + 0) / 2; rollout 0 alone has a second one.
+        batch = step_batch([1.0, 0.0], tokens=[2, 1])
+        signals = Signals(old_N=torch.full((3,), 0.5).log(), collision_N=torch.full((3,), 0.5))
+        assert advantages(OTB, batch, signals) == pytest.approx([0.5, 0.0, -0.5])
+        assert advantages(OTB, batch, signals, keep_tail=True) == pytest.approx([0.5, 1.0, -0.5])
+
+    def test_a_certain_token_adds_nothing_to_the_weight(self) -> None:
+        # w = 0 for the first rollout's certain token, and 1 - 2/3 + 1/3 = 2/3 for one of three: b is the second's return.
+        batch = step_batch([1.0, 0.0])
+        signals = Signals(old_N=torch.tensor([1.0, 1 / 3]).log(), collision_N=torch.tensor([1.0, 1 / 3]))
+        assert advantages(OTB, batch, signals) == pytest.approx([1.0, 0.0], abs=1e-6)
 
 
 @given(lengths=st.lists(st.integers(1, 40), max_size=6), factor=st.sampled_from([0.0, 0.5, 0.97, 1.0]))

@@ -309,7 +309,26 @@ def gigpo(case: Case) -> Losses:
     return clipped(case, (episode + step)[case.sequence], case.behavior)
 
 
-TURNS = (step_wise_grpo, gigpo)
+def otb(case: Case) -> Losses:
+    p_NV = np.exp(case.old_NV)
+    energy = ((np.eye(VOCABULARY)[case.chosen] - p_NV) ** 2).sum(axis=1)  # the gradient of log π by the logits
+    tokens = by_key([(case.group[b], case.rollout[b]) for b in case.sequence])
+    last = {(g, r): b for b, (g, r) in enumerate(zip(case.group, case.rollout, strict=True))}
+    returns = {
+        key: case.rewards[last[key]] + np.cumsum(case.token_rewards[own][::-1])[::-1] for key, own in tokens.items()
+    }  # type: ignore[index]
+    weight = {key: np.cumsum(energy[own]) for key, own in tokens.items()}
+    advantage = np.zeros(len(case.sequence))
+    for key, own in tokens.items():
+        others = [other for other in tokens if other[0] == key[0]]  # type: ignore[index]
+        for t, n in enumerate(own):
+            alive = [other for other in others if len(tokens[other]) > t]
+            baseline = sum(weight[o][t] * returns[o][t] for o in alive) / sum(weight[o][t] for o in alive)
+            advantage[n] = returns[key][t] - baseline if len(alive) > 1 else 0.0
+    return clipped(case, advantage, case.old)
+
+
+TURNS = (step_wise_grpo, gigpo, otb)
 TOKEN_REWARDS = (remax, reinforce_plus_plus, reinforce_plus_plus_baseline, *TURNS)
 CHANGES: dict[Callable[[Case], Losses], dict[str, Any]] = {
     pass_at_k: {"advantage": {"k": 3}}, kl_cov: {"mask": {"share": 0.25}, "loss": {"coef": 0.7}},
@@ -359,7 +378,7 @@ def test_loss_and_gradient_are_those_of_the_formulas(expected: Callable[[Case], 
     signals = Signals(
         old_N=torch.from_numpy(case.old).float() if "old" in algorithm.signals else None,
         reference_N=torch.from_numpy(case.reference).float(), entropy_N=-(old_NV.exp() * old_NV).sum(dim=1),
-        discriminator_N=expected_discriminator(old_NV),
+        discriminator_N=expected_discriminator(old_NV), collision_N=old_NV.exp().square().sum(dim=1),
     )  # fmt: skip
     logprobs_N = torch.from_numpy(case.logprobs).float().requires_grad_()
     index_N = torch.arange(len(case.sequence))

@@ -280,6 +280,22 @@ class TestDPO:
         ]
         assert parts == pytest.approx([0.8543552 / 2, 0.5543552 / 2], abs=1e-6)
 
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            ({"form": "exo_pair"}, "exo_pair needs label_smoothing above 0"),
+            ({"form": {}}, "form needs at least one loss"),
+            ({"form": {"hinge": -1.0, "sft": 1.0}}, "a weight that is not negative"),
+            (
+                {"form": {"hinge": 1.0}, "label_smoothing": 0.1},
+                "label_smoothing is for the forms sigmoid, robust, exo_pair",
+            ),
+        ],
+    )
+    def test_forms_that_mean_nothing_are_refused(self, args: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):  # from another preset, whose keys are replaced as a whole
+            build_algorithm("orpo", {"loss": {"name": "dpo"} | args})
+
     @pytest.mark.parametrize("args", [{"beta": 0}, {"label_smoothing": 0.5}, {"label_smoothing": -0.1}])
     def test_settings_that_mean_nothing_are_refused(self, args: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=next(iter(args))):

@@ -76,7 +76,7 @@ def cases(draw: st.DrawFn) -> Case:
     )  # fmt: skip
     signals = Signals(
         old_N=logprobs_N + noise(0.3), reference_N=logprobs_N + noise(0.3), teacher_N=logprobs_N + noise(0.3),
-        values_N=noise(1.0), entropy_N=noise(1.0).abs(), discriminator_N=noise(0.1),
+        values_N=noise(1.0), entropy_N=noise(1.0).abs(), discriminator_N=noise(0.1), collision_N=noise(0.1).abs(),
     )  # fmt: skip
     micro_batch_B = torch.tensor(draw(st.lists(st.integers(0, 3), min_size=num, max_size=num)))
     order_B = torch.tensor(draw(st.permutations(range(num))))

@@ -60,6 +60,22 @@ def test_continued_pretraining_trains_on_every_token_but_the_first(model_path: s
 
 
 @pytest.mark.parametrize("max_tokens", [20, 4096])
+def test_the_optimal_token_baseline_reads_the_probability_that_two_draws_are_equal(
+    model_path: str, max_tokens: int
+) -> None:
+    batch = make_batch(6)
+    learner = Learner(model_path, config(max_tokens_per_microbatch=max_tokens), build_algorithm("otb"), 0)
+    mask = batch.loss_mask_BT[:, 1:]
+    signals = learner._models.signals(batch, learner._models.split(batch), int(mask.sum()))
+    model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(input_ids=batch.token_ids_BT, attention_mask=batch.attention_mask_BT.long()).logits
+    expected = logits[:, :-1][mask].softmax(-1).square().sum(-1)
+    assert signals.collision_N is not None and not signals.collision_N.requires_grad
+    torch.testing.assert_close(signals.collision_N, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("max_tokens", [20, 4096])
 def test_kto_measures_the_divergence_on_mismatched_pairs(model_path: str, moved_path: str, max_tokens: int) -> None:
     batch = make_batch(5)
     settings = config(max_grad_norm=None, max_tokens_per_microbatch=max_tokens)
