@@ -59,6 +59,7 @@ LOSSES: Registry[type[Term]] = Registry("loss", {
     "sapo": "rftcore.algorithms.losses.sapo:SAPO",
     "sft": "rftcore.algorithms.losses.sft:SFT",
     "simpo": "rftcore.algorithms.losses.simpo:SimPO",
+    "smoothed_sft": "rftcore.algorithms.losses.smoothed_sft:SmoothedSFT",
     "sppo": "rftcore.algorithms.losses.sppo:SPPO",
     "topr": "rftcore.algorithms.losses.topr:TOPR",
     "value": "rftcore.algorithms.losses.value:Value",

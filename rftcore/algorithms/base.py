@@ -344,7 +344,7 @@ class TokenTerm(Term):
 
 
 class HeadTerm(TokenTerm):
-    """One loss per token that depends on whole distributions: of the policy, and of the teacher at the same place.
+    """One loss per token that depends on whole distributions: of the policy, and, unless `needs` is empty, of the teacher at the same place.
 
     The trainer calls `read` on some rows of logits at a time, and again on the same rows in the backward pass, so that logits of all
     tokens never exist at once. What it returned stands in `TokenView.read_N`. It may depend on the row alone.
@@ -353,12 +353,12 @@ class HeadTerm(TokenTerm):
     needs = frozenset({"teacher_logits"})
 
     @abstractmethod
-    def read(self, logits_RV: Tensor, teacher_logits_RV: Tensor) -> Tensor:
+    def read(self, logits_RV: Tensor, teacher_logits_RV: Tensor | None) -> Tensor:
         """One number per row, float32 [R].
 
         Args:
             logits_RV: float32, after division by the temperature; carries the gradient.
-            teacher_logits_RV: the same of the teacher, without gradient.
+            teacher_logits_RV: the same of the teacher, without gradient; None for a loss that needs none.
         """
 
     def __call__(self, view: TokenView) -> Loss:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from operators.base import Operator
 from operators.chain.chain import Chain
 from operators.chain.stage import written_columns
-from rftcore.algorithms.base import RECORDED_BY, Column
+from rftcore.algorithms.base import RECORDED_BY, Column, HeadTerm
 from rftcore.algorithms.losses.ppo import PPO
 from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError
@@ -92,11 +92,11 @@ def _check_token_parts(algorithm: Algorithm) -> None:
             value="old_logprobs: behavior", allowed="recomputed", todo="leave old_logprobs out",
         )  # fmt: skip
     expert = algorithm.expert
-    if expert is not None and (expert.unit != "token" or expert.uses_advantages or "teacher_logits" in expert.signals):
+    if expert is not None and (expert.unit != "token" or expert.uses_advantages or isinstance(expert, HeadTerm)):
         assert config.expert is not None
         raise ConfigError(
             "algorithm.expert.loss is for responses that have no advantage", value=config.expert.loss.name,
-            allowed="a loss per token without advantages and teacher", todo="name sft",
+            allowed="a loss per token without advantages and whole distributions", todo="name sft",
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from rftcore.algorithms.base import HeadTerm
 from rftcore.models import stored_model
 from rftcore.resolved import ResolvedRun
 from rftcore.run.gpus import this_machine
@@ -147,6 +148,7 @@ def _models(resolved: ResolvedRun, find: Callable[[str], Path]) -> Trained:
         critic=None if critic is None else critic_shape,
         has_reference="reference" in algorithm.signals,
         teacher=read_model_shape(find(teacher.path)) if teacher is not None and reads_teacher else None,
+        reads_logits=isinstance(algorithm.loss, HeadTerm),
         compares_logits="teacher_logits" in algorithm.signals,
     )
 

@@ -30,6 +30,8 @@ _LAYERS_GATHERED = 2
 # Rows of the size of the logits that exist at one time where a loss compares whole distributions: with the generalised Jensen-Shannon
 # divergence, whose three distributions and their products are kept, in its backward pass.
 _ROWS_COMPARED = 11
+# The same where a loss reads the policy's distributions alone.
+_ROWS_READ = 5
 _SMALLEST_MICRO_BATCH = 1024
 _MOST_GPUS = 64
 
@@ -81,6 +83,7 @@ class Trained:
         critic: a value model that is trained in full beside it.
         has_reference: whether a reference model is computed.
         teacher: a model whose log-probabilities the trainer computes.
+        reads_logits: whether the loss reads whole distributions of the policy, besides the token's own probability.
         compares_logits: whether the loss compares whole distributions of policy and teacher.
     """
 
@@ -88,6 +91,7 @@ class Trained:
     critic: ModelShape | None = None
     has_reference: bool = False
     teacher: ModelShape | None = None
+    reads_logits: bool = False
     compares_logits: bool = False
 
 
@@ -127,12 +131,15 @@ def _logits(models: Trained, tokens: int, item: int) -> list[Part]:
     """What the output layer computes of some tokens at a time."""
     row = _FP32 * models.policy.vocabulary
     rows = max(1, min(tokens, LOGITS_BYTES // row))
-    if not models.compares_logits or models.teacher is None:
+    if models.compares_logits and models.teacher is not None:
+        parts = [
+            Part("logits", _ROWS_COMPARED * rows * row, f"of {rows:,} tokens, of policy and teacher, and what the loss makes of them"),
+            Part("gathered teacher", item * models.teacher.root_parameters, f"embedding and output layer, {item} bytes a weight"),
+        ]  # fmt: skip
+    elif models.reads_logits:
+        parts = [Part("logits", _ROWS_READ * rows * row, f"of {rows:,} tokens, and what the loss makes of them")]
+    else:
         return [Part("logits", 2 * rows * row, f"of {rows:,} tokens, and their gradient")]
-    parts = [
-        Part("logits", _ROWS_COMPARED * rows * row, f"of {rows:,} tokens, of policy and teacher, and what the loss makes of them"),
-        Part("gathered teacher", item * models.teacher.root_parameters, f"embedding and output layer, {item} bytes a weight"),
-    ]  # fmt: skip
     if tokens > rows:  # so that gradients of the pieces are added up in float32
         parts.append(Part("output layer", _FP32 * models.policy.embedding_parameters, f"{_FP32} bytes a weight"))
     return parts

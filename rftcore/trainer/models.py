@@ -208,10 +208,12 @@ class Models:
         return plan.view(index_N, micro_batch.sequences, logprobs_N, entropy_N=bonus_N, read_N=read_N), measured
 
     def _compared(self, micro_batch: MicroBatch, hidden_NH: Tensor, output: Output) -> Tensor | None:
-        """What a loss reads of the whole distributions of policy and teacher; None for other losses."""
+        """What a loss reads of the whole distributions of the policy, and of a teacher; None for other losses."""
         loss = self.algorithm.loss
         if not isinstance(loss, HeadTerm):
             return None
+        if "teacher_logits" not in loss.signals:
+            return read_logits(hidden_NH, output, lambda logits_CV: loss.read(logits_CV, None))
         assert self.teacher is not None
         with torch.no_grad():
             teacher_NH, of_teacher = self.teacher.read(micro_batch, self.temperature, lambda *inputs: inputs)

@@ -31,7 +31,8 @@ class JSD(HeadTerm):
     Config = JSDConfig
     config: JSDConfig
 
-    def read(self, logits_RV: Tensor, teacher_logits_RV: Tensor) -> Tensor:
+    def read(self, logits_RV: Tensor, teacher_logits_RV: Tensor | None) -> Tensor:
+        assert teacher_logits_RV is not None
         beta = self.config.beta
         s_RV, t_RV = (x.log_softmax(dim=-1).clamp(min=_MIN_LOGPROB) for x in (logits_RV, teacher_logits_RV))
         if beta == 0:

@@ -202,5 +202,5 @@ class TestModels:
         check_models(build_algorithm("reward_model"), has_evaluation=False)
 
     def test_an_expert_s_loss_reads_no_teacher(self) -> None:
-        with pytest.raises(ConfigError, match="without advantages and teacher"):
+        with pytest.raises(ConfigError, match="without advantages and whole distributions"):
             build_algorithm("grpo", {"expert": {"loss": "jsd"}})

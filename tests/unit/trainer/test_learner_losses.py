@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForTokenClassification, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.trainer_pt_utils import LabelSmoother
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.losses.jsd import JSD
@@ -57,6 +58,25 @@ def test_continued_pretraining_trains_on_every_token_but_the_first(model_path: s
     torch.nn.functional.cross_entropy(logits[:, :-1][mask], batch.token_ids_BT[:, 1:][mask]).backward()
     same_gradients(found, model)
     assert metrics["num_tokens"] == batch.attention_mask_BT.sum() - batch.num_experiences
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_microbatch": 20, "share_prompts": True}])
+def test_label_smoothing_is_torch_s_and_that_of_trl_s_trainers(model_path: str, settings: dict[str, Any]) -> None:
+    batch = make_batch(3)
+    algorithm = build_algorithm("smoothed_sft", {"loss": {"smoothing": 0.3}})
+    found, metrics = gradients(Learner(model_path, config(max_grad_norm=None, **settings), algorithm, 0), batch)
+    model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    output = model(input_ids=batch.token_ids_BT, attention_mask=batch.attention_mask_BT.long())
+    mask = batch.loss_mask_BT[:, 1:]
+    logits, targets = output.logits[:, :-1][mask], batch.token_ids_BT[:, 1:][mask]
+    loss = torch.nn.functional.cross_entropy(logits, targets, label_smoothing=0.3)
+    # TRL hands the logits to the smoother of transformers, which it makes from label_smoothing_factor.
+    labels = batch.token_ids_BT.masked_fill(~batch.loss_mask_BT, -100)
+    theirs = LabelSmoother(epsilon=0.3)({"logits": output.logits}, labels, shift_labels=True)
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5) == pytest.approx(theirs.item(), rel=1e-5)
+    assert metrics["nll"] == pytest.approx(torch.nn.functional.cross_entropy(logits, targets).item(), rel=1e-5)
+    loss.backward()
+    same_gradients(found, model)
 
 
 @pytest.mark.parametrize("max_tokens", [20, 4096])

@@ -17,6 +17,7 @@ from transformers import AutoModel, LlamaConfig, PretrainedConfig, Qwen2Config, 
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.losses.jsd import JSD
+from rftcore.algorithms.losses.smoothed_sft import SmoothedSFT
 from rftcore.trainer import memory
 from rftcore.trainer.config import LoraConfig, TrainerConfig
 from rftcore.trainer.head import Output, read_logits
@@ -229,6 +230,19 @@ def test_a_comparison_with_a_teacher_takes_what_torch_takes(rows: int, monkeypat
     gradient = 4 * shape.embedding_parameters  # which gathered gradients has
     assert live.most == pytest.approx(found.part("logits") + found.part("output layer") + gradient, rel=0.03)
     assert found.part("gathered teacher") == 2 * shape.root_parameters
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+def test_a_loss_that_reads_all_probabilities_takes_what_torch_takes(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, shape = 256, replace(QWEN, vocabulary=4096, hidden=64, is_tied=True)
+    monkeypatch.setattr(memory, "LOGITS_BYTES", 4 * rows * shape.vocabulary)
+    hidden_NH = torch.randn(tokens, shape.hidden).bfloat16().requires_grad_()
+    output, loss = Output(torch.randn(shape.vocabulary, shape.hidden).requires_grad_(), chunk=rows), SmoothedSFT()
+    with LiveBytes() as live:
+        read_logits(hidden_NH, output, lambda logits_CV: loss.read(logits_CV, None)).sum().backward()
+    found = estimate(Trained(policy=shape, reads_logits=True), max_tokens_per_microbatch=tokens)
+    gradient = 4 * shape.embedding_parameters  # of which half does not exist yet when most does
+    assert live.most == pytest.approx(found.part("logits") + found.part("output layer") + gradient / 2, rel=0.03)
 
 
 @pytest.mark.parametrize(
