@@ -13,7 +13,7 @@ import yaml
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from rftcore.explorer.config import ExplorerConfig
-from rftcore.trainer.config import LoraConfig, TrainerConfig
+from rftcore.trainer.config import TrainerConfig
 from rftdata.config import (
     BufferConfig,
     EvalConfig,
@@ -125,11 +125,6 @@ class RunConfig(Section):
         return self._base_dir
 
     @property
-    def lone_adapters(self) -> LoraConfig | None:
-        """The adapters that engines get alone; None if they get whole weights."""
-        return self.trainer.lora if self.sync.adapters == "alone" else None
-
-    @property
     def pacing(self) -> Pacing:
         """How far explorers may be ahead of the trainer."""
         return Pacing(interval=self.sync.interval, offset=self.sync.offset, window=self.sampling.window)
@@ -180,7 +175,7 @@ class RunConfig(Section):
     def _adapters_are_trained(self) -> RunConfig:
         if self.sync.adapters == "alone" and self.trainer.lora is None:
             raise ValueError(
-                "sync.adapters is alone, and no adapters are trained; set trainer.lora, or sync.adapters: merged"
+                "sync.adapters is alone, and no adapters are trained; set trainer.lora, or remove sync.adapters"
             )
         return self
 

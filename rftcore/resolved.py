@@ -15,16 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from rftcore.algorithms import build_algorithm
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
+from rftcore.engines.adapters import reason_to_merge
 from rftcore.engines.base import Engine, EngineConfig
 from rftcore.engines.vllm_arguments import refuse_unknown_arguments, slot_rank
-from rftcore.models import resolve_model
+from rftcore.models import resolve_model, stored_model
 from rftcore.monitor import MONITORS, Monitor
 from rftcore.rewards import Reward, load_rewards
 from rftcore.rewards.reward_model import RewardModel
@@ -103,6 +104,46 @@ class ResolvedRun:
         """
         return self._folder(self.config.model.path)
 
+    @property
+    def engine_dtype(self) -> str | None:
+        """The type of an engine's weights: float32, bfloat16 or float16; None if only the engine knows.
+
+        Raises:
+            ConfigError: see `engine`.
+        """
+        engine, dtype = self.config.explorer.engine, self.engine(worker_index=0).dtype
+        if dtype != "auto" or engine not in ENGINES.builtins:
+            return None if dtype == "auto" else dtype
+        stored = self._model_values
+        found = stored.get("dtype") or stored.get("torch_dtype")
+        # What is stored as float32 vLLM rounds by itself, unless it is told otherwise.
+        return "bfloat16" if engine == "vllm" and found in (None, "float32") else found
+
+    @property
+    def _model_values(self) -> Mapping[str, Any]:
+        """The config.json of the run's model; empty if it is not on this machine."""
+        folder = stored_model(self._path(self.config.model.path))
+        try:
+            found = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {}  # opening the model reports what is wrong
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def reason_to_merge(self) -> str | None:
+        """Why engines get adapters merged into the model's weights; None if they get them alone, or none are trained."""
+        lora, choice = self.config.trainer.lora, self.config.sync.adapters
+        if lora is None or choice == "alone":
+            return None
+        if choice == "merged":
+            return "sync.adapters is merged"
+        return reason_to_merge(self.config.explorer.engine, lora.rank, self._model_values.get("model_type"))
+
+    @property
+    def sends_adapters_alone(self) -> bool:
+        """Whether engines get the adapters of trainer.lora alone, and not whole weights."""
+        return self.config.trainer.lora is not None and self.reason_to_merge is None
+
     @cached_property
     def teacher_folder(self) -> Path | None:
         """The folder of the teacher that the trainer computes; None without one.
@@ -151,7 +192,10 @@ class ResolvedRun:
         return [policy, *(ModelFolder(use, folder, key) for use, folder, key in others if folder is not None)]
 
     def _folder(self, path: str, key: str = "model.path") -> Path:
-        return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path, key=key)
+        return resolve_model(self._path(path), key=key)
+
+    def _path(self, path: str) -> str:
+        return str(self.config.base_dir / path) if path.startswith((".", "/")) else path
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -231,12 +275,12 @@ class ResolvedRun:
         Raises:
             ConfigError: a setting is unknown or wrong.
         """
-        explorer, adapters = self.config.explorer, self.config.lone_adapters
+        explorer, lora = self.config.explorer, self.config.trainer.lora
         elsewhere: dict[str, tuple[str, object]] = {
             "tensor_parallel_size": ("explorer.tensor_parallel_size", explorer.tensor_parallel_size),
             "kv_cache": ("sync.kv_cache", self.config.sync.kv_cache),
             "sleep": ("explorer.sleep", explorer.sleep),
-            "adapter_rank": ("sync.adapters", None if adapters is None else adapters.rank),
+            "adapter_rank": ("sync.adapters", lora.rank if lora is not None and self.sends_adapters_alone else None),
         }
         for name, (setting, value) in elsewhere.items():
             if name in explorer.engine_args:

@@ -258,10 +258,11 @@ class SyncConfig(Section):
         " of the same version (with nccl, file_method then writes one of every version), and stop the run if one differs. For finding faults: it"
         " takes seconds, and memory for a second copy of the model.",
     )
-    adapters: Literal["merged", "alone"] = Field(
-        "merged",
-        description="What engines get when trainer.lora trains adapters: the whole model with the adapters merged into it, or the adapters"
-        " alone, which a vLLM engine keeps beside the model.",
+    adapters: Literal["auto", "alone", "merged"] = Field(
+        "auto",
+        description="What engines get when trainer.lora trains adapters: alone, the adapters, which the engine computes beside the model; merged, the"
+        " whole model with the adapters added to its weights, which loses what a bfloat16 engine rounds away; auto, alone where the engine can"
+        " compute them.",
     )
     kv_cache: Literal["recompute", "keep"] = Field(
         "recompute",

@@ -49,7 +49,7 @@ def check(
     from rftcore.deep_check import open_inputs
     from rftcore.resolved import ResolvedRun
     from rftcore.run.defaults import slow_limit, with_defaults
-    from rftcore.run.model_checks import check_stages
+    from rftcore.run.model_checks import check_stages, describe_adapters
     from rftcore.run.prepare import check_plugins
     from rftcore.trainer.device_checks import describe_stored
     from rftdata.user_code import held_lock
@@ -66,7 +66,7 @@ def check(
                 warn(sentence)
             for sentence in open_inputs(resolved, read_s) if deep else describe_stored(resolved):
                 warn(sentence)
-            for sentence in _plan(resolved, deep=deep):
+            for sentence in (*describe_adapters(resolved), *_plan(resolved, deep=deep)):
                 warn(sentence)
             if (limit := slow_limit(resolved.config)) is not None:
                 warn(limit)

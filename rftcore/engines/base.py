@@ -76,7 +76,7 @@ class EngineConfig(BaseModel):
     adapter_rank: int | None = Field(
         default=None,
         ge=1,
-        description="rank of the adapters that are kept beside the model; follows from sync.adapters and trainer.lora (vLLM only)",
+        description="rank of the adapters that are kept beside the model; follows from sync.adapters and trainer.lora",
     )
     vllm: dict[str, Any] = Field(
         default_factory=dict, description="further arguments of vLLM's, by its own names (vLLM only)"

@@ -36,7 +36,7 @@ from rftcore.sync.weights_file import (
     read_shapes_of_model,
     refuse_incomplete,
 )
-from rftdata.errors import EngineStoppedError, RftError
+from rftdata.errors import EngineStoppedError, ModelError, RftError
 
 # A step, or a change of weights, may take this long; an engine that hangs must not keep its explorer from stopping.
 _TELL_S = 10.0
@@ -173,16 +173,33 @@ class DrivenEngine(Engine):
         Raises:
             ModelError: it is such a file.
         """
-        if adapters_config(path) is None:
+        found = adapters_config(path)
+        self._refuse_other_kind(found, f"the file {path} has")
+        if found is None:
             check_complete(path, self._expected_shapes)
         else:
             refuse_unfit_adapters(read_shapes(path), self._expected_shapes, f"the adapters in {path}")
 
     def refuse_unfit(self, tensors: TensorShapes, adapters: AdaptersConfig | None = None) -> None:
+        self._refuse_other_kind(adapters, "the trainer sends")
         if adapters is None:
             refuse_incomplete(dict(tensors), self._expected_shapes, "what the trainer sends")
         else:
             refuse_unfit_adapters(dict(tensors), self._expected_shapes, "the adapters that the trainer sends")
+
+    def _refuse_other_kind(self, adapters: AdaptersConfig | None, what: str) -> None:
+        rank = self.config.adapter_rank
+        if (adapters is None) != (rank is None):
+            found, taken = ("whole weights", "adapters") if adapters is None else ("adapters", "whole weights")
+            raise ModelError(
+                f"{what} {found}, and this engine was started for {taken} only",
+                todo="start trainer and explorers with the same sync.adapters",
+            )
+        if adapters is not None and rank is not None and adapters["r"] > rank:
+            raise ModelError(
+                f"{what} adapters of a rank that this engine has no room for", value=adapters["r"], allowed=f"up to {rank}",
+                todo="start trainer and explorers with the same trainer.lora",
+            )  # fmt: skip
 
     def receive_weights(self, plan: TransferPlan, policy_version_id: int) -> str:
         reception = self.reception

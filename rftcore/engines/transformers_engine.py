@@ -15,9 +15,10 @@ from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import Decoding, Generation, Reception
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
-from rftcore.sync.adapters_file import merged_weights, whole_weights
+from rftcore.sync.adapters_file import adapters_config
 from rftcore.sync.devices import device_id
-from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.transfer_plan import AdaptersConfig, TransferPlan
+from rftcore.sync.weights_file import iterate_weights
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,8 @@ class TransformersEngine(DrivenEngine):
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig
 
+        from rftcore.engines.transformers_adapters import AdaptersBeside
+
         self._waiting: dict[str, Request] = {}
         self._receiver: TransferReceiver | None = None
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -43,6 +46,7 @@ class TransformersEngine(DrivenEngine):
         self._model = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=self.config.dtype)
         self._model.to(self._device)  # type: ignore[arg-type]  # transformers' wrapper of the method hides that it is bound
         self._model.eval()
+        self._adapters = AdaptersBeside(self._model)
         # The tokenizers library forbids use by two threads at once; callers use the other copy.
         self._detokenizer = copy.deepcopy(self.tokenizer)
         self._text = AnswerText(self._detokenizer)
@@ -132,38 +136,46 @@ class TransformersEngine(DrivenEngine):
         return any(each in text for each in stop)
 
     def _replace_weights(self, path: Path) -> None:
+        self._take(iterate_weights(path), adapters_config(path))
+
+    def _take(self, tensors: Iterator[tuple[str, Tensor]], adapters: AdaptersConfig | None) -> None:
+        if adapters is not None:
+            self._adapters.replace(dict(tensors), adapters)
+            return
         # In place; a tied head is the embedding's own tensor and is written twice with the same values.
         state = self._model.state_dict(keep_vars=False)
-        for name, tensor in whole_weights(path, Path(self.model_path)):
+        for name, tensor in tensors:
             state[name].copy_(tensor)
 
     @property
     def reception(self) -> Reception:
         dtype = str(self._model.dtype).removeprefix("torch.")
         wide = (name for name, tensor in self._model.state_dict().items() if str(tensor.dtype) == "torch.float32")
+        # Adapters alone leave the model's own weights as they are.
+        is_plain = dtype == "float32" or self.config.adapter_rank is not None
         return Reception(
-            dtype=dtype, device=device_id(self._device), num_ranks=1, in_float32=() if dtype == "float32" else tuple(wide)
-        )  # fmt: skip
+            dtype=dtype, device=device_id(self._device), num_ranks=1, in_float32=() if is_plain else tuple(wide)
+        )
 
     def _receive_weights(self, plan: TransferPlan) -> str:
         from rftcore.sync.transfer import TransferReceiver
 
         if self._receiver is None:
             self._receiver = TransferReceiver()
-        state = self._model.state_dict(keep_vars=False)
-
-        def load(tensors: Iterator[tuple[str, Tensor]]) -> None:
-            if plan.adapters is not None:
-                tensors = merged_weights(dict(tensors), plan.adapters, Path(self.model_path))
-            for name, tensor in tensors:
-                state[name].copy_(tensor)
-
-        return self._receiver.receive(plan, 0, load)
+        return self._receiver.receive(plan, 0, lambda tensors: self._take(tensors, plan.adapters))
 
     def _differing_weights(self, path: Path) -> list[str]:
         state = self._model.state_dict(keep_vars=False)
-        expected = whole_weights(path, Path(self.model_path))
-        return [name for name, tensor in expected if not state[name].equal(tensor.to(state[name]))]
+        if adapters_config(path) is None:
+            return [name for name, tensor in iterate_weights(path) if not state[name].equal(tensor.to(state[name]))]
+        own, published = self._adapters.tensors, dict(iterate_weights(path))
+        files = sorted(Path(self.model_path).glob("*.safetensors"))
+        weights = (named for file in files for named in iterate_weights(file))
+        found = [name for name, tensor in weights if not state[name].equal(tensor.to(state[name]))]
+        return found + sorted(
+            name for name in {*own, *published}
+            if name not in own or name not in published or not own[name].equal(published[name].to(own[name]))
+        )  # fmt: skip
 
     def _close_model(self) -> None:
         if self._receiver is not None:

@@ -34,9 +34,9 @@ from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
 from rftcore.engines.vllm_arguments import slot_rank
 from rftcore.sync.adapters_file import ADAPTERS_ID, ADAPTERS_NAME, adapters_config
-from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferPlan
+from rftcore.sync.transfer_plan import TransferPlan
 from rftcore.sync.weights_file import read_shapes
-from rftdata.errors import ModelError, RftError
+from rftdata.errors import RftError
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -223,28 +223,6 @@ class VllmEngine(DrivenEngine):
             finish_reason="abort",
             version_spans=[(start, int(version)) for version, start in state.weight_version_starts],
         )
-
-    def _refuse_file(self, path: Path) -> None:
-        self._refuse_other_kind(adapters_config(path), f"the file {path} has")
-        super()._refuse_file(path)
-
-    def refuse_unfit(self, tensors: TensorShapes, adapters: AdaptersConfig | None = None) -> None:
-        self._refuse_other_kind(adapters, "the trainer sends")
-        super().refuse_unfit(tensors, adapters)
-
-    def _refuse_other_kind(self, adapters: AdaptersConfig | None, what: str) -> None:
-        rank = self.config.adapter_rank
-        if (adapters is None) != (rank is None):
-            found, taken = ("whole weights", "adapters") if adapters is None else ("adapters", "whole weights")
-            raise ModelError(
-                f"{what} {found}, and this engine was started for {taken} only",
-                todo="start trainer and explorers with the same sync.adapters",
-            )
-        if adapters is not None and rank is not None and adapters["r"] > rank:
-            raise ModelError(
-                f"{what} adapters of a rank that this engine has no room for", value=adapters["r"], allowed=f"up to {rank}",
-                todo="start trainer and explorers with the same trainer.lora",
-            )  # fmt: skip
 
     def _replace_weights(self, path: Path) -> None:
         if self.config.adapter_rank is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rftcore.models import refuse_other_tokenizer
@@ -34,6 +34,24 @@ def check_models_fit(resolved: ResolvedRun) -> None:
     size = resolved.config.explorer.tensor_parallel_size
     if resolved.config.has_explorer and size > 1:
         refuse_indivisible_engine(policy.folder, size)
+
+
+def describe_adapters(resolved: ResolvedRun) -> Iterator[str]:
+    """Yield what engines get of trained adapters, and what is lost of merged ones."""
+    config, reason = resolved.config, resolved.reason_to_merge
+    if config.trainer.lora is None or not config.has_explorer or config.explorer.engine == "none":
+        return
+    if reason is None:
+        yield "engines get the adapters of trainer.lora alone, and compute them beside the model (sync.adapters)"
+        return
+    dtype = resolved.engine_dtype
+    yield f"engines get the adapters of trainer.lora merged into the model's weights, because {reason}"
+    if dtype != "float32":
+        yield (
+            f"warning: merged weights are rounded to {dtype or 'the type of the engine'}, which loses most of a small update, so that engines sample and are "
+            "evaluated with less than was trained; merged_update_error in rft.v_train_step is the lost share. Set sync.adapters: alone, or "
+            "explorer.engine_args.dtype: float32"
+        )  # fmt: skip
 
 
 def refuse_indivisible_engine(folder: Path, size: int) -> None:

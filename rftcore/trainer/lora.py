@@ -1,8 +1,8 @@
 """Low-rank adapters by peft (arXiv 2106.09685): beside the linear layers of a model whose own weights stay as they are.
 
 Adapters are small, so every rank has them whole, in float32, and their gradients are added up by hand; the model's own weights are sharded, and
-on a GPU lie there in bfloat16. Engines and checkpoints get merged weights, W + alpha / rank · B A; a checkpoint has the adapters beside them, in
-peft's format.
+on a GPU lie there in bfloat16. Engines get the adapters alone, or merged weights, W + alpha / rank · B A. A checkpoint has merged weights, in float32,
+so that nothing of a small update is lost, and the adapters beside them, in peft's format.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _refuse_outside_layers(model: PreTrainedModel, config: LoraConfig) -> None:
 
 
 def merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The model's weights with the adapters in them, under the names that the model had without; sharded as the model is.
+    """The model's weights with the adapters in them, in float32, under the names that the model had without; sharded as the model is.
 
     Args:
         state: of the model, with adapters.
@@ -89,15 +89,39 @@ def merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> Iterator[tupl
 
 
 def _with_adapter(weight: Tensor, layer: Any) -> Tensor:
-    a_RI, b_OR = (layer.get_submodule(part).get_parameter(f"{_NAME}.weight").detach() for part in ("lora_A", "lora_B"))
-    own, first = (weight.to_local(), first_row(weight)) if isinstance(weight, DTensor) else (weight, 0)
-    delta = layer.scaling[_NAME] * (b_OR[first : first + len(own)] @ a_RI)
-    summed: Tensor = (own.float() + delta).to(own.dtype)
+    own, delta = _own_rows(weight, layer)
+    summed: Tensor = own.float() + delta
     if not isinstance(weight, DTensor):
         return summed
     return DTensor.from_local(
         summed, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
     )
+
+
+def _own_rows(weight: Tensor, layer: Any) -> tuple[Tensor, Tensor]:
+    """The rows of W that this rank has, and those of alpha / rank · B A, float32."""
+    a_RI, b_OR = (layer.get_submodule(part).get_parameter(f"{_NAME}.weight").detach() for part in ("lora_A", "lora_B"))
+    own, first = (weight.to_local(), first_row(weight)) if isinstance(weight, DTensor) else (weight, 0)
+    return own, layer.scaling[_NAME] * (b_OR[first : first + len(own)] @ a_RI)
+
+
+def merged_update_error(model: PreTrainedModel, dtype: torch.dtype) -> float:
+    """Share of the adapters' update that merged weights of this type do not have: |round(W + D) - W - D| / |D|, D = alpha / rank · B A.
+
+    Frobenius norms over the rows that this rank has, of all adapted layers together; 0 where the adapters are 0. W is taken as the engine has it, rounded.
+    """
+    from peft.tuners.lora.layer import LoraLayer
+
+    device = next(model.parameters()).device
+    lost, whole = (torch.zeros((), device=device, dtype=torch.float64) for _ in range(2))
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
+        weight, delta = _own_rows(layer.get_base_layer().weight.detach(), layer)
+        rounded = weight.to(dtype).float()
+        found = (weight.float() + delta).to(dtype).float() - rounded
+        lost += (found - delta).square().sum().double()
+        whole += delta.square().sum().double()
+    return (lost / whole).sqrt().item() if whole > 0 else 0.0
 
 
 @contextmanager

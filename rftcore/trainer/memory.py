@@ -178,7 +178,7 @@ def host_memory(config: TrainerConfig, models: Trained, *, in_turns: bool = Fals
         parts.append(Part("weights and optimizer", kept, "while the engine has the GPU (trainer.offload)"))
     for name, shape, lora in (("", models.policy, config.lora), ("critic's ", models.critic, None)):
         if shape is not None:
-            weight = _BYTES[config.dtype] if lora is None else _compute_bytes(config)
+            weight = _BYTES[config.dtype] if lora is None else _FP32  # merged with the adapters
             parts.append(
                 Part(f"copy of the {name}weights", weight * shape.parameters, f"{weight} bytes a weight, whole")
             )

@@ -27,7 +27,15 @@ from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.head import Output, logprobs_and_entropy
-from rftcore.trainer.lora import adapter_tensors, add_adapters, load_adapters, merged, named_adapters, save_adapters
+from rftcore.trainer.lora import (
+    adapter_tensors,
+    add_adapters,
+    load_adapters,
+    merged,
+    merged_update_error,
+    named_adapters,
+    save_adapters,
+)
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
 from rftcore.trainer.opened_model import Head, opened_model
 from rftcore.trainer.optimizers import build_optimizers, keeps, value_head
@@ -106,7 +114,8 @@ class Network:
         adapted = adapters and config.lora is not None
         master = getattr(torch, config.dtype) if compute is None or (trained and not adapted) else compute
         if trained:
-            self._blank = _blank(self.model, master)
+            # Merged weights are float32, whatever the type of the frozen ones.
+            self._blank = _blank(self.model, torch.float32 if adapted else master)
         if trained and config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(trained).requires_grad_(trained)
@@ -297,6 +306,10 @@ class Network:
         """Name and tensor of every weight as it is sharded, with the adapters in it."""
         state = self.model.state_dict()
         yield from (merged(self.model, state) if self._adapters else ((name, state[name].detach()) for name in state))
+
+    def merged_update_error(self, dtype: torch.dtype) -> float:
+        """Share of the adapters' update that engines of this type do not get if it is merged; see `rftcore.trainer.lora`."""
+        return merged_update_error(self.model, dtype)
 
     def load_adapters(self, folder: Path) -> None:
         """Read the adapters of a checkpoint.

@@ -30,12 +30,26 @@ class Exports:
     """What a publisher writes for engines: whole weights, or adapters alone.
 
     Args:
-        adapters: `RunConfig.lone_adapters`.
+        adapters: those that engines get alone.
+        merged_as: type in which engines get weights that adapters are merged into; None if they get none, or it is unknown.
     """
 
-    def __init__(self, learner: LearnerGroup, adapters: LoraConfig | None) -> None:
+    def __init__(self, learner: LearnerGroup, adapters: LoraConfig | None, merged_as: str | None = None) -> None:
         self._learner = learner
         self._adapters = adapters
+        self._merged_as = None if merged_as == "float32" else merged_as
+
+    def metrics(self) -> dict[str, float]:
+        """What engines do not get of the learner's weights as they are now; on several GPUs, of the first one's share of them.
+
+        merged_update_error: share of the adapters' update that is lost where merged weights are rounded.
+        """
+        if self._merged_as is None:
+            return {}
+        import torch
+
+        error = self._learner.own.policy.merged_update_error(getattr(torch, self._merged_as))
+        return {"merged_update_error": error}
 
     def of_learner(self) -> Export:
         """Writes the learner's weights as they are now."""
@@ -73,7 +87,7 @@ def live_weights(
     """Return what sends the learner's weights straight into engines; None with a method that uses files alone.
 
     Args:
-        adapters: `RunConfig.lone_adapters`.
+        adapters: those that engines get alone.
     """
     if config.method not in _LIVE:
         return None

@@ -116,9 +116,11 @@ class TrainerRole:
         self.publisher = METHODS.load(file_method(config.sync))(
             self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model)
         )
-        self.exports = Exports(self.learner, config.lone_adapters)
+        adapters = config.trainer.lora if resolved.sends_adapters_alone else None
+        merges = config.trainer.lora is not None and adapters is None
+        self.exports = Exports(self.learner, adapters, resolved.engine_dtype if merges else None)
         self.live = live_weights(
-            config.sync, attempt, worker, self.learner, lambda name: self._hand_over(name, self.exports.of_learner()), config.lone_adapters
+            config.sync, attempt, worker, self.learner, lambda name: self._hand_over(name, self.exports.of_learner()), adapters
         )  # fmt: skip
         self.parity = weight_parity(config)
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
@@ -186,6 +188,7 @@ class TrainerRole:
         self.worker.set_state(f"publishes the weights of step {step}", activity="publishing")
         if len(batch):
             self._publish(step)
+            metrics |= self.exports.metrics()
         else:
             self._publish_unchanged(step)
         begun = None

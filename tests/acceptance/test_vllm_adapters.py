@@ -1,4 +1,4 @@
-"""Adapters alone (`sync.adapters: alone`): an engine that gets them computes what the merged model does, in vLLM beside the model's weights."""
+"""Adapters alone (`sync.adapters: alone`): an engine that gets them computes what the merged model does, beside the model's weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rftcore.config import parse_config
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.engines.vllm_arguments import SLOT_RANKS
 from rftcore.engines.vllm_engine import VllmEngine
+from rftcore.resolved import ResolvedRun
+from rftcore.sync.adapters_file import PREFIX, write_adapters
 from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.base import Publication
 from rftcore.sync.transfer_group import open_store
 from rftcore.sync.transfer_plan import TransferPlan
-from rftcore.sync.weights_file import write_atomically
+from rftcore.sync.weights_file import write_atomically, write_weights
+from rftcore.trainer.config import LoraConfig
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.lora import adapters_json
 from rftcore.trainer.publish import Export, Exports
@@ -234,10 +238,116 @@ def test_a_live_engine_takes_adapters_from_the_trainer(trained: Trained, num_pro
         engine.close()
 
 
-def test_the_engine_transformers_merges_adapters_into_its_weights(trained: Trained) -> None:
+class SmallUpdate:
+    """A model and adapters along its gradient with |BA| of 1e-5, the size of the first steps of a run, where the weights are about 0.02."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = make_tiny_model(folder / "model", hidden_size=512, num_layers=2)
+        self.rank = 4
+        network = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(0.25 if parameter.ndim == 2 else 1.0).copy_(
+                    parameter.bfloat16()
+                )  # initialised at 0.02, times 4
+        network.save_pretrained(self.model)
+        self.prompts = torch.randint(4, network.config.vocab_size, (64, 24), generator=torch.Generator().manual_seed(1))
+        found = network(self.prompts).logits[:, -1].log_softmax(-1)
+        self.tokens = found.argmax(-1)
+        found.gather(1, self.tokens[:, None]).mean().backward()
+        self.adapters: dict[str, torch.Tensor] = {}
+        before = self._logprobs(network)
+        for name, layer in network.model.named_modules():
+            if isinstance(layer, torch.nn.Linear):
+                u, s, vh = torch.linalg.svd(layer.weight.grad)
+                delta = u[:, : self.rank] * s[: self.rank] @ vh[: self.rank]
+                scale = 1e-5 / delta.square().mean().sqrt()
+                self.adapters[f"{PREFIX}model.{name}.lora_A.weight"] = vh[: self.rank].contiguous()
+                self.adapters[f"{PREFIX}model.{name}.lora_B.weight"] = (
+                    scale * u[:, : self.rank] * s[: self.rank]
+                ).contiguous()
+                layer.weight.data += scale * delta
+        self.change = self._logprobs(network) - before
+        merged, self.whole = network.state_dict(), folder / "merged.safetensors"
+        write_weights(merged.items(), self.whole)
+        self.alone = folder / "alone.safetensors"
+        config = adapters_json(LoraConfig(rank=self.rank, alpha=self.rank))
+        write_adapters(self.adapters, config, self.alone)
+
+    def _logprobs(self, network: Any) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = network(self.prompts).logits[:, -1].log_softmax(-1)
+        return found.gather(1, self.tokens[:, None])[:, 0]
+
+    def arrived(self, engine: VllmEngine | TransformersEngine, file: Path) -> float:
+        """Share of the change of log-probabilities that an engine shows when it has loaded a file: the slope through the origin."""
+
+        async def logprobs() -> list[tuple[int, float]]:
+            greedy = Decoding(max_tokens=1, temperature=0.0)
+            found = await asyncio.gather(*(engine.generate(prompt, greedy) for prompt in self.prompts.tolist()))
+            return [(one.token_ids[0], one.logprobs[0]) for one in found]
+
+        before = asyncio.run(logprobs())
+        engine.load_weights(str(file), engine.policy_version_id + 1)
+        after = asyncio.run(logprobs())
+        triples = zip(before, after, self.change.tolist(), strict=True)
+        pairs = [(new - old, change) for (token, old), (other, new), change in triples if token == other]
+        assert len(pairs) > len(before) / 2
+        return sum(found * change for found, change in pairs) / sum(change * change for _, change in pairs)
+
+
+@pytest.fixture(scope="module")
+def small_update(tmp_path_factory: pytest.TempPathFactory) -> SmallUpdate:
+    return SmallUpdate(tmp_path_factory.mktemp("small"))
+
+
+def engine_by_default(update: SmallUpdate, name: str) -> EngineConfig:
+    """Settings of an engine of a run with LoRA that says nothing about `sync.adapters`."""
+    sections: dict[str, Any] = {
+        "run": {"name": "r"}, "model": {"path": str(update.model)}, "tasks": [{"name": "t", "source": "./t.py:t"}],
+        "algorithm": {"name": "grpo"}, "trainer": {"batch_groups": 1, "lora": {"rank": update.rank}}, "steps": 1,
+        "explorer": {
+            "engine": name, "workflow": "single_turn", "reward": "exact_match",
+            "engine_args": {"dtype": "bfloat16", "context_length": 64, "max_num_seqs": 64, "kv_cache_gib": 0.0625},
+        },
+    }  # fmt: skip
+    return ResolvedRun(parse_config(sections, update.model, "a test")).engine(0)
+
+
+@pytest.mark.parametrize("name", ["transformers", "vllm"])
+def test_a_small_update_reaches_a_bfloat16_engine(small_update: SmallUpdate, name: str) -> None:
+    settings = engine_by_default(small_update, name)
+    kind = VllmEngine if name == "vllm" else TransformersEngine
+    os.environ.update(kind.process_environment(settings))
+    engine = kind(small_update.model, settings)
+    try:
+        assert small_update.arrived(engine, small_update.alone) > 0.85
+    finally:
+        engine.close()
+
+
+def test_merged_weights_lose_most_of_a_small_update_in_bfloat16(small_update: SmallUpdate) -> None:
+    engine = TransformersEngine(small_update.model, EngineConfig(dtype="bfloat16", max_num_seqs=64))
+    try:
+        assert small_update.arrived(engine, small_update.whole) < 0.6, "the check above must be able to fail"
+    finally:
+        engine.close()
+
+
+def test_vllm_computes_adapters_of_the_families_for_which_that_is_the_default() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from vllm.model_executor.models import ModelRegistry
+
+    from rftcore.engines.adapters import VLLM_FAMILIES
+
+    names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family] for family in VLLM_FAMILIES]
+    assert all(ModelRegistry._try_load_model_cls(name).supports_lora for name in names)
+
+
+def test_the_engine_transformers_computes_adapters_beside_its_weights(trained: Trained) -> None:
     trained.train(5)
     found = trained.publish("merging", trained.alone.of_learner())
-    engine = TransformersEngine(trained.model, ENGINE)
+    engine = TransformersEngine(trained.model, ENGINE.model_copy(update={"adapter_rank": 4}))
     try:
         engine.load_weights(found.uri, 1, found.checksum)
         assert worst_difference(engine, trained.checkpoint("merged-5")) < 1e-4
@@ -245,7 +355,11 @@ def test_the_engine_transformers_merges_adapters_into_its_weights(trained: Train
         trained.train(6)
         trained.send(engine, 2)
         assert worst_difference(engine, trained.checkpoint("merged-6")) < 1e-4
-        assert engine.differing_weights(found.uri, found.checksum)
+        differing = engine.differing_weights(found.uri, found.checksum)
+        assert differing and all(".lora_" in name for name in differing)
+        [(metric, lost)] = Exports(trained.learner, None, "bfloat16").metrics().items()
+        assert metric == "merged_update_error" and 0 < lost < 0.5, "this update is large"
+        assert Exports(trained.learner, None, "float32").metrics() == {}
         newest = trained.publish("sent", trained.alone.of_learner())
         assert engine.differing_weights(newest.uri, newest.checksum) == []
         first = trained.publish("first", trained.alone.of_folder(trained.model))
@@ -257,7 +371,8 @@ def test_the_engine_transformers_merges_adapters_into_its_weights(trained: Train
 
 def test_adapters_of_another_model_are_refused(trained: Trained, tmp_path: Path) -> None:
     found = trained.publish("other", trained.alone.of_learner())
-    other = TransformersEngine(make_tiny_model(tmp_path / "other", hidden_size=64), ENGINE)
+    settings = ENGINE.model_copy(update={"adapter_rank": 4})
+    other = TransformersEngine(make_tiny_model(tmp_path / "other", hidden_size=64), settings)
     try:
         with pytest.raises(ModelError, match="do not fit the model in the engine"):
             other.load_weights(found.uri, 1, found.checksum)

@@ -103,11 +103,13 @@ class Explorer:
     """A thread with an engine that takes the run's newest weights, as an explorer's loop does, until it is stopped."""
 
     def __init__(
-        self, crew: Crew, dtype: Any = "bfloat16", *, asleep: bool = False, kv_cache: Any = "recompute", wide: str = ""
-    ) -> None:
+        self, crew: Crew, dtype: Any = "bfloat16", *, asleep: bool = False, kv_cache: Any = "recompute", wide: str = "",
+        adapter_rank: int | None = None,
+    ) -> None:  # fmt: skip
         self.crew = crew
         self.worker = Worker(crew.run, "explorer")
-        self.engine = TransformersEngine(crew.model.path, EngineConfig(dtype=dtype, num_threads=1))
+        settings = EngineConfig(dtype=dtype, num_threads=1, adapter_rank=adapter_rank)
+        self.engine = TransformersEngine(crew.model.path, settings)
         self.dtype = getattr(torch, dtype)
         if wide:
             self.engine._model.get_submodule(wide).float()
@@ -332,8 +334,8 @@ def test_auto_uses_files_without_gpus_and_names_the_reason(crew: Crew, attempt: 
 
 
 def test_adapters_go_alone_into_engines_of_any_type(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:  # fmt: skip
-    """In float32, as in files: an engine of bfloat16 rounds what it has merged, not A and B."""
-    half, full = join(), join(dtype="float32")
+    """In float32, as in files: an engine of bfloat16 keeps them so, beside its weights."""
+    half, full = join(adapter_rank=4), join(dtype="float32", adapter_rank=4)
     name = "model.layers.2.mlp.down_proj.weight"
     num_outputs, num_inputs = crew.model.state[name].shape
     a, b = torch.randn(4, num_inputs), torch.randn(num_outputs, 4)
@@ -353,9 +355,11 @@ def test_adapters_go_alone_into_engines_of_any_type(crew: Crew, attempt: Attempt
     for explorer in (half, full):
         found = explorer.engine._model.state_dict()
         assert explorer.engine.policy_version_id == version
-        assert torch.equal(found[name], (base[name].float() + 2 * (b @ a)).to(base[name].dtype).to(explorer.dtype))
-        others = base.keys() - {name}
-        assert all(torch.equal(found[other], base[other].to(explorer.dtype)) for other in others)
+        assert [
+            torch.equal(ours, sent)
+            for ours, sent in zip(explorer.engine._adapters.tensors.values(), (a, b), strict=True)
+        ] == [True] * 2
+        assert all(torch.equal(found[other], base[other].to(explorer.dtype)) for other in base)
     assert crew.choices == ["adapters alone, into 2 live engines by gloo: not all of trainer and engines have GPUs"]
     assert crew.outcomes() == [(1, "applied")] * 2 + [(2, "applied")] * 2 and crew.files == []
     transfer = crew.rows("select dtype, num_bytes, adapters from rft.weight_transfer order by transfer_id")[0]

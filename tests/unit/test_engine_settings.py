@@ -11,7 +11,7 @@ import pytest
 from rftcore.engines.base import EngineConfig
 from rftcore.engines.vllm_arguments import slot_rank, vllm_arguments
 from rftcore.resolved import ResolvedRun
-from rftcore.run.model_checks import refuse_indivisible_engine
+from rftcore.run.model_checks import describe_adapters, refuse_indivisible_engine
 from rftdata.errors import ConfigError
 from tests.unit.test_config import config
 
@@ -108,6 +108,36 @@ def with_adapters(**changes: dict[str, object]) -> ResolvedRun:
 def test_engines_have_room_for_adapters_where_they_get_them_alone() -> None:
     assert with_adapters().engine(0).adapter_rank == 12
     assert with_adapters(sync={"adapters": "merged"}).engine(0).adapter_rank is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "model_type", "rank", "reason"),
+    [
+        ("vllm", "llama", 12, None),
+        ("vllm", "gpt2", 12, "every layer of a gpt2"),
+        ("vllm", None, 12, "not on this machine"),
+        ("vllm", "llama", 600, "up to rank 512"),
+        ("transformers", "gpt2", 600, None),
+        ("./mine.py:Engine", "llama", 12, "not known to compute adapters"),
+    ],
+)
+def test_engines_get_adapters_alone_by_default_if_they_compute_them(
+    tmp_path: Path, engine: str, model_type: str | None, rank: int, reason: str | None
+) -> None:
+    if model_type is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "dtype": "bfloat16"}))
+    changes: dict[str, dict[str, object]] = {
+        "trainer": {"lora": {"rank": rank}}, "sync": {"adapters": "auto"}, "explorer": {"engine": engine}, "model": {"path": str(tmp_path)},
+    }  # fmt: skip
+    resolved = with_adapters(**changes)
+    sentences = " ".join(describe_adapters(resolved))
+    assert resolved.engine(0).adapter_rank == (rank if reason is None else None)
+    if reason is None:
+        assert "alone" in sentences
+    else:
+        assert reason in sentences and "which loses most of a small update" in sentences
+    exact = with_adapters(**changes | {"explorer": {"engine": engine, "engine_args": {"dtype": "float32"}}})
+    assert "loses" not in " ".join(describe_adapters(exact)), "float32 keeps the update"
 
 
 @pytest.mark.parametrize(

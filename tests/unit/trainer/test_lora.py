@@ -60,6 +60,27 @@ def test_a_checkpoint_holds_a_merged_model_and_the_adapters_as_peft_opens_them(m
     torch.testing.assert_close(logprobs(merged), logprobs(opened), rtol=1e-4, atol=1e-4)
 
 
+def test_a_checkpoint_keeps_what_bfloat16_would_round_away(model_path: str, tmp_path: Path) -> None:
+    learner = Learner(model_path, config(lora=LORA, dtype="bfloat16"), build_algorithm("sft"), 0)
+    assert learner.policy.merged_update_error(torch.bfloat16) == 0.0, "there is no update yet"
+    name = "model.layers.0.self_attn.q_proj"
+    layer = learner.model.get_submodule(name)
+    weight = layer.get_parameter("base_layer.weight").detach()
+    assert weight.dtype == torch.bfloat16
+    with torch.no_grad():
+        layer.get_parameter("lora_A.default.weight").fill_(1e-5 / 8)  # rank 4, alpha / rank 2
+        layer.get_parameter("lora_B.default.weight").fill_(1.0)
+    rounded = (weight.float() + 1e-5).bfloat16().float() - weight.float()
+    expected = ((rounded - 1e-5).norm() / (1e-5 * weight.numel() ** 0.5)).item()
+    assert expected > 0.8
+    assert learner.policy.merged_update_error(torch.bfloat16) == pytest.approx(expected, rel=1e-3)
+    assert learner.policy.merged_update_error(torch.float32) < 0.02
+    learner.save_checkpoint(tmp_path / "c")
+    opened = LlamaForCausalLM.from_pretrained(tmp_path / "c", dtype="auto")
+    found = opened.get_parameter(f"{name}.weight").detach() - weight.float()
+    torch.testing.assert_close(found, torch.full_like(found, 1e-5), rtol=0.02, atol=0)
+
+
 def test_a_resumed_run_goes_on_with_its_adapters(model_path: str, tmp_path: Path) -> None:
     through, first = learner_with(model_path), learner_with(model_path)
     for step in (1, 2):
