@@ -181,6 +181,12 @@ def _header(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} is not a readable safetensors file: {error}") from error
 
 
+def read_types_of_model(folder: Path) -> set[str]:
+    """Return the types of the tensors in a model folder's safetensors files, as the format names them (BF16, F32); empty without such files."""
+    headers = (_header(path) for path in sorted(folder.glob("*.safetensors")))
+    return {entry["dtype"] for header in headers for name, entry in header.items() if name != "__metadata__"}
+
+
 def read_shapes_of_model(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors in a model folder's safetensors files."""
     shapes: dict[str, tuple[int, ...]] = {}

@@ -20,6 +20,7 @@ from rftcore.resolved import ResolvedRun
 from rftcore.run.gpus import this_machine
 from rftcore.run.placement import place_run
 from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.loading_memory import loading_memory, refuse_too_little_for_loading
 from rftcore.trainer.memory import (
     ASLEEP_BYTES,
     GIB,
@@ -107,6 +108,7 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
     if has_gpu and not os.environ.get("RAY_ADDRESS"):
         sizes = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
         refuse_too_little_memory(trainer, models, available_bytes(resolved, sizes))
+        refuse_too_little_for_loading(trainer, models, psutil.virtual_memory().total)
         in_turns = resolved.config.explorer.sleep
         refuse_too_little_host_memory(trainer, models, psutil.virtual_memory().total, in_turns=in_turns)
 
@@ -168,6 +170,8 @@ def _describe(resolved: ResolvedRun, models: Trained) -> Iterator[str]:
     gpus = config.trainer.num_gpus or 1
     yield f"estimated memory of the trainer on {'each of ' if gpus > 1 else ''}{gpus} GPU{'s' if gpus > 1 else ''}:"
     yield from (f"  {line}" for line in training_memory(config.trainer, models).lines())
+    yield "estimated memory of its host, if all of its GPUs are there, while models are loaded:"
+    yield from (f"  {line}" for line in loading_memory(config.trainer, models).lines())
     yield "estimated memory of its host, if all of its GPUs are there, while a checkpoint is written:"
     yield from (f"  {line}" for line in host_memory(config.trainer, models, in_turns=config.explorer.sleep).lines())
     if not config.has_explorer or config.explorer.engine == "none":

@@ -24,7 +24,7 @@ ASLEEP_BYTES = 3 * GIB // 2
 """What a vLLM engine that sleeps keeps of a GPU: CUDA context, CUDA graphs, workspaces. 1.0 GB were measured at 135M and at 1.5B on an H200."""
 
 _FP32 = 4
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+TYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Layers that are gathered at one time: the one that is computed and the next.
 _LAYERS_GATHERED = 2
 # Rows of the size of the logits that exist at one time where a loss compares whole distributions: with the generalised Jensen-Shannon
@@ -101,7 +101,7 @@ def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
     Raises:
         ConfigError: trainer.lora names no layer of the policy.
     """
-    item, tokens = _compute_bytes(config), config.max_tokens_per_microbatch
+    item, tokens = compute_bytes(config), config.max_tokens_per_microbatch
     parts = [*_states(config, models.policy, config.lora), *_gathered(config, models.policy)]
     trained = [models.policy]
     if models.critic is not None:
@@ -178,14 +178,14 @@ def host_memory(config: TrainerConfig, models: Trained, *, in_turns: bool = Fals
         parts.append(Part("weights and optimizer", kept, "while the engine has the GPU (trainer.offload)"))
     for name, shape, lora in (("", models.policy, config.lora), ("critic's ", models.critic, None)):
         if shape is not None:
-            weight = _BYTES[config.dtype] if lora is None else _FP32  # merged with the adapters
+            weight = TYPE_BYTES[config.dtype] if lora is None else _FP32  # merged with the adapters
             parts.append(
                 Part(f"copy of the {name}weights", weight * shape.parameters, f"{weight} bytes a weight, whole")
             )
             number, moments = _moments(config, shape, lora)
             parts.append(Part(f"copy of the {name}optimizer", round(moments * number), f"{moments:.3g} bytes a weight"))
     if models.has_reference and config.offload_reference and config.lora is None:
-        item = _compute_bytes(config)
+        item = compute_bytes(config)
         parts.append(Part("reference", item * models.policy.parameters, f"{item} bytes a weight, offloaded"))
     return Estimate(tuple(parts))
 
@@ -199,9 +199,9 @@ def _place(config: TrainerConfig) -> str:
     return f"divided over {gpus} GPUs" if gpus > 1 else "on one GPU"
 
 
-def _compute_bytes(config: TrainerConfig) -> int:
+def compute_bytes(config: TrainerConfig) -> int:
     """Bytes of a weight or an activation in matrix products on a GPU."""
-    return _BYTES[config.dtype] if config.autocast == "none" else 2
+    return TYPE_BYTES[config.dtype] if config.autocast == "none" else 2
 
 
 def _sharded(config: TrainerConfig, shape: ModelShape, item: float) -> int:
@@ -217,7 +217,7 @@ def _sharded(config: TrainerConfig, shape: ModelShape, item: float) -> int:
 
 def _states(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -> list[Part]:
     """What each GPU holds of a trained model all the time: its shares of weights, gradients and moments."""
-    item, place, compute = _BYTES[config.dtype], _place(config), _compute_bytes(config)
+    item, place, compute = TYPE_BYTES[config.dtype], _place(config), compute_bytes(config)
     name = config.optimizer.name
     number, moments = _moments(config, shape, lora)
     if lora is None:
@@ -241,14 +241,14 @@ def _moments(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) 
     if lora is not None:
         number = shape.adapter_parameters(lora.rank, lora.target_modules)
         return number, {"adamw": 2 * _FP32, "muon": _FP32}[config.optimizer.name]
-    item, matrices = _BYTES[config.dtype], shape.layers * shape.layer_matrix_parameters
+    item, matrices = TYPE_BYTES[config.dtype], shape.layers * shape.layer_matrix_parameters
     moments = {"adamw": 2.0 * item, "muon": item * (2 - matrices / shape.parameters)}
     return shape.parameters, moments[config.optimizer.name]
 
 
 def _gathered(config: TrainerConfig, shape: ModelShape) -> list[Part]:
     """Whole layers, embedding and output layer in the type of the products, and their gradients before they are divided."""
-    item, tp = _compute_bytes(config), config.tensor_parallel
+    item, tp = compute_bytes(config), config.tensor_parallel
     weights = round(item * (_LAYERS_GATHERED * shape.layer_parameters / tp + shape.root_parameters))
     note = f"{_LAYERS_GATHERED} layers, embedding and output layer, {item} bytes a weight"
     parts = [Part("gathered weights", weights, note)]
@@ -308,7 +308,7 @@ class EngineMemory:
 
 def engine_memory(shape: ModelShape, dtype: Literal["auto", "float32", "bfloat16", "float16"]) -> EngineMemory:
     """Return what an engine of `explorer.engine_args.dtype` holds."""
-    item = _BYTES.get(shape.dtype if dtype == "auto" else dtype, 2)
+    item = TYPE_BYTES.get(shape.dtype if dtype == "auto" else dtype, 2)
     return EngineMemory(
         weights_bytes=shape.parameters * item, cache_token_bytes=2 * shape.layers * shape.kv * item
     )  # fmt: skip

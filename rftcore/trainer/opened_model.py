@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
+from rftcore.sync.weights_file import read_types_of_model
 from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.model_shape import refuse_indivisible
@@ -16,17 +18,21 @@ from rftcore.trainer.sharding import Grid
 from rftdata.errors import ModelError
 
 Head = Literal["vocabulary", "value"]
+# Files of several types, or in another format, are read in the trainer's type.
+_STORED = {frozenset({"F32"}): "float32", frozenset({"BF16"}): "bfloat16", frozenset({"F16"}): "float16"}
 
 
 def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> PreTrainedModel:
-    """Return the model in a folder, in the type of the configuration.
+    """Return the model in a folder, in the type in which it is stored: its weights are the mapped file, of which all ranks of a host share one copy.
+
+    `rftcore.trainer.sharding.shard` takes it into the trainer's type, layer by layer.
 
     Raises:
         ModelError: the folder has no model.
         ConfigError: its attention cannot be packed, its layers cannot be divided over the ranks, or it has another head.
     """
-    dtype = getattr(torch, config.dtype)
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention.NAME}
+    dtype = _STORED.get(frozenset(read_types_of_model(Path(path))), config.dtype)
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": attention.NAME}
     try:
         model_config = AutoConfig.from_pretrained(path)
         attention.refuse_unpackable(model_config)

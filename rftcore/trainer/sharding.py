@@ -129,7 +129,8 @@ def shard(
 ) -> None:  # fmt: skip
     """Put `root` on the device and shard it in place: each layer a unit of its own, the rest of `root` one more.
 
-    One layer at a time is whole on the device, so a model may be larger than the memory of one.
+    One layer at a time is whole on the device, so a model may be larger than the memory of one. Where `root` is a mapped file, no more than that is
+    ever in memory of this process's own.
 
     Args:
         master: type of the shards.

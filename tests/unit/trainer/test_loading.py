@@ -1,0 +1,120 @@
+"""Loading a model takes the memory that the estimate says: the file is mapped, and a rank has no more of its own than its share and one layer."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rftcore.trainer.config import LoraConfig, TrainerConfig
+from rftcore.trainer.loading_memory import PROCESS_BYTES, loading_memory, refuse_too_little_for_loading
+from rftcore.trainer.memory import GIB, Trained
+from rftcore.trainer.model_shape import read_model_shape
+from rftcore.trainer.network import Network
+from rftcore.trainer.sharding import make_grid
+from rftdata.errors import ConfigError
+from tests.support.learning import config
+from tests.support.ranks import run_ranks
+
+NUM_RANKS = 2
+MIB = 2**20
+_M_MMAP_THRESHOLD = -3  # malloc.h
+CASES: dict[str, dict[str, Any]] = {"float32": {}, "lora": {"lora": {"rank": 8, "alpha": 8}, "dtype": "bfloat16"}}
+
+
+def own_bytes() -> int:
+    """Memory of this process that is no file."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+class MostMemory:
+    """Within it, `grown` becomes the most memory that this process took beyond what it had."""
+
+    def __init__(self) -> None:
+        self.before = self.most = own_bytes()
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> MostMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._has_ended.wait(0.001):
+            self.most = max(self.most, own_bytes())
+
+
+def load_and_measure(rank: int, folder: Path, case: str) -> None:
+    """Be one rank: write the most memory that loading took, and what is kept of it."""
+    # By default glibc keeps freed blocks of less than 32 MiB, which are larger in models that matter.
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MIB)
+    store = f"file://{folder}/store-{case}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=NUM_RANKS)
+    grid, trained = make_grid(torch.device("cpu")), {"learning_rate": 1e-4, "adapters": True} if case == "lora" else {}
+    settings = config(num_gpus=NUM_RANKS, **CASES[case])
+    Network(str(folder / "small"), settings, grid, **trained)  # imports what loading needs
+    gc.collect()
+    with MostMemory() as memory:
+        network = Network(str(folder / "model"), settings, grid, **trained)
+    kept = own_bytes() - memory.before
+    del network
+    (folder / f"{case}-{rank}.json").write_text(json.dumps([memory.most - memory.before, kept]))
+
+
+def save_filled(folder: Path, **sizes: int) -> None:
+    """Write a Llama of these sizes in bfloat16, without the time that random weights take."""
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(num_attention_heads=8, tie_word_embeddings=False, **sizes)).to(
+            torch.bfloat16
+        )
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(0.01)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 70 million weights, 140 MB in bfloat16, and a small one."""
+    folder = tmp_path_factory.mktemp("loading")
+    save_filled(folder / "model", vocab_size=8192, hidden_size=768, intermediate_size=2048, num_hidden_layers=8)
+    save_filled(folder / "small", vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1)
+    return folder
+
+
+@pytest.mark.parametrize("case", [*CASES])
+def test_ranks_take_what_the_estimate_says(case: str, folder: Path) -> None:
+    run_ranks(load_and_measure, NUM_RANKS, folder, case)
+    measured = [json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(NUM_RANKS)]
+    shape = read_model_shape(folder / "model")
+    settings = TrainerConfig(num_gpus=NUM_RANKS, autocast="none", max_tokens_per_microbatch=4096, **CASES[case])
+    found = loading_memory(settings, Trained(policy=shape), on_gpus=False)
+    expected = found.size_bytes - found.part("files") - found.part("processes")
+    together, kept = (sum(column) for column in zip(*measured, strict=True))
+    assert together < 1.15 * expected + NUM_RANKS * 16 * MIB, (together / MIB, kept / MIB, found)
+    assert kept > 0.8 * found.part("shares"), "the measurement must see the weights"
+
+
+def test_a_host_is_refused_that_cannot_load_the_models(folder: Path) -> None:
+    models = Trained(policy=read_model_shape(folder / "model"))
+    found = loading_memory(TrainerConfig(num_gpus=8), models)
+    assert found.part("largest matrix") == 8 * 4 * 8192 * 768 and found.part("files") == 2 * models.policy.parameters
+    frozen = loading_memory(TrainerConfig(num_gpus=8, lora=LoraConfig()), models)
+    assert frozen.part("largest matrix") == 0, "frozen weights keep their type"
+    refuse_too_little_for_loading(TrainerConfig(num_gpus=8), models, 8 * PROCESS_BYTES + GIB)
+    with pytest.raises(ConfigError, match=r"loading the models needs about 16\.\d GiB"):
+        refuse_too_little_for_loading(TrainerConfig(num_gpus=8), models, 8 * PROCESS_BYTES)
