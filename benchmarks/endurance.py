@@ -152,7 +152,7 @@ class Run:
         """Return the rows of a query; none while the database does not answer."""
         try:
             with psycopg.connect(EmbeddedServer(self.buffer).uri, autocommit=True, connect_timeout=5) as connection:
-                return connection.execute(query).fetchall()  # type: ignore[arg-type]
+                return connection.execute(query).fetchall()
         except (psycopg.Error, OSError):
             return []
 
