@@ -12,12 +12,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rftdata.processes import pid_space
 
-_WRITING_S = 0.3
+_LOOK_S = 0.05
+_STILL_S = 0.5
+_LONGEST_S = 10.0
 
 
 def answer_requests(run_folder: Path) -> None:
@@ -36,8 +38,25 @@ def read_stacks(run_folder: Path, pids: Iterable[int]) -> dict[int, str]:
     before = {pid: path.stat().st_size for pid, path in asked.items()}
     for pid in asked:
         os.kill(pid, signal.SIGUSR1)
-    time.sleep(_WRITING_S)
+    if asked:
+        _await_written({path: before[pid] for pid, path in asked.items()})
     return {pid: path.read_text(encoding="utf-8")[before[pid] :] for pid, path in asked.items() if path.exists()}
+
+
+def _await_written(before: Mapping[Path, int]) -> None:
+    """Wait until every file has grown, or was removed, and then stays as it is: a busy machine may suspend a process within its stack.
+
+    Args:
+        before: sizes of the files when their processes were asked.
+    """
+    until, sizes, since = time.monotonic() + _LONGEST_S, dict(before), time.monotonic()
+    while time.monotonic() < until:
+        time.sleep(_LOOK_S)
+        now = {path: path.stat().st_size if path.exists() else -1 for path in before}
+        if now != sizes:
+            sizes, since = now, time.monotonic()
+        if time.monotonic() - since > _STILL_S and all(size != before[path] for path, size in sizes.items()):
+            return
 
 
 def _path(run_folder: Path, pid: int) -> Path:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pwd
+import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -14,6 +17,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from rftdata.errors import BufferUnavailableError
 
 _ACCOUNT = "rftdata-postgres"
+_CREATED_S = 10.0
+_LOOK_S = 0.2
 
 
 def binary_dir() -> Path:
@@ -52,21 +57,19 @@ def server_account() -> pwd.struct_passwd | None:
     """Return the account under which the server runs if this process is root; None otherwise."""
     if os.geteuid() != 0:
         return None
-    try:
-        return pwd.getpwnam(_ACCOUNT)
-    except KeyError:
-        subprocess.run(
-            ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _ACCOUNT],
-            check=False,
-            capture_output=True,
-        )
-    try:
-        return pwd.getpwnam(_ACCOUNT)
-    except KeyError as error:
-        raise BufferUnavailableError(
-            f"PostgreSQL does not run as root and the user {_ACCOUNT!r} could not be created",
-            todo="run as an ordinary user, or point buffer.uri at a server (postgresql://…)",
-        ) from error
+    until = time.monotonic() + _CREATED_S
+    while True:
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(_ACCOUNT)
+        if time.monotonic() > until or shutil.which("useradd") is None:
+            raise BufferUnavailableError(
+                f"PostgreSQL does not run as root and the user {_ACCOUNT!r} could not be created",
+                todo="run as an ordinary user, or point buffer.uri at a server (postgresql://…)",
+            )
+        # It fails while another process creates an account, perhaps this one.
+        create = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _ACCOUNT]
+        if subprocess.run(create, check=False, capture_output=True).returncode != 0:
+            time.sleep(_LOOK_S)
 
 
 def open_path_for(folder: Path) -> None:

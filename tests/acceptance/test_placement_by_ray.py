@@ -34,6 +34,12 @@ class Probe:
 
 @pytest.fixture(scope="module")
 def four_gpus() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # these GPUs are only numbers
+        yield from _four_gpus()
+
+
+def _four_gpus() -> Iterator[None]:
     ray.init(
         address="local",
         num_gpus=4,

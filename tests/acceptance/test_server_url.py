@@ -102,6 +102,7 @@ def _started(address: str, folder: Path, tmp_path_factory: pytest.TempPathFactor
     ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start"]
     # Without this, Ray's own default depends on whether a token lies in the home folder.
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)  # the nodes' GPUs are only numbers
     nodes: list[subprocess.Popen[bytes]] = []
     try:
         for options in (["--node-ip-address=127.0.0.1", *head], [f"--address={address}"]):

@@ -264,7 +264,12 @@ def test_a_scan_of_more_than_the_memory_succeeds(buffer: rftdata.Buffer) -> None
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
 
     def scan(chars: str) -> subprocess.CompletedProcess[str]:
+        # The stacks of threads count as memory, and libraries start one for each core of the machine.
         command = [
+            "sh",
+            "-c",
+            'ulimit -s 1024; exec "$@"',
+            "sh",
             sys.executable,
             "-c",
             _IN_LITTLE_MEMORY,

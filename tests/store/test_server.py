@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import stat
@@ -338,3 +339,21 @@ def test_a_folder_that_was_closed_above_a_running_server_does_not_make_it_unseen
     finally:
         above.chmod(0o755)
         server.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root needs an account for the server")
+def test_processes_that_need_the_servers_account_at_the_same_time_create_it_once() -> None:
+    """As the first commands on a fresh machine do: each `useradd` but one fails."""
+    name = f"rft-test-{secrets.token_hex(4)}"
+    code = (
+        f"from rftdata.postgres import programs; programs._ACCOUNT = {name!r}; print(programs.server_account().pw_uid)"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    try:
+        found = [process.communicate(timeout=PATIENCE_S) for process in processes]
+        assert len({out for out, _ in found}) == 1 and found[0][0].strip().isdecimal(), found
+    finally:
+        subprocess.run(["userdel", name], check=False, capture_output=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pwd
 import shutil
 import subprocess
 import tempfile
@@ -27,6 +26,7 @@ from rftdata.errors import BufferUnavailableError
 from rftdata.maintenance import backup, purge
 from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import Database
+from rftdata.postgres.programs import server_account
 from rftdata.uri import redacted
 from tests.support.ports import closed_port
 from tests.support.store_roles import Roles
@@ -69,7 +69,7 @@ class TlsServer:
 def tls() -> Iterator[TlsServer]:
     with tempfile.TemporaryDirectory(prefix="rft-tls-") as name, contextlib.ExitStack() as reserved:
         folder = Path(name)
-        account = pwd.getpwnam("postgres") if os.geteuid() == 0 else None
+        account = server_account()
         if account:
             os.chown(folder, account.pw_uid, account.pw_gid)
 
