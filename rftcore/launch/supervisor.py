@@ -53,6 +53,7 @@ from rftdata.user_code import held_lock
 from rftdata.workers import Worker, live_workers, mark_dead_workers
 
 _REFRESH_S = 1.0
+_DISPLAY_SHARE = 0.05
 _DEPARTURE_S = 45.0
 # Roles wait longer for an unavailable database; this process must check the roles again soon.
 _PATIENCE_S = 4.0
@@ -220,7 +221,7 @@ def _supervise(
             view.message(f"warning: {reason}")
         started = launcher.start_roles(resolved, run, divide_threads(), placement)
         roles = Roles(started, Restarts(run), view, interrupts, launcher)
-        progress, people = Progress(run), People(view, buffer_option(buffer.location))
+        show = _Display(run, view, People(view, buffer_option(buffer.location)))
         asked_at: float | None = None
         grace_s = resolved.config.run.stop_grace_s
         revive, ask_to_stop = _Reviver(buffer, run, view), _StopRequest(run)
@@ -238,7 +239,7 @@ def _supervise(
                 ask_to_stop()
             if asked_at is not None and (interrupts.urgent or time.monotonic() - asked_at > grace_s):
                 roles.kill("did not stop yet" if interrupts.urgent else f"did not stop within {grace_s:.0f} s")
-            _show(progress, view, people)
+            show()
     if roles.failed:
         _fail(buffer, run, roles.failed, view)
 
@@ -305,13 +306,26 @@ class _StopRequest:
             self._run.request_stop()
 
 
-def _show(progress: Progress, view: View, people: People) -> None:
-    try:
-        snapshot = progress.snapshot()
-        view.update(snapshot)
-        people.update(snapshot)
-    except BufferUnavailableError:
-        view.message("the database does not answer")
+class _Display:
+    """Shows the progress of a run, less often the longer that takes: a run of many steps must not pay for its display."""
+
+    def __init__(self, run: Run, view: View, people: People) -> None:
+        self._progress, self._view, self._people = Progress(run), view, people
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        """Show it, unless it was shown a moment ago."""
+        started = time.monotonic()
+        if started < self._next:
+            return
+        try:
+            snapshot = self._progress.snapshot()
+            self._view.update(snapshot)
+            self._people.update(snapshot)
+        except BufferUnavailableError:
+            self._view.message("the database does not answer")
+        now = time.monotonic()
+        self._next = now + (now - started) / _DISPLAY_SHARE
 
 
 def _fail(buffer: Buffer, run: Run, failed: dict[str, BaseException], view: View) -> None:
