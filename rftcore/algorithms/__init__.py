@@ -32,6 +32,7 @@ ADVANTAGES: Registry[type[Advantage]] = Registry("advantage", {
     "best": "rftcore.algorithms.advantages.best:Best",
     "discounted": "rftcore.algorithms.advantages.discounted:Discounted",
     "gae": "rftcore.algorithms.advantages.gae:GAE",
+    "gdpo": "rftcore.algorithms.advantages.gdpo:GDPO",
     "gigpo": "rftcore.algorithms.advantages.gigpo:GiGPO",
     "group": "rftcore.algorithms.advantages.group:Group",
     "jsd": "rftcore.algorithms.advantages.jsd:SampledJSD",

@@ -27,11 +27,10 @@ from rftcore.algorithms.base import (
     Term,
     TokenMask,
     TokenView,
-    refuse_missing_columns,
-    refuse_missing_rewards,
 )
 from rftcore.algorithms.config import AlgorithmConfig
 from rftcore.algorithms.correction import Correction, combined
+from rftcore.algorithms.inputs import refuse_missing_columns, refuse_missing_rewards
 from rftcore.algorithms.kl import KLEstimator, adapted, with_gradient_of_k2
 from rftcore.algorithms.plan import Plan
 from rftdata.errors import ConfigError

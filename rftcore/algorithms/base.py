@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rftdata.config import Section
-from rftdata.errors import RftError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,24 +43,8 @@ Signal = Literal[
     "mismatched",
     "teacher_logits",
 ]
-Column = Literal["step_rewards", "state", "baseline_rewards"]
+Column = Literal["step_rewards", "state", "baseline_rewards", "reward_parts"]
 Unit = Literal["token", "sequence", "pair"]
-
-RECORDED_BY: dict[Column, tuple[str, str]] = {
-    "step_rewards": (
-        "the reward of a turn alone",
-        "record it for each turn in the workflow: turn.record(step_reward=…)",
-    ),
-    "state": (
-        "a hash of the environment's state before a turn",
-        "record it for each turn in the workflow: turn.record(state=…)",
-    ),
-    "baseline_rewards": (
-        "the reward of a greedy rollout of the task",
-        "let the explorer sample the groups with explorer.greedy_baseline: true, which is the default of algorithms that need it",
-    ),
-}
-"""What each column is, and what writes it."""
 
 # exp(20) is 5e8. A larger ratio overflows to NaN soon after, and already says that the two policies have nothing in common.
 MAX_LOG_RATIO = 20.0
@@ -90,6 +73,8 @@ class StepBatch:
         step_rewards_B: float32; reward of the turn alone, None where workflows recorded none.
         state_B: int64; hash of the environment's state before the turn, None where workflows recorded none.
         baseline_rewards_B: float32; reward of the greedy response to the same task, None where none was sampled.
+        reward_parts_B: float32 [B, K]; the rewards by name, as sampled, None where they are not read.
+        reward_names: names of the K.
     """
 
     step: int
@@ -105,6 +90,8 @@ class StepBatch:
     step_rewards_B: Tensor | None = None
     state_B: Tensor | None = None
     baseline_rewards_B: Tensor | None = None
+    reward_parts_B: Tensor | None = None
+    reward_names: tuple[str, ...] = ()
 
     @property
     def num_sequences(self) -> int:
@@ -383,38 +370,3 @@ def _only(parts: StepBatch | Signals, kept_N: Tensor) -> dict[str, Tensor]:
     """Return the entries per token that there are, of the tokens with True."""
     named = {entry.name: getattr(parts, entry.name) for entry in fields(parts) if entry.name.endswith("_N")}
     return {name: values[kept_N] for name, values in named.items() if values is not None}
-
-
-def refuse_missing_rewards(batch: StepBatch, needed_B: Tensor) -> None:
-    """Stop before a NaN reaches the weights.
-
-    Args:
-        needed_B: bool; False for sequences whose reward is not read.
-
-    Raises:
-        RftError: names the first reward that is not finite.
-    """
-    wrong = (needed_B & ~batch.rewards_B.isfinite()).nonzero().flatten().tolist()
-    if wrong:
-        row = wrong[0]
-        raise RftError(
-            f"{len(wrong)} of {batch.num_sequences} rewards of the batch cannot be trained on; the first is row {row}, "
-            f"rollout {int(batch.rollout_B[row])} of group {int(batch.group_B[row])} of the batch",
-            value=float(batch.rewards_B[row]),
-            allowed="finite numbers",
-            todo="set the reward (UPDATE rft.experience SET reward = …) or drop the row in the operator chain",
-        )
-
-
-def refuse_missing_columns(batch: StepBatch, columns: frozenset[Column]) -> None:
-    """Stop where the batch lacks entries per sequence that the parts read.
-
-    Raises:
-        RftError: names the first that it lacks.
-    """
-    for column in sorted(columns):
-        if getattr(batch, f"{column}_B") is None:
-            what, how = RECORDED_BY[column]
-            raise RftError(
-                f"the batch has no {column.replace('_', ' ')} ({what}), which the algorithm's parts read", todo=how
-            )

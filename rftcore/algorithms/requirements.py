@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from operators.base import Operator
 from operators.chain.chain import Chain
 from operators.chain.stage import written_columns
-from rftcore.algorithms.base import RECORDED_BY, Column, HeadTerm
+from rftcore.algorithms.base import Column, HeadTerm
+from rftcore.algorithms.inputs import RECORDED_BY
 from rftcore.algorithms.losses.ppo import PPO
 from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError
@@ -85,6 +86,15 @@ def _check_token_parts(algorithm: Algorithm) -> None:
         raise ConfigError(
             "algorithm.kl: this estimator is for the loss; in the reward the anchor policy itself is measured",
             value=config.kl.type.name if config.kl.type else None, allowed="k1, k2 or k3", todo="change kl.type, or set kl.where: loss",
+        )  # fmt: skip
+    if (
+        algorithm.advantage is not None
+        and "reward_parts" in algorithm.advantage.columns
+        and config.kl.where == "reward"
+    ):
+        raise ConfigError(
+            "algorithm.kl.where: reward changes the sum of rewards, and the advantage reads each of them by name",
+            value=config.advantage.name if config.advantage else None, allowed="kl.where: loss", todo="set kl.where: loss",
         )  # fmt: skip
     if config.correction and config.old_logprobs == "behavior":
         raise ConfigError(

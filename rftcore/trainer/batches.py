@@ -43,6 +43,7 @@ class TrainBatch:
         token_rewards_BT, teacher_logprobs_BT: float32; arrays that the experiences brought, None where none did. An experience without the
             first has 0 and without the second NaN.
         step_rewards_B, state_B, baseline_rewards_B: the same, one number per experience; see `StepBatch`.
+        reward_parts_B, reward_names: rewards by name; see `StepBatch`.
         paired: whether experiences 2p and 2p + 1 are the chosen and the rejected one of a preference pair.
     """
 
@@ -60,6 +61,8 @@ class TrainBatch:
     step_rewards_B: Tensor | None = None
     state_B: Tensor | None = None
     baseline_rewards_B: Tensor | None = None
+    reward_parts_B: Tensor | None = None
+    reward_names: tuple[str, ...] = ()
     paired: bool = False
 
     @property
@@ -97,6 +100,7 @@ class TrainBatch:
             importance_weights_B=self.importance_weights_B, expert_B=self.expert_B,
             token_rewards_N=None if self.token_rewards_BT is None else self.token_rewards_BT[counted],
             step_rewards_B=self.step_rewards_B, state_B=self.state_B, baseline_rewards_B=self.baseline_rewards_B,
+            reward_parts_B=self.reward_parts_B, reward_names=self.reward_names,
         )  # fmt: skip
 
     @property
@@ -122,6 +126,8 @@ class TrainBatch:
         step_rewards: Array | None = None,
         state: Array | None = None,
         baseline_rewards: Array | None = None,
+        reward_parts: Array | None = None,
+        reward_names: tuple[str, ...] = (),
         pad_token_id: int = 0,
         paired: bool = False,
     ) -> TrainBatch:
@@ -135,7 +141,8 @@ class TrainBatch:
             rewards, group_ids, rollout_index: B entries; group_ids may be any integers.
             importance_weights: B entries; None is 1 for all.
             turn_index: B entries; None is 0 for all.
-            token_rewards, teacher_logprobs: as token_ids; step_rewards, state, baseline_rewards: B entries. None where there are none.
+            token_rewards, teacher_logprobs: as token_ids; step_rewards, state, baseline_rewards, reward_parts: B entries, the last of one
+                number for each of `reward_names`. None where there are none.
             paired: the experiences are preference pairs, chosen and rejected in turn.
 
         Raises:
@@ -149,6 +156,7 @@ class TrainBatch:
         _check_entries(
             lengths, paired, rewards=rewards, group_ids=group_ids, rollout_index=rollout_index, importance_weights=importance_weights,
             turn_index=turn_index, step_rewards=step_rewards, state=state, baseline_rewards=baseline_rewards,
+            reward_parts=reward_parts,
         )  # fmt: skip
         present_BT = np.arange(lengths.max(initial=1))[None, :] < lengths[:, None]
         loss_mask_BT, behavior_BT = _counted(loss_mask, behavior_logprobs, present_BT)
@@ -165,6 +173,7 @@ class TrainBatch:
             teacher_logprobs_BT=_optional_tokens(teacher_logprobs, present_BT, fill=math.nan),
             step_rewards_B=_optional(step_rewards, torch.float32), state_B=_optional(state, torch.int64),
             baseline_rewards_B=_optional(baseline_rewards, torch.float32), paired=paired,
+            reward_parts_B=_optional(reward_parts, torch.float32), reward_names=reward_names,
         )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from rftcore.algorithms.algorithm import Algorithm
-from rftcore.algorithms.base import RECORDED_BY, Column
+from rftcore.algorithms.base import Column
+from rftcore.algorithms.inputs import RECORDED_BY
 from rftcore.trainer.batches import TrainBatch
 from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
 from rftdata.errors import RoleFailedError
@@ -25,7 +26,7 @@ from rftdata.training.batch import Batch
 ARRAYS = (*attempt.ARRAYS, *PER_TOKEN, *PER_TURN)
 _ARRAY_OF: dict[Column, str] = {"step_rewards": "step_reward", "state": "state_hash"}
 
-Numbers = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # one per experience, and whether it is there
+Numbers = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # one entry per experience, and whether it is there
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
@@ -58,6 +59,7 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
         column: _one_each(batch, column) for column in (*sorted(algorithm.columns), *sorted(algorithm.optional_columns))
     }
     given = {column: numbers for column, numbers in columns.items() if numbers[1].any()}
+    names = _reward_names(batch) if "reward_parts" in given else ()
     found = TrainBatch.from_packed(
         token_ids=(partial(batch.padded, "token_ids"), offsets),
         loss_mask=(partial(batch.padded, "loss_mask"), offsets),
@@ -68,6 +70,7 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
         turn_index=batch.rows["turn_index"].to_pylist(),
         importance_weights=batch.rows["importance_weight"].to_pylist(),
         paired=algorithm.pairwise,
+        reward_names=names,
         **tokens,
         **{column: values for column, (values, _) in given.items()},  # type: ignore[arg-type]  # columns have the names of arguments
     )
@@ -79,6 +82,8 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
 
 def _one_each(batch: Batch, column: Column) -> Numbers:
     """The one value of each experience, 0 where it has none."""
+    if column == "reward_parts":
+        return _reward_parts(batch)
     name = _ARRAY_OF.get(column)
     if name is None:
         values = batch.rows["baseline_reward"].to_pylist()
@@ -87,6 +92,19 @@ def _one_each(batch: Batch, column: Column) -> Numbers:
     return np.array([0 if value is None else value for value in values]), np.array(
         [value is not None for value in values]
     )
+
+
+def _reward_names(batch: Batch) -> tuple[str, ...]:
+    """The names of all rewards in the batch."""
+    return tuple(sorted({name for parts in batch.rows["reward_parts"].to_pylist() for name, _ in parts}))
+
+
+def _reward_parts(batch: Batch) -> Numbers:
+    """The rewards of each experience by name, [B, K]; one that lacks a name has none."""
+    names, rows = _reward_names(batch), [dict(parts) for parts in batch.rows["reward_parts"].to_pylist()]
+    values = [[row.get(name, 0.0) for name in names] for row in rows]
+    found = np.array(values, dtype=np.float64).reshape(len(rows), len(names))
+    return found, np.array([bool(names) and row.keys() == set(names) for row in rows], dtype=np.bool_)
 
 
 def _items(batch: Batch, name: str) -> list[Any]:

@@ -22,7 +22,8 @@ ROWS = pa.schema(
     [
         ("slot", pa.int32()), ("experience_id", pa.int64()), ("pair_id", pa.int64()), ("group_id", pa.int64()),
         ("rollout_index", pa.int32()), ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()),
-        ("importance_weight", pa.float64()), ("baseline_reward", pa.float64()), ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
+        ("importance_weight", pa.float64()), ("baseline_reward", pa.float64()), ("reward_parts", pa.map_(pa.string(), pa.float64())),
+        ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
     ]
 )  # fmt: skip
 
@@ -35,7 +36,8 @@ class Batch:
         rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, pair_id (null unless pairs are drawn; the
             chosen one first, the rejected one right after it), group_id, rollout_index, turn_index, reward (as at the draw, or at
             the run's label cut; null if there is none), staleness, importance_weight (factor for the experience's loss; 1 unless
-            sampling is prioritised), baseline_reward (of the group's greedy rollout; null if it has none), num_prompt_tokens, num_response_tokens.
+            sampling is prioritised), baseline_reward (of the group's greedy rollout; null if it has none), reward_parts (name and value of each, as sampled),
+            num_prompt_tokens, num_response_tokens.
         short_reason: why the batch is smaller than requested; None if it is full.
     """
 
@@ -52,7 +54,8 @@ class Batch:
         self.columns = tuple(columns)
         self._reader = reader
         self._places = [(row.pop("segment_id"), row.pop("segment_row")) for row in rows]
-        self.rows = pa.Table.from_pylist(rows, schema=ROWS)
+        named = [row | {"reward_parts": [*row["reward_parts"].items()]} for row in rows]
+        self.rows = pa.Table.from_pylist(named, schema=ROWS)
 
     def __len__(self) -> int:
         return len(self._places)

@@ -97,7 +97,7 @@ def a_batch(lengths: list[int]) -> Batch:
     """Groups of one experience each."""
     rows = [
         {
-            "slot": i, "experience_id": 100 + i, "group_id": i, "rollout_index": 0, "turn_index": 0, "reward": 0.0, "staleness": 0,
+            "slot": i, "experience_id": 100 + i, "group_id": i, "rollout_index": 0, "turn_index": 0, "reward": 0.0, "reward_parts": {}, "staleness": 0,
             "num_prompt_tokens": 1, "num_response_tokens": length - 1, "segment_id": 1, "segment_row": i,
         }
         for i, length in enumerate(lengths)

@@ -32,7 +32,10 @@ def step_batch(
         behavior_N=torch.zeros(len(sequence_N)) if behavior is None else torch.tensor(behavior, dtype=torch.float32),
         importance_weights_B=torch.ones(num),
         expert_B=torch.zeros(num, dtype=torch.bool) if expert is None else torch.tensor(expert, dtype=torch.bool),
-        **{name: value if value is None else torch.as_tensor(value) for name, value in optional.items()},
+        **{
+            name: value if value is None or name == "reward_names" else torch.as_tensor(value)
+            for name, value in optional.items()
+        },
     )
 
 

@@ -34,7 +34,7 @@ _ARGS: dict[str, Any] = {
 
 def trl_loss(
     kind: Literal["GRPOTrainer", "RLOOTrainer", "GMPOTrainer"],
-    rewards: list[float],
+    rewards: list[float] | list[list[float]],
     group_size: int,
     *,
     mask_BT: Tensor,
@@ -48,6 +48,7 @@ def trl_loss(
     """The loss, and the advantage of each response.
 
     Args:
+        rewards: one of each response, or one of each of several functions.
         mask_BT: which tokens there are; other entries of the tensors mean nothing.
         old_BT: log-probabilities before the step, which ratios compare with.
         sampled_BT: those of the engine.
@@ -56,7 +57,8 @@ def trl_loss(
     import trl
     from trl.experimental.gmpo import GMPOTrainer
 
-    num = len(rewards)
+    num, rewards_BK = len(rewards), torch.tensor(rewards).view(len(rewards), -1)
+    num_functions = rewards_BK.shape[1]
     model, reference = SimpleNamespace(training=True, is_gradient_checkpointing=False), object()
 
     def logprobs(of: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor, None]:
@@ -73,8 +75,9 @@ def trl_loss(
         generated = (*generated[:2], None, generated[2], sampled, {}, None, None)
     attributes = _COMMON | {
         "model": model, "ref_model": reference, "num_generations": group_size, "args": SimpleNamespace(**_ARGS),
-        "reward_weights": torch.ones(1), "_generate": lambda *_: generated,
-        "_calculate_rewards": lambda *_: torch.tensor(rewards)[:, None], "_get_per_token_logps_and_entropies": logprobs,
+        "reward_weights": torch.ones(num_functions), "reward_func_names": [str(k) for k in range(num_functions)],
+        "reward_funcs": [None] * num_functions, "_generate": lambda *_: generated, "_calculate_rewards": lambda *_: rewards_BK,
+        "_get_per_token_logps_and_entropies": logprobs,
         "_logs": defaultdict(list) | {"rewards": defaultdict(list)}, "_pending_extra_logs": {}, "_pending_metrics": {},
     }  # fmt: skip
     for name, value in settings.items():

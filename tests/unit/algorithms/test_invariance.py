@@ -72,6 +72,7 @@ def cases(draw: st.DrawFn) -> Case:
     batch = step_batch(
         draw(some), groups, rollouts, tokens=tokens, turns=turns, behavior=(logprobs_N + noise(0.4)).tolist(),
         expert=draw(st.lists(st.booleans(), min_size=num, max_size=num)), baseline_rewards_B=torch.tensor(draw(some)),
+        reward_parts_B=torch.tensor([draw(some), draw(some)]).T, reward_names=("right", "short"),
         step_rewards_B=torch.tensor(draw(some)), state_B=torch.tensor(draw(st.lists(st.integers(0, 3), min_size=num, max_size=num))),
     )  # fmt: skip
     signals = Signals(

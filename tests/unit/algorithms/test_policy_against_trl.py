@@ -16,6 +16,7 @@ from torch import Tensor
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
 from rftcore.algorithms.presets import presets
+from rftdata.errors import ConfigError
 from tests.support.algorithms import loss_in_parts, step_batch
 from tests.support.trl_policy import trl_loss
 
@@ -122,7 +123,7 @@ GRPO_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_every_preset_that_claims_these_trainers_is_compared_with_them() -> None:
     claimed = {name for name, preset in presets().items() if re.search("TRL (GRPO|RLOO)Trainer", preset.compared_with)}
     # ppo has the policy loss of grpo.
-    assert claimed == {name for name, _, _ in GRPO_CASES} | {"rloo", "ppo"}
+    assert claimed == {name for name, _, _ in GRPO_CASES} | {"rloo", "ppo", "gdpo"}
     assert build_algorithm("ppo").config.loss == build_algorithm("grpo").config.loss
 
 
@@ -150,6 +151,46 @@ def test_grpo_trainer_has_the_same_advantages_loss_and_gradient(
     plan = algorithm.plan(step_batch(REWARDS, GROUPS, [0, 1, 2, 3] * 3, tokens=LENGTHS), signals)
     sequence_N = plan.batch.sequence_N
     torch.testing.assert_close(plan.advantages_N, advantages_B[sequence_N], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", [{}, {"short": 0.5}, {"right": 2.0, "short": -1.0}])
+def test_gdpo_is_that_of_the_grpo_trainer_with_several_rewards(weights: dict[str, float]) -> None:
+    given = tensors(4)
+    short = [
+        0.0,
+        1.0,
+        1.0,
+        0.0,
+        0.3,
+        0.3,
+        0.3,
+        0.3,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]  # equal in the second group, as REWARDS are in the third
+    parts = [[right, other] for right, other in zip(REWARDS, short, strict=True)]
+    settings = {
+        "multi_objective_aggregation": "normalize_then_sum",
+        "reward_weights": torch.tensor([weights.get(name, 1.0) for name in ("right", "short")]),
+    }
+    expected, advantages_B = trl_loss(
+        "GRPOTrainer", parts, 4, mask_BT=MASK_BT, **given | {"sampled_BT": None}, **settings
+    )
+    algorithm = build_algorithm("gdpo", {"advantage": {"eps": 1e-4, "weights": weights}, "old_logprobs": "recomputed"})
+    batch = step_batch(
+        [9.0] * 12, GROUPS, [0, 1, 2, 3] * 3, tokens=LENGTHS, reward_parts_B=parts, reward_names=("right", "short")
+    )
+    signals = Signals(old_N=given["old_BT"][MASK_BT].detach())
+    plan = algorithm.plan(batch, signals)
+    torch.testing.assert_close(plan.advantages_N, advantages_B[batch.sequence_N], rtol=0, atol=1e-5)
+    assert plan.metrics["reward_right"] == pytest.approx(sum(REWARDS) / 12)
+    check(loss_in_parts(algorithm, batch, signals, given["logprobs_BT"][MASK_BT], MICRO_BATCHES), expected, given)
+    with pytest.raises(
+        ConfigError, match=r"weights names a reward that rollouts do not have \(got 'long'\); allowed: right, short"
+    ):
+        build_algorithm("gdpo", {"advantage": {"weights": {"long": 1.0}}}).plan(batch, signals)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.4, 0.4), (0.1, 0.25)])

@@ -24,6 +24,7 @@ from tests.support.algorithms import step_batch
         ("grpo", {"critic": {}}, "critic trains values that no advantage reads.*gae"),
         ("ppo", {"critic": {"loss": "ppo"}}, "ppo does not train a critic.*value"),
         ("grpo", {"loss": "value"}, "value trains a critic, not the policy"),
+        ("gdpo", {"kl": {"type": "k1", "coef": 0.1, "where": "reward"}}, "reads each of them by name.*kl.where: loss"),
         ("raft", {"advantage": None}, "the loss reinforce needs advantages"),
         ("sft", {"mask": "m2po"}, "mask changes how advantages count"),
         ("ppo", {"expert": {"loss": "sft"}}, "critic learns from returns"),
