@@ -156,10 +156,11 @@ class _Bench:
 
     def write_file(self) -> float:
         """Write the learner's weights as a run does; seconds."""
-        from rftcore.sync.weights_file import write_atomically, write_weights
+        from rftcore.sync.weights_file import write_atomically
+        from rftcore.trainer.publish import Exports
 
         started = time.perf_counter()
-        write_atomically(self.file, lambda draft: write_weights(self.learner.export_tensors(), draft))
+        write_atomically(self.file, Exports(self.learner, None, WIRE_DTYPE).of_learner())
         return time.perf_counter() - started
 
     def train(self) -> int | None:

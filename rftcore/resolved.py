@@ -117,7 +117,9 @@ class ResolvedRun:
         stored = self._model_values
         found = stored.get("dtype") or stored.get("torch_dtype")
         # What is stored as float32 vLLM rounds by itself, unless it is told otherwise.
-        return "bfloat16" if engine == "vllm" and found in (None, "float32") else found
+        if engine == "vllm" and found in (None, "float32"):
+            return "bfloat16"
+        return found if found in ("float32", "bfloat16", "float16") else None
 
     @property
     def _model_values(self) -> Mapping[str, Any]:

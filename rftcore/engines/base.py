@@ -229,6 +229,11 @@ class Engine(ABC):
         """
         return 0.0
 
+    @property
+    def reads_weights(self) -> bool:
+        """Whether the engine reads a weights file just now, which may come from a slow disk."""
+        return False
+
     def stack(self) -> str:
         """Return where the engine's code is, as a traceback; empty if it is not in this process."""
         return ""

@@ -67,6 +67,7 @@ class DrivenEngine(Engine):
         self._closing = False
         self._has_mixed_weights = False
         self._is_asleep = False
+        self._reads_weights = False
         self._work_began: float | None = None  # monotonic; None without work
         self._stopped: EngineStoppedError | None = None
         ready: Future[None] = Future()
@@ -235,6 +236,10 @@ class DrivenEngine(Engine):
         began = self._work_began
         return 0.0 if began is None else time.monotonic() - began
 
+    @property
+    def reads_weights(self) -> bool:
+        return self._reads_weights
+
     def stack(self) -> str:
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
@@ -347,7 +352,9 @@ class DrivenEngine(Engine):
     def _load(self, load: Load) -> None:
         try:
             if load.path is not None:
+                self._reads_weights = True
                 self._replace_weights(load.path)
+                self._reads_weights = False
             self._name_version(load.policy_version_id)
         except Exception as error:
             load.result.set_exception(

@@ -78,7 +78,8 @@ class ExplorerConfig(Section):
     hang_s: float = Field(
         600.0,
         gt=0,
-        description="Seconds for which the engine may be at one step, or at one change of its weights. Then the process ends with its stack, and"
+        description="Seconds for which the engine may be at one step, or at one change of its weights, where time in which a weights file arrives from a"
+        " slow disk does not count. Then the process ends with its stack, and"
         " `rft run` starts the explorer again, with the newest weights. Above sync.acknowledge_s + sync.timeout_s.",
     )
     keep_partial_s: float = Field(

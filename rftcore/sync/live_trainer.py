@@ -2,8 +2,8 @@
 it, send, and collect what became of it.
 
 Who takes part is decided anew for every version, so explorers may join, leave or die at any time. The group is formed again only when its members have
-changed or one of them failed. Engines that were left in the middle are offered the version again; those that miss it altogether ask for a
-file, which is written once, by another method, when the first asks.
+changed or one of them failed. Engines that were left in the middle are offered the version again, and so are those that missed it, as while they stored
+a batch or answered an evaluation, when they ask for it. What cannot be sent to them is written as a file, once, by another method.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class LiveWeights:
 
     Attributes:
         publication: of the last version.
+        in_float32: names of weights that engines keep in float32, of those that took part last.
         first_sent_step: the step after which weights went straight into an engine for the first time; None before.
         live_since: the step from which on no version has been written as a file, so that engines have what was sent; None if the last has a file.
     """
@@ -110,6 +111,8 @@ class LiveWeights:
         self._name = ""
         self._choice = ""
         self._step = 0
+        self._num_repeats = 0  # of the last version, for explorers that missed it
+        self.in_float32: tuple[str, ...] = ()
         self.first_sent_step: int | None = None
         self.live_since: int | None = None
         self.publication = Publication("", 0, "")
@@ -123,7 +126,7 @@ class LiveWeights:
         Raises:
             FencedError: another attempt holds the run.
         """
-        self._step, self._name = step, f"step-{step:06d}"
+        self._step, self._name, self._num_repeats = step, f"step-{step:06d}", 0
         receivers = self._offers.ready_receivers()
         waiting = set(receivers)
         if not receivers or not self._may_send(receivers):
@@ -149,10 +152,18 @@ class LiveWeights:
         return self.publication.uri == LIVE_URI and self._offers.is_file_wanted(policy_version_id)
 
     def serve_missed(self, policy_version_id: int) -> None:
-        """Write the last version as a file, if an explorer has missed it and asks for that."""
-        if self.is_missed(policy_version_id):
-            logger.info("an explorer missed policy version %d, which is written as a file for it", policy_version_id)
-            self.as_file(policy_version_id)
+        """Send the last version again to explorers that have missed it and ask for it now; write it as a file if they do not take it so either."""
+        while self.is_missed(policy_version_id):
+            late = self._offers.late_receivers(policy_version_id)
+            if not late or self._num_repeats == _TRIES or not self._may_send(self._offers.ready_receivers()):
+                logger.info(
+                    "an explorer missed policy version %d, which is written as a file for it", policy_version_id
+                )
+                self.as_file(policy_version_id)
+                return
+            self._num_repeats += 1
+            logger.info("an explorer missed policy version %d, which is sent again", policy_version_id)
+            self._transfer(policy_version_id, late)
 
     def as_file(self, policy_version_id: int) -> Publication:
         """Return the last version as a file, which is written unless it exists."""
@@ -260,6 +271,7 @@ class LiveWeights:
             self._backend, reason = choose_backend(self._source.weight_devices(), [member.device for member in members])
             what = "" if self._adapters is None else "adapters alone, "
             self._choose(f"{what}into {len(members)} live engines by {self._backend}: {reason}")
+        self.in_float32 = self._in_float32(members)
         ranks, num_ranks = {}, self._source.num_ranks
         for member in members:
             ranks[member.worker_id] = num_ranks
@@ -269,7 +281,7 @@ class LiveWeights:
             transfer_id=transfer_id, group_id=group_id, backend=self._backend, host=host, port=port, num_ranks=num_ranks, first_rank=0,
             tensors=self._tensors, dtype=members[0].dtype if self._adapters is None else ADAPTERS_DTYPE,
             bucket_bytes=self._config.bucket_mib * _MIB, timeout_s=self._config.timeout_s, adapters=self._adapters,
-            in_float32=self._in_float32(members),
+            in_float32=self.in_float32,
         )  # fmt: skip
         self._offers.begin(
             transfer_id, ranks, left_out, group_id=group_id, backend=self._backend, address=f"{host}:{port}", num_ranks=num_ranks,

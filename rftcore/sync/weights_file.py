@@ -36,36 +36,20 @@ _EMBEDDING = "embed_tokens.weight"
 _HEADER_LIMIT = 100_000_000  # the limit of the safetensors format
 
 
-def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return contiguous CPU tensors that share no memory, including the output head.
+def embedding_of(names: Iterable[str]) -> str:
+    """Return the name of the embedding, from which a tied output head is copied.
 
     Raises:
-        ModelError: there is neither an output head nor an embedding to copy it from.
+        ModelError: there is none, or more than one.
     """
-    state: dict[str, Tensor] = {}
-    seen_storage: set[int] = set()
-    for name, tensor in tensors:
-        on_cpu = tensor.detach().to("cpu").contiguous()
-        storage = on_cpu.untyped_storage().data_ptr()
-        state[name] = on_cpu.clone() if storage in seen_storage else on_cpu
-        seen_storage.add(storage)
-    if OUTPUT_HEAD not in state:
-        embeddings = [name for name in state if name.endswith(_EMBEDDING)]
-        if len(embeddings) != 1:
-            raise ModelError(
-                f"the weights have no {OUTPUT_HEAD!r} and not exactly one {_EMBEDDING!r} to copy it from",
-                value=embeddings,
-                todo="export the model's full state",
-            )
-        state[OUTPUT_HEAD] = state[embeddings[0]].clone()
-    return state
-
-
-def write_weights(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
-    """Write named tensors and the output head to `path`; the caller renames the file (`write_atomically`)."""
-    from safetensors.torch import save_file
-
-    save_file(complete_state(tensors), path, metadata={"format": "pt"})
+    embeddings = [name for name in names if name.endswith(_EMBEDDING)]
+    if len(embeddings) != 1:
+        raise ModelError(
+            f"the weights have no {OUTPUT_HEAD!r} and not exactly one {_EMBEDDING!r} to copy it from",
+            value=embeddings,
+            todo="export the model's full state",
+        )
+    return embeddings[0]
 
 
 def write_atomically(path: Path, export: Callable[[Path], object]) -> Publication:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rftcore.sync.adapters_file import write_adapters
 from rftcore.sync.base import Publication
 from rftcore.sync.live_trainer import LiveWeights
-from rftcore.sync.weights_file import iterate_weights, write_weights
+from rftcore.sync.transfer_plan import shapes_of
+from rftcore.sync.weights_file import iterate_weights, read_shapes_of_model
+from rftcore.sync.weights_stream import layout, stream_weights
 from rftcore.trainer.lora import adapters_json, stored_adapters
 from rftcore.trainer.network import ADAPTERS
 from rftdata.config import SyncConfig
@@ -31,31 +33,40 @@ class Exports:
 
     Args:
         adapters: those that engines get alone.
-        merged_as: type in which engines get weights that adapters are merged into; None if they get none, or it is unknown.
+        dtype: type of the engines' weights.
+        merges: whether engines get weights that adapters are merged into.
     """
 
-    def __init__(self, learner: LearnerGroup, adapters: LoraConfig | None, merged_as: str | None = None) -> None:
+    def __init__(
+        self, learner: LearnerGroup, adapters: LoraConfig | None, dtype: str = "float32", merges: bool = False
+    ) -> None:
         self._learner = learner
         self._adapters = adapters
-        self._merged_as = None if merged_as == "float32" else merged_as
+        self._dtype = dtype
+        self._merges = merges
 
     def metrics(self) -> dict[str, float]:
         """What engines do not get of the learner's weights as they are now; on several GPUs, of the first one's share of them.
 
         merged_update_error: share of the adapters' update that is lost where merged weights are rounded.
         """
-        if self._merged_as is None:
+        if not self._merges or self._dtype == "float32":
             return {}
         import torch
 
-        error = self._learner.own.policy.merged_update_error(getattr(torch, self._merged_as))
+        error = self._learner.own.policy.merged_update_error(getattr(torch, self._dtype))
         return {"merged_update_error": error}
 
-    def of_learner(self) -> Export:
-        """Writes the learner's weights as they are now."""
+    def of_learner(self, in_float32: Collection[str] = ()) -> Export:
+        """Writes the learner's weights as they are now, whole ones tensor by tensor.
+
+        Args:
+            in_float32: names of weights that engines keep in float32.
+        """
         learner, adapters = self._learner, self._adapters
         if adapters is None:
-            return lambda path: write_weights(learner.export_tensors(), path)
+            places = layout(dict(shapes_of(learner.weight_tensors())), self._dtype, in_float32)
+            return lambda path: stream_weights(places, learner.export_tensors(), path)
         return lambda path: write_adapters(learner.own.policy.adapter_tensors(), adapters_json(adapters), path)
 
     def of_folder(self, folder: Path) -> Export:
@@ -68,7 +79,8 @@ class Exports:
             for file in sorted(folder.glob("*.safetensors")):
                 yield from iterate_weights(file)
 
-        return lambda path: write_weights(tensors(), path)
+        places = layout(read_shapes_of_model(folder), self._dtype)
+        return lambda path: stream_weights(places, tensors(), path)
 
 
 def file_method(config: SyncConfig) -> str:
@@ -100,3 +112,8 @@ def live_weights(
 def folder_bytes(folder: Path) -> int:
     """Size of a folder's files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def published_bytes(folder: Path, dtype: str) -> int:
+    """Size of one set of whole weights of the model in a folder."""
+    return layout(read_shapes_of_model(folder), dtype).num_bytes

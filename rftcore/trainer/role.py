@@ -28,7 +28,7 @@ from rftcore.trainer.drawn import batch_metrics
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.next_batch import NextBatch, draws_ahead
 from rftcore.trainer.parity import weight_parity
-from rftcore.trainer.publish import Export, Exports, file_method, folder_bytes, live_weights
+from rftcore.trainer.publish import Export, Exports, file_method, live_weights, published_bytes
 from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.run_checkpoints import RunCheckpoints
 from rftcore.trainer.trainer_watch import watch_trainer
@@ -111,16 +111,17 @@ class TrainerRole:
         self.checkpoints.remove_abandoned()
         if attempt.checkpoint:
             self.learner.load_checkpoint(Path(attempt.checkpoint.uri))
+        dtype = resolved.engine_dtype or "float32"
         # Runs of two buffers may have the same name on one host.
         shared_name = f"{self.run.name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
         self.publisher = METHODS.load(file_method(config.sync))(
-            self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model)
+            self.folder, shared_name, attempt.attempt_id, published_bytes(self.model, dtype)
         )
         adapters = config.trainer.lora if resolved.sends_adapters_alone else None
         merges = config.trainer.lora is not None and adapters is None
-        self.exports = Exports(self.learner, adapters, resolved.engine_dtype if merges else None)
+        self.exports = Exports(self.learner, adapters, dtype, merges)
         self.live = live_weights(
-            config.sync, attempt, worker, self.learner, lambda name: self._hand_over(name, self.exports.of_learner()), adapters
+            config.sync, attempt, worker, self.learner, self._write_file, adapters
         )  # fmt: skip
         self.parity = weight_parity(config)
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
@@ -213,11 +214,12 @@ class TrainerRole:
         return self.worker.should_stop()
 
     def _write_missed_weights(self, stop: Callable[[], bool]) -> None:
-        """Write a file for engines that missed the weights; an explorer that was started later has no others."""
+        """Send the weights again to engines that missed them, or write a file; an explorer that was started later has no others."""
         if self.live is not None and self.live.is_missed(self.policy_version_id):
             with self.turns.own(stop) as has_turn:
                 if has_turn:
-                    self.published = self.live.as_file(self.policy_version_id)
+                    self.live.serve_missed(self.policy_version_id)
+                    self.published = self.live.publication
 
     def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
         """Ready groups, or where nothing else is missing the `reviews` of people."""
@@ -251,8 +253,12 @@ class TrainerRole:
             self.policy_version_id = self.live.publish(step)
             self.published = self.live.publication
             return
-        self.published = self._hand_over(f"step-{step:06d}", self.exports.of_learner())
+        self.published = self._write_file(f"step-{step:06d}")
         self._announce(step, self.config.sync.method, self.published)
+
+    def _write_file(self, name: str) -> Publication:
+        in_float32 = () if self.live is None else self.live.in_float32
+        return self._hand_over(name, self.exports.of_learner(in_float32))
 
     def _hand_over(self, name: str, export: Export) -> Publication:
         in_use = weights_of_open_evaluations(self.run)

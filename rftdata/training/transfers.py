@@ -86,6 +86,11 @@ class Offers:
             for row in self._run.database.fetch("ready_receivers", run_id=self._run.run_id)
         }
 
+    def late_receivers(self, policy_version_id: int) -> set[int]:
+        """Return the explorers that have missed a version, and could take it now."""
+        rows = self._run.database.fetch("late_receivers", run_id=self._run.run_id, policy_version_id=policy_version_id)
+        return {row["worker_id"] for row in rows}
+
     def is_file_wanted(self, policy_version_id: int) -> bool:
         """Return whether an explorer has missed a version."""
         rows = self._run.database.fetch("is_file_wanted", run_id=self._run.run_id, policy_version_id=policy_version_id)

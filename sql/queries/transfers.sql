@@ -10,6 +10,12 @@ SELECT r.worker_id, r.device FROM rft.weight_receiver r JOIN rft.worker w USING 
 WHERE r.run_id = %(run_id)s AND r.ready AND w.stopped_at IS NULL AND w.heartbeat_at > rft.clock() - interval '15 s'
 ORDER BY r.worker_id;
 
+-- name: late_receivers (read)
+-- Live explorers of a run that have missed a version and take weights now.
+SELECT r.worker_id FROM rft.weight_receiver r JOIN rft.worker w USING (worker_id)
+WHERE r.run_id = %(run_id)s AND r.wanted_version = %(policy_version_id)s AND r.ready
+    AND w.stopped_at IS NULL AND w.heartbeat_at > rft.clock() - interval '15 s';
+
 -- name: is_file_wanted (read)
 -- Whether a live explorer has missed a version and needs its file.
 SELECT EXISTS (

@@ -27,7 +27,7 @@ from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.base import Publication
 from rftcore.sync.transfer_group import open_store
 from rftcore.sync.transfer_plan import TransferPlan
-from rftcore.sync.weights_file import write_atomically, write_weights
+from rftcore.sync.weights_file import write_atomically
 from rftcore.trainer.config import LoraConfig
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.lora import adapters_json
@@ -41,6 +41,7 @@ from tests.support.models import make_tiny_model
 from tests.support.small_runs import settings, start
 from tests.support.waiting import PATIENCE_S, printed_by, until_it_happens
 from tests.support.warm_up import Warm
+from tests.support.weights import write_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -357,9 +358,9 @@ def test_the_engine_transformers_computes_adapters_beside_its_weights(trained: T
         assert worst_difference(engine, trained.checkpoint("merged-6")) < 1e-4
         differing = engine.differing_weights(found.uri, found.checksum)
         assert differing and all(".lora_" in name for name in differing)
-        [(metric, lost)] = Exports(trained.learner, None, "bfloat16").metrics().items()
+        [(metric, lost)] = Exports(trained.learner, None, "bfloat16", merges=True).metrics().items()
         assert metric == "merged_update_error" and 0 < lost < 0.5, "this update is large"
-        assert Exports(trained.learner, None, "float32").metrics() == {}
+        assert Exports(trained.learner, None, "float32", merges=True).metrics() == {}
         newest = trained.publish("sent", trained.alone.of_learner())
         assert engine.differing_weights(newest.uri, newest.checksum) == []
         first = trained.publish("first", trained.alone.of_folder(trained.model))

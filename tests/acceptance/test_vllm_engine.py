@@ -22,11 +22,12 @@ from rftcore.engines.request_work import follow_requests
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.base import Publication
 from rftcore.sync.transfer_plan import TransferError, TransferPlan
-from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
+from rftcore.sync.weights_file import write_atomically
 from rftdata.errors import ModelError
 from tests.support.models import CHARACTERS, make_character_tokenizer, make_tiny_model
 from tests.support.sending import held, wire
 from tests.support.waiting import PATIENCE_S, until_it_happens, wait_until
+from tests.support.weights import complete_state, write_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

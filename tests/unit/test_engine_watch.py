@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,19 @@ import pytest
 from rftcore.engines import driver
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
+from rftcore.explorer import engine_watch
 from rftcore.explorer.engine_watch import watch_engine
 from tests.support.models import make_tiny_model
 from tests.support.waiting import wait_until
 
 LIMIT_S = 0.2
+
+
+def read_from_disk(path: Path) -> None:
+    """Read a file that is not in the system's cache."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.read()
 
 
 class Clock:
@@ -27,6 +36,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_s
 
+    perf_counter = monotonic
+
 
 class Slow(TransformersEngine):
     """Takes `step_s` for each step, in which the watch looks at it."""
@@ -34,6 +45,7 @@ class Slow(TransformersEngine):
     clock: Clock
     step_s = 0.0
     num_looks = 0
+    slow_disk: Path | None = None
     go: threading.Event
 
     def stuck_s(self) -> float:
@@ -49,6 +61,12 @@ class Slow(TransformersEngine):
         looks = self.num_looks
         self.clock.now_s += seconds
         wait_until(lambda: self.num_looks >= looks + 3 or self.go.is_set(), "three looks of the watch", pause_s=0.01)
+
+    def _replace_weights(self, path: Path) -> None:
+        for _ in range(4):
+            if self.slow_disk is not None:
+                read_from_disk(self.slow_disk)
+            self.let_pass(0.9 * LIMIT_S)
 
     def _step(self) -> list[tuple[str, Generation]]:
         self.let_pass(self.step_s)
@@ -92,3 +110,29 @@ def test_an_engine_hangs_if_one_step_takes_too_long(engine: Slow, step_s: float,
         ((sentence, stack),) = found
         assert "its engine hangs" in sentence and "explorer.hang_s" in sentence
         assert "self.let_pass(self.step_s)" in stack
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["the disk is slow", "nothing arrives"])
+def test_an_engine_that_reads_weights_hangs_only_if_nothing_arrives(
+    engine: Slow, arrives: bool, tmp_path: Path
+) -> None:
+    found: list[str] = []
+
+    def end(sentence: str, stack: str) -> None:
+        found.append(sentence)
+        engine.go.set()
+
+    if arrives:
+        engine.slow_disk = tmp_path / "disk"
+        with engine.slow_disk.open("wb") as file:
+            file.write(os.urandom(1 << 20))
+            os.fsync(file.fileno())
+        arrivals = engine_watch._Arrivals()
+        arrivals.have_come()
+        read_from_disk(engine.slow_disk)
+        if not arrivals.have_come():
+            pytest.skip("the temporary folder is in memory, and nothing arrives from it")
+    watch = watch_engine(engine, LIMIT_S, end)
+    engine.load_weights(str(tmp_path / "model" / "model.safetensors"), 1)
+    watch.close()
+    assert len(found) == (not arrives)

@@ -33,12 +33,13 @@ from rftcore.sync.hashes import hashes_of
 from rftcore.sync.transfer import HeldRows, Sent, TransferReceiver, TransferSender
 from rftcore.sync.transfer_group import GroupError, TransferGroup, open_store, refuse_missing
 from rftcore.sync.transfer_plan import TransferError, TransferPlan, from_json, to_json
-from rftcore.sync.weights_file import complete_state, write_atomically, write_weights
+from rftcore.sync.weights_file import write_atomically
 from rftdata.errors import ModelError, RftError
 from tests.support.models import make_tiny_model
 from tests.support.preloaded import PreloadedCall
 from tests.support.sending import Tensors, held, wire
 from tests.support.waiting import PATIENCE_S
+from tests.support.weights import complete_state, write_weights
 
 CONFIG = EngineConfig(dtype="bfloat16", num_threads=1)
 TENSORS: Tensors = [(f"layer.{i}", torch.randn(40 + i, 7, generator=torch.Generator().manual_seed(i))) for i in range(9)]  # fmt: skip

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,16 +20,16 @@ from rftcore.sync.shared_memory import SHARED_MEMORY, hold_folder
 from rftcore.sync.weights_file import (
     check_complete,
     checksum_file,
-    complete_state,
     hold,
     iterate_weights,
     open_weights,
     prune,
     read_shapes,
     write_atomically,
-    write_weights,
 )
+from rftcore.sync.weights_stream import layout, stream_weights
 from rftdata.errors import DiskFullError, FencedError, ModelError
+from tests.support.weights import complete_state, write_weights
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -55,6 +56,48 @@ def test_tensors_come_back_bit_for_bit_with_their_types(tmp_path: Path) -> None:
     assert publication.num_bytes == (tmp_path / "a.safetensors").stat().st_size
 
 
+def test_tensors_are_written_one_at_a_time_in_the_engine_s_type(tmp_path: Path) -> None:
+    tensors = some_tensors()
+    matrix = next(name for name, tensor in tensors.items() if tensor.ndim == 2 and name != EMBEDDING)
+    places = layout({name: tuple(tensor.shape) for name, tensor in tensors.items()}, "bfloat16", in_float32={matrix})
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def produced() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in reversed(tensors.items()):
+            assert sum(one() is not None for one in alive) <= 1, "the last one only"
+            made = tensor.float() + 0
+            alive.append(weakref.ref(made))
+            yield name, made
+
+    published = write_atomically(tmp_path / "a.safetensors", lambda draft: stream_weights(places, produced(), draft))
+    back = dict(iterate_weights(open_weights(published.uri, published.checksum)))
+    assert published.num_bytes == places.num_bytes + len_of_header(Path(published.uri))
+    assert {*back} == {*tensors, "lm_head.weight"}
+    for name, tensor in back.items():
+        whole = tensors[EMBEDDING if name == "lm_head.weight" else name].float()
+        kept = torch.float32 if tensor.ndim < 2 or name == matrix else torch.bfloat16
+        assert tensor.dtype == kept and torch.equal(tensor, whole.to(kept)), name
+
+
+def test_a_full_disk_ends_a_stream_after_the_last_tensor(tmp_path: Path) -> None:
+    """The ranks of a trainer walk their weights together, and cannot turn back."""
+    tensors = some_tensors()
+    places = layout({name: tuple(tensor.shape) for name, tensor in tensors.items()}, "float32")
+    stream = iter(tensors.items())
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        stream_weights(places, stream, tmp_path / "full")
+    assert list(stream) == []
+    with pytest.raises(ModelError, match=r"incomplete.*lm_head"):
+        stream_weights(places, [], tmp_path / "a")
+    with pytest.raises(ModelError, match="is not that of the file's layout"):
+        stream_weights(places, [(EMBEDDING, torch.zeros(9, 4))], tmp_path / "b")
+
+
+def len_of_header(path: Path) -> int:
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little")
+
+
 def test_the_output_head_of_a_tied_model_is_written_as_a_copy_of_the_embedding(tmp_path: Path) -> None:
     publication = publish(tmp_path / "a.safetensors")
     back = dict(iterate_weights(publication.uri))
@@ -62,21 +105,22 @@ def test_the_output_head_of_a_tied_model_is_written_as_a_copy_of_the_embedding(t
 
 
 def test_an_output_head_of_its_own_is_kept() -> None:
-    head = torch.zeros(7, 4)
-    assert torch.equal(complete_state([*some_tensors().items(), ("lm_head.weight", head)])["lm_head.weight"], head)
+    places = layout({EMBEDDING: (7, 4), "lm_head.weight": (7, 4)}, "float32")
+    assert places.head_of is None and len(places.slots) == 2
 
 
 def test_tensors_that_share_memory_or_are_transposed_can_be_written(tmp_path: Path) -> None:
     embedding = torch.randn(7, 4)
-    tensors = [(EMBEDDING, embedding), ("lm_head.weight", embedding), ("model.t.weight", torch.randn(3, 5).T)]
-    write_weights(tensors, tmp_path / "a.safetensors")
+    tensors = {EMBEDDING: embedding, "lm_head.weight": embedding, "model.t.weight": torch.randn(3, 5).T}
+    places = layout({name: tuple(tensor.shape) for name, tensor in tensors.items()}, "float32")
+    stream_weights(places, tensors.items(), tmp_path / "a.safetensors")
     back = dict(iterate_weights(tmp_path / "a.safetensors"))
-    assert all(torch.equal(back[name], tensor) for name, tensor in tensors)
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
 def test_a_state_without_head_and_embedding_is_refused() -> None:
     with pytest.raises(ModelError, match=r"lm_head\.weight"):
-        complete_state([("model.norm.weight", torch.ones(4))])
+        layout({"model.norm.weight": (4,)}, "float32")
 
 
 def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
