@@ -54,7 +54,7 @@ class Evaluator:
         """Answer every pending evaluation; return whether there was one.
 
         They come in the order of their policy versions, so that each weights file is loaded once, and the newest weights only
-        after the last evaluation of older ones. During an outage each is tried once, and left to be claimed again.
+        after the last evaluation of older ones. One that fails as a whole during an outage is left to be claimed again.
 
         Raises:
             RolloutsFailedError: every answer fails, for longer than an outage may last, or in a run that has no rollouts.
@@ -95,7 +95,9 @@ class Evaluator:
         all_failed, what = bool(errors) and len(errors) == len(answers), f"the {len(answers)} answers on {which}"
         if not all_failed:
             self.failures.outage.passed()
-        elif self.failures.is_outage(what, len(errors), errors[0]):
+        elif (self.only_evaluates or self.failures.outage.lasts) and self.failures.is_outage(
+            what, len(errors), errors[0]
+        ):
             release_evaluation(run, worker_id)
             return
         finish_evaluation(run, evaluation.evaluation_id, worker_id, answers, seconds)

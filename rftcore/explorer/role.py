@@ -167,7 +167,7 @@ class Explorer:
                     await self._wait_asleep()
                     continue
                 await self.weights.take_newest()
-                if await self._evaluate() or self._claim():
+                if await self._find_work():
                     continue
                 await self._sleep()
         finally:
@@ -183,6 +183,13 @@ class Explorer:
             await self.turn.leave()
             self.writer.close()
             release_groups(self.run, self.worker.worker_id)
+
+    async def _find_work(self) -> bool:
+        """Answer evaluations or claim groups; return whether there was anything to do."""
+        if self.outage.lasts:
+            # One group shows whether it is over. If it failed as a whole, an evaluation would show no more, and cost more.
+            return self._claim() or await self._evaluate()
+        return await self._evaluate() or self._claim()
 
     async def _open_teacher(self) -> None:
         if self.config.teacher is not None and not self.only_evaluates:
@@ -243,7 +250,9 @@ class Explorer:
     def _claim(self) -> bool:
         """Plan and claim more groups; return whether any was claimed."""
         room = self.outage.room(self.config.claim_groups - len(self.in_flight), len(self.in_flight))
-        if self.only_evaluates or self.weights.trainer_step is None or room <= 0 or self._evaluation_waits():
+        if self.only_evaluates or self.weights.trainer_step is None or room <= 0:
+            return False
+        if not self.outage.lasts and self._evaluation_waits():
             return False
         self.planner.plan()
         policy_step = self.weights.trainer_step

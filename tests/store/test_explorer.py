@@ -387,32 +387,51 @@ def judge(run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_explorer_waits_for_a_judge_that_is_gone_for_a_while(run: Run, attempt: Attempt, judge: Path) -> None:
-    run.publish(attempt, 0, "a")
-    version = run.publish(attempt, 1, "b")
+    version = run.publish(attempt, 0, "a")
     reported: list[str] = []
-    answered: list[list[dict[str, Any]]] = []
 
     def until() -> bool:
-        """Remove the judge after some success, restore it when the explorer pauses, and again for an evaluation."""
-        good = outcomes(run).get("ok", 0)
-        if not reported and good:
-            judge.unlink(missing_ok=True)
+        """Remove the judge after some success, ask for an evaluation when the explorer pauses, and restore the judge at the next pause."""
         waits = run.rows("SELECT waiting_for FROM rft.worker WHERE run_id = %s AND waiting_for LIKE 'what its%%'")
-        if waits and not judge.exists() and len(reported) < 2:
+        if not reported and outcomes(run).get("ok"):
+            judge.unlink(missing_ok=True)
+        if waits and waits[0]["waiting_for"] not in reported and len(reported) < 2:
             reported.append(waits[0]["waiting_for"])
-            answered.append(run.evaluations())
-            judge.write_text("1")
-        if len(reported) == 1 and good >= 8 and not run.evaluations():
-            judge.unlink()
-            run.ask(attempt, version, "b", step=1)
+            if len(reported) == 1:
+                run.ask(attempt, version, "a")
+            else:
+                assert [row["status"] for row in run.evaluations()] == ["planned"], (
+                    "not one of which all answers failed"
+                )
+                judge.write_text("1")
         return len(reported) == 2 and run.all_answered()
 
     larger = {"trainer": {"batch_groups": 12}}
     run.explore(OneAtATime(), until, reward="./judged.py:score", claim_groups=1, changes=larger)
-    assert "groups in a row failed, the last with FileNotFoundError" in reported[0]
-    assert answered[1] == [{"status": "planned", "mean_reward": None, "error": None}], "not as one of which all failed"
+    assert "2 groups in a row failed, the last with FileNotFoundError" in reported[0]
+    assert "3 groups in a row failed" in reported[1]
     assert run.evaluations() == [{"status": "done", "mean_reward": 1.0, "error": None}]
     assert not run.run.refreshed().has_ended
+
+
+def test_an_evaluation_that_always_fails_is_no_outage(run: Run, attempt: Attempt) -> None:
+    """Its tasks are not what the reward expects. The run goes on, and chooses no checkpoint by it."""
+    source = "def score(turn, task):\n    return {'train': 1.0}[task.taskset]\n"
+    (run.folder / "picky.py").write_text(source)
+    version = run.publish(attempt, 0, "a")
+    asked: list[int] = []
+
+    def until() -> bool:
+        good = outcomes(run).get("ok", 0)
+        if good and not asked:
+            asked.append(good)
+            run.ask(attempt, version, "a")
+        return bool(asked) and run.all_answered() and good > asked[0]
+
+    larger = {"trainer": {"batch_groups": 12}}
+    run.explore(OneAtATime(), until, reward="./picky.py:score", claim_groups=1, changes=larger)
+    (evaluation,) = run.evaluations()
+    assert evaluation["status"] == "done" and "8 of 8 answers failed" in evaluation["error"]
 
 
 def test_an_outage_that_outlasts_the_explorers_patience_ends_the_run(run: Run, attempt: Attempt, judge: Path) -> None:
