@@ -233,12 +233,12 @@ class SyncConfig(Section):
     )
     file_method: Literal["memory", "checkpoint"] = Field(
         "memory",
-        description="With nccl and auto, how weights reach engines that missed them, and evaluations: memory or checkpoint.",
+        description="With nccl and auto, how weights reach evaluations, and engines that missed them and cannot be sent them again: memory or checkpoint.",
     )
     acknowledge_s: float = Field(
         5.0,
         gt=0,
-        description="With nccl and auto, seconds after which an explorer that does not acknowledge is left out.",
+        description="With nccl and auto, seconds after which an explorer that does not acknowledge is left out; it is sent the weights when it asks for them.",
     )
     timeout_s: float = Field(
         60.0,

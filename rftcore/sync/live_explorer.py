@@ -176,8 +176,9 @@ class LiveReceiver:
         failpoint("explorer.weights_loaded")
         self._group_id = plan.group_id
         pause_seconds = time.monotonic() - started
-        self._answers.end(plan.transfer_id, "applied", pause_seconds=pause_seconds)
+        # In this order: the trainer looks for explorers that still ask for the version as soon as it knows the outcome.
         self._set_state(True, None)
+        self._answers.end(plan.transfer_id, "applied", pause_seconds=pause_seconds)
         return Outcome(checksum, True, pause_seconds)
 
     def _set_state(self, ready: bool, wanted_version: int | None) -> None:

@@ -139,9 +139,7 @@ class LiveWeights:
             waiting = self._transfer(version, waiting) & set(self._offers.ready_receivers())
             if not waiting:
                 break
-        if self.publication.checksum:
-            self._locate(version)
-            self.live_since = step if self.live_since is None else self.live_since
+        self._locate_sent(version)
         if self._config.check_weights:
             self.as_file(version)
         self.serve_missed(version)
@@ -163,7 +161,12 @@ class LiveWeights:
                 return
             self._num_repeats += 1
             logger.info("an explorer missed policy version %d, which is sent again", policy_version_id)
+            before = self.publication
             self._transfer(policy_version_id, late)
+            if before.checksum:
+                self.publication = before  # the row's, whatever type the late ones were sent
+            else:
+                self._locate_sent(policy_version_id)
 
     def as_file(self, policy_version_id: int) -> Publication:
         """Return the last version as a file, which is written unless it exists."""
@@ -203,6 +206,11 @@ class LiveWeights:
     def _locate(self, version: int) -> None:
         found = self.publication
         self._offers.locate(version, uri=found.uri, num_bytes=found.num_bytes, checksum=found.checksum)
+
+    def _locate_sent(self, version: int) -> None:
+        if self.publication.checksum:
+            self._locate(version)
+            self.live_since = self._step if self.live_since is None else self.live_since
 
     def _transfer(self, version: int, waiting: set[int]) -> set[int]:
         """Offer and send once; return the members that have not applied the version."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a weight."""
 _ALIGNMENT = 8  # of the header, by the format
 
 
@@ -38,7 +39,7 @@ class Slot:
 
     @property
     def num_bytes(self) -> int:
-        return _BYTES[self.dtype] * prod(self.shape)
+        return ITEM_BYTES[self.dtype] * prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def layout(shapes: Mapping[str, tuple[int, ...]], dtype: str, in_float32: Collec
     types = {name: "float32" if len(shape) < 2 or name in in_float32 else dtype for name, shape in whole.items()}
     slots, start = dict[str, Slot](), 0
     # The wider type first, so that every tensor is aligned.
-    for name in sorted(whole, key=lambda name: (-_BYTES[types[name]], name)):
+    for name in sorted(whole, key=lambda name: (-ITEM_BYTES[types[name]], name)):
         slots[name] = Slot(types[name], tuple(whole[name]), start)
         start += slots[name].num_bytes
     return Layout(slots, head_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from rftcore.sync.base import Publication
 from rftcore.sync.live_trainer import LiveWeights
 from rftcore.sync.transfer_plan import shapes_of
 from rftcore.sync.weights_file import iterate_weights, read_shapes_of_model
-from rftcore.sync.weights_stream import layout, stream_weights
+from rftcore.sync.weights_stream import ITEM_BYTES, layout, stream_weights
 from rftcore.trainer.lora import adapters_json, stored_adapters
 from rftcore.trainer.network import ADAPTERS
 from rftdata.config import SyncConfig
@@ -115,5 +116,6 @@ def folder_bytes(folder: Path) -> int:
 
 
 def published_bytes(folder: Path, dtype: str) -> int:
-    """Size of one set of whole weights of the model in a folder."""
-    return layout(read_shapes_of_model(folder), dtype).num_bytes
+    """Size of one set of whole weights of the model in a folder, with a copy of its largest matrix as the output head."""
+    sizes = [math.prod(shape) for shape in read_shapes_of_model(folder).values()]
+    return ITEM_BYTES[dtype] * (sum(sizes) + max(sizes, default=0))

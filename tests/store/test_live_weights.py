@@ -396,6 +396,24 @@ def test_an_engine_that_does_not_acknowledge_in_time_is_sent_the_weights_when_it
     assert awake.has(version) and stale.has(version)
 
 
+def test_weights_that_no_engine_took_are_sent_when_one_asks(
+    crew: Crew, impatient_trainer: LiveWeights, join: Callable[..., Explorer]
+) -> None:
+    trainer, only = impatient_trainer, join(asleep=True)
+    version = trainer.publish(0)
+    assert crew.outcomes() == [] and trainer.live_since is None
+    only.wake()
+
+    def serve() -> bool:
+        trainer.serve_missed(version)
+        return only.has(version)
+
+    wait_until(serve)
+    assert crew.files == [] and trainer.live_since == 0
+    [row] = crew.rows("select uri, checksum from rft.policy_version")
+    assert row == {"uri": LIVE_URI, "checksum": trainer.publication.checksum} and row["checksum"]
+
+
 def test_an_engine_of_another_type_is_left_out_with_the_reason(
     crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
 ) -> None:
