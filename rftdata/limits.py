@@ -16,6 +16,8 @@ INT4 = (-(2**31), 2**31 - 1)
 INT8 = (-(2**63), 2**63 - 1)
 # The largest number of steps or groups that a user may name. The database adds two of them in a column of 32 bits.
 MAX_COUNT = 10**9
+# Far more than data has, and less than what the interpreter's own limit allows from any depth of calls.
+MAX_JSON_DEPTH = 300
 # An index entry holds about 2,700 bytes, and a task is found by its taskset and key together. Stages derive keys from those of a source,
 # which are shorter.
 MAX_NAME_BYTES = 1000
@@ -119,7 +121,9 @@ def check_json(what: str, value: Any, path: str = "") -> None:
         raise QueryError(f"{what} is nested too deeply", todo="make it flatter") from None
 
 
-def _check_json(what: str, value: Any, path: str) -> None:
+def _check_json(what: str, value: Any, path: str, depth: int = 0) -> None:
+    if depth > MAX_JSON_DEPTH:  # the interpreter's own limit depends on what a process has imported
+        raise RecursionError
     where = f"{what}, at {path}," if path else what
     if isinstance(value, str):
         check_text(where, value)
@@ -131,10 +135,10 @@ def _check_json(what: str, value: Any, path: str) -> None:
     elif isinstance(value, dict):
         for key, item in value.items():
             check_text(f"a key of {where}", str(key))
-            _check_json(what, item, f"{path}.{key}" if path else str(key))
+            _check_json(what, item, f"{path}.{key}" if path else str(key), depth + 1)
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            _check_json(what, item, f"{path}[{i}]")
+            _check_json(what, item, f"{path}[{i}]", depth + 1)
 
 
 def _shown(value: Any) -> Any:

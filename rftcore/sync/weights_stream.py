@@ -133,7 +133,8 @@ def _write(file: IO[bytes], first: int, places: Layout, name: str, tensor: Tenso
         raise ModelError(
             f"the weight {name} is not that of the file's layout", value=tuple(tensor.shape), allowed=str(slot)
         )
-    values = tensor.detach().to(getattr(torch, slot.dtype)).to("cpu").contiguous()
+    # A copy even of a tensor in the host's memory: numpy would keep its storage from being freed while an engine has its turn.
+    values = tensor.detach().to("cpu", getattr(torch, slot.dtype), copy=True).contiguous()
     content = values.view(-1).view(torch.uint8).numpy().data
     names = {name, OUTPUT_HEAD} if name == places.head_of else {name}
     for each in names:

@@ -23,6 +23,7 @@ from rftdata.experience import OUTCOMES, SOURCES, Baseline
 from rftdata.limits import (
     INT4,
     INT8,
+    MAX_JSON_DEPTH,
     MAX_NAME_BYTES,
     check_integer,
     check_json,
@@ -51,8 +52,6 @@ _ROW_TEXTS = [name for name in _TEXTS if name not in OF_GROUP and name != "buffe
 _NUMBERS = ("rollout_reward", "seconds", "reward_sampled", "reward")
 # PostgreSQL refuses texts within jsonb of 256 MiB, and values of 1 GiB. A character takes up to four bytes.
 _MAX_CHARACTERS = 2**26
-# Deeper values are converted by functions that call themselves for every level.
-_MAX_DEPTH = 300
 
 
 def check_group_columns(row: Row, taskset_prefix: str) -> None:
@@ -187,11 +186,11 @@ def _parsed(name: str, text: str) -> Any:
         return {} if text == "{}" else []
     suspicious = may_be_unstorable(text)
     try:
-        if text.count("[") + text.count("{") > _MAX_DEPTH and _depth(text) > _MAX_DEPTH:
+        if text.count("[") + text.count("{") > MAX_JSON_DEPTH and _depth(text) > MAX_JSON_DEPTH:
             raise RecursionError
         value = json.loads(text)
     except RecursionError:
-        raise RftError(f"{where} is nested too deeply", allowed=f"up to {_MAX_DEPTH} levels") from None
+        raise RftError(f"{where} is nested too deeply", allowed=f"up to {MAX_JSON_DEPTH} levels") from None
     except ValueError as error:
         raise RftError(f"{where} is not JSON: {error}") from error
     if suspicious:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import pwd
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -66,10 +68,31 @@ def server_account() -> pwd.struct_passwd | None:
                 f"PostgreSQL does not run as root and the user {_ACCOUNT!r} could not be created",
                 todo="run as an ordinary user, or point buffer.uri at a server (postgresql://…)",
             )
-        # It fails while another process creates an account, perhaps this one.
-        create = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _ACCOUNT]
-        if subprocess.run(create, check=False, capture_output=True).returncode != 0:
-            time.sleep(_LOOK_S)
+        with _creating_account() as is_ours:
+            if is_ours:
+                create = ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _ACCOUNT]
+                subprocess.run(create, check=False, capture_output=True)
+        time.sleep(_LOOK_S)
+
+
+@contextlib.contextmanager
+def _creating_account() -> Iterator[bool]:
+    """Yield whether this process may create the account: two `useradd` at the same time can make two accounts of one name."""
+    lock = os.open("/etc", os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        try:
+            pwd.getpwnam(_ACCOUNT)
+        except KeyError:
+            yield True
+        else:
+            yield False  # another process has just created it
+    finally:
+        os.close(lock)
 
 
 def open_path_for(folder: Path) -> None:
