@@ -99,7 +99,7 @@ def _needs(name: str) -> str:
     found = [words[signal] for signal in sorted(algorithm.signals)]
     found += [f"{column.replace('_', ' ')} of sequences" for column in sorted(algorithm.columns)]
     found += ["rewards"] if algorithm.uses_rewards else []
-    found += ["preference pairs"] if algorithm.pairwise else []
+    found += ["preference pairs"] if algorithm.draws_pairs else []
     found += [f"groups of {algorithm.min_group_size} or more"] if algorithm.group_relative else []
     return ", ".join(dict.fromkeys(found)) or "tokens alone"
 

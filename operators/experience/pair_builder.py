@@ -18,16 +18,17 @@ one is never built.
 Rollouts of several turns are left out, since their turns answer different prompts, and so are rows without a finite reward.
 
 The operator has two uses. `pairs` returns the pairs of a batch; `rft pairs build` stores them. As a stage of a pipeline it drops
-the rows that are in no pair of their group, with a reason, and changes nothing else.
+the rows that are in no pair of their group, with a reason, and changes nothing else. `algorithm.pairs` forms pairs by the same rules
+(`chosen_over_rejected`) in the trainer.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 from pydantic import Field
@@ -37,11 +38,24 @@ from operators.base import Operator, StageConfig, StageOutcome
 _TOLERANCE = 1e-9
 
 
-@dataclass(frozen=True)
-class _Rollout:
-    """One answer of a group."""
+class PairRules(Protocol):
+    """Which pairs of a group, and how many; see the module."""
 
-    experience_id: int
+    @property
+    def margin(self) -> float: ...
+    @property
+    def max_pairs(self) -> int: ...
+    @property
+    def ties(self) -> Literal["length", "order"]: ...
+    @property
+    def max_length_ratio(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer of a group: its key, the place of its rollout in the group, a finite reward, and its length in tokens."""
+
+    key: int
     index: int
     reward: float
     num_tokens: int
@@ -81,7 +95,11 @@ class PairBuilder(Operator, revision=1):
 
     def pairs(self, table: pa.Table) -> list[Pair]:
         """Return the pairs of a batch of whole groups, in the order of the groups' first rows."""
-        return [pair for group_id, rollouts in _groups(table).items() for pair in self._pairs(group_id, rollouts)]
+        return [
+            Pair(group_id, better.key, worse.key, better.reward, worse.reward, better.num_tokens, worse.num_tokens)
+            for group_id, answers in _groups(table).items()
+            for better, worse in chosen_over_rejected(answers, self.config)
+        ]
 
     def apply(self, table: pa.Table) -> StageOutcome:
         used = {key for pair in self.pairs(table) for key in (pair.chosen_id, pair.rejected_id)}
@@ -89,39 +107,44 @@ class PairBuilder(Operator, revision=1):
         reasons = [None if key in used else reason for key in table["experience_id"].to_pylist()]
         return StageOutcome(pa.array(reasons, pa.string()))
 
-    def _pairs(self, group_id: int, rollouts: list[_Rollout]) -> Iterator[Pair]:
-        candidates = [(a, b) for a in rollouts for b in rollouts if self._is_pair(a, b)]
-        uses: Counter[int] = Counter()
-        for _ in range(min(self.config.max_pairs, len(candidates))):
-            best = min(candidates, key=lambda pair: self._rank(pair[0], pair[1], uses))
-            candidates.remove(best)
-            chosen, rejected = best
-            uses.update((chosen.index, rejected.index))
-            yield Pair(
-                group_id, chosen.experience_id, rejected.experience_id, chosen.reward, rejected.reward,
-                chosen.num_tokens, rejected.num_tokens,
-            )  # fmt: skip
 
-    def _is_pair(self, better: _Rollout, worse: _Rollout) -> bool:
-        if better.reward - worse.reward < self.config.margin - _TOLERANCE:
-            return False
-        shorter, longer = sorted((better.num_tokens, worse.num_tokens))
-        limit: float | None = self.config.max_length_ratio
-        return limit is None or longer <= limit * shorter
+def chosen_over_rejected(answers: Sequence[Answer], rules: PairRules) -> Iterator[tuple[Answer, Answer]]:
+    """Yield the pairs of one group, chosen and rejected, as `rules` select them; see the module.
 
-    def _rank(self, better: _Rollout, worse: _Rollout, uses: Counter[int]) -> tuple[Any, ...]:
-        """Return a sort key, lowest first. Differences are rounded, so that they compare equal up to rounding errors."""
-        distance = abs(better.num_tokens - worse.num_tokens) if self.config.ties == "length" else 0
-        difference = round((better.reward - worse.reward) / _TOLERANCE)
-        return -difference, uses[better.index] + uses[worse.index], distance, better.index, worse.index
+    Args:
+        answers: to one prompt.
+    """
+    candidates = [(a, b) for a in answers for b in answers if _is_pair(a, b, rules)]
+    uses: Counter[int] = Counter()
+    for _ in range(min(rules.max_pairs, len(candidates))):
+        best = min(candidates, key=lambda pair: _rank(pair[0], pair[1], rules, uses))
+        candidates.remove(best)
+        uses.update(answer.index for answer in best)
+        yield best
 
 
-def _groups(table: pa.Table) -> dict[int, list[_Rollout]]:
-    """Return the comparable rollouts by group, in the order of the groups' first rows."""
+def _is_pair(better: Answer, worse: Answer, rules: PairRules) -> bool:
+    difference = better.reward - worse.reward
+    if difference <= _TOLERANCE or difference < rules.margin - _TOLERANCE:
+        return False
+    shorter, longer = sorted((better.num_tokens, worse.num_tokens))
+    limit = rules.max_length_ratio
+    return limit is None or longer <= limit * shorter
+
+
+def _rank(better: Answer, worse: Answer, rules: PairRules, uses: Counter[int]) -> tuple[Any, ...]:
+    """Return a sort key, lowest first. Differences are rounded, so that they compare equal up to rounding errors."""
+    distance = abs(better.num_tokens - worse.num_tokens) if rules.ties == "length" else 0
+    difference = round((better.reward - worse.reward) / _TOLERANCE)
+    return -difference, uses[better.index] + uses[worse.index], distance, better.index, worse.index
+
+
+def _groups(table: pa.Table) -> dict[int, list[Answer]]:
+    """Return the comparable answers by group, in the order of the groups' first rows."""
     columns = ["experience_id", "group_id", "rollout_index", "turn_index", "prompt", "reward", "num_response_tokens"]
     rows = table.select(columns).to_pylist()
     turns = Counter((row["group_id"], row["rollout_index"]) for row in rows)
-    groups: dict[int, list[_Rollout]] = defaultdict(list)
+    groups: dict[int, list[Answer]] = defaultdict(list)
     prompts: dict[int, str] = {}
     for row in rows:
         single = turns[row["group_id"], row["rollout_index"]] == 1 and row["turn_index"] == 0
@@ -130,6 +153,6 @@ def _groups(table: pa.Table) -> dict[int, list[_Rollout]]:
         # Only answers to the same prompt are comparable: a workflow may have changed the prompt of a rollout.
         if prompts.setdefault(row["group_id"], row["prompt"]) == row["prompt"]:
             groups[row["group_id"]].append(
-                _Rollout(row["experience_id"], row["rollout_index"], row["reward"], row["num_response_tokens"])
+                Answer(row["experience_id"], row["rollout_index"], row["reward"], row["num_response_tokens"])
             )
     return groups

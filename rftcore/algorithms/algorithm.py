@@ -112,11 +112,14 @@ class Algorithm:
 
     @property
     def uses_rewards(self) -> bool:
+        if self.forms_pairs:
+            return True
         return any(part is not None and part.uses_rewards for part in (self.loss, self.advantage))
 
     @property
     def min_group_size(self) -> int:
-        return max(part.min_group_size for part in (self.loss, self.advantage) if part is not None)
+        smallest = max(part.min_group_size for part in (self.loss, self.advantage) if part is not None)
+        return max(2, smallest) if self.forms_pairs else smallest
 
     @property
     def group_relative(self) -> bool:
@@ -126,6 +129,16 @@ class Algorithm:
     @property
     def pairwise(self) -> bool:
         return self.loss.unit == "pair"
+
+    @property
+    def forms_pairs(self) -> bool:
+        """Whether its pairs are formed from the rewards of drawn groups."""
+        return self.config.pairs is not None
+
+    @property
+    def draws_pairs(self) -> bool:
+        """Whether its batches are stored pairs."""
+        return self.pairwise and not self.forms_pairs
 
     @property
     def masks_each_update(self) -> bool:

@@ -78,6 +78,19 @@ class TeacherConfig(Section):
         return {"path": value} if isinstance(value, str) else value
 
 
+class PairsConfig(Section):
+    """How preference pairs are formed from the rewards of a drawn group; the rules are those of the operator `pair_builder`."""
+
+    margin: float = Field(0.0, ge=0, description="Smallest difference of rewards. Equal rewards never form a pair.")
+    max_pairs: int = Field(1, ge=1, description="Largest number of pairs of a group; with 1 the best over the worst.")
+    ties: Literal["length", "order"] = Field(
+        "length", description="Which of equal pairs: the one closest in length, or of the earliest rollouts."
+    )
+    max_length_ratio: float | None = Field(
+        None, ge=1, description="Largest ratio of the longer answer's tokens to the shorter one's."
+    )
+
+
 class AlgorithmConfig(Section):
     """An algorithm in full, after the merge with its preset."""
 
@@ -95,6 +108,10 @@ class AlgorithmConfig(Section):
         description="Weights for the mismatch between engine and trainer: truncate, mask or your own; or a list, whose weights are multiplied.",
     )
     expert: ExpertConfig | None = Field(None, description="A loss of its own for sequences that an expert wrote.")
+    pairs: PairsConfig | None = Field(
+        None,
+        description="For a loss of pairs: form them from the rewards of each drawn group ({} for the defaults). Without it, stored pairs are drawn.",
+    )
     train_on: Literal["responses", "all"] = Field(
         "responses", description="Tokens that count: those of responses that the loss mask names, or all, prompts too."
     )

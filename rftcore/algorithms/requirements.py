@@ -34,6 +34,11 @@ def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
     name = config.loss.name
     if loss.of_critic:
         raise ConfigError(f"algorithm.loss: {name} trains a critic, not the policy", todo="name it under critic.loss")
+    if algorithm.forms_pairs and not algorithm.pairwise:
+        raise ConfigError(
+            f"algorithm.pairs forms preference pairs, and {name} has one loss per {loss.unit}",
+            todo="leave pairs out, or name an algorithm that learns from pairs, such as dpo",
+        )
     if loss.uses_advantages and advantage is None:
         raise ConfigError(
             f"the loss {name} needs advantages", todo="name an advantage: algorithm.advantage: {name: group}"
@@ -57,7 +62,9 @@ def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
             f"algorithm.group_size is too small for {algorithm.name}, which compares rollouts of one group",
             value=group_size,
             allowed=f"{algorithm.min_group_size} or more",
-            todo="raise it, or take an advantage that compares nothing, such as advantage: {baseline: none, scale: none}",
+            todo="raise it"
+            if algorithm.forms_pairs
+            else "raise it, or take an advantage that compares nothing, such as advantage: {baseline: none, scale: none}",
         )
 
 
@@ -208,8 +215,11 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
     """Whether rollouts that come through the chain have what the algorithm learns from.
 
     Raises:
-        ConfigError: answers that no policy sampled, or rollouts that all have the same reward.
+        ConfigError: answers that no policy sampled, rollouts that all have the same reward, or pairs of equal answers or of a model that
+            writes none.
     """
+    if algorithm.forms_pairs:
+        _check_sampled_pairs(algorithm, explorer)
     if algorithm.uses_behavior_logprobs:
         for name, value in (("engine", explorer.engine), ("workflow", explorer.workflow)):
             if value in ("none", "demonstration"):
@@ -227,6 +237,19 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
             f"explorer.reward is empty: all rollouts would get 0, and {algorithm.name} learns from differences between rollouts",
             todo="name a reward such as exact_match or ./reward.py:score",
         )
+
+
+def _check_sampled_pairs(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
+    if algorithm.trains_scorer:
+        raise ConfigError(
+            f"{algorithm.name} trains a model that scores responses and writes none, so it cannot sample the groups of algorithm.pairs",
+            todo="select stored groups: sampling.source: {sql: select group_id from rft.v_group where …}",
+        )
+    if explorer.temperature == 0:
+        raise ConfigError(
+            f"explorer.temperature 0 makes the answers of a group equal, and {algorithm.name} forms pairs of better and worse ones",
+            value=explorer.temperature, allowed="a temperature above 0",
+        )  # fmt: skip
 
 
 _ARRAYS: dict[Column, str] = {"state": "state_hash", "step_rewards": "step_reward"}
@@ -294,10 +317,11 @@ def check_source(algorithm: Algorithm, has_source: bool) -> None:
     Raises:
         ConfigError: pairs wanted where nothing stored is selected.
     """
-    if algorithm.pairwise and not has_source:
+    if algorithm.draws_pairs and not has_source:
         raise ConfigError(
             f"{algorithm.name} learns from preference pairs, which are stored",
-            todo="build them with `rft pairs build RUN`, and set sampling.source: {sql: select pair_id from rft.v_pair where …}",
+            todo="build them with `rft pairs build RUN`, and set sampling.source: {sql: select pair_id from rft.v_pair where …}; or set"
+            " algorithm.pairs: {} to form them from the rewards of the groups that the run samples",
         )
 
 
@@ -308,12 +332,17 @@ def check_selected(algorithm: Algorithm, kind: str) -> None:
         ConfigError: pairs for an algorithm of single experiences, or the other way round; or experiences for one that compares the
             rollouts of a group.
     """
-    if algorithm.pairwise:
+    if algorithm.draws_pairs:
         wanted = ["pair"]
     else:
         wanted = ["group"] if algorithm.group_relative else ["experience", "group"]
     if kind in wanted:
         return
+    if algorithm.forms_pairs and kind == "pair":
+        raise ConfigError(
+            f"sampling.source selects stored pairs, and {algorithm.name} forms its pairs from the rewards of groups", value="pair_id",
+            allowed="group_id", todo="select the groups, or set algorithm.pairs: null to learn from the stored pairs",
+        )  # fmt: skip
     if algorithm.group_relative and kind == "experience":
         raise ConfigError(
             f"sampling.source selects single experiences, and {algorithm.name} compares the rollouts of whole groups",

@@ -2,6 +2,7 @@
 
     whole        every token counts, prompts too                      `train_on: all`
     scored       one place counts: that after the last token          losses of a scorer
+    paired       pairs, formed from the rewards of groups             `pairs: {}`
     mismatched   prompts with the responses to other prompts          the signal `mismatched`
 
 Each is a `TrainBatch`, so cutting into micro-batches and sharing prompts stay as they are.
@@ -9,11 +10,15 @@ Each is a `TrainBatch`, so cutting into micro-batches and sharing prompts stay a
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from operators.experience.pair_builder import Answer, PairRules, chosen_over_rejected
+from rftcore.algorithms.inputs import refuse_missing_rewards
 from rftcore.trainer.batches import TrainBatch
 
 
@@ -37,6 +42,46 @@ def scored(batch: TrainBatch) -> TrainBatch:
         batch, token_ids_BT=_widened(batch.token_ids_BT), attention_mask_BT=_widened(batch.attention_mask_BT), loss_mask_BT=end_BT,
         behavior_logprobs_BT=torch.zeros(end_BT.shape).masked_fill(end_BT, torch.nan), token_rewards_BT=None, teacher_logprobs_BT=None,
     )  # fmt: skip
+
+
+def paired(batch: TrainBatch, rules: PairRules) -> tuple[TrainBatch, dict[str, float]]:
+    """The pairs that the rewards of each group form, chosen and rejected in turn, and how many there are (Guo et al. 2024, arXiv 2402.04792).
+
+    The rules are those of the operator `pair_builder`: rollouts of several turns, and answers to another prompt than the group's first, are
+    in no pair. Nor is an answer without a token that counts.
+
+    Returns:
+        The pairs, group after group; an experience may be in several, or in none. Metrics: pairs_formed, groups_without_pair.
+
+    Raises:
+        RftError: a reward is not a finite number.
+    """
+    refuse_missing_rewards(batch.for_algorithm(1), torch.ones(batch.num_experiences, dtype=torch.bool))
+    groups = _answers(batch)
+    pairs = [list(chosen_over_rejected(answers, rules)) for answers in groups]
+    rows = [answer.key for found in pairs for pair in found for answer in pair]
+    metrics = {
+        "pairs_formed": float(len(rows) // 2),
+        "groups_without_pair": float(sum(not found for found in pairs)),
+    }
+    return batch.in_pairs(rows), metrics
+
+
+def _answers(batch: TrainBatch) -> list[list[Answer]]:
+    """The comparable answers of each group, in the order of the groups' first experiences."""
+    rollouts = [*zip(batch.group_index_B.tolist(), batch.rollout_index_B.tolist(), strict=True)]
+    turns, groups, prompts = Counter(rollouts), dict[int, list[Answer]](), dict[int, bytes]()
+    lengths = batch.loss_mask_BT.sum(dim=1).tolist()
+    for b, (group, rollout) in enumerate(rollouts):
+        answers = groups.setdefault(group, [])
+        if turns[group, rollout] > 1 or batch.turn_index_B[b] > 0 or not lengths[b]:
+            continue
+        prompt = batch.token_ids_BT[b, : int(batch.loss_mask_BT[b].int().argmax())].numpy().tobytes()
+        if prompts.setdefault(group, prompt) == prompt:
+            # The decimal that was stored: 0.9 - 0.7 in float32 is below a margin of 0.2 by more than rounding in float64.
+            reward = float(str(np.float32(batch.rewards_B[b].item())))
+            answers.append(Answer(b, rollout, reward, lengths[b]))
+    return list(groups.values())
 
 
 def mismatched(batch: TrainBatch) -> TrainBatch | None:

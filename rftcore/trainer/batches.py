@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -72,6 +72,16 @@ class TrainBatch:
     @property
     def num_loss_tokens(self) -> int:
         return int(self.loss_mask_BT.sum())
+
+    def in_pairs(self, rows: Sequence[int]) -> TrainBatch:
+        """The preference pairs of these experiences, chosen and rejected in turn; an experience may be in several pairs."""
+        index = torch.tensor(rows, dtype=torch.int64)
+        per_experience = {
+            name: values[index]
+            for name, values in vars(self).items()
+            if name.endswith(("_B", "_BT")) and values is not None
+        }
+        return replace(self, **per_experience, paired=True)
 
     def deal(self, parts: int, seed: int) -> list[list[int]]:
         """Whole groups, or whole pairs, in so many parts of nearly the same number of them; fewer where there are fewer groups.

@@ -69,7 +69,7 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
         rollout_index=batch.rows["rollout_index"].to_pylist(),
         turn_index=batch.rows["turn_index"].to_pylist(),
         importance_weights=batch.rows["importance_weight"].to_pylist(),
-        paired=algorithm.pairwise,
+        paired=algorithm.draws_pairs,
         reward_names=names,
         **tokens,
         **{column: values for column, (values, _) in given.items()},  # type: ignore[arg-type]  # columns have the names of arguments

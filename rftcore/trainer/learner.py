@@ -155,7 +155,7 @@ class Learner:
         """One trainer step: `epochs` · `mini_batches` optimizer updates; returns metrics.
 
         Args:
-            batch: whole groups, or whole pairs for an algorithm that compares two.
+            batch: whole groups, or whole pairs for an algorithm that draws them.
             step: number of this step, from 1; sets the learning rate.
 
         Returns:
@@ -163,9 +163,9 @@ class Learner:
             computed_tokens, tokens_per_second (tokens of the experiences, prompts included), seconds, entropy (nats
             per token), skipped (1 when the weights were left as they are), the algorithm's own metrics and, where it
             uses behaviour log-probabilities, logprob_diff (mean |log π - log π_behaviour| before the step) and
-            kl_behavior (k3); for pairs pairs_dropped (those with an empty answer, which are not trained). All but counts are means
-            over tokens that count; a pair algorithm's own over pairs. Where a step has several updates, they are means over the
-            updates, too.
+            kl_behavior (k3); for pairs pairs_dropped (those with an empty answer, which are not trained), and where rewards form
+            them pairs_formed and groups_without_pair. All but counts are means over tokens that count; a pair algorithm's own over
+            pairs. Where a step has several updates, they are means over the updates, too.
 
         A batch without a token or pair that counts, or with a gradient that is not finite, leaves the weights of its model as they are and
         reports `skipped`: one overflow must not end a long run, and the optimizer's moments would never recover from it.
@@ -180,7 +180,7 @@ class Learner:
             torch.manual_seed(hash((self._seed, step, self.grid.data_rank)) % 2**63)
         if self.algorithm.uses_behavior_logprobs:
             refuse_missing_behavior(batch, may_be_expert=self.algorithm.expert is not None)
-        batch = self._models.as_computed(batch)
+        batch, formed = self._models.as_computed(batch)
         micro_batches = self._models.split(batch)
         flat = batch.for_algorithm(step)
         plan = self.algorithm.plan(flat, self._models.signals(batch, micro_batches, len(flat.sequence_N)))
@@ -195,7 +195,7 @@ class Learner:
                 chosen = {"mask_kept": current.metrics["mask_kept"]} if self.algorithm.masks_each_update else {}
                 updates.append(chosen | self._optimize(current, micro_batches, step))
         self._models.release()
-        metrics = plan.metrics | _means(updates)
+        metrics = formed | plan.metrics | _means(updates)
         self.algorithm.observe(plan, metrics)
         self.step = step
         seconds = time.perf_counter() - started

@@ -18,7 +18,7 @@ from rftcore.algorithms.base import HeadTerm, Signal, Signals, TokenView
 from rftcore.algorithms.kl import k3
 from rftcore.algorithms.masks.clip_v import expected_discriminator
 from rftcore.algorithms.plan import Plan
-from rftcore.trainer.batch_forms import mismatched, scored, whole
+from rftcore.trainer.batch_forms import mismatched, paired, scored, whole
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
 from rftcore.trainer.lora import without_adapters, without_dropout
@@ -45,11 +45,18 @@ class Models:
     critic: Network | None
     mark: Callable[[], None]
 
-    def as_computed(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with the tokens that the algorithm trains on."""
+    def as_computed(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
+        """The batch with the pairs and the tokens that the algorithm trains on, and metrics of how it was made.
+
+        Raises:
+            RftError: pairs are formed from rewards, and one is not a finite number.
+        """
+        metrics, rules = dict[str, float](), self.algorithm.config.pairs
+        if rules is not None:
+            batch, metrics = paired(batch, rules)
         if self.algorithm.trains_scorer:
-            return scored(batch)
-        return whole(batch) if self.algorithm.config.train_on == "all" else batch
+            return scored(batch), metrics
+        return (whole(batch) if self.algorithm.config.train_on == "all" else batch), metrics
 
     def split(self, batch: TrainBatch, members: list[int] | None = None) -> list[MicroBatch]:
         """This rank's micro-batches of some of the experiences, by default of all."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from psycopg.types.json import Jsonb
+from torch import tensor
 
 from operators.experience.pair_builder import PairBuilder
+from rftcore.algorithms import build_algorithm
 from rftcore.cli import run_command
 from rftcore.pipeline import pairs
+from rftcore.trainer.batch_forms import paired
+from rftcore.trainer.drawn import ARRAYS, train_batch
 from rftdata import Buffer, Group, Rollout
 from rftdata.errors import ConflictError, QueryError
 from rftdata.pairs import export_pairs
@@ -40,6 +45,23 @@ def build(buffer: Buffer, dry_run: bool = False, page_groups: int = 512, **args:
 def stored_pairs(buffer: Buffer, where: str = "true") -> list[tuple[int, int]]:
     rows = buffer.sql(f"SELECT chosen_id, rejected_id FROM rft.v_pair WHERE {where} ORDER BY pair_id").to_pylist()
     return [(row["chosen_id"], row["rejected_id"]) for row in rows]
+
+
+def test_pairs_that_are_formed_of_a_drawn_group_follow_its_labels(stored: Buffer) -> None:
+    algorithm = build_algorithm("online_dpo")
+    assert algorithm.config.pairs is not None
+    groups = select(stored.database, "select group_id from rft.v_group", pin_labels=False)
+    run = stored.create_run(
+        name="online", config={}, seed=1, steps=1, pipeline_version="none", mode="train", selected=groups
+    )
+    stored.sql("UPDATE rft.experience SET reward = 2 WHERE experience_id = 1")
+    with stored.attempt(run) as attempt:
+        drawn = attempt.draw(1, 3, ARRAYS, timeout_s=5)
+        assert drawn is not None
+        batch = replace(train_batch(drawn, algorithm), state_B=tensor(drawn.rows["experience_id"].to_pylist()))
+    formed, metrics = paired(batch, algorithm.config.pairs)
+    assert formed.state_B is not None and sorted(formed.state_B.view(-1, 2).tolist()) == [[1, 2], [6, 5]]
+    assert metrics == {"pairs_formed": 2.0, "groups_without_pair": 1.0}
 
 
 def test_building_twice_adds_nothing(stored: Buffer) -> None:

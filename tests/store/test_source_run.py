@@ -65,6 +65,10 @@ def test_the_algorithm_must_learn_from_what_is_selected(stored: Buffer) -> None:
         prepare_run(ResolvedRun(configured("select pair_id from rft.v_pair")), stored)
     of_pairs = configured("select pair_id from rft.v_pair", algorithm={"name": "dpo"})
     assert prepare_run(ResolvedRun(of_pairs), stored).source_kind == "pair"
+    of_groups = configured("select group_id from rft.v_group", algorithm={"name": "dpo", "pairs": {}})
+    assert prepare_run(ResolvedRun(of_groups), stored).source_kind == "group"
+    with pytest.raises(ConfigError, match=r"selects stored pairs, and online_dpo forms.*pairs: null"):
+        prepare_run(ResolvedRun(configured("select pair_id from rft.v_pair", algorithm={"name": "online_dpo"})), stored)
 
 
 @pytest.mark.parametrize("resumes", [False, True], ids=["new", "resumed"])

@@ -200,6 +200,26 @@ def test_algorithms_are_refused_where_they_cannot_learn_from_what_is_drawn() -> 
         check_plugins(ResolvedRun(config(algorithm={"name": "dpo"})))
 
 
+def test_an_algorithm_of_pairs_samples_where_rewards_form_them() -> None:
+    check_plugins(ResolvedRun(config(algorithm={"name": "online_dpo"})))
+    check_plugins(ResolvedRun(config(algorithm={"name": "simpo", "pairs": {"margin": 0.5}})))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "explorer", "message"),
+    [
+        ("online_dpo", {"reward": []}, "explorer.reward is empty.*differences between rollouts"),
+        ("online_dpo", {"temperature": 0}, "temperature 0 makes the answers of a group equal"),
+        ("reward_model", {}, "reward_model trains a model that scores.*select group_id"),
+    ],
+)
+def test_pairs_are_refused_that_no_group_of_the_run_could_form(
+    algorithm: str, explorer: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_plugins(ResolvedRun(config(algorithm={"name": algorithm, "pairs": {}}, explorer=explorer)))
+
+
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [

@@ -37,6 +37,7 @@ def test_a_margin_that_is_reached_exactly_counts_whatever_floating_point_makes_o
 
 def test_ties_make_no_pair() -> None:
     assert built([1, 1, 1], [0, 0], [0.5, 0.5 + 1e-12], margin=1e-6) == []
+    assert built([1, 1], margin=1e-12) == []
 
 
 def test_a_correction_turns_a_pair_round() -> None:

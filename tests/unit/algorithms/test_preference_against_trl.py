@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import HeadTerm, Signals, StepBatch
+from rftcore.trainer.batch_forms import paired
+from rftcore.trainer.batches import TrainBatch
 from tests.support.algorithms import loss_in_parts, step_batch
 from tests.support.trl_trainers import bare, gives_logits, gives_logprobs
 
@@ -125,6 +129,54 @@ def compare_with_dpo_trainer(
         build_algorithm(preset, {"loss": changes}), responses.batch(), responses.signals, responses.logprobs_N
     )  # fmt: skip
     same(found, expected, responses.leaf_BT)
+
+
+@pytest.mark.parametrize(("preset", "loss_type"), [("online_dpo", "sigmoid"), ("ipo", "ipo")])
+def test_pairs_formed_from_rewards_are_those_of_the_online_dpo_trainer(preset: str, loss_type: str) -> None:
+    # Groups of two, rollout after rollout, with different rewards: TRL makes a pair of equal ones.
+    rewards = [0.5, 1.5, 0.25, -1.0, 0.0, 0.1, 3.0, 2.0]
+    responses = Responses.make(8, LENGTHS)
+    expected = online_dpo_loss(responses, torch.tensor(rewards), loss_type)
+    offsets = np.cumsum([0, *(length + 1 for length in LENGTHS)])
+    is_prompt = np.isin(np.arange(offsets[-1]), offsets[:-1])
+    batch = TrainBatch.from_packed(
+        token_ids=(np.arange(offsets[-1]) * ~is_prompt, offsets), loss_mask=(~is_prompt, offsets), behavior_logprobs=None,
+        rewards=rewards, group_ids=np.arange(8) // 2, rollout_index=np.arange(8) % 2, state=np.arange(8),
+    )  # fmt: skip
+    # TRL's ipo sums log-ratios, as the paper does.
+    changes = {"loss": {"beta": 0.3} | ({"length_normalised": False} if preset == "ipo" else {}), "pairs": {}}
+    algorithm = build_algorithm(preset, changes)
+    assert algorithm.config.pairs is not None
+    formed, _ = paired(batch, algorithm.config.pairs)
+    assert formed.state_B is not None and formed.state_B.tolist() == [1, 0, 2, 3, 5, 4, 6, 7]
+    mask_BT = responses.mask_BT[formed.state_B]
+    signals = Signals(reference_N=responses.reference_BT[formed.state_B][mask_BT])
+    logprobs_N = responses.leaf_BT[formed.state_B][mask_BT]
+    same(loss_in_parts(algorithm, formed.for_algorithm(1), signals, logprobs_N), expected, responses.leaf_BT)
+
+
+def online_dpo_loss(responses: Responses, rewards_B: Tensor, loss_type: str) -> Tensor:
+    """TRL's loss of a step on these responses, two for each prompt; it stacks the first ones over the second ones."""
+    from trl.experimental.online_dpo import OnlineDPOTrainer
+
+    order = [*range(0, 8, 2), *range(1, 8, 2)]
+    ids_BT = torch.zeros(responses.mask_BT.shape, dtype=torch.int64)
+    model = SimpleNamespace(train=lambda: None, logprobs=responses.logprobs_BT[order])
+    losses: list[Tensor] = []
+    accelerator = SimpleNamespace(gather_for_metrics=lambda x: x, backward=losses.append)
+    arguments = SimpleNamespace(
+        use_vllm=False, missing_eos_penalty=None, loss_type=loss_type, torch_empty_cache_steps=None, optim="adamw_torch", n_gpu=1,
+        gradient_accumulation_steps=1,
+    )  # fmt: skip
+    trainer = bare(
+        OnlineDPOTrainer, args=arguments, accelerator=accelerator, _beta=0.3, stats=defaultdict(list), eos_token_ids=[1], reward_funcs=None,
+        ref_model=SimpleNamespace(logprobs=responses.reference_BT[order]),
+        processing_class=SimpleNamespace(batch_decode=lambda ids, **_: [""] * len(ids)),
+        _generate=lambda *_: (ids_BT[:, :1], ids_BT[:, :1] + 1, ids_BT, responses.mask_BT[order].long(), None),
+        _forward=lambda of_model, *_: of_model.logprobs, _calculate_rewards_from_functions=lambda **_: rewards_B[order],
+    )  # fmt: skip
+    trainer.training_step(model, {"prompt": ["?"] * 4})
+    return losses[0]
 
 
 class TestKTO:

@@ -28,6 +28,7 @@ from tests.support.algorithms import step_batch
         ("raft", {"advantage": None}, "the loss reinforce needs advantages"),
         ("sft", {"mask": "m2po"}, "mask changes how advantages count"),
         ("ppo", {"expert": {"loss": "sft"}}, "critic learns from returns"),
+        ("grpo", {"pairs": {}}, "pairs forms preference pairs, and ppo has one loss per token.*dpo"),
     ],
 )
 def test_parts_that_do_not_fit_each_other(name: str, changes: dict[str, Any], message: str) -> None:
@@ -37,7 +38,7 @@ def test_parts_that_do_not_fit_each_other(name: str, changes: dict[str, Any], me
 
 @pytest.mark.parametrize(
     "name",
-    ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_plus_plus_baseline", "opmd", "asymre", "gspo", "step_wise_grpo", "gigpo", "raft", "mix"],
+    ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_plus_plus_baseline", "opmd", "asymre", "gspo", "step_wise_grpo", "gigpo", "raft", "mix", "online_dpo"],
 )  # fmt: skip
 def test_groups_of_one_are_refused_where_rollouts_are_compared(name: str) -> None:
     with pytest.raises(ConfigError, match="group_size"):

@@ -74,6 +74,6 @@ def test_of_no_preset_grow_with_the_number_of_micro_batches(name: str, checkpoin
         algorithm = build_algorithm(name, {"teacher": model_path} if needs_model else {})
         settings = config(max_tokens_per_microbatch=max_tokens, gradient_checkpointing=checkpointing)
         learner = Learner(model_path, settings, algorithm, 0)
-        batch = batch_with_everything(paired=algorithm.pairwise)
+        batch = batch_with_everything(paired=algorithm.draws_pairs)
         found[max_tokens] = waits_of(lambda: learner.update(batch, 1))  # noqa: B023 - called at once
     assert found[30] == found[4096]

@@ -21,7 +21,7 @@ def test_every_preset_trains(name: str, model_path: str) -> None:
     needs_model = "teacher_logits" in build_algorithm(name, {"teacher": model_path}).signals
     algorithm = build_algorithm(name, {"teacher": model_path} if needs_model else {})
     learner = Learner(model_path, config(), algorithm, 0)
-    batch = batch_with_everything(paired=algorithm.pairwise)
+    batch = batch_with_everything(paired=algorithm.draws_pairs)
     before = weights(learner)
     for step in (1, 2):
         assert learner.update(batch, step)["skipped"] == 0.0

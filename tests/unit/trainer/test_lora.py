@@ -145,7 +145,7 @@ def test_dropout_of_adapters_is_off_for_signals_and_repeats_after_a_resume(model
     for step in (1, 2):
         through.update(make_batch(1), step)
     models = through._models
-    batch = models.as_computed(make_batch(2))
+    batch, _ = models.as_computed(make_batch(2))
     micro_batches = models.split(batch)
     first, second = (models.signals(batch, micro_batches, batch.num_loss_tokens).old_N for _ in range(2))
     assert first is not None and second is not None and torch.equal(first, second)

@@ -1,0 +1,107 @@
+"""Preference pairs that the rewards of drawn groups form, and training on them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.config import PairsConfig
+from rftcore.trainer.batch_forms import paired
+from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.learner import Learner
+from rftdata.errors import RftError
+from tests.support.learning import config, make_batch, weights
+
+# Experience 4 has no answer. Group 0: 1 over 2. Group 1: 5 over 7. Group 2 is all equal.
+REWARDS = [0.5, 1.0, 0.0, 0.5, 2.0, 0.9, 0.8, 0.7, 1.0, 1.0, 1.0, 1.0]
+BEST_OVER_WORST = [1, 2, 5, 7]
+
+
+def groups(**changes: Any) -> TrainBatch:
+    return replace(make_batch(5, rewards=REWARDS), **changes)
+
+
+def chosen_and_rejected(batch: TrainBatch, **rules: Any) -> list[int]:
+    """The experiences of the pairs."""
+    found, _ = paired(replace(batch, state_B=torch.arange(batch.num_experiences)), PairsConfig(**rules))
+    assert found.state_B is not None
+    return found.state_B.tolist()
+
+
+class TestPairs:
+    def test_are_the_best_over_the_worst_of_each_group_with_all_that_belongs_to_them(self) -> None:
+        batch = groups(teacher_logprobs_BT=make_batch(5).behavior_logprobs_BT)
+        found, metrics = paired(batch, PairsConfig())
+        assert metrics == {"pairs_formed": 2.0, "groups_without_pair": 1.0}
+        assert found.paired and found.reward_names == batch.reward_names
+        for name, values in vars(batch).items():
+            if isinstance(values, torch.Tensor):
+                assert torch.equal(getattr(found, name), values[BEST_OVER_WORST]), name
+
+    def test_follow_the_rewards_as_they_are_drawn(self) -> None:
+        relabelled = groups(rewards_B=torch.tensor([0.5, 0.0, 1.0, 0.5, *REWARDS[4:]]))
+        assert chosen_and_rejected(groups()) == [1, 2, 5, 7] and chosen_and_rejected(relabelled) == [2, 1, 5, 7]
+
+    def test_are_several_of_a_group_and_share_answers_where_that_is_asked(self) -> None:
+        batch = groups(rewards_B=torch.tensor([0.0, 1.0, 0.0, 0.0, *[0.0] * 8]))
+        found = chosen_and_rejected(batch, max_pairs=3, ties="order")
+        assert found == [1, 0, 1, 2, 1, 3]
+
+    def test_reach_the_margin_as_the_rewards_were_stored(self) -> None:
+        # In float32, 0.9 - 0.7 is 0.19999999.
+        assert chosen_and_rejected(groups(), margin=0.2) == [1, 2, 5, 7]
+        assert chosen_and_rejected(groups(), margin=0.21) == [1, 2]
+
+    def test_leave_out_turns_and_answers_to_another_prompt(self) -> None:
+        turns = groups()
+        turns.rollout_index_B[2] = 3  # a second turn of rollout 3
+        assert chosen_and_rejected(turns) == [1, 0, 5, 7]
+        other = groups()
+        other.token_ids_BT[7, 0] += 1
+        assert chosen_and_rejected(other) == [1, 2, 5, 6]
+
+    def test_of_a_reward_that_is_no_number_are_refused(self) -> None:
+        missing = groups(rewards_B=torch.tensor([math.nan, *REWARDS[1:]]))
+        with pytest.raises(RftError, match=r"1 of 12 rewards.*rollout 0 of group 0"):
+            paired(missing, PairsConfig())
+
+
+def updated(model_path: str, preset: str, batch: TrainBatch, **settings: Any) -> tuple[dict[str, float], Learner]:
+    changes = settings.pop("algorithm", {})
+    learner = Learner(model_path, config(**settings), build_algorithm(preset, changes), 0)
+    return learner.update(batch, 1), learner
+
+
+@pytest.mark.parametrize("preset", ["dpo", "simpo", "reward_model"])
+def test_a_step_is_that_on_the_same_pairs_stored_however_it_is_cut(preset: str, model_path: str) -> None:
+    stored, expected = updated(model_path, preset, groups().in_pairs(BEST_OVER_WORST))
+    formed, one = updated(model_path, preset, groups(), algorithm={"pairs": {}})
+    cut, many = updated(model_path, preset, groups(), algorithm={"pairs": {}}, max_tokens_per_microbatch=16)
+    assert formed == pytest.approx(stored | {"pairs_formed": 2.0, "groups_without_pair": 1.0} | _times(formed))
+    assert cut["loss"] == pytest.approx(stored["loss"], rel=1e-5)
+    for name, tensor in weights(expected).items():
+        assert torch.equal(weights(one)[name], tensor)
+        torch.testing.assert_close(weights(many)[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def _times(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: metrics[name] for name in ("seconds", "tokens_per_second")}
+
+
+def test_updates_of_a_step_share_out_whole_pairs(model_path: str) -> None:
+    found, _ = updated(model_path, "online_dpo", groups(), mini_batches=2, algorithm={"pairs": {"max_pairs": 2}})
+    # The reference is the policy itself until the first update: then the loss of each pair is log 2.
+    assert found["pairs_formed"] == 4.0 and found["skipped"] == 0.0 and 0.0 < found["loss"] < 2.0 * math.log(2)
+
+
+def test_a_step_whose_groups_form_no_pair_is_skipped(model_path: str) -> None:
+    learner = Learner(model_path, config(), build_algorithm("online_dpo"), 0)
+    before = weights(learner)
+    found = learner.update(groups(rewards_B=torch.ones(12)), 1)
+    assert (found["skipped"], found["pairs_formed"], found["groups_without_pair"]) == (1.0, 0.0, 3.0)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
