@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,16 +92,23 @@ def run(
             *(f"--set={override}" for override in overrides or []), *([f"--buffer={buffer}"] if buffer else []),
             *(["--plain"] if plain else []),
         ]  # fmt: skip
-        later = [*([str(file)] if file else []), "--resume", *filter(None, [fork or name]), *given]
-        raise typer.Exit(_keep_running(stages, fork or name, [*(targets or []), *options, *given], later))
+
+        def later(stored: str) -> list[str]:
+            # A chain of stages goes on in the first that has not finished.
+            named = [stored] if len(stages) == 1 else []
+            return [*([str(file)] if file else []), "--resume", *named, *given]
+
+        raise typer.Exit(_keep_running(stages, [*(targets or []), *options, *given], later))
     # Imported after the configuration is checked, so that a mistake is reported at once.
     with large_imports():
         from rftcore.launch import stages as chain
         from rftcore.launch import supervisor
+        from rftcore.launch.keep_running import stop_with_parent
         from rftcore.launch.launchers import open_launcher
         from rftcore.launch.views import open_view
         from rftcore.run.prepare import GoBack
 
+    stop_with_parent()
     go_back = GoBack(at_step, keep_rollouts, fork) if at_step is not None or fork is not None else None
     if len(stages) > 1:
         _refuse_one_of_many(name, go_back is not None)
@@ -112,22 +120,22 @@ def run(
     raise typer.Exit(code)
 
 
-def _keep_running(stages: list[RunConfig], name: str | None, first: list[str], later: list[str]) -> int:
-    """Let another process run, and resume the run after ends that are not the user's; return the exit code.
-
-    Args:
-        name: of the run; None for the newest one of each stage.
-        first, later: arguments of the first start, and of a resumption.
-    """
+def _keep_running(stages: list[RunConfig], first: list[str], later: Callable[[str], list[str]]) -> int:
+    """Let another process run, and resume the run after ends that are not the user's; return the exit code."""
     import rftdata
     from rftcore.cli.output import warn
     from rftcore.launch.keep_running import keep_running
     from rftdata.progress import Progress
 
-    def num_steps() -> int:
+    def num_steps(name: str) -> int:
+        """Return the steps of a run, and those of the stages before it."""
         with rftdata.open(stages[0].buffer, create=False, application="rft run") as buffer:
-            runs = (next(iter(buffer.runs(name or stage.run.name, imported=False)), None) for stage in stages)
-            return sum(Progress(run).snapshot().step for run in runs if run is not None)
+            run, steps = buffer.find_run(name), 0
+            while True:
+                steps += Progress(run).snapshot().step
+                if run.parent_run_id is None or len(stages) == 1:
+                    return steps
+                run = buffer.find_run(run.parent_run_id)
 
     return keep_running(first, later, num_steps, warn)
 

@@ -66,6 +66,7 @@ class Evaluator:
             if evaluation is None:
                 break
             answered = True
+            self.failures.outage.claimed()
             self.weights.set_ready(False)
             try:
                 if evaluation.checksum != self.weights.checksum:
@@ -100,11 +101,17 @@ class Evaluator:
         ):
             release_evaluation(run, worker_id)
             return
+        if all_failed:
+            # No score: 0 would say that the policy is bad, and a later one better.
+            text = f"{len(errors)} of {len(answers)} answers failed; the first: {errors[0]}"
+            fail_evaluation(run, evaluation.evaluation_id, worker_id, text)
+            logger.warning("%s could not be scored: %s", what, errors[0])
+            if self.only_evaluates:  # such a run has no rollouts that would show it
+                raise self.failures.error(what, len(errors), errors[0])
+            return
         finish_evaluation(run, evaluation.evaluation_id, worker_id, answers, seconds)
         if errors:
             logger.warning("%d of %s could not be scored and count as 0; the first: %s", len(errors), what, errors[0])
-        if self.only_evaluates and all_failed:  # such a run has no rollouts that would show it
-            raise self.failures.error(what, len(errors), errors[0])
 
     async def _answers(self, tasks: list[Task], decoding: Decoding) -> list[Answer] | None:
         """Return one answer per task; None if asked to stop before the last."""

@@ -32,8 +32,9 @@ class Outage:
         self._enough = min(groups_per_step, _MOST_GROUPS)
         self._num_groups = 0
         self._error = ""
-        self._since = self._try_at = clock()
-        self._pause_s = 0.0
+        self._try_at = clock()
+        self._tried_at: float | None = None
+        self._pause_s = self._lasted_s = 0.0
         self._succeeded_before = 0
 
     @property
@@ -48,32 +49,39 @@ class Outage:
 
     def passed(self) -> None:
         """Record a group with a good rollout."""
-        self._num_groups, self._pause_s = 0, 0.0
+        self._num_groups, self._pause_s, self._lasted_s, self._tried_at = 0, 0.0, 0.0, None
+
+    def claimed(self) -> None:
+        """Record that a group, or an evaluation, was claimed."""
+        self._tried_at = self._clock()
 
     def failed(self, error: str) -> float | None:
-        """Record a group without a good rollout; return for how many seconds all have failed if that is too long, else None."""
+        """Record a group without a good rollout; return for how many seconds all have failed if that is too long, else None.
+
+        Pauses and tries count, but no time in which there is nothing to claim.
+        """
         now = self._clock()
-        if self._num_groups == 0:
-            self._since = now
         self._num_groups += 1
         self._error = error
         if not self.lasts:
             return None
         if self._pause_s == 0.0:
             self._succeeded_before = self._num_succeeded()
+        elif self._tried_at is not None:
+            self._lasted_s += self._pause_s + now - self._tried_at
+            self._tried_at = None
         if now >= self._try_at:  # not one of those that were claimed before the pause
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
             self._try_at = now + self._pause_s
-        return self._too_long(now)
+        return self._too_long()
 
-    def _too_long(self, now: float) -> float | None:
-        seconds = now - self._since
-        if seconds < self._patience_s:
+    def _too_long(self) -> float | None:
+        if self._lasted_s < self._patience_s:
             return None
         if (succeeded := self._num_succeeded()) > self._succeeded_before:  # only this explorer has no success
-            self._since, self._succeeded_before = now, succeeded
+            self._lasted_s, self._succeeded_before = 0.0, succeeded
             return None
-        return seconds
+        return self._lasted_s
 
     def room(self, wanted: int, num_in_flight: int) -> int:
         """Return how many of the wanted groups may be claimed now."""

@@ -44,23 +44,27 @@ class PlainModel:
 
 
 class _Calls:
-    """Calls of a thread into the event loop: one at a time, ended with the rollout."""
+    """Calls of a workflow's threads into the event loop, ended with the rollout."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._pending: concurrent.futures.Future[Any] | None = None
+        # That of the rollout: a thread which the workflow starts has none, and its requests would not be known as the rollout's.
+        self._context = contextvars.copy_context()
+        self._pending: set[concurrent.futures.Future[Any]] = set()
         self._ended = False
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        self._pending = pending = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        pending = self._context.copy().run(asyncio.run_coroutine_threadsafe, coroutine, self._loop)
+        self._pending.add(pending)
+        pending.add_done_callback(self._pending.discard)
         if self._ended:
             pending.cancel()
         return pending.result()
 
     def end(self) -> None:
         self._ended = True
-        if self._pending is not None:
-            self._pending.cancel()
+        for pending in list(self._pending):
+            pending.cancel()
 
 
 async def run_plain(

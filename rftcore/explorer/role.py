@@ -229,7 +229,12 @@ class Explorer:
         for claimed in done.values():
             self.drafts.end(claimed.group_id)
         errors = [error for task in done if (error := task.exception())]
-        await self._store([task.result() for task in done if not task.exception()])
+        ended = [task.result() for task in done if not task.exception()]
+        if self.failures.of_an_outage(ended):
+            held = [claimed.group_id for claimed in self.in_flight.values()]
+            await asyncio.to_thread(partial(release_groups, self.run, self.worker.worker_id, but=held))
+        else:
+            await self._store(ended)
         if errors:
             raise errors[0]
         self.failures.see([(claimed.explore_step, task.result()) for task, claimed in done.items()])
@@ -260,6 +265,8 @@ class Explorer:
             self.run, self.worker.worker_id, policy_step=policy_step, last_step=self.pacing.last_step(policy_step), count=room,
             lease_s=self.config.lease_s, held=[claimed.group_id for claimed in self.in_flight.values()],
         )  # fmt: skip
+        if groups:
+            self.outage.claimed()
         if groups and not self._has_claimed:
             # Groups on which explorers crashed too often are set aside as failed, and this explorer may have replaced the last of them.
             self.failures.check({group.explore_step for group in groups})

@@ -2,13 +2,13 @@
 
 A misspelt name in a reward would otherwise train on nothing until the last step. A step counts as failed when as many of its groups are sealed
 as were planned, none of their rollouts is good, and some failed or timed out. All explorers count together, by the buffer's groups of the run's
-current attempt. A run that is resumed with a corrected function therefore starts counting again. Once something has succeeded, failures are no
-mistake of the run, and explorers wait: see `Outage`.
+current attempt. A run that is resumed with a corrected function therefore starts counting again. Once something has succeeded, in any attempt,
+failures are no mistake of the run, and explorers wait: see `Outage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rftcore.explorer.outage import Outage
@@ -43,16 +43,20 @@ class RunFailures:
             self._stacks.clear()
         self._stacks.setdefault(text, stack)
 
+    def of_an_outage(self, groups: Sequence[Group]) -> bool:
+        """Return whether these groups show only that an outage lasts: they are not stored, but tried again when it is over."""
+        return bool(groups) and self.outage.lasts and all(_errors(group) and not _is_good(group) for group in groups)
+
     def see(self, groups: Iterable[tuple[int, Group]]) -> None:
-        """Look at groups that were stored, with their explorer steps.
+        """Look at groups that have ended, with their explorer steps.
 
         Raises:
             RolloutsFailedError: nothing succeeds.
         """
         failed = set()
         for explore_step, group in groups:
-            errors = [rollout.error for rollout in group.rollouts if rollout.outcome in ("failed", "timeout")]
-            if any(rollout.outcome == "ok" for rollout in group.rollouts):
+            errors = _errors(group)
+            if _is_good(group):
                 self.outage.passed()
             elif errors and not self.is_outage("the rollouts", len(errors), errors[0]):
                 failed.add(explore_step)
@@ -99,3 +103,11 @@ class RunFailures:
             stack=self._stacks.get(text, ""),
             todo="correct the workflow or the reward; `rft check CONFIG --deep` tries both on one task",
         )
+
+
+def _is_good(group: Group) -> bool:
+    return any(rollout.outcome == "ok" for rollout in group.rollouts)
+
+
+def _errors(group: Group) -> list[str | None]:
+    return [rollout.error for rollout in group.rollouts if rollout.outcome in ("failed", "timeout")]

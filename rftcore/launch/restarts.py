@@ -6,7 +6,8 @@ an hour, it is not started any more. A trainer is not restarted: the run ends, a
 
 A process that a user's function blocked leaves a report (`rftdata.user_code.blocked`). Its first sentence is shown, the whole report becomes
 the error of its worker, and its claims are released at once. A blocked role is restarted up to `MAX_BLOCKED_PER_HOUR` times within an hour,
-whatever other restarts it had, and up to `MAX_FUTILE` times within `FUTILE_S` seconds while the role finishes nothing. After that the run ends
+whatever other restarts it had, and up to `MAX_FUTILE` times within `FUTILE_S` seconds while the role finishes nothing; a trainer, `MAX_FUTILE` times at one
+step. After that the run ends
 with the sentence. Groups and
 evaluations on which several processes crashed are set aside by the buffer (`release_lost_claims`), so one bad task does not use up the
 restarts. These count as finished. An explorer is therefore restarted at most `MAX_FRUITLESS` times while no rollout succeeds, which is
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.launcher import RoleProcess
 from rftdata.errors import BufferUnavailableError
+from rftdata.progress import last_step
 from rftdata.run import Run
 from rftdata.user_code import blocked
 from rftdata.workers import end_worker, mark_dead_workers, num_finished, num_finished_by, num_succeeded
@@ -43,6 +45,7 @@ class _History:
     """Restarts of one role: their number, the times of those after which it finished nothing, and the number since a rollout succeeded.
 
     Attributes:
+        num_stuck: of a trainer, its restarts in a row after which the run was at the same step.
         blocked: times of its restarts after it was blocked, of the last hour.
         ends: times at which its process ended without being blocked, of the last hour.
         num_in_a_row: how many of its last processes ended before they had finished anything.
@@ -52,6 +55,8 @@ class _History:
     futile: list[float] = field(default_factory=list)
     finished: int = -1
     num_fruitless: int = 0
+    num_stuck: int = 0
+    last_step: int = -1
     succeeded: int = -1
     blocked: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
@@ -103,8 +108,13 @@ class Restarts:
             succeeded = _known(lambda: num_succeeded(self._run))
             history.num_fruitless = history.num_fruitless + 1 if succeeded == history.succeeded else 0
             history.succeeded = succeeded
+        if process.role == "trainer":
+            step = _known(lambda: last_step(self._run))
+            history.num_stuck = history.num_stuck + 1 if step == history.last_step else 0
+            history.last_step = step
         if (
-            len(history.blocked) >= MAX_BLOCKED_PER_HOUR
+            history.num_stuck >= MAX_FUTILE
+            or len(history.blocked) >= MAX_BLOCKED_PER_HOUR
             or len(history.futile) >= MAX_FUTILE
             or history.num_fruitless >= MAX_FRUITLESS
         ):

@@ -21,6 +21,7 @@ import rftdata
 from rftcore.config import RunConfig
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
+from rftcore.launch.keep_running import report_run
 from rftcore.launch.launcher import Launcher, reachable
 from rftcore.launch.plan import placed, without_turns
 from rftcore.launch.restarts import Restarts
@@ -123,6 +124,7 @@ def _run(
         with held_lock.printed():  # the block calls sources and stages of the user
             # A stored run must end with a status, so from here on a signal stops the roles, or keeps them from starting.
             run = prepare_run(resolved, buffer, resumed=stored, parent=parent, before_storing=interrupts.defer)
+        report_run(run.name)
         if chosen is not None:
             view.message(chosen)
         return _work(resolved, launcher, buffer, run, view, interrupts, is_resumed=resume)

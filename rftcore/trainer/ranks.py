@@ -103,11 +103,15 @@ class LearnerGroup:
     def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner`. The tensors must be taken to the last one: the other ranks follow, and cannot turn back."""
         if self._others is None:
-            yield from self.own.export_tensors()
+            with self.own.progress.step():
+                for named in self.own.export_tensors():
+                    self.own.progress.mark()
+                    yield named
             return
-        with self._others.together("export_tensors"):
+        with self.own.progress.step(), self._others.together("export_tensors"):
             tensors = self.own.export_tensors()
             while (named := self._others.run(partial(next, tensors, None))) is not None:
+                self.own.progress.mark()
                 yield named
 
     @property
@@ -162,7 +166,8 @@ class LearnerGroup:
         self.own.to_device()
 
     def begin_checkpoint(self, folder: Path) -> None:
-        self._call("begin_checkpoint", folder)
+        with self.own.progress.step():
+            self._call("begin_checkpoint", folder)
 
     @property
     def has_written_checkpoint(self) -> bool:

@@ -63,9 +63,9 @@ def claim_groups(
     return sorted(records(ClaimedGroup, rows), key=lambda g: (g.explore_step, g.ordinal))
 
 
-def release_groups(run: Run, worker_id: int) -> int:
-    """Release the groups this worker holds; return their number."""
-    return ride_out(lambda: run.database.run("release_groups_but", worker_id=worker_id, held=[]))
+def release_groups(run: Run, worker_id: int, *, but: Collection[int] = ()) -> int:
+    """Release the groups this worker holds, but those that it names; return their number."""
+    return ride_out(lambda: run.database.run("release_groups_but", worker_id=worker_id, held=list(but)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class StepOutcome:
 
 
 def has_succeeded(run: Run) -> bool:
-    """Return whether a rollout, or an answer of an evaluation, has succeeded since the run's current attempt began."""
+    """Return whether a rollout, or an answer of an evaluation, of the run has succeeded, in any attempt."""
     return bool(run.database.fetch("has_succeeded", run_id=run.run_id)[0]["has_succeeded"])
 
 

@@ -130,14 +130,10 @@ UPDATE rft.rollout_group SET status = 'planned', claimed_by = NULL, lease_until 
 WHERE claimed_by = %(worker_id)s AND status = 'claimed' AND group_id <> ALL (%(held)s::bigint[]);
 
 -- name: has_succeeded (read)
--- Whether a rollout, or an answer of an evaluation, has succeeded since the run's current attempt began.
-SELECT EXISTS (
-    SELECT FROM rft.run r JOIN rft.run_attempt a ON a.attempt_id = r.current_attempt_id
-    WHERE r.run_id = %(run_id)s AND (
-        EXISTS (SELECT FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
-                WHERE g.run_id = r.run_id AND g.sealed_at >= a.started_at AND o.outcome = 'ok')
-        OR EXISTS (SELECT FROM rft.evaluation e JOIN rft.evaluation_answer w USING (evaluation_id)
-                   WHERE e.run_id = r.run_id AND e.finished_at >= a.started_at AND w.error IS NULL))) AS has_succeeded;
+-- Whether a rollout, or an answer of an evaluation, of a run has succeeded.
+SELECT EXISTS (SELECT FROM rft.rollout_group g JOIN rft.rollout o USING (group_id) WHERE g.run_id = %(run_id)s AND o.outcome = 'ok')
+       OR EXISTS (SELECT FROM rft.evaluation e JOIN rft.evaluation_answer w USING (evaluation_id)
+                  WHERE e.run_id = %(run_id)s AND w.error IS NULL) AS has_succeeded;
 
 -- name: step_outcomes (read)
 -- Outcomes of the rollouts of explorer steps, for groups sealed since the run's current attempt began. Steps without such groups are missing.

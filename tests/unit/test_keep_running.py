@@ -10,7 +10,7 @@ import pytest
 
 from rftcore.launch.keep_running import keep_running
 
-# In place of `rft run`: it trains one step more and ends with the next of the given codes; a negative one is the signal that kills it.
+# In place of `rft run`: it stores a run and ends with the next of the given codes; a negative one is the signal that kills it.
 LIFE = """
 import os, sys
 from pathlib import Path
@@ -19,29 +19,35 @@ number = len(lives.read_text().split()) if lives.exists() else 0
 with lives.open("a") as file:
     file.write(sys.argv[3] + "\\n")
 code = codes[number]
+if sys.argv[3] != "unstored":
+    Path(os.environ["RFT_KEEP_RUNNING_FILE"]).write_text("sums-2")
 if code < 0:
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
 
 
-def run(folder: Path, codes: str, steps: list[int]) -> tuple[int, list[str], list[str]]:
+def run(folder: Path, codes: str, steps: list[int], first: str = "first") -> tuple[int, list[str], list[str]]:
     """Exit code, the arguments of each life, and what was said; `steps`: those trained after each life."""
     lives, said = folder / "lives", list[str]()
     left = iter(steps)
     code = keep_running(
-        ["first"], ["--resume"], lambda: next(left), said.append, pause_s=0.0, command=[sys.executable, "-c", LIFE, str(lives), codes]
+        [first], lambda name: [f"--resume-{name}"], lambda name: next(left), said.append, pause_s=0.0, command=[sys.executable, "-c", LIFE, str(lives), codes]
     )  # fmt: skip
     return code, lives.read_text().split(), said
 
 
 def test_a_run_that_fails_or_is_killed_is_resumed_until_it_has_finished(tmp_path: Path) -> None:
     code, lives, said = run(tmp_path, "1,-9,70,0", [3, 4, 9])
-    assert (code, lives) == (0, ["first", "--resume", "--resume", "--resume"])
-    assert said[1] == "the run ended by signal 9 after step 4; --keep-running resumes it in 0 s"
+    assert (code, lives) == (0, ["first", *["--resume-sums-2"] * 3])
+    assert said[1] == "the run sums-2 ended by signal 9 after step 4; --keep-running resumes it in 0 s"
 
 
-@pytest.mark.parametrize(("code", "steps"), [(0, []), (2, [])], ids=["finished", "a mistake in the configuration"])
+@pytest.mark.parametrize(
+    ("code", "steps"),
+    [(0, []), (2, []), (143, [])],
+    ids=["finished", "a mistake in the configuration", "stopped by SIGTERM"],
+)
 def test_these_ends_are_final(tmp_path: Path, code: int, steps: list[int]) -> None:
     assert run(tmp_path, str(code), steps) == (code, ["first"], [])
 
@@ -49,6 +55,11 @@ def test_these_ends_are_final(tmp_path: Path, code: int, steps: list[int]) -> No
 def test_a_run_that_fails_before_its_first_step_is_not_resumed(tmp_path: Path) -> None:
     code, lives, said = run(tmp_path, "1", [0])
     assert (code, lives, said) == (1, ["first"], ["--keep-running does not resume: no step was trained"])
+
+
+def test_a_run_that_was_not_stored_is_not_taken_for_another_of_its_name(tmp_path: Path) -> None:
+    code, lives, said = run(tmp_path, "-9", [7], first="unstored")
+    assert (code, lives, said) == (137, ["unstored"], ["--keep-running does not resume: no step was trained"])
 
 
 def test_ends_without_a_step_in_between_are_limited(tmp_path: Path) -> None:
@@ -66,5 +77,5 @@ def test_a_signal_is_passed_on_and_is_final(tmp_path: Path) -> None:
         "time.sleep(3600)\n"
     )
     before = signal.getsignal(signal.SIGTERM)
-    assert keep_running([], [], lambda: 5, lambda _: None, command=[sys.executable, "-c", life]) == 143
+    assert keep_running([], lambda _: [], lambda _: 5, lambda _: None, command=[sys.executable, "-c", life]) == 143
     assert signal.getsignal(signal.SIGTERM) is before

@@ -55,11 +55,26 @@ def test_groups_that_were_claimed_before_the_pause_do_not_prolong_it() -> None:
 def test_only_an_outage_of_all_explorers_is_too_long() -> None:
     explorer = Explorer()
     outage = explorer.outage()
+
+    def try_after(seconds: float) -> float | None:
+        explorer.now += seconds
+        outage.claimed()
+        explorer.now += 50.0
+        return outage.failed("no judge")
+
     outage.failed("no judge")
     outage.failed("no judge")
-    explorer.now, explorer.num_succeeded = 100.0, 6
-    assert outage.failed("no judge") is None, "another explorer had success meanwhile"
-    explorer.now = 199.0
-    assert outage.failed("no judge") is None
-    explorer.now = 200.0
-    assert outage.failed("no judge") == 100.0
+    assert try_after(1.0) is None
+    explorer.num_succeeded = 6
+    assert try_after(2.0) is None, "another explorer had success meanwhile"
+    assert try_after(4.0) is None
+    assert try_after(8.0) == 50.0 + 4.0 + 50.0 + 8.0
+
+
+def test_time_in_which_there_is_nothing_to_claim_is_no_outage() -> None:
+    explorer = Explorer()
+    outage = explorer.outage(groups_per_step=1)
+    outage.failed("hard")
+    explorer.now += 1900.0  # it waits for the policy
+    outage.claimed()
+    assert outage.failed("hard") is None
