@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers._typing import GenerativePreTrainedModel
 
+    from rftcore.sync.checkpoint_layout import CheckpointLayout
     from rftcore.sync.transfer import TransferReceiver
 
 
@@ -143,19 +145,28 @@ class TransformersEngine(DrivenEngine):
             self._adapters.replace(dict(tensors), adapters)
             return
         # In place; a tied head is the embedding's own tensor and is written twice with the same values.
-        state = self._model.state_dict(keep_vars=False)
+        state = self._checkpoint_views()
         for name, tensor in tensors:
             state[name].copy_(tensor)
+
+    def _checkpoint_views(self) -> dict[str, Tensor]:
+        """Return the model's weights under the names that they have in files and on the wire."""
+        return self._layout.of_state(self._model.state_dict(keep_vars=False).items())
+
+    @cached_property
+    def _layout(self) -> CheckpointLayout:
+        from rftcore.sync.checkpoint_layout import CheckpointLayout
+
+        return CheckpointLayout(self._model)
 
     @property
     def reception(self) -> Reception:
         dtype = str(self._model.dtype).removeprefix("torch.")
-        wide = (name for name, tensor in self._model.state_dict().items() if str(tensor.dtype) == "torch.float32")
         # Adapters alone leave the model's own weights as they are.
         is_plain = dtype == "float32" or self.config.adapter_rank is not None
-        return Reception(
-            dtype=dtype, device=device_id(self._device), num_ranks=1, in_float32=() if is_plain else tuple(wide)
-        )
+        views = {} if is_plain else self._checkpoint_views()
+        wide = tuple(name for name, tensor in views.items() if str(tensor.dtype) == "torch.float32")
+        return Reception(dtype=dtype, device=device_id(self._device), num_ranks=1, in_float32=wide)
 
     def _receive_weights(self, plan: TransferPlan) -> str:
         from rftcore.sync.transfer import TransferReceiver
@@ -165,7 +176,7 @@ class TransformersEngine(DrivenEngine):
         return self._receiver.receive(plan, 0, lambda tensors: self._take(tensors, plan.adapters))
 
     def _differing_weights(self, path: Path) -> list[str]:
-        state = self._model.state_dict(keep_vars=False)
+        state = self._checkpoint_views()
         if adapters_config(path) is None:
             return [name for name, tensor in iterate_weights(path) if not state[name].equal(tensor.to(state[name]))]
         own, published = self._adapters.tensors, dict(iterate_weights(path))

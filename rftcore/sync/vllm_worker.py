@@ -6,6 +6,9 @@ prepacked and their parameters emptied. The weights must contain `lm_head.weight
 has its own prepacked copy, which would silently stay old. Where the head shares the embedding's storage (CUDA)
 the same values are written twice, or skipped as an alias. Both are correct.
 
+vLLM 0.32 prepacks the experts of a mixture for its CPU kernels when a layer is set up for the first time, and not when it is loaded again. So on a CPU
+their layers are set up anew with every reload.
+
 A reload that fails in the middle leaves layers in their checkpoint form, without storage. They get their old tensors back, so that the
 next reload finds the model as it expects it; what these tensors contain is then a mixture.
 
@@ -49,7 +52,7 @@ class WeightsExtension:
     # `self` is vLLM's worker. Declaring its attributes here would collide with them when the class is mixed in.
     def load_weights_file(self: Any, path: str) -> None:
         """Replace all weights by those in the safetensors file at `path`."""
-        self.reload_weights(weights_iterator=iterate_weights(path))
+        _reload(self, iterate_weights(path))
 
     def load_adapters_folder(self: Any, folder: str) -> None:
         """Replace the adapters by those in a folder in peft's format."""
@@ -66,7 +69,7 @@ class WeightsExtension:
 
         def load(tensors: Iterator[tuple[str, Tensor]]) -> None:
             if plan.adapters is None:
-                self.reload_weights(weights_iterator=tensors)
+                _reload(self, tensors)
             else:
                 load_adapters(self.model_runner.lora_manager, dict(tensors), plan.adapters)
 
@@ -94,3 +97,20 @@ class WeightsExtension:
         """Leave the trainer's group, if this worker is in one."""
         if hasattr(self, "_transfer_receiver"):
             self._transfer_receiver.leave()
+
+
+def _reload(worker: Any, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """Replace all weights of a worker."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    layers = worker.model_runner.get_model().modules() if str(worker.device) == "cpu" else ()
+    methods = (getattr(layer, "quant_method", None) for layer in layers)
+    kernels = [(method, method.moe_kernel) for method in methods if isinstance(method, UnquantizedFusedMoEMethod)]
+    for method, _ in kernels:
+        method.moe_kernel = None  # vLLM takes the experts for new ones, and prepacks them
+    try:
+        worker.reload_weights(weights_iterator=tensors)
+    finally:
+        for method, kernel in kernels:
+            if method.moe_kernel is None:  # nothing came for these experts, which keep what they have
+                method.moe_kernel = kernel

@@ -2,8 +2,8 @@
 
 Invariants:
 - A file gets its final name only when complete (written beside it, then renamed).
-- It contains every tensor of the model's checkpoint *and* `lm_head.weight`, even for tied embeddings: an engine may keep a
-  prepacked copy of the head, which would otherwise silently stay old.
+- It contains every tensor of the model's checkpoint *and* the output head (`lm_head.weight`, or GPT-NeoX's `embed_out.weight`), even for tied
+  embeddings: an engine may keep a prepacked copy of the head, which would otherwise silently stay old.
 - `checksum` is xxh3_64 of the file's bytes.
 
 Importing this module does not import torch.
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ATTEMPT_PREFIX = "attempt-"
 OUTPUT_HEAD = "lm_head.weight"
+_OTHER_HEADS = ("embed_out.weight",)  # what checkpoints of some families call it
 _EMBEDDING = "embed_tokens.weight"
 _HEADER_LIMIT = 100_000_000  # the limit of the safetensors format
 
@@ -201,13 +202,18 @@ def refuse_incomplete(found: Mapping[str, tuple[int, ...]], expected: Mapping[st
         for name, shape in required.items()
         if found.get(name) != shape
     ]
-    if OUTPUT_HEAD not in found:
+    if not has_head(found):
         wrong.append(f"{OUTPUT_HEAD} missing")
     if wrong:
         raise ModelError(
             f"{what} does not fit the model in the engine: {len(wrong)} of {len(required)} tensors differ, first {wrong[0]}",
             todo="export the full state of the model that the engine was started with (lm_head.weight included)",
         )
+
+
+def has_head(names: Collection[str]) -> bool:
+    """Return whether an output head is among tensors, under any of its names."""
+    return OUTPUT_HEAD in names or any(head in names for head in _OTHER_HEADS)
 
 
 def prune(folders: Iterable[Path], keep: int, in_use: Collection[str] = ()) -> list[Path]:

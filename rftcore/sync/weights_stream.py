@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from rftcore.sync.weights_file import OUTPUT_HEAD, embedding_of
+from rftcore.sync.weights_file import OUTPUT_HEAD, embedding_of, has_head
 from rftdata.errors import ModelError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def layout(shapes: Mapping[str, tuple[int, ...]], dtype: str, in_float32: Collec
     Raises:
         ModelError: there is neither an output head nor one embedding to copy it from.
     """
-    head_of = None if OUTPUT_HEAD in shapes else embedding_of(shapes)
+    head_of = None if has_head(shapes) else embedding_of(shapes)
     whole = {**shapes, **({} if head_of is None else {OUTPUT_HEAD: shapes[head_of]})}
     types = {name: "float32" if len(shape) < 2 or name in in_float32 else dtype for name, shape in whole.items()}
     slots, start = dict[str, Slot](), 0

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from rftcore.sync.checkpoint_layout import CheckpointLayout
 from rftcore.sync.transfer import HeldRows
 from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 from rftcore.trainer import attention
@@ -53,7 +54,7 @@ from rftcore.trainer.weight_parts import held_rows, wire_tensors
 from rftdata.errors import ConfigError, ModelError
 
 # Their attention sees the whole prompt, so continuations can share it.
-_MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3"})
+_MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3", "qwen3_moe"})
 Result = TypeVar("Result")
 ADAPTERS = "adapters"  # folder beside the weights that they are merged into
 
@@ -95,7 +96,7 @@ class Network:
 
     Raises:
         ModelError: the model cannot be opened.
-        ConfigError: its attention cannot be packed, the optimizer cannot be built here, or the model not be divided so.
+        ConfigError: its attention cannot be packed, the optimizer cannot be built here, or the model not be divided so, or its weights not be exported.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Network:
         if trained:
             # Merged weights are float32, whatever the type of the frozen ones.
             self._blank = _blank(self.model, torch.float32 if adapted else master)
+            self._layout = CheckpointLayout(self._blank)
         if trained and config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(trained).requires_grad_(trained)
@@ -280,8 +282,9 @@ class Network:
         }  # fmt: skip
 
     def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of every weight, tied ones under each of their names. All ranks walk it together."""
-        yield from ((name, full(tensor)) for name, tensor in self._weights())
+        """Name and whole tensor of every weight of the checkpoint, tied ones under each of their names. All ranks walk it together."""
+        for name, tensor in self._weights():
+            yield from self._layout.tensors(name, full(tensor))
 
     def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
         """What the ranks send to engines together: every weight, a tied one as the first of its names, or adapters. The same at any time."""
@@ -293,17 +296,17 @@ class Network:
             first = names.setdefault(id(tensor), name)
             if first != name:
                 tied[name] = first
-        return wire_tensors(self._weights(), tied, self.grid)
+        return wire_tensors(self._weights(), tied, self.grid, self._layout)
 
     def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
         """The rows that this rank holds of each weight that travels. All ranks walk it together."""
         travelling = {tensor.name for tensor in plan.tensors if tensor.same_as is None}
         weights = self._weights() if plan.adapters is None else named_adapters(self.model)
-        held = ((name, weight) for name, weight in weights if name in travelling)
-        yield from held_rows(held, getattr(torch, plan.dtype), frozenset(plan.in_float32))
+        held = ((name, weight) for name, weight in weights if travelling.intersection(self._layout.names(name)))
+        yield from held_rows(held, getattr(torch, plan.dtype), frozenset(plan.in_float32), self._layout)
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor of every weight as it is sharded, with the adapters in it."""
+        """Name and tensor of every weight as the model holds it and as it is sharded, with the adapters in it."""
         state = self.model.state_dict()
         yield from (merged(self.model, state) if self._adapters else ((name, state[name].detach()) for name in state))
 
@@ -333,15 +336,18 @@ class Network:
         owner = {
             name: first.setdefault(id(p), name) for name, p in self._blank.named_parameters(remove_duplicate=False)
         }
-        for name, tensor in self.export_tensors():
-            if self.grid.is_first:
-                # Tied weights stay one tensor, so that they are copied and written once.
-                shared = tensors.get(owner.get(name, name))
-                tensors[name] = tensor.to("cpu", copy=True) if shared is None else shared
+        for name, tensor in self._weights():
+            whole = full(tensor)
+            if not self.grid.is_first:
+                continue
+            # Tied weights stay one tensor, so that they are copied and written once.
+            of_owner = self._layout.names(owner.get(name, name))
+            for (part, values), same_as in zip(self._layout.tensors(name, whole), of_owner, strict=True):
+                tensors[part] = tensors[same_as] if same_as in tensors else values.to("cpu", copy=True)
         adapters = adapter_tensors(self.model) if self._adapters else {}
 
         def write(folder: Path) -> None:
-            self._blank.save_pretrained(folder, state_dict=tensors)
+            self._blank.save_pretrained(folder, state_dict=tensors, save_original_format=False)
             if self.config.lora is not None and adapters:
                 save_adapters(adapters, self.config.lora, folder / ADAPTERS)
 

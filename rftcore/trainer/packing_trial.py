@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from rftcore.sync.checkpoint_layout import CheckpointLayout
 from rftcore.trainer import attention
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.head import logprobs_and_entropy
@@ -52,7 +53,7 @@ def try_packing(config: PretrainedConfig) -> str | None:
         Why nothing was compared; None where it was.
 
     Raises:
-        ConfigError: they differ, or the packed model cannot be computed.
+        ConfigError: they differ, the packed model cannot be computed, or its weights cannot be handed to engines.
     """
     try:
         small = _small(config.get_text_config())
@@ -70,6 +71,7 @@ def try_packing(config: PretrainedConfig) -> str | None:
         )
     model.set_attn_implementation(attention.NAME)
     refuse_other_head(model)
+    CheckpointLayout(model)
     try:
         difference = (_packed(model, lengths) - alone_N).abs().max().item()
     except ConfigError:

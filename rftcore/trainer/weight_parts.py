@@ -3,6 +3,8 @@
 FSDP2 shards the first dimension, and column-wise tensor parallelism does so before it: each rank holds consecutive rows. Row-wise tensor parallelism
 splits the second dimension; such a weight is gathered over the tensor-parallel ranks, and over these alone. Ranks that hold the same rows divide them.
 
+Weights travel under the names of the checkpoint. Where the model holds several of them as one tensor, as experts, rows of that tensor decide who sends which.
+
 Every rank computes the division for all of them; nothing is exchanged.
 """
 
@@ -18,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
 
+from rftcore.sync.checkpoint_layout import CheckpointLayout, Piece
 from rftcore.sync.transfer import HeldRows
 from rftcore.sync.transfer_plan import Part, WireTensor
 from rftcore.trainer.sharding import Grid
@@ -26,34 +29,56 @@ Rows = tuple[int, int]
 """First row, number of rows."""
 
 
-def wire_tensors(weights: Iterable[tuple[str, Tensor]], tied: dict[str, str], grid: Grid) -> tuple[WireTensor, ...]:
+def wire_tensors(
+    weights: Iterable[tuple[str, Tensor]], tied: dict[str, str], grid: Grid, layout: CheckpointLayout | None = None
+) -> tuple[WireTensor, ...]:
     """Return what the ranks of a grid send of these weights together.
 
     Args:
         weights: of this rank; only their shapes and placements matter.
         tied: from the name of a weight to that of an earlier one with the same values.
+        layout: of the model that has the weights; None for weights that are sent as they are.
     """
-    return tuple(
-        WireTensor(name, tuple(tensor.shape), () if name in tied else _parts(name, tensor, grid), tied.get(name))
-        for name, tensor in weights
-    )
+    found: list[WireTensor] = []
+    for name, tensor in weights:
+        first = tied.get(name)
+        holders = None if first is not None else _holders(name, tensor, grid)
+        pieces = None if layout is None else layout.pieces(name)
+        if pieces is None:
+            parts = () if holders is None else _parts(holders, 0, _num_rows(tensor))
+            found.append(WireTensor(name, tuple(tensor.shape), parts, first))
+            continue
+        assert layout is not None
+        same_as = [None] * len(pieces) if first is None else layout.names(first)
+        for piece, other in zip(pieces, same_as, strict=True):
+            parts = () if holders is None else _parts_of_piece(holders, piece)
+            found.append(WireTensor(piece.name, piece.shape, parts, other))
+    return tuple(found)
 
 
 def held_rows(
-    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, in_float32: Collection[str] = ()
-) -> Iterator[HeldRows]:
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, in_float32: Collection[str] = (), layout: CheckpointLayout | None = None
+) -> Iterator[HeldRows]:  # fmt: skip
     """Yield the rows of each weight that this rank holds; all ranks walk it together.
 
     Args:
         dtype: type on the wire, in which what must be gathered is gathered.
         in_float32: weights that travel in float32 nevertheless.
+        layout: see `wire_tensors`.
     """
     for name, tensor in weights:
-        if not isinstance(tensor, DTensor):
-            yield HeldRows(name, 0, tensor)
+        names = (name,) if layout is None else layout.names(name)
+        first, own = 0, tensor
+        if isinstance(tensor, DTensor):
+            wide = any(part in in_float32 for part in names)
+            rows = _gathered_to_rows(tensor, torch.float32 if wide else dtype)
+            first, own = first_row(rows), rows.to_local()
+        pieces = None if layout is None else layout.pieces(name)
+        if pieces is None:
+            yield HeldRows(name, first, own)
             continue
-        rows = _gathered_to_rows(tensor, torch.float32 if name in in_float32 else dtype)
-        yield HeldRows(name, first_row(rows), rows.to_local())
+        own = own.contiguous()
+        yield from (HeldRows(piece.name, piece.first_of(first), piece.view(own, first)) for piece in pieces)
 
 
 def first_row(tensor: DTensor) -> int:
@@ -63,20 +88,42 @@ def first_row(tensor: DTensor) -> int:
     return _rows(tensor, coordinate)[0]
 
 
-def _parts(name: str, tensor: Tensor, grid: Grid) -> tuple[Part, ...]:
-    num_rows = tensor.shape[0] if tensor.ndim else 1
+def _holders(name: str, tensor: Tensor, grid: Grid) -> list[tuple[Rows, list[int]]]:
+    """The ranks that hold each part of a tensor's rows, in the order of the rows."""
+    num_rows = _num_rows(tensor)
     holders: dict[Rows, list[int]] = {}
     for rank, rows in _held_by_rank(tensor, grid, num_rows).items():
         if rows[1]:
             holders.setdefault(rows, []).append(rank)
-    parts, end = list[Part](), 0
+    found, end = list[tuple[Rows, list[int]]](), 0
     for (first, count), ranks in sorted(holders.items()):
         if first != end:
             break
-        parts += _divided(first, count, ranks)
+        found.append(((first, count), ranks))
         end += count
     assert end == num_rows, f"the ranks of the trainer hold other rows of {name} than each once: {holders}"
+    return found
+
+
+def _num_rows(tensor: Tensor) -> int:
+    return tensor.shape[0] if tensor.ndim else 1
+
+
+def _parts(holders: Sequence[tuple[Rows, list[int]]], first: int, num_rows: int) -> tuple[Part, ...]:
+    """Who sends rows of a tensor that are a tensor of their own."""
+    parts = list[Part]()
+    for (start, count), ranks in holders:
+        low, high = max(start, first), min(start + count, first + num_rows)
+        if low < high:
+            parts += _divided(low - first, high - low, ranks)
     return tuple(parts)
+
+
+def _parts_of_piece(holders: Sequence[tuple[Rows, list[int]]], piece: Piece) -> tuple[Part, ...]:
+    if piece.has_rows:
+        return _parts(holders, piece.first_row, piece.num_rows)
+    ranks = next(ranks for (start, count), ranks in holders if start <= piece.first_row < start + count)
+    return tuple(_divided(0, piece.shape[0] if piece.shape else 1, ranks))
 
 
 def _held_by_rank(tensor: Tensor, grid: Grid, num_rows: int) -> dict[int, Rows]:

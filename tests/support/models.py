@@ -1,4 +1,4 @@
-"""A tiny random Llama with a character tokenizer, made on the spot: real model files that every engine opens."""
+"""A tiny random Llama, and a tiny mixture of experts, with a character tokenizer, made on the spot: real model files that every engine opens."""
 
 from __future__ import annotations
 
@@ -54,6 +54,34 @@ def make_tiny_model(
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 2:
+                    parameter.mul_(4.0)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_tiny_moe(folder: Path, *, tied: bool = False, seed: int = 0, num_experts: int = 4) -> Path:
+    """Write a random fp32 Qwen3-MoE of two layers, of whose experts each token uses two, and its tokenizer to `folder`.
+
+    Its head size is that of `make_tiny_model`. Routers are far from uniform, so that experts get different numbers of tokens.
+    """
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    tokenizer = make_character_tokenizer()
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, moe_intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, num_experts=num_experts, num_experts_per_tok=2, norm_topk_prob=True, max_position_embeddings=256,
+        tie_word_embeddings=tied, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, dtype="float32",
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3MoeForCausalLM(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim >= 2:
                     parameter.mul_(4.0)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rftcore.sync.weights_file import OUTPUT_HEAD, embedding_of
+from rftcore.sync.weights_file import OUTPUT_HEAD, embedding_of, has_head
 
 
 def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -20,7 +20,7 @@ def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         storage = on_cpu.untyped_storage().data_ptr()
         state[name] = on_cpu.clone() if storage in seen_storage else on_cpu
         seen_storage.add(storage)
-    if OUTPUT_HEAD not in state:
+    if not has_head(state):
         state[OUTPUT_HEAD] = state[embedding_of(state)].clone()
     return state
 

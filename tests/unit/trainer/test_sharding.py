@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PhiConfig, PhiForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rftcore.algorithms import build_algorithm
+from rftcore.sync.checkpoint_layout import CheckpointLayout
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.model_shape import refuse_indivisible
@@ -22,6 +23,7 @@ from rftcore.trainer.network import Network
 from rftcore.trainer.sharding import full
 from rftdata.errors import ConfigError
 from tests.support.learning import VOCABULARY, config, make_batch
+from tests.support.models import make_tiny_moe
 from tests.support.ranks import run_ranks
 
 NUM_RANKS = 2
@@ -39,6 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 DROPOUT = "lora with dropout"
 ONE_ROW = "one experience for two ranks"
+EXPERTS = "experts"
 Job = tuple[str, str, str, dict[str, Any]]  # name, case, folder of the model, settings of the trainer
 Trained = tuple[list[dict[str, float]], dict[str, Tensor], dict[str, Tensor]]
 LORA = {"lora": {"rank": 4, "alpha": 8}}
@@ -64,12 +67,15 @@ def trained(learner: Learner, case: str, first: int = 1) -> Trained:
 
 
 def gradients(learner: Learner) -> dict[str, Tensor]:
-    """The whole gradient of every parameter, filled in when the optimizer takes its next step."""
+    """The whole gradient of every weight of the checkpoint, filled in when the optimizer takes its next step."""
     seen: dict[str, Tensor] = {}
 
     def look(*_: Any) -> None:
         handle.remove()
-        seen.update({name: full(p.grad).clone() for name, p in learner.model.named_parameters() if p.grad is not None})
+        layout = CheckpointLayout(learner.model)
+        for name, parameter in learner.model.named_parameters():
+            if parameter.grad is not None:
+                seen.update(layout.tensors(name, full(parameter.grad).clone()))
 
     handle = learner.optimizer.register_step_pre_hook(look)
     return seen
@@ -125,8 +131,19 @@ def phi_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
+def moe_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A mixture of three experts, of which the second rank has one."""
+    return str(make_tiny_moe(tmp_path_factory.mktemp("moe"), num_experts=3))
+
+
+@pytest.fixture(scope="module")
 def by_two(
-    model_path: str, moved_path: str, qwen3_path: str, phi_path: str, tmp_path_factory: pytest.TempPathFactory
+    model_path: str,
+    moved_path: str,
+    qwen3_path: str,
+    phi_path: str,
+    moe_path: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, dict[str, Trained]]:
     """What two ranks found, and the folder with their checkpoint and that of one."""
     folder = tmp_path_factory.mktemp("ranks")
@@ -140,7 +157,7 @@ def by_two(
         ("recomputed activations", "grpo", model_path, {"gradient_checkpointing": True}),
         ("one pass", "grpo", model_path, {"max_tokens_per_microbatch": 10_000}),
         (DROPOUT, "grpo", model_path, {"lora": {"rank": 4, "alpha": 8, "dropout": 0.5}}),
-        ("split heads, qwen3", "grpo", qwen3_path, split), (ONE_ROW, ONE_ROW, phi_path, {}),
+        ("split heads, qwen3", "grpo", qwen3_path, split), (ONE_ROW, ONE_ROW, phi_path, {}), (EXPERTS, "grpo", moe_path, {}),
     ]  # fmt: skip
     run_ranks(run_rank, NUM_RANKS, folder, moved_path, phi_path, jobs)
     first, second = (torch.load(folder / f"{rank}.pt") for rank in range(NUM_RANKS))
@@ -202,11 +219,12 @@ def test_other_ways_to_compute_change_nothing(job: str, case: str, by_two: tuple
     same(by_two[1][job], by_two[1][case])
 
 
-@pytest.mark.parametrize("job", ["split heads, qwen3", ONE_ROW])
+@pytest.mark.parametrize("job", ["split heads, qwen3", ONE_ROW, EXPERTS])
 def test_models_of_other_families_train_as_by_one(
-    job: str, by_two: tuple[Path, dict[str, Trained]], qwen3_path: str, phi_path: str, moved_path: str
+    job: str, by_two: tuple[Path, dict[str, Trained]], qwen3_path: str, phi_path: str, moe_path: str, moved_path: str
 ) -> None:
-    case, path = (ONE_ROW, phi_path) if job == ONE_ROW else ("grpo", qwen3_path)
+    case = ONE_ROW if job == ONE_ROW else "grpo"
+    path = {ONE_ROW: phi_path, EXPERTS: moe_path}.get(job, qwen3_path)
     same(by_two[1][job], trained(learner_of(case, path, moved_path), case))
 
 

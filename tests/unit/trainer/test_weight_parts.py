@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
@@ -20,13 +21,14 @@ from rftcore.trainer.learner import Learner
 from rftcore.trainer.sharding import Grid
 from rftcore.trainer.weight_parts import held_rows, wire_tensors
 from tests.support.learning import config, save_model
+from tests.support.models import make_tiny_moe
 from tests.support.ranks import run_ranks
 
 NUM_RANKS = 4
-# The vocabulary of 50 is no multiple of the ranks.
+# Neither the vocabulary of 50 nor the 6 experts are multiples of the ranks.
 CASES: dict[str, dict[str, Any]] = {
     "rows": {"num_gpus": 4}, "rows and heads": {"num_gpus": 4, "tensor_parallel": 2},
-    "adapters": {"num_gpus": 4, "lora": {"rank": 2, "alpha": 8}},
+    "adapters": {"num_gpus": 4, "lora": {"rank": 2, "alpha": 8}}, "experts": {"num_gpus": 4},
 }  # fmt: skip
 TIED = [True, False]
 # Name, shape and placements over 2 × 2 ranks.
@@ -59,7 +61,8 @@ def run_rank(rank: int, folder: Path) -> None:
     found: dict[str, Found] = {}
     for tied in TIED:
         for case, settings in CASES.items():
-            learner = Learner(str(folder / f"tied-{tied}"), config(**settings), build_algorithm("sft", {}), 0)
+            model = folder / f"{'experts' if case.startswith('experts') else 'dense'}-{tied}"
+            learner = Learner(str(model), config(**settings), build_algorithm("sft", {}), 0)
             own_heads(learner)
             tensors = learner.wire_tensors()
             held = [replace(rows, rows=rows.rows.clone()) for rows in learner.held_rows(plan_of(tensors))]
@@ -78,11 +81,18 @@ def run_rank(rank: int, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def by_four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
-    """What each of four ranks found, by case."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models."""
     folder = tmp_path_factory.mktemp("ranks")
     for tied in TIED:
-        save_model(folder / f"tied-{tied}", tied=tied)
+        save_model(folder / f"dense-{tied}", tied=tied)
+        make_tiny_moe(folder / f"experts-{tied}", tied=tied, num_experts=6)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_four(folder: Path) -> list[dict[str, Found]]:
+    """What each of four ranks found, by case."""
     run_ranks(run_rank, NUM_RANKS, folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(NUM_RANKS)]
 
@@ -124,8 +134,21 @@ def test_the_parts_of_all_ranks_are_the_model(by_four: list[dict[str, Found]], c
     for tensor in travelling:
         for part in tensor.parts:
             num_sent[part.sender] += part.num_rows * whole[tensor.name].numel() // len(whole[tensor.name])
-    # A of rank 2 has rows for two of four ranks.
-    assert max(num_sent) < (1.1 if is_whole else 1.6) * sum(num_sent) / NUM_RANKS, "all send alike"
+    # A of rank 2 has rows for two of four ranks, and the experts lie on three of them.
+    is_even = is_whole and not case.startswith("experts")
+    assert max(num_sent) < (1.1 if is_even else 1.6) * sum(num_sent) / NUM_RANKS, "all send alike"
+
+
+@pytest.mark.parametrize("tied", TIED)
+def test_each_expert_is_sent_by_the_rank_that_has_it(by_four: list[dict[str, Found]], folder: Path, tied: bool) -> None:
+    tensors, _, whole = by_four[0][f"experts, {tied}"]
+    stored = load_file(folder / f"experts-{tied}" / "model.safetensors")
+    assert all(torch.equal(whole[name], tensor) for name, tensor in stored.items())
+    senders = {
+        int(tensor.name.split(".")[5]): {part.sender for part in tensor.parts}
+        for tensor in tensors if ".experts." in tensor.name
+    }  # fmt: skip
+    assert senders == {expert: {expert // 2} for expert in range(6)}
 
 
 @pytest.mark.parametrize("case", ["rows", "adapters"])

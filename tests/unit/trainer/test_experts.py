@@ -1,0 +1,131 @@
+"""A mixture of experts: its gradient is that of plain transformers, and its weights have the checkpoint's names everywhere outside the model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeForCausalLM
+
+from rftcore.algorithms import build_algorithm
+from rftcore.engines.base import Decoding, EngineConfig
+from rftcore.engines.transformers_engine import TransformersEngine
+from rftcore.sync.weights_file import read_shapes_of_model, write_atomically
+from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.learner import Learner
+from tests.support.learning import config, make_batch
+from tests.support.models import make_tiny_moe
+from tests.support.weights import write_weights
+
+EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_moe(tmp_path_factory.mktemp("moe"))
+
+
+@pytest.fixture(scope="module")
+def trained(moe_path: Path) -> Learner:
+    """After one step, so that its weights differ from the folder's."""
+    learner = Learner(str(moe_path), config(), build_algorithm("grpo"), 0)
+    learner.update(make_batch(1), 1)
+    return learner
+
+
+def gradients(learner: Learner, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The gradient of an update, seen just before the optimizer uses it, and its metrics."""
+    seen: dict[str, Tensor] = {}
+    parameters = list(learner.model.named_parameters())
+    handle = learner.optimizer.register_step_pre_hook(
+        lambda *_: seen.update({name: p.grad.clone() for name, p in parameters if p.grad is not None})
+    )
+    metrics = learner.update(batch, 1)
+    handle.remove()
+    return seen, metrics
+
+
+def grpo_loss(model: PreTrainedModel, batch: TrainBatch) -> Tensor:
+    """GRPO as one would write it, one sequence at a time: advantages over the standard deviation of the group, a clipped ratio, mean over all tokens."""
+    rewards = batch.rewards_B.view(-1, 4)
+    advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)).flatten()
+    terms = []
+    for b in range(batch.num_experiences):
+        mask = batch.loss_mask_BT[b, 1:]
+        ids = batch.token_ids_BT[b][batch.attention_mask_BT[b]]
+        logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        logprobs = logprobs[mask[: len(logprobs)]]
+        ratio = (logprobs - batch.behavior_logprobs_BT[b, 1:][mask]).exp()
+        terms.append(-torch.minimum(ratio * advantages[b], ratio.clamp(0.8, 1.2) * advantages[b]))
+    return torch.cat(terms).mean()
+
+
+@pytest.mark.parametrize("settings", [
+    {"share_prompts": False}, {"max_tokens_per_microbatch": 30}, {"max_tokens_per_microbatch": 1, "gradient_checkpointing": True},
+])  # fmt: skip
+def test_the_loss_and_its_gradient_are_those_of_plain_transformers(moe_path: Path, settings: dict[str, Any]) -> None:
+    batch = make_batch(1)
+    learner = Learner(str(moe_path), config(max_grad_norm=None, **settings), build_algorithm("grpo"), 0)
+    found, metrics = gradients(learner, batch)
+    model = Qwen3MoeForCausalLM.from_pretrained(moe_path, dtype=torch.float32, experts_implementation="eager")
+    loss = grpo_loss(model, batch)
+    loss.backward()
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_exported_weights_have_the_names_of_the_checkpoint(tmp_path: Path, tied: bool) -> None:
+    folder = make_tiny_moe(tmp_path, tied=tied)
+    learner = Learner(str(folder), config(), build_algorithm("sft"), 0)
+    stored = load_file(folder / "model.safetensors")
+    found = dict(learner.export_tensors())
+    assert found.keys() == stored.keys() | {"lm_head.weight"}
+    assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
+
+
+def test_a_saved_folder_opens_in_plain_transformers(trained: Learner, moe_path: Path, tmp_path: Path) -> None:
+    trained.save_pretrained(tmp_path / "folder")
+    trained.save_checkpoint(tmp_path / "checkpoint")
+    expected = dict(trained.model.named_parameters())
+    for folder in (tmp_path / "folder", tmp_path / "checkpoint"):
+        assert read_shapes_of_model(folder) == read_shapes_of_model(moe_path)
+        opened = AutoModelForCausalLM.from_pretrained(folder)
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.named_parameters())
+
+
+def test_a_resumed_learner_goes_on_as_the_first_one(moe_path: Path, tmp_path: Path) -> None:
+    straight = Learner(str(moe_path), config(), build_algorithm("grpo"), 0)
+    straight.update(make_batch(1), 1)
+    straight.save_checkpoint(tmp_path / "checkpoint")
+    again = Learner(str(moe_path), config(), build_algorithm("grpo"), 0)
+    again.load_checkpoint(tmp_path / "checkpoint")
+    assert again.update(make_batch(2), 2)["loss"] == straight.update(make_batch(2), 2)["loss"]
+    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), straight.model.parameters(), strict=True))
+
+
+def test_an_engine_that_loads_them_samples_with_the_trainers_probabilities(
+    trained: Learner, moe_path: Path, tmp_path: Path
+) -> None:
+    published = write_atomically(
+        tmp_path / "weights.safetensors", lambda path: write_weights(trained.export_tensors(), path)
+    )
+    engine = TransformersEngine(moe_path, EngineConfig(dtype="float32", num_threads=1), 1)
+    try:
+        prompt = engine.tokenizer.encode("u:1+2=\na:")
+        assert EXPERT in engine.differing_weights(published.uri)
+        engine.load_weights(published.uri, 2, published.checksum)
+        assert engine.differing_weights(published.uri) == []
+        found = asyncio.run(engine.generate(prompt, Decoding(max_tokens=12, seed=0)))
+    finally:
+        engine.close()
+    ids = torch.tensor(prompt + found.token_ids)
+    with torch.no_grad(), trained.policy.unpacked() as model:
+        logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found.logprobs), logprobs[len(prompt) - 1 :], rtol=0, atol=1e-5)
