@@ -6,11 +6,15 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rftcore.models import refuse_other_tokenizer
 from rftcore.resolved import ResolvedRun
 from rftcore.rewards.reward_model import PREFIX, gives_scores
 from rftdata.errors import ConfigError, ModelError
+
+# What families call the number of their experts.
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 def check_models_fit(resolved: ResolvedRun) -> None:
@@ -18,8 +22,8 @@ def check_models_fit(resolved: ResolvedRun) -> None:
 
     Raises:
         ModelError: a model does not exist, or the policy's is a reward model.
-        ConfigError: a model has another tokenizer, adapters of a reward model are to be trained, or explorer.tensor_parallel_size does not
-            divide the policy.
+        ConfigError: a model has another tokenizer, adapters of a reward model are to be trained, explorer.tensor_parallel_size does not
+            divide the policy, or vLLM is to keep adapters beside a mixture of experts.
     """
     if resolved.config.trainer.lora is not None:
         resolved.algorithm.refuse_adapters()
@@ -31,6 +35,8 @@ def check_models_fit(resolved: ResolvedRun) -> None:
         )  # fmt: skip
     for model in others:
         refuse_other_tokenizer(policy.folder, model.folder, model.key)
+    if resolved.config.has_explorer and resolved.sends_adapters_alone and resolved.config.explorer.engine == "vllm":
+        refuse_adapters_beside_experts(policy.folder)
     size = resolved.config.explorer.tensor_parallel_size
     if resolved.config.has_explorer and size > 1:
         refuse_indivisible_engine(policy.folder, size)
@@ -62,8 +68,7 @@ def refuse_indivisible_engine(folder: Path, size: int) -> None:
     Raises:
         ConfigError: the size does not fit the model.
     """
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    values = values.get("text_config") or values
+    values = _text_config(folder)
     heads = values.get("num_attention_heads")
     if not isinstance(heads, int):  # of a family that only vLLM knows, which refuses what does not fit when it starts
         return
@@ -74,6 +79,25 @@ def refuse_indivisible_engine(folder: Path, size: int) -> None:
             f"explorer.tensor_parallel_size does not divide the model's {heads} attention heads and {kv_heads} key heads", value=size,
             allowed=", ".join(map(str, fitting)), todo="set one of these; for more GPUs, raise explorer.num_explorers",
         )  # fmt: skip
+
+
+def refuse_adapters_beside_experts(folder: Path) -> None:
+    """For `sync.adapters: alone`: with adapters vLLM 0.32 computes experts by other kernels, which do not run on a CPU and were not tried on a GPU.
+
+    Raises:
+        ConfigError: the model is a mixture of experts.
+    """
+    values = _text_config(folder)
+    if any(values.get(name) for name in _NUM_EXPERTS):
+        raise ConfigError(
+            "vLLM does not keep adapters beside a mixture of experts", value=f"sync.adapters: alone, {values.get('model_type')}",
+            allowed="sync.adapters: merged", todo="set it; explorer.engine: transformers takes adapters alone, too",
+        )  # fmt: skip
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return dict(values.get("text_config") or values)
 
 
 def check_stages(stages: Sequence[ResolvedRun]) -> None:

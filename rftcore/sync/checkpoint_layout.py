@@ -94,6 +94,12 @@ class CheckpointLayout:
         pieces = self.pieces(name)
         return (name,) if pieces is None else tuple(piece.name for piece in pieces)
 
+    @property
+    def stacked(self) -> frozenset[str]:
+        """The ends of the names of tensors of which the model has several as one, such as `down_proj` of experts."""
+        parts = (piece for pieces in self._pieces.values() for piece in pieces if not piece.has_rows)
+        return frozenset(part.name.removesuffix(".weight").rpartition(".")[2] for part in parts)
+
     def tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the checkpoint's tensors that a tensor of the model is made of, as views: writing to them changes the model.
 

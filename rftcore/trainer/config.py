@@ -51,7 +51,7 @@ class LoraConfig(Section):
     )
     target_modules: Literal["all-linear"] | list[str] = Field(
         "all-linear",
-        description="Linear layers with an adapter: all but the output layer, or the ends of their names, such as q_proj.",
+        description="Linear layers with an adapter: all but the output layer, or the ends of their names, such as q_proj. Experts of a mixture have none.",
     )
 
     @field_validator("target_modules")

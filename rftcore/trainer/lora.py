@@ -7,7 +7,7 @@ so that nothing of a small update is lost, and the adapters beside them, in peft
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,33 @@ if TYPE_CHECKING:
 
 _FILE = "adapter_model.safetensors"
 _NAME = "default"  # of the adapter in peft's modules
+
+
+def named_layers(model: PreTrainedModel, config: LoraConfig, stacked: Collection[str]) -> LoraConfig:
+    """The configuration with names in place of `all-linear` where the model has experts, which have no adapter; peft would add some to them.
+
+    Args:
+        stacked: how the matrices of experts are called (`CheckpointLayout.stacked`). A linear layer of the same name has no adapter, either.
+
+    Raises:
+        ConfigError: it names matrices of experts.
+    """
+    if not stacked:
+        return config
+    output = model.get_output_embeddings()
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not output
+    }  # fmt: skip
+    others = sorted(linear.difference(stacked))
+    if config.target_modules == "all-linear":
+        return config.model_copy(update={"target_modules": others})
+    if refused := [name for name in config.target_modules if name.rpartition(".")[2] in stacked]:
+        raise ConfigError(
+            "trainer.lora.target_modules names experts, which can have no adapter", value=refused, allowed=f"all-linear, or a list of {', '.join(others)}",
+            todo="remove them, or leave trainer.lora out and train all weights",
+        )  # fmt: skip
+    return config
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> list[nn.Parameter]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from rftcore.trainer.activation_memory import activation_bytes
 from rftcore.trainer.config import LoraConfig, TrainerConfig
 from rftcore.trainer.model_shape import ModelShape
 from rftdata.errors import ConfigError
@@ -211,7 +212,7 @@ def _sharded(config: TrainerConfig, shape: ModelShape, item: float) -> int:
     sequences, and are the same on the GPUs of one tensor-parallel group.
     """
     gpus = _num_gpus(config)
-    matrices = shape.layers * shape.layer_matrix_parameters
+    matrices = shape.matrix_parameters
     return round(item * (matrices / gpus + (shape.parameters - matrices) * config.tensor_parallel / gpus))
 
 
@@ -241,7 +242,7 @@ def _moments(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) 
     if lora is not None:
         number = shape.adapter_parameters(lora.rank, lora.target_modules)
         return number, {"adamw": 2 * _FP32, "muon": _FP32}[config.optimizer.name]
-    item, matrices = TYPE_BYTES[config.dtype], shape.layers * shape.layer_matrix_parameters
+    item, matrices = TYPE_BYTES[config.dtype], shape.matrix_parameters
     moments = {"adamw": 2.0 * item, "muon": item * (2 - matrices / shape.parameters)}
     return shape.parameters, moments[config.optimizer.name]
 
@@ -257,36 +258,6 @@ def _gathered(config: TrainerConfig, shape: ModelShape) -> list[Part]:
         gradients = round((item + _FP32) * (shape.layer_parameters / tp + shape.embedding_parameters))
         parts.append(Part("gathered gradients", gradients, f"one layer and the output layer, {item} and {_FP32} bytes"))
     return parts
-
-
-def activation_bytes(
-    shape: ModelShape, tokens: int, *, checkpointing: bool = False, compiled: bool = True, tensor_parallel: int = 1, item: int = 2
-) -> int:  # fmt: skip
-    """Return the bytes that are kept of a forward pass, and those of the layer that is differentiated.
-
-    A compiled layer keeps for each token its input, the two normalised inputs, the output of attention after o_proj (4 · hidden),
-    queries and the output of attention (2 · query), keys and values (2 · kv), and gate, up and their product (3 · intermediate).
-    Where queries and keys are normalised, it keeps them from before, too. Attention of packed sequences keeps one float32 per head and
-    token, and no [tokens, tokens]. A layer that is not compiled keeps each normalised input twice and what it was computed from in
-    float32 (8 · hidden in all), and the activation of the gate (1 · intermediate). With checkpointing only the input of each layer is
-    kept.
-
-    Args:
-        item: bytes of an activation.
-    """
-    normalised = shape.query + shape.kv if shape.norms_heads else 0
-    if compiled:
-        whole = item * 4 * shape.hidden
-        within = item * (2 * shape.query + 2 * shape.kv + normalised + 3 * shape.intermediate)
-    else:
-        whole = 2 * (2 * item + _FP32) * shape.hidden
-        within = item * (2 * shape.query + 2 * shape.kv + 4 * shape.intermediate) + (item + _FP32) * normalised
-    layer = whole + (within + _FP32 * shape.heads) / tensor_parallel
-    kept = shape.layers * (item * shape.hidden if checkpointing else layer)
-    # The layer that is differentiated has a gradient for most of what it keeps; with checkpointing it is computed again first.
-    working = layer * (2 if checkpointing else 1)
-    last = 2 * item * shape.hidden
-    return round(tokens * (kept + working + last))
 
 
 @dataclass(frozen=True, kw_only=True)

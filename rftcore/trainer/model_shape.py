@@ -1,7 +1,7 @@
 """`ModelShape`: the sizes of a transformer by its config.json, and the number of its parameters, without torch and without weights.
 
-It knows the families whose layers the trainer can divide and pack: attention with grouped heads and a gated MLP. Other families are
-refused, because their number of parameters would be a guess.
+It knows families whose layers are attention with grouped heads and a gated MLP, or a mixture of such MLPs, the experts. Other families are refused,
+because their number of parameters would be a guess.
 """
 
 from __future__ import annotations
@@ -14,10 +14,38 @@ from typing import Any
 
 from rftdata.errors import ConfigError, ModelError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = (*DENSE_FAMILIES, "mixtral", "qwen2_moe", "qwen3_moe")
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
+# Sizes that a configuration may leave out, because transformers has them as the family's defaults.
+_EXPERT_DEFAULTS = {
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "qkv_bias": True,
+    },
+    "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The mixture of experts of a model.
+
+    Attributes:
+        num: experts of a layer.
+        chosen: those that a token passes.
+        intermediate: width within an expert.
+        shared: width within the expert that every token passes besides; 0 where there is none.
+        layers: number of layers that have experts. The others have a plain MLP.
+    """
+
+    num: int
+    chosen: int
+    intermediate: int
+    shared: int
+    layers: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +59,7 @@ class ModelShape:
         vocabulary: rows of the embedding, padding included.
         is_tied: whether embedding and output layer are one matrix.
         biased: matrices of a layer that have a bias.
+        experts: None for a model without.
         dtype: type of the stored weights, as config.json names it.
     """
 
@@ -45,6 +74,7 @@ class ModelShape:
     is_tied: bool
     biased: frozenset[str]
     dtype: str
+    experts: Experts | None = None
 
     @property
     def query(self) -> int:
@@ -59,33 +89,73 @@ class ModelShape:
     @property
     def norms_heads(self) -> bool:
         """Whether queries and keys are normalised per head."""
-        return self.model_type == "qwen3"
+        return self.model_type in ("qwen3", "qwen3_moe")
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """The matrices of one layer: inputs and outputs by name."""
-        return {
-            "q_proj": (self.hidden, self.query), "k_proj": (self.hidden, self.kv), "v_proj": (self.hidden, self.kv),
-            "o_proj": (self.query, self.hidden), "gate_proj": (self.hidden, self.intermediate), "up_proj": (self.hidden, self.intermediate),
-            "down_proj": (self.intermediate, self.hidden),
+        """The linear layers of one layer that may have an adapter: inputs and outputs by name. Experts, and an MLP beside layers with experts, may not."""
+        attention = {
+            "q_proj": (self.hidden, self.query), "k_proj": (self.hidden, self.kv), "v_proj": (self.hidden, self.kv), "o_proj": (self.query, self.hidden),
         }  # fmt: skip
+        return attention if self.experts is not None else attention | self._mlp
 
     @property
-    def layer_matrix_parameters(self) -> int:
-        """Number of weights in the matrices of one layer."""
-        return sum(inputs * outputs for inputs, outputs in self.matrices.values())
+    def _mlp(self) -> dict[str, tuple[int, int]]:
+        inputs, outputs = (self.hidden, self.intermediate), (self.intermediate, self.hidden)
+        return {"gate_proj": inputs, "up_proj": inputs, "down_proj": outputs}
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Number of weights in the matrices of all layers. Those of the experts of a layer are one tensor of three dimensions, and do not count."""
+        found = self.layers * _size(self.matrices)
+        if self.experts is not None:
+            found += (self.layers - self.experts.layers) * _size(self._mlp) + self.experts.layers * self._beside_experts
+        return found
+
+    @property
+    def expert_parameters(self) -> int:
+        """Number of weights of the experts of all layers, which a model keeps as one tensor a layer and its checkpoint as one a matrix."""
+        return 0 if self.experts is None else self.experts.layers * self._experts
+
+    @property
+    def _experts(self) -> int:
+        assert self.experts is not None
+        return self.experts.num * 3 * self.hidden * self.experts.intermediate
+
+    @property
+    def _beside_experts(self) -> int:
+        """Number of weights of the router, and of a shared expert with its gate."""
+        assert self.experts is not None
+        shared = 3 * self.hidden * self.experts.shared + self.hidden if self.experts.shared else 0
+        return self.experts.num * self.hidden + shared
 
     @property
     def layer_parameters(self) -> int:
-        """Number of parameters of one layer."""
-        biases = sum(outputs for name, (_, outputs) in self.matrices.items() if name in self.biased)
+        """Number of parameters of one layer, one with experts where there are some."""
+        return self._outside_mlp + (_size(self._mlp) if self.experts is None else self._mixture)
+
+    @property
+    def _mixture(self) -> int:
+        """Number of parameters of a layer's experts and what is beside them."""
+        return self._experts + self._beside_experts
+
+    @property
+    def _outside_mlp(self) -> int:
+        """Number of parameters of attention and norms, and of biases."""
+        sizes = self.matrices | self._mlp
+        biases = sum(outputs for name, (_, outputs) in sizes.items() if name in self.biased)
         norms = 2 * self.hidden + (2 * self.head_dim if self.norms_heads else 0)
-        return self.layer_matrix_parameters + biases + norms
+        return _size({name: sizes[name] for name in _ATTENTION}) + biases + norms
 
     @property
     def embedding_parameters(self) -> int:
         """Number of parameters of the embedding; as many again in the output layer unless they are tied."""
         return self.vocabulary * self.hidden
+
+    @property
+    def largest_parameters(self) -> int:
+        """Number of weights of the largest tensor: the embedding, or gate and up of all experts of a layer."""
+        return max(self.embedding_parameters, 0 if self.experts is None else 2 * self._experts // 3)
 
     @property
     def root_parameters(self) -> int:
@@ -95,7 +165,12 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Number of parameters; what is tied counts once."""
-        return self.layers * self.layer_parameters + self.root_parameters
+        dense = 0 if self.experts is None else self.layers - self.experts.layers
+        return (
+            (self.layers - dense) * self.layer_parameters
+            + dense * (self._outside_mlp + _size(self._mlp))
+            + self.root_parameters
+        )
 
     def adapter_parameters(self, rank: int, target_modules: str | list[str]) -> int:
         """Number of parameters of low-rank adapters in all layers.
@@ -104,8 +179,15 @@ class ModelShape:
             target_modules: all-linear, or the ends of the names of the matrices that have one.
 
         Raises:
-            ConfigError: no matrix of a layer has such a name.
+            ConfigError: no matrix of a layer has such a name, or it is one of experts.
         """
+        if self.experts is not None and target_modules != "all-linear":
+            refused = [name for name in target_modules if name.rpartition(".")[2] not in self.matrices]
+            if refused:
+                raise ConfigError(
+                    "trainer.lora.target_modules names layers of a mixture of experts that can have no adapter", value=refused,
+                    allowed=f"all-linear, or a list of {', '.join(self.matrices)}", todo="remove them, or leave trainer.lora out",
+                )  # fmt: skip
         chosen = [
             sizes for name, sizes in self.matrices.items()
             if target_modules == "all-linear" or any(name == module.rpartition(".")[2] for module in target_modules)
@@ -119,6 +201,8 @@ class ModelShape:
 
     def refuse_uneven_division(self, tensor_parallel: int) -> None:
         """Raise a ConfigError if so many GPUs cannot divide what lies within a layer."""
+        if self.model_type not in DENSE_FAMILIES:
+            raise _unsplittable(self.model_type)
         sizes = {"attention heads": self.heads, "key heads": self.kv_heads, "intermediate size": self.intermediate}
         uneven = [f"{value} ({name})" for name, value in sizes.items() if value % tensor_parallel]
         if uneven:
@@ -135,12 +219,20 @@ def refuse_indivisible(values: Mapping[str, Any], tensor_parallel: int) -> None:
     Raises:
         ConfigError: tensor parallelism does not know the layers of the family, or so many GPUs cannot divide them.
     """
-    if values.get("model_type") not in FAMILIES:
-        raise ConfigError(
-            "trainer.tensor_parallel cannot split this model", value=values.get("model_type"), allowed=", ".join(FAMILIES),
-            todo="set trainer.tensor_parallel: 1; the model is sharded over all GPUs anyway",
-        )  # fmt: skip
+    if values.get("model_type") not in DENSE_FAMILIES:
+        raise _unsplittable(values.get("model_type"))
     model_shape(values).refuse_uneven_division(tensor_parallel)
+
+
+def _unsplittable(model_type: object) -> ConfigError:
+    return ConfigError(
+        "trainer.tensor_parallel cannot split this model", value=model_type, allowed=", ".join(DENSE_FAMILIES),
+        todo="set trainer.tensor_parallel: 1; the model is sharded over all GPUs anyway",
+    )  # fmt: skip
+
+
+def _size(matrices: Mapping[str, tuple[int, int]]) -> int:
+    return sum(inputs * outputs for inputs, outputs in matrices.values())
 
 
 def read_model_shape(folder: Path) -> ModelShape:
@@ -176,8 +268,9 @@ def model_shape(values: Mapping[str, Any]) -> ModelShape:
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
     # What a configuration leaves out has the default of the family in transformers.
     head_dim = values.get("head_dim") or (128 if model_type == "qwen3" else hidden // heads)
-    biased = set(_ATTENTION[:3]) if model_type == "qwen2" else set[str]()
-    if model_type in ("llama", "qwen3") and values.get("attention_bias"):
+    values = {**_EXPERT_DEFAULTS.get(model_type, {}), **values}
+    biased = set(_ATTENTION[:3]) if model_type == "qwen2" or values.get("qkv_bias") else set[str]()
+    if model_type in ("llama", "qwen3", "qwen3_moe") and values.get("attention_bias"):
         biased |= {*_ATTENTION}
     if model_type == "llama" and values.get("mlp_bias"):
         biased |= {*_MLP}
@@ -193,4 +286,18 @@ def model_shape(values: Mapping[str, Any]) -> ModelShape:
         is_tied=bool(values.get("tie_word_embeddings")),
         biased=frozenset(biased),
         dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
+        experts=_experts(values) if model_type in _EXPERT_DEFAULTS else None,
     )
+
+
+def _experts(values: Mapping[str, Any]) -> Experts:
+    """The experts of a model of a family that has some; qwen's may leave layers without."""
+    layers, step = range(values["num_hidden_layers"]), values.get("decoder_sparse_step") or 1
+    without = values.get("mlp_only_layers") or ()
+    num: int = values.get("num_local_experts") or values["num_experts"]
+    return Experts(
+        num=num, chosen=values["num_experts_per_tok"],
+        intermediate=values.get("moe_intermediate_size") or values["intermediate_size"],
+        shared=values.get("shared_expert_intermediate_size") or 0,
+        layers=sum(layer not in without and (layer + 1) % step == 0 for layer in layers),
+    )  # fmt: skip

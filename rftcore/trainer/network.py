@@ -26,6 +26,7 @@ from rftcore.sync.checkpoint_layout import CheckpointLayout
 from rftcore.sync.transfer import HeldRows
 from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 from rftcore.trainer import attention
+from rftcore.trainer.computation import Computation, output_layer
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.head import Output, logprobs_and_entropy
 from rftcore.trainer.lora import (
@@ -35,6 +36,7 @@ from rftcore.trainer.lora import (
     merged,
     merged_update_error,
     named_adapters,
+    named_layers,
     save_adapters,
 )
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
@@ -57,30 +59,6 @@ from rftdata.errors import ConfigError, ModelError
 _MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3", "qwen3_moe"})
 Result = TypeVar("Result")
 ADAPTERS = "adapters"  # folder beside the weights that they are merged into
-
-
-class Computation(nn.Module):
-    """From tokens to what a head makes of the hidden states at the places that count: the root that is sharded.
-
-    The head is called within its forward pass, because the gathered weights exist only there.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-        self.longest = attention.length_limit(model.config)
-
-    def forward(
-        self, micro_batch: MicroBatch, autocast: AbstractContextManager[Any], head: Callable[[Tensor], Any]
-    ) -> Any:
-        if self.longest is not None:
-            attention.refuse_longer(micro_batch.longest, self.longest, self.model.config)
-        with autocast:
-            hidden_1LH = self.model.base_model(
-                input_ids=micro_batch.token_ids_L[None], position_ids=micro_batch.position_ids_L[None], packing=micro_batch.packing,
-                use_cache=False,
-            ).last_hidden_state  # fmt: skip
-        return head(hidden_1LH[0].index_select(0, micro_batch.source_N))
 
 
 class Network:
@@ -121,7 +99,8 @@ class Network:
         if trained and config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(trained).requires_grad_(trained)
-        self._adapters = add_adapters(self.model, config.lora) if adapters and config.lora is not None else []
+        self._lora = named_layers(self.model, config.lora, self._layout.stacked) if adapted and config.lora else None
+        self._adapters = [] if self._lora is None else add_adapters(self.model, self._lora)
         layers = layers_of(self.model)
         if config.compile if config.compile is not None else on_gpu:
             compile_layers(layers)
@@ -344,12 +323,12 @@ class Network:
             of_owner = self._layout.names(owner.get(name, name))
             for (part, values), same_as in zip(self._layout.tensors(name, whole), of_owner, strict=True):
                 tensors[part] = tensors[same_as] if same_as in tensors else values.to("cpu", copy=True)
-        adapters = adapter_tensors(self.model) if self._adapters else {}
+        adapters = {} if self._lora is None else adapter_tensors(self.model)
 
         def write(folder: Path) -> None:
             self._blank.save_pretrained(folder, state_dict=tensors, save_original_format=False)
-            if self.config.lora is not None and adapters:
-                save_adapters(adapters, self.config.lora, folder / ADAPTERS)
+            if self._lora is not None:
+                save_adapters(adapters, self._lora, folder / ADAPTERS)
 
         return write
 
@@ -375,18 +354,6 @@ def _autocasts(config: TrainerConfig, device: torch.device) -> bool:
         return config.autocast != "none"
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
-
-
-def output_layer(model: PreTrainedModel, temperature: float) -> Output:
-    """The output layer of a causal language model; temperature is that of the distributions its logits are of."""
-    layer = model.get_output_embeddings()
-    assert isinstance(layer, nn.Linear)
-    config = model.config.get_text_config()
-    return Output(
-        weight_VH=layer.weight, bias_V=layer.bias, temperature=temperature,
-        scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
-        soft_cap=getattr(config, "final_logit_softcapping", None),
-    )  # fmt: skip
 
 
 def _blank(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from rftcore.sync.checkpoint_layout import CheckpointLayout
 from rftcore.trainer import attention
 from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.computation import Computation, output_layer
 from rftcore.trainer.head import logprobs_and_entropy
 from rftcore.trainer.micro_batches import Cutting, split_batch
-from rftcore.trainer.network import Computation, output_layer
 from rftcore.trainer.opened_model import refuse_other_head
 from rftdata.errors import ConfigError
 

@@ -11,7 +11,7 @@ import pytest
 from rftcore.engines.base import EngineConfig
 from rftcore.engines.vllm_arguments import slot_rank, vllm_arguments
 from rftcore.resolved import ResolvedRun
-from rftcore.run.model_checks import describe_adapters, refuse_indivisible_engine
+from rftcore.run.model_checks import describe_adapters, refuse_adapters_beside_experts, refuse_indivisible_engine
 from rftdata.errors import ConfigError
 from tests.unit.test_config import config
 
@@ -154,3 +154,12 @@ def test_adapters_that_cannot_be_sent_alone_are_refused(changes: dict[str, dict[
 
 def test_adapters_get_the_next_rank_for_which_vllm_has_kernels() -> None:
     assert [slot_rank(rank) for rank in (None, 1, 2, 8, 12, 512)] == [None, 1, 8, 8, 16, 512]
+
+
+def test_vllm_keeps_no_adapters_beside_experts(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "qwen3"}))
+    refuse_adapters_beside_experts(tmp_path)
+    file.write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 4}))
+    with pytest.raises(ConfigError, match=r"beside a mixture of experts .*qwen3_moe.*sync\.adapters: merged"):
+        refuse_adapters_beside_experts(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeForCausalLM
@@ -18,6 +19,7 @@ from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.sync.weights_file import read_shapes_of_model, write_atomically
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
+from rftdata.errors import ConfigError
 from tests.support.learning import config, make_batch
 from tests.support.models import make_tiny_moe
 from tests.support.weights import write_weights
@@ -129,3 +131,25 @@ def test_an_engine_that_loads_them_samples_with_the_trainers_probabilities(
     with torch.no_grad(), trained.policy.unpacked() as model:
         logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(found.logprobs), logprobs[len(prompt) - 1 :], rtol=0, atol=1e-5)
+
+
+def test_adapters_stand_beside_attention_and_are_merged(moe_path: Path, tmp_path: Path) -> None:
+    learner = Learner(str(moe_path), config(lora={"rank": 2, "alpha": 8}), build_algorithm("sft"), 0)
+    losses = [learner.update(make_batch(1), step)["loss"] for step in range(1, 6)]
+    assert losses[-1] < losses[0]
+    learner.save_checkpoint(tmp_path / "checkpoint")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
+    base = AutoModelForCausalLM.from_pretrained(moe_path)
+    unchanged = dict(base.named_parameters())
+    changed = {name for name, tensor in merged.named_parameters() if not torch.equal(tensor, unchanged[name])}
+    assert changed == {f"model.layers.{layer}.self_attn.{each}_proj.weight" for layer in (0, 1) for each in "qkvo"}
+    opened = PeftModel.from_pretrained(base, tmp_path / "checkpoint" / "adapters")
+    ids = make_batch(1).token_ids_BT
+    with torch.no_grad():
+        torch.testing.assert_close(opened(ids).logits, merged(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_of_experts_are_refused(moe_path: Path) -> None:
+    modules = ["q_proj", "gate_proj", "up_proj", "mlp.experts.down_proj"]
+    with pytest.raises(ConfigError, match=r"names experts.*allowed: all-linear, or a list of k_proj, o_proj, q_proj"):
+        Learner(str(moe_path), config(lora={"target_modules": modules}), build_algorithm("sft"), 0)

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rftcore.trainer.config import LoraConfig, TrainerConfig
 from rftcore.trainer.loading_memory import PROCESS_BYTES, loading_memory, refuse_too_little_for_loading
 from rftcore.trainer.memory import GIB, Trained
-from rftcore.trainer.model_shape import read_model_shape
+from rftcore.trainer.model_shape import model_shape, read_model_shape
 from rftcore.trainer.network import Network
 from rftcore.trainer.sharding import make_grid
 from rftdata.errors import ConfigError
@@ -118,3 +118,18 @@ def test_a_host_is_refused_that_cannot_load_the_models(folder: Path) -> None:
     refuse_too_little_for_loading(TrainerConfig(num_gpus=8), models, 8 * PROCESS_BYTES + GIB)
     with pytest.raises(ConfigError, match=r"loading the models needs about 16\.\d GiB"):
         refuse_too_little_for_loading(TrainerConfig(num_gpus=8), models, 8 * PROCESS_BYTES)
+
+
+def test_experts_are_copied_by_every_rank() -> None:
+    sizes = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 8,
+        "vocab_size": 10,
+        "hidden_size": 64,
+        "dtype": "bfloat16",
+    }
+    shape = model_shape(sizes | {"model_type": "qwen3_moe", "num_experts": 16, "moe_intermediate_size": 32})
+    found = loading_memory(TrainerConfig(num_gpus=8), Trained(policy=shape))
+    assert found.part("experts") == 8 * 2 * 2 * 16 * 3 * 64 * 32  # ranks, bytes, layers, experts, matrices
+    assert found.part("largest matrix") == 8 * 4 * 16 * 2 * 64 * 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,21 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from transformers import AutoModel, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModel,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.losses.jsd import JSD
 from rftcore.algorithms.losses.smoothed_sft import SmoothedSFT
 from rftcore.trainer import memory
+from rftcore.trainer.activation_memory import activation_bytes
 from rftcore.trainer.config import LoraConfig, TrainerConfig
 from rftcore.trainer.head import Output, read_logits
 from rftcore.trainer.learner import Learner
@@ -26,7 +36,6 @@ from rftcore.trainer.memory import (
     GIB,
     Estimate,
     Trained,
-    activation_bytes,
     engine_memory,
     host_memory,
     refuse_too_little_host_memory,
@@ -37,7 +46,7 @@ from rftcore.trainer.model_shape import ModelShape, model_shape, read_model_shap
 from rftcore.trainer.optimizers import build_optimizers
 from rftdata.errors import ConfigError, ModelError
 from tests.support.learning import make_batch
-from tests.support.models import make_tiny_model
+from tests.support.models import make_tiny_model, make_tiny_moe
 from tests.support.published_models import LLAMA_8B, QWEN_1_5B
 
 SMALL: dict[str, Any] = {
@@ -75,11 +84,16 @@ def kept_bytes(config: PretrainedConfig, tokens: int, *, checkpointing: bool = F
     return sum(size for place, (size, _) in kept.items() if place not in weights)
 
 
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
+
+
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("family", [LlamaConfig, Qwen2Config, Qwen3Config])
+@pytest.mark.parametrize("family", [LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen2MoeConfig])
 def test_activations_of_a_layer_are_those_that_torch_keeps(family: type[PretrainedConfig], compiled: bool) -> None:
     tokens = 192
-    one, three = (family(**SMALL, num_hidden_layers=layers) for layers in (1, 3))
+    sizes = SMALL | (EXPERTS if family in (Qwen2MoeConfig, Qwen3MoeConfig) else {})
+    sizes |= {"shared_expert_intermediate_size": 64} if family is Qwen2MoeConfig else {}
+    one, three = (family(**sizes, num_hidden_layers=layers) for layers in (1, 3))
     torch.compiler.reset()
     kept = kept_bytes(three, tokens, compiled=compiled) - kept_bytes(one, tokens, compiled=compiled)
     first, third = (activation_bytes(model_shape(each.to_dict()), tokens, compiled=compiled) for each in (one, three))
@@ -97,11 +111,14 @@ def test_with_checkpointing_the_input_of_each_layer_is_kept() -> None:
     assert kept == third - first == 2 * 2 * tokens * SMALL["hidden_size"]
 
 
+@pytest.mark.parametrize("make_model", [make_tiny_model, make_tiny_moe])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_weights_gradients_and_moments_are_those_of_the_optimizer(tmp_path: Path, optimizer: str) -> None:
+def test_weights_gradients_and_moments_are_those_of_the_optimizer(
+    tmp_path: Path, optimizer: str, make_model: Callable[[Path], Path]
+) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(make_model(tmp_path))
     config = TrainerConfig(optimizer=optimizer)
     optimizers = build_optimizers(model, config.optimizer, 1e-3)
     model(input_ids=torch.arange(8)[None]).logits.sum().backward()

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from rftcore.trainer.model_shape import model_shape
 from rftdata.errors import ConfigError, ModelError
@@ -25,6 +35,13 @@ CONFIGS = [
     Qwen2Config(**SIZES),
     QWEN_8B,
     Qwen3Config(**SIZES, attention_bias=True, tie_word_embeddings=True),
+    MixtralConfig(**SIZES),
+    Qwen2MoeConfig(**SIZES, shared_expert_intermediate_size=80),
+    Qwen3MoeConfig(**SIZES),
+    Qwen3MoeConfig(
+        **SIZES, num_experts=5, moe_intermediate_size=40, attention_bias=True, head_dim=24, decoder_sparse_step=2
+    ),
+    Qwen3MoeConfig(**SIZES, num_experts=5, moe_intermediate_size=40, mlp_only_layers=[0]),
 ]
 
 
@@ -62,7 +79,20 @@ def test_adapters_of_no_layer_are_refused() -> None:
         model_shape(QWEN_8B.to_dict()).adapter_parameters(8, ["query_key_value"])
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_moe", "gemma3_text", None])
+def test_experts_have_no_adapters_and_are_not_split() -> None:
+    shape = model_shape(Qwen3MoeConfig(**SIZES).to_dict())
+    assert shape.adapter_parameters(8, "all-linear") == shape.adapter_parameters(
+        8, ["q_proj", "k_proj", "v_proj", "o_proj"]
+    )
+    with pytest.raises(
+        ConfigError, match=r"mixture of experts that can have no adapter \(got \['gate_proj'\]\).*q_proj"
+    ):
+        shape.adapter_parameters(8, ["q_proj", "gate_proj"])
+    with pytest.raises(ConfigError, match=r"tensor_parallel cannot split this model \(got 'qwen3_moe'\)"):
+        shape.refuse_uneven_division(2)
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "gemma3_text", None])
 def test_a_family_of_unknown_sizes_is_refused(model_type: str | None) -> None:
     with pytest.raises(ModelError, match="llama, mistral, qwen2, qwen3"):
         model_shape({**SIZES, "model_type": model_type})

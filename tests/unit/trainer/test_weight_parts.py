@@ -29,6 +29,7 @@ NUM_RANKS = 4
 CASES: dict[str, dict[str, Any]] = {
     "rows": {"num_gpus": 4}, "rows and heads": {"num_gpus": 4, "tensor_parallel": 2},
     "adapters": {"num_gpus": 4, "lora": {"rank": 2, "alpha": 8}}, "experts": {"num_gpus": 4},
+    "experts, adapters": {"num_gpus": 4, "lora": {"rank": 2, "alpha": 8}},
 }  # fmt: skip
 TIED = [True, False]
 # Name, shape and placements over 2 × 2 ranks.
