@@ -87,6 +87,12 @@ class TrainerConfig(Section):
     )
     lr_decay_ratio: float = Field(0.1, gt=0, le=1, description="Share of the run's steps over which wsd falls.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm; null: never.")
+    router_aux_coef: float | None = Field(
+        None,
+        ge=0,
+        description="Weight of the load-balancing loss of a mixture of experts; null: the model's own router_aux_loss_coef if its configuration has"
+        " output_router_logits, otherwise 0.",
+    )
     max_tokens_per_microbatch: int = Field(
         8192, ge=1, description="Tokens in one forward pass; a longer sequence passes alone."
     )

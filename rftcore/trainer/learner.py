@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm
+from rftcore.algorithms.devices import moved
 from rftcore.algorithms.plan import Plan
 from rftcore.sync.devices import torch_device
 from rftcore.sync.transfer import HeldRows
@@ -56,6 +56,7 @@ from rftcore.trainer.opened_model import Head
 from rftcore.trainer.optimizers import learning_rate_at
 from rftcore.trainer.progress import StepProgress
 from rftcore.trainer.sharding import Grid, make_grid
+from rftcore.trainer.update_metrics import means, totals
 from rftdata.errors import ConfigError, ModelError
 
 _CRITIC = "critic"
@@ -164,8 +165,9 @@ class Learner:
             per token), skipped (1 when the weights were left as they are), the algorithm's own metrics and, where it
             uses behaviour log-probabilities, logprob_diff (mean |log π - log π_behaviour| before the step) and
             kl_behavior (k3); for pairs pairs_dropped (those with an empty answer, which are not trained), and where rewards form
-            them pairs_formed and groups_without_pair. All but counts are means over tokens that count; a pair algorithm's own over
-            pairs. Where a step has several updates, they are means over the updates, too.
+            them pairs_formed and groups_without_pair; of a mixture of experts router_aux_loss, which `loss` has with its weight,
+            router_max_violation and router_entropy (`routing_metrics`). All but counts are means over tokens that count; a pair
+            algorithm's own over pairs. Where a step has several updates, they are means over the updates, too.
 
         A batch without a token or pair that counts, or with a gradient that is not finite, leaves the weights of its model as they are and
         reports `skipped`: one overflow must not end a long run, and the optimizer's moments would never recover from it.
@@ -195,7 +197,7 @@ class Learner:
                 chosen = {"mask_kept": current.metrics["mask_kept"]} if self.algorithm.masks_each_update else {}
                 updates.append(chosen | self._optimize(current, micro_batches, step))
         self._models.release()
-        metrics = formed | plan.metrics | _means(updates)
+        metrics = formed | plan.metrics | means(updates)
         self.algorithm.observe(plan, metrics)
         self.step = step
         seconds = time.perf_counter() - started
@@ -368,13 +370,15 @@ class Learner:
         sums: dict[str, Tensor] = {}
         plan = plan.to(self.device)
         learns = not self._warms_up_critic(step)
+        own_tokens = torch.tensor(float(sum(micro_batch.num_tokens for micro_batch in micro_batches)))
+        num_tokens = self.grid.add_up(moved(own_tokens, self.device))
         for micro_batch in micro_batches:
-            for name, value in self._models.accumulate(micro_batch.to(self.device), plan, learns=learns).items():
+            added = self._models.accumulate(micro_batch.to(self.device), plan, learns=learns, num_tokens=num_tokens)
+            for name, value in added.items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
             self.progress.mark()
         # One transfer for all, after the last kernel was launched.
-        totals = self.grid.add_up(torch.stack([value.float() for value in sums.values()]))
-        metrics = dict(zip(sums, totals.tolist(), strict=True)) | self._update_weights(step)
+        metrics = totals(sums, self.grid) | self._update_weights(step)
         self.progress.mark()
         return metrics
 
@@ -391,12 +395,3 @@ class Learner:
         if not self._warms_up_critic(step):
             norms["grad_norm"] = self.policy.update(share)
         return norms | {"skipped": float(self._divergence.saw(norms))}
-
-
-def _means(updates: list[dict[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the updates that have it."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for update in updates:
-        for name, value in update.items():
-            values[name].append(value)
-    return {name: sum(each) / len(each) for name, each in values.items()}

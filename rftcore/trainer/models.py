@@ -24,6 +24,7 @@ from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
 from rftcore.trainer.lora import without_adapters, without_dropout
 from rftcore.trainer.micro_batches import MicroBatch, split_batch
 from rftcore.trainer.network import Network
+from rftcore.trainer.routing import ROUTING
 from rftdata.errors import ConfigError, RftError
 
 
@@ -170,11 +171,15 @@ class Models:
             total -= self._reference_logprobs(micro_batch).sum()
         return self.policy.grid.add_up(total).cpu() / pairs.loss_mask_BT.any(dim=1).sum()
 
-    def accumulate(self, micro_batch: MicroBatch, plan: Plan, *, learns: bool) -> dict[str, Tensor]:
+    def accumulate(self, micro_batch: MicroBatch, plan: Plan, *, learns: bool, num_tokens: Tensor) -> dict[str, Tensor]:
         """Forward and backward pass of one micro-batch; returns what it adds to the loss and the mean metrics of an update.
 
         Args:
             learns: whether the policy gets a gradient; a critic always does.
+            num_tokens: that the update computes, on all ranks.
+
+        Returns:
+            Numbers, and `ROUTING`, [2, layers, experts], for a mixture of experts.
         """
         index_N = micro_batch.index_N
         sums: dict[str, Tensor] = {}
@@ -186,6 +191,14 @@ class Models:
         with torch.set_grad_enabled(learns):
             view, measured = self._view(micro_batch, plan)
             loss, metrics = self.algorithm.objective(plan, index_N, view)
+            routed = None if self.algorithm.trains_scorer else self.policy.routing()
+            if routed is not None:
+                # A micro-batch that only keeps the others company has no tokens.
+                (routing, coef), share = routed, micro_batch.num_tokens / num_tokens
+                loss = loss + coef * share * routing.loss
+                measured["router_aux_loss"] = share * routing.loss.detach()
+                counted = float(micro_batch.num_tokens > 0)
+                measured[ROUTING] = counted * torch.stack([routing.tokens_ME, routing.probabilities_ME])
         if learns:
             loss.backward()
         return sums | metrics | measured | {"loss": loss.detach()}

@@ -42,6 +42,7 @@ from rftcore.trainer.lora import (
 from rftcore.trainer.micro_batches import Cutting, MicroBatch
 from rftcore.trainer.opened_model import Head, opened_model
 from rftcore.trainer.optimizers import build_optimizers, keeps, value_head
+from rftcore.trainer.routing import Routers, Routing
 from rftcore.trainer.sharding import (
     Grid,
     add_up_head_norms,
@@ -74,7 +75,8 @@ class Network:
 
     Raises:
         ModelError: the model cannot be opened.
-        ConfigError: its attention cannot be packed, the optimizer cannot be built here, or the model not be divided so, or its weights not be exported.
+        ConfigError: its attention cannot be packed, the optimizer cannot be built here, the model not be divided so, its weights not be exported,
+            or it has no routers to balance.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Network:
         if trained and config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(trained).requires_grad_(trained)
+        self._routers = Routers(self.model, config.router_aux_coef) if trained and head == "vocabulary" else None
         self._lora = named_layers(self.model, config.lora, self._layout.stacked) if adapted and config.lora else None
         self._adapters = [] if self._lora is None else add_adapters(self.model, self._lora)
         layers = layers_of(self.model)
@@ -150,6 +153,11 @@ class Network:
 
         found: Result = self._computation(micro_batch, self._autocast(), with_output)
         return found
+
+    def routing(self) -> tuple[Routing, float] | None:
+        """What the routers of a mixture of experts did in the last `read` with gradient, and the weight of their loss; None for other models."""
+        found = None if self._routers is None else self._routers.take()
+        return None if found is None or self._routers is None else (found, self._routers.coef)
 
     def logprobs(self, micro_batch: MicroBatch, temperature: float) -> Tensor:
         """Log-probabilities of the tokens that count, nats, float32 [N]."""

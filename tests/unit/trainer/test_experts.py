@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from rftcore.algorithms import build_algorithm
 from rftcore.engines.base import Decoding, EngineConfig
@@ -19,6 +24,7 @@ from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.sync.weights_file import read_shapes_of_model, write_atomically
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
+from rftcore.trainer.micro_batches import split_batch
 from rftdata.errors import ConfigError
 from tests.support.learning import config, make_batch
 from tests.support.models import make_tiny_moe
@@ -153,3 +159,70 @@ def test_adapters_of_experts_are_refused(moe_path: Path) -> None:
     modules = ["q_proj", "gate_proj", "up_proj", "mlp.experts.down_proj"]
     with pytest.raises(ConfigError, match=r"names experts.*allowed: all-linear, or a list of k_proj, o_proj, q_proj"):
         Learner(str(moe_path), config(lora={"target_modules": modules}), build_algorithm("sft"), 0)
+
+
+@pytest.mark.parametrize(("max_tokens", "checkpointing"), [(30, True), (4096, False)])
+def test_the_load_balancing_loss_is_that_of_transformers(moe_path: Path, max_tokens: int, checkpointing: bool) -> None:
+    batch = replace(
+        make_batch(1), rewards_B=torch.zeros(12)
+    )  # without advantages, so that the gradient is that of this loss
+    settings = config(
+        max_grad_norm=None,
+        share_prompts=False,
+        max_tokens_per_microbatch=max_tokens,
+        router_aux_coef=0.5,
+        gradient_checkpointing=checkpointing,
+    )
+    learner = Learner(str(moe_path), settings, build_algorithm("grpo"), 0)
+    model = Qwen3MoeForCausalLM.from_pretrained(moe_path, dtype=torch.float32)
+    micro_batches = split_batch(batch, learner.policy.cutting)[0]
+    assert (len(micro_batches) > 1) is (max_tokens == 30)
+    total = sum(each.num_tokens for each in micro_batches)
+    expected, scores = torch.zeros(()), [list[Tensor](), list[Tensor]()]
+    for micro_batch in micro_batches:
+        starts = [*(micro_batch.position_ids_L == 0).nonzero().flatten().tolist(), micro_batch.num_tokens]
+        alone = [model(micro_batch.token_ids_L[None, a:b], output_router_logits=True) for a, b in pairwise(starts)]
+        by_layer = [torch.cat([each.router_logits[layer] for each in alone]) for layer in range(2)]
+        expected = expected + load_balancing_loss_func(tuple(by_layer), 4, 2) * micro_batch.num_tokens / total
+        for layer in range(2):
+            scores[layer].append(by_layer[layer].detach())
+    (0.5 * expected).backward()
+    found, metrics = gradients(learner, batch)
+    assert metrics["router_aux_loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert metrics["loss"] == pytest.approx(0.5 * expected.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-7, msg=name)
+    violations, entropies = [], []
+    for layer in range(2):
+        p = torch.cat(scores[layer]).softmax(-1)
+        counts = [sum(expert in row for row in p.topk(2).indices.tolist()) for expert in range(4)]
+        violations.append(max(counts) / (sum(counts) / 4) - 1)
+        entropies.append(-(p.mean(0) * p.mean(0).log()).sum().item())
+    assert metrics["router_max_violation"] == pytest.approx(sum(violations) / 2, rel=1e-5)
+    assert metrics["router_entropy"] == pytest.approx(sum(entropies) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asks", "coef", "weight"), [(False, None, 0.0), (True, None, 0.25), (True, 0.0, 0.0), (False, 0.5, 0.5)]
+)
+def test_its_weight_is_the_models_own_only_if_the_model_asks_for_it(
+    moe_path: Path, tmp_path: Path, asks: bool, coef: float | None, weight: float
+) -> None:
+    shutil.copytree(moe_path, tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(values | {"output_router_logits": asks, "router_aux_loss_coef": 0.25})
+    )
+    learner = Learner(str(tmp_path), config(router_aux_coef=coef), build_algorithm("grpo"), 0)
+    metrics = learner.update(replace(make_batch(1), rewards_B=torch.zeros(12)), 1)
+    assert metrics["loss"] == pytest.approx(weight * metrics["router_aux_loss"], abs=1e-6)
+
+
+def test_a_model_without_routers_cannot_be_balanced(model_path: str) -> None:
+    with pytest.raises(ConfigError, match=r"balances the routers of a mixture of experts.*\(got '0.1, llama'\)"):
+        Learner(model_path, config(router_aux_coef=0.1), build_algorithm("sft"), 0)
+    assert not any(
+        name.startswith("router")
+        for name in Learner(model_path, config(), build_algorithm("sft"), 0).update(make_batch(1), 1)
+    )
