@@ -149,6 +149,9 @@ class Run:
     def all_answered(self) -> bool:
         return all(row["status"] == "done" for row in self.evaluations())
 
+    def all_ended(self) -> bool:
+        return all(row["status"] in ("done", "failed") for row in self.evaluations())
+
     def rows(self, query: str) -> list[dict[str, Any]]:
         return self.buffer.sql(query, [self.run_id]).to_pylist()
 
@@ -204,11 +207,11 @@ def test_waiting_for_the_engine_does_not_count_as_time_of_an_answer(run: Run, at
     assert run.evaluations() == [{"status": "done", "mean_reward": 1.0, "error": None}]
 
 
-def test_answers_that_took_too_long_are_counted_in_the_evaluations_row(run: Run, attempt: Attempt) -> None:
+def test_an_evaluation_of_which_all_answers_took_too_long_has_no_score(run: Run, attempt: Attempt) -> None:
     run.ask(attempt, run.publish(attempt, 0, "a"), "a")
-    run.explore(OneAtATime(seconds=3600), until=run.all_answered, rollout_timeout_s=0.1)
+    run.explore(OneAtATime(seconds=3600), until=run.all_ended, rollout_timeout_s=0.1)
     (evaluation,) = run.evaluations()
-    assert evaluation["mean_reward"] == 0
+    assert (evaluation["status"], evaluation["mean_reward"]) == ("failed", None)
     assert (
         "8 of 8 answers failed" in evaluation["error"] and "explorer.rollout_timeout_s = 0.1 s" in evaluation["error"]
     )
@@ -426,12 +429,12 @@ def test_an_evaluation_that_always_fails_is_no_outage(run: Run, attempt: Attempt
         if good and not asked:
             asked.append(good)
             run.ask(attempt, version, "a")
-        return bool(asked) and run.all_answered() and good > asked[0]
+        return bool(asked) and run.all_ended() and good > asked[0]
 
     larger = {"trainer": {"batch_groups": 12}}
     run.explore(OneAtATime(), until, reward="./picky.py:score", claim_groups=1, changes=larger)
     (evaluation,) = run.evaluations()
-    assert evaluation["status"] == "done" and "8 of 8 answers failed" in evaluation["error"]
+    assert evaluation["status"] == "failed" and "8 of 8 answers failed" in evaluation["error"]
 
 
 def test_an_outage_that_outlasts_the_explorers_patience_ends_the_run(run: Run, attempt: Attempt, judge: Path) -> None:
