@@ -181,7 +181,7 @@ def test_keep_running_resumes_a_run_whose_process_was_killed(folder: Path) -> No
     os.kill(process.pid, signal.SIGTERM)
     output = printed_by(process)
     assert process.returncode == 143, output
-    assert "the run ended by signal 9 after step" in output and "--keep-running resumes it in 5 s" in output
+    assert "the run supervised ended by signal 9 after step" in output and "--keep-running resumes it in 5 s" in output
     run_row = rows(buffer, "select status::text as status, outcome from rft.run")
     assert run_row == [{"status": "interrupted", "outcome": "stopped by SIGTERM"}]
 
