@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 import rftdata
-from rftdata.processes import process_lives
 from tests.support.command_line import rft_command, rft_environment
 from tests.support.stored_run import StoredRun
-from tests.support.waiting import RUN_S, wait_until
+from tests.support.waiting import RUN_S, wait_until, wait_until_ended
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -127,4 +126,4 @@ def test_a_replay_of_single_groups_goes_on_when_one_of_its_processes_is_killed(r
     assert done["num_groups"] == GROUPS
     assert verdicts(run, "two") == verdicts(run, "one")
     assert run.buffer.sql("SELECT pid FROM rft.worker WHERE role = 'replay' AND stopped_at IS NULL").num_rows == 0
-    assert not any(process_lives(worker["pid"]) for worker in done["workers"])
+    wait_until_ended(worker["pid"] for worker in done["workers"])  # Ray ends them just after
