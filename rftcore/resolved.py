@@ -313,11 +313,18 @@ class ResolvedRun:
         Raises:
             ModelError, ConfigError: see `model_folder` and `engine`.
         """
-        folder = self.model_folder
-        try:
-            model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            limit = (model.get("text_config") or model).get("max_position_embeddings")
-        except (OSError, ValueError, AttributeError):
-            limit = None  # opening the model reports what is wrong
+        _ = self.model_folder  # is fetched if it is not on this machine
+        return self.stored_context_length
+
+    @property
+    def stored_context_length(self) -> int | None:
+        """The same without fetching the model: None, too, if it is not on this machine.
+
+        Raises:
+            ConfigError: see `engine`.
+        """
+        values = self._model_values
+        text = values.get("text_config")
+        limit = (text if isinstance(text, dict) else values).get("max_position_embeddings")
         asked = self.engine(worker_index=0).context_length
-        return min((length for length in (asked, limit) if length), default=None)
+        return min((length for length in (asked, limit) if isinstance(length, int)), default=None)

@@ -26,17 +26,10 @@ from pathlib import Path
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.engines.commands import Cancel, Command, Compare, Load, Nudge, Receive, Request, Sleep, Unfinished, WakeUp
 from rftcore.engines.request_work import RequestWork
-from rftcore.sync.adapters_file import adapters_config, refuse_unfit_adapters
+from rftcore.engines.weights_fit import WeightsFit
 from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
-from rftcore.sync.weights_file import (
-    check_complete,
-    hold,
-    open_weights,
-    read_shapes,
-    read_shapes_of_model,
-    refuse_incomplete,
-)
-from rftdata.errors import EngineStoppedError, ModelError, RftError
+from rftcore.sync.weights_file import hold, open_weights, read_shapes_of_model
+from rftdata.errors import EngineStoppedError, RftError
 
 # A step, or a change of weights, may take this long; an engine that hangs must not keep its explorer from stopping.
 _TELL_S = 10.0
@@ -58,7 +51,7 @@ class DrivenEngine(Engine):
         self.policy_version_id = policy_version_id
         self.num_generated_tokens = 0
         self.tokenizer = AutoTokenizer.from_pretrained(self.model_path)
-        self._expected_shapes = read_shapes_of_model(Path(self.model_path))
+        self._fit = WeightsFit(read_shapes_of_model(Path(self.model_path)), self.config.adapter_rank)
         self._request_numbers = itertools.count()
         self._inbox: queue.SimpleQueue[Command | Cancel | Nudge] = queue.SimpleQueue()
         self._open_requests: dict[str, Request] = {}
@@ -164,43 +157,12 @@ class DrivenEngine(Engine):
         started = time.perf_counter()
         path = open_weights(uri, checksum)
         with hold(path) as held:
-            self._refuse_file(held)
+            self._fit.refuse_file(held)
             self._load_and_wait(Load(held, policy_version_id))
         return time.perf_counter() - started
 
-    def _refuse_file(self, path: Path) -> None:
-        """Refuse a file that would leave part of the model unchanged, or that this engine does not take.
-
-        Raises:
-            ModelError: it is such a file.
-        """
-        found = adapters_config(path)
-        self._refuse_other_kind(found, f"the file {path} has")
-        if found is None:
-            check_complete(path, self._expected_shapes)
-        else:
-            refuse_unfit_adapters(read_shapes(path), self._expected_shapes, f"the adapters in {path}")
-
     def refuse_unfit(self, tensors: TensorShapes, adapters: AdaptersConfig | None = None) -> None:
-        self._refuse_other_kind(adapters, "the trainer sends")
-        if adapters is None:
-            refuse_incomplete(dict(tensors), self._expected_shapes, "what the trainer sends")
-        else:
-            refuse_unfit_adapters(dict(tensors), self._expected_shapes, "the adapters that the trainer sends")
-
-    def _refuse_other_kind(self, adapters: AdaptersConfig | None, what: str) -> None:
-        rank = self.config.adapter_rank
-        if (adapters is None) != (rank is None):
-            found, taken = ("whole weights", "adapters") if adapters is None else ("adapters", "whole weights")
-            raise ModelError(
-                f"{what} {found}, and this engine was started for {taken} only",
-                todo="start trainer and explorers with the same sync.adapters",
-            )
-        if adapters is not None and rank is not None and adapters["r"] > rank:
-            raise ModelError(
-                f"{what} adapters of a rank that this engine has no room for", value=adapters["r"], allowed=f"up to {rank}",
-                todo="start trainer and explorers with the same trainer.lora",
-            )  # fmt: skip
+        self._fit.refuse(dict(tensors), adapters, "what the trainer sends")
 
     def receive_weights(self, plan: TransferPlan, policy_version_id: int) -> str:
         reception = self.reception

@@ -283,7 +283,7 @@ class VllmEngine(DrivenEngine):
         devices: list[str] = engine.collective_rpc("transfer_device")
         dtype = str(engine.vllm_config.model_config.dtype).removeprefix("torch.")
         # Adapters alone leave the model's own weights as they are.
-        asked = () if self.config.adapter_rank is not None else tuple(self._expected_shapes.items())
+        asked = () if self.config.adapter_rank is not None else tuple(self._fit.shapes.items())
         in_float32: list[list[str]] = engine.collective_rpc("names_in_float32", args=(asked,))
         return Reception(
             dtype=dtype, device=",".join(devices), num_ranks=len(devices), kv_cache=self.config.kv_cache, in_float32=tuple(in_float32[0])

@@ -8,6 +8,7 @@ failures are no mistake of the run, and explorers wait: see `Outage`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from rftdata.planning.claims import has_succeeded, step_outcomes
 from rftdata.run import Run
 
 _MAX_STACKS = 100
+# Then its failure is stored, so that a task that always fails does not look like an outage for ever.
+_MAX_TRIES = 3
 
 
 @dataclass
@@ -36,6 +39,7 @@ class RunFailures:
     max_failed_steps: int
     _stacks: dict[str, str] = field(default_factory=dict, init=False)
     _any_success: bool = field(default=False, init=False)
+    _num_tries: Counter[int | None] = field(default_factory=Counter, init=False)  # of groups in an outage, by their ids
 
     def record(self, text: str, stack: str) -> None:
         """Keep the user's stack of a failure, by the failure's description."""
@@ -44,8 +48,11 @@ class RunFailures:
         self._stacks.setdefault(text, stack)
 
     def of_an_outage(self, groups: Sequence[Group]) -> bool:
-        """Return whether these groups show only that an outage lasts: they are not stored, but tried again when it is over."""
-        return bool(groups) and self.outage.lasts and all(_errors(group) and not _is_good(group) for group in groups)
+        """Return whether these groups may show only that an outage lasts: then they are not stored, but tried again."""
+        if not groups or not self.outage.lasts or not all(_errors(group) and not _is_good(group) for group in groups):
+            return False
+        self._num_tries.update(group.group_id for group in groups)
+        return all(self._num_tries[group.group_id] < _MAX_TRIES for group in groups)
 
     def see(self, groups: Iterable[tuple[int, Group]]) -> None:
         """Look at groups that have ended, with their explorer steps.
@@ -58,6 +65,7 @@ class RunFailures:
             errors = _errors(group)
             if _is_good(group):
                 self.outage.passed()
+                self._num_tries.clear()
             elif errors and not self.is_outage("the rollouts", len(errors), errors[0]):
                 failed.add(explore_step)
         self.check(failed)
@@ -68,8 +76,7 @@ class RunFailures:
         Raises:
             RolloutsFailedError: an outage has lasted for too long.
         """
-        self._any_success = self._any_success or has_succeeded(self.run)
-        if not self._any_success:
+        if not self._has_succeeded():
             return False
         seconds = self.outage.failed(first_error or "no error was recorded")
         if seconds is not None:
@@ -77,11 +84,13 @@ class RunFailures:
         return True
 
     def check(self, explore_steps: Collection[int]) -> None:
-        """Check the steps of which a group without a good rollout was stored, in a run in which nothing has succeeded.
+        """Check explorer steps, each with a stored group that has no good rollout.
 
         Raises:
-            RolloutsFailedError: one of them completes too many consecutive failed steps.
+            RolloutsFailedError: one of them completes too many consecutive failed steps, and no rollout of the run has ever succeeded.
         """
+        if not explore_steps or self._has_succeeded():
+            return
         # Steps may end out of order, so a stored one may be any of the consecutive steps.
         firsts = {first for step in explore_steps for first in range(step + 1 - self.max_failed_steps, step + 1)}
         for first in sorted(first for first in firsts if first >= 0):
@@ -93,8 +102,16 @@ class RunFailures:
                 num_failed = sum(row.num_failed for row in rows)
                 raise self.error(f"the rollouts of {which}", num_failed, rows[0].first_error)
 
+    def _has_succeeded(self) -> bool:
+        self._any_success = self._any_success or has_succeeded(self.run)
+        return self._any_success
+
     def error(self, what: str, num_failed: int, first_error: str | None) -> RolloutsFailedError:
-        """End the run, and return the error for the rollouts that `what` names, none of which succeeded."""
+        """End the run; return the error to raise.
+
+        Args:
+            what: names the rollouts, all of which failed.
+        """
         text = first_error or "no error was recorded"
         # At once, because a trainer with no group to wait for would skip its steps and finish.
         self.run.end("failed", f"not one of {what} succeeded: {text}")

@@ -6,13 +6,12 @@ part of the run's configuration: it is printed, stored with the run, and the sam
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rftcore.config import RunConfig
+from rftcore.resolved import ResolvedRun
 from rftcore.run.gpus import local_gpus
 from rftcore.run.placement import asked_gpus
 
@@ -36,6 +35,9 @@ _GPU = _Device("a GPU", 256, 2048)
 def with_defaults(config: RunConfig) -> tuple[RunConfig, str | None]:
     """Return the configuration with the settings that its file leaves out, and a sentence about them; None if it leaves out none.
 
+    Raises:
+        ConfigError: a setting of the engine is unknown or wrong.
+
     With RAY_ADDRESS the cluster is not asked: engines are taken to have GPUs if the configuration asks for some, or if this machine has one.
     """
     if not config.has_explorer or config.explorer.engine == "none":
@@ -48,7 +50,7 @@ def with_defaults(config: RunConfig) -> tuple[RunConfig, str | None]:
     if num_seqs is None:
         num_seqs = engine["max_num_seqs"] = device.max_num_seqs
     if "max_tokens" not in given:
-        context = _context_length(config)
+        context = ResolvedRun(config).stored_context_length
         chosen["max_tokens"] = device.max_tokens if context is None else max(1, min(device.max_tokens, context - 1))
     max_tokens = chosen.get("max_tokens", explorer.max_tokens)
     if "claim_groups" not in given and isinstance(num_seqs, int):
@@ -61,7 +63,10 @@ def with_defaults(config: RunConfig) -> tuple[RunConfig, str | None]:
     if not shown:
         return config, None
     settings = ", ".join(f"{name} {value:g}" for name, value in shown.items())
-    new = config.model_copy(update={"explorer": explorer.model_copy(update={**chosen, "engine_args": engine})})
+    changed = explorer.model_copy(update={**chosen, "engine_args": engine})
+    # Chosen, not asked for: where the context turns out to be shorter, it ends answers, and nothing is refused.
+    changed.model_fields_set.intersection_update(given | chosen.keys() - {"max_tokens"} | {"engine_args"})
+    new = config.model_copy(update={"explorer": changed})
     new._base_dir = config.base_dir
     return new, f"chosen for {device.name}: {settings}"
 
@@ -72,17 +77,6 @@ def _claim_groups(config: RunConfig, num_seqs: int) -> int:
     num_explorers = config.explorer.num_explorers
     share = math.ceil(config.trainer.batch_groups / num_explorers) if num_explorers > 1 else groups
     return max(1, min(groups, share))
-
-
-def _context_length(config: RunConfig) -> int | None:
-    """Return the engine's context as far as it is known without fetching a model."""
-    asked = config.explorer.engine_args.get("context_length")
-    try:
-        model = json.loads((config.base_dir / Path(config.model.path) / "config.json").read_text(encoding="utf-8"))
-        limit = (model.get("text_config") or model).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
-        limit = None
-    return min((length for length in (asked, limit) if isinstance(length, int)), default=None)
 
 
 def slow_limit(config: RunConfig) -> str | None:

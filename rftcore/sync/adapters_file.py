@@ -52,7 +52,7 @@ def refuse_unfit_adapters(
     Args:
         found: shapes of the adapters.
         expected: shapes of the model's own checkpoint.
-        what: the adapters, for the message.
+        what: what they come from, for the message.
 
     Raises:
         ModelError: a matrix has no adapter of its size, or half an adapter.
@@ -63,6 +63,6 @@ def refuse_unfit_adapters(
         weight = expected.get(layer.removeprefix(PREFIX) + ".weight", ())
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or (b[0], a[1]) != weight:
             raise ModelError(
-                f"{what} do not fit the model in the engine: {layer}", value=(a, b), allowed=f"A and B of a matrix {weight}",
+                f"{what} does not fit the model in the engine: {layer}", value=(a, b), allowed=f"A and B of a matrix {weight}",
                 todo="start the engine with the model.path that the trainer began with",
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which part of which tensor of a transformers model each tensor of its checkpoint is.
+"""Where the tensors of a checkpoint lie within the tensors of a transformers model.
 
 transformers keeps the experts of a layer as one tensor, `mlp.experts.gate_up_proj` of [experts, 2 · intermediate, hidden], and other models under other
 names than their checkpoints have. Files, engines and what travels to them know the checkpoint's names alone, so trainer and engine translate where they

@@ -180,11 +180,6 @@ def read_shapes_of_model(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_complete(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a file that would leave part of the model unchanged; see `refuse_incomplete`."""
-    refuse_incomplete(read_shapes(path), expected, f"the weights file {path}")
-
-
 def refuse_incomplete(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str) -> None:
     """Refuse weights that would leave part of the model unchanged.
 

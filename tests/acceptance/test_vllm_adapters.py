@@ -228,7 +228,8 @@ def test_a_live_engine_takes_adapters_from_the_trainer(trained: Trained, num_pro
         trained.send(engine, last)
         assert worst_difference(engine, trained.checkpoint(f"live-{num_processes}-{last}")) < 1e-3
         with pytest.raises(
-            ModelError, match="the trainer sends whole weights, and this engine was started for adapters only"
+            ModelError,
+            match="the trainer sends consists of whole weights, and this engine was started for adapters only",
         ):
             engine.refuse_unfit(())
         with pytest.raises(
@@ -375,7 +376,7 @@ def test_adapters_of_another_model_are_refused(trained: Trained, tmp_path: Path)
     settings = ENGINE.model_copy(update={"adapter_rank": 4})
     other = TransformersEngine(make_tiny_model(tmp_path / "other", hidden_size=64), settings)
     try:
-        with pytest.raises(ModelError, match="do not fit the model in the engine"):
+        with pytest.raises(ModelError, match="does not fit the model in the engine"):
             other.load_weights(found.uri, 1, found.checksum)
     finally:
         other.close()

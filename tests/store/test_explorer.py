@@ -24,6 +24,7 @@ from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
+from rftdata.experience import Group, Rollout
 from rftdata.planning.claims import release_groups
 from rftdata.progress import Failures, Progress
 from rftdata.training.attempt import Attempt
@@ -361,6 +362,29 @@ def test_failed_steps_are_counted_in_whatever_order_they_end(run: Run, attempt: 
     with pytest.raises(RolloutsFailedError, match="2 failed, the first with KeyError: 'answer'") as caught:
         steps.check({0})
     assert caught.value.stack == "the stack"
+
+
+def test_failed_steps_do_not_end_a_run_in_which_something_has_succeeded(run: Run, attempt: Attempt) -> None:
+    """As an explorer that starts during an outage finds them."""
+    group = (
+        "WITH g AS (INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, status, sealed_at)"
+        " VALUES (%s, %s, %s, 1, %s, 1, 'sealed', clock_timestamp()) RETURNING group_id) INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns,"
+        " seconds) SELECT group_id, 0, %s::rft.rollout_outcome, 0, 0 FROM g"
+    )
+    failures = RunFailures(run.run, Outage(0.0, 1, lambda: 0), 1, 1)
+    run.buffer.sql(group, [run.run_id, attempt.attempt_id, 0, 0, "ok"])
+    run.buffer.sql(group, [run.run_id, attempt.attempt_id, 1, 1, "failed"])
+    failures.check({1})
+    assert not run.run.refreshed().has_ended
+
+
+def test_a_group_that_always_fails_is_stored_although_an_outage_lasts(run: Run) -> None:
+    """It is claimed first again, so that no other group would show that the outage is over."""
+    outage = Outage(PATIENCE_S, 1, lambda: 0)
+    outage.failed("no judge")
+    failures = RunFailures(run.run, outage, 1, 1)
+    group = Group([Rollout(0, "failed", error="KeyError: 'answer'")], 7, 1, source="explorer")
+    assert [failures.of_an_outage([group]) for _ in range(3)] == [True, True, False]
 
 
 def test_an_evaluation_of_which_every_answer_fails_ends_a_run_that_samples_for_nothing_else(

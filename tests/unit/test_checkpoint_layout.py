@@ -21,8 +21,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from rftcore.engines.weights_fit import WeightsFit
 from rftcore.sync.checkpoint_layout import CheckpointLayout
-from rftcore.sync.weights_file import check_complete, read_shapes_of_model
+from rftcore.sync.weights_file import read_shapes_of_model
 from rftdata.errors import ConfigError
 from tests.support.weights import write_weights
 
@@ -58,7 +59,7 @@ def test_views_are_the_tensors_that_transformers_has_written(case: str, tmp_path
         view.fill_(float(number))
     assert sum(view.sum() for view in views.values()) == sum(tensor.sum() for tensor in state.values())
     write_weights(views.items(), tmp_path / "published")
-    check_complete(tmp_path / "published", read_shapes_of_model(tmp_path))
+    WeightsFit(read_shapes_of_model(tmp_path), None).refuse_file(tmp_path / "published")
 
 
 def test_rows_that_a_rank_holds_have_the_experts_that_lie_in_them(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from rftcore.engines.weights_fit import WeightsFit
 from rftcore.sync.base import Publication
 from rftcore.sync.publishers import FolderPublisher, MemoryPublisher
 from rftcore.sync.shared_memory import SHARED_MEMORY, hold_folder
 from rftcore.sync.weights_file import (
-    check_complete,
     checksum_file,
     hold,
     iterate_weights,
@@ -180,13 +180,13 @@ def test_a_file_that_would_leave_a_tensor_as_it_was_is_refused(tmp_path: Path, m
     del state[missing]
     save_file(state, tmp_path / "a.safetensors")
     with pytest.raises(ModelError, match=missing):
-        check_complete(tmp_path / "a.safetensors", expected)
+        WeightsFit(expected, None).refuse_file(tmp_path / "a.safetensors")
 
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     publication = publish(tmp_path / "a.safetensors")
     with pytest.raises(ModelError, match="does not fit the model"):
-        check_complete(Path(publication.uri), {EMBEDDING: (9, 4)})
+        WeightsFit({EMBEDDING: (9, 4)}, None).refuse_file(Path(publication.uri))
 
 
 def test_only_the_newest_files_stay_and_drafts_of_dead_writers_go(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class PassAtKConfig(PartConfig):
-    k: int = Field(4, ge=2, description="Number of rollouts of which the best one counts.")
+    k: int = Field(
+        4, ge=2, description="Size of the subsets of a group. The reward of a subset is that of its best rollout."
+    )
 
 
 class PassAtK(Advantage):
