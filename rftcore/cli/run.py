@@ -103,12 +103,12 @@ def run(
     with large_imports():
         from rftcore.launch import stages as chain
         from rftcore.launch import supervisor
-        from rftcore.launch.keep_running import stop_with_parent
+        from rftcore.launch.keep_running import follow_parent
         from rftcore.launch.launchers import open_launcher
         from rftcore.launch.views import open_view
         from rftcore.run.prepare import GoBack
 
-    stop_with_parent()
+    follow_parent()
     go_back = GoBack(at_step, keep_rollouts, fork) if at_step is not None or fork is not None else None
     if len(stages) > 1:
         _refuse_one_of_many(name, go_back is not None)

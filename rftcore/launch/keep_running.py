@@ -5,8 +5,8 @@ its own, so that even its being killed is such an end. Final are: a finished run
 2), an end before the first trained step, and `MAX_IN_A_ROW` ends without a trained step in between. Before each resumption is a pause, which grows
 while nothing is trained.
 
-The run writes its name into a file when it is stored, since another run may have the configuration's name. One that ended before is started anew. It is
-asked to stop when this process is killed.
+The run writes its name into a file when it is stored, since another run may have the configuration's name. When this process is killed, the run is
+asked to stop.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ MAX_IN_A_ROW = 5
 _PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 300.0
 _LOOK_S = 0.2
-RUN_FILE = "RFT_KEEP_RUNNING_FILE"
-"""Variable with the file into which `rft run` writes the name of its run."""
-PARENT = "RFT_KEEP_RUNNING_PID"
-"""Variable with the id of the process that resumes."""
+# Variables: the file into which `rft run` writes the name of its run, and the id of the process that resumes.
+_FILE, _PARENT = "RFT_KEEP_RUNNING_FILE", "RFT_KEEP_RUNNING_PID"
 # Signals end a run in good order with these.
 _FINAL = (0, ConfigError.exit_code, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
 
@@ -75,24 +73,29 @@ def keep_running(
             arguments = later(name)
 
 
+_file: Path | None = None  # of this process, if it is resumed by another one
+
+
+def follow_parent() -> None:
+    """Let the system ask this process to stop when the process that resumes it is killed; without one, do nothing."""
+    global _file
+    # Removed, since a user's code may call `rft run`, too.
+    file, parent = os.environ.pop(_FILE, ""), os.environ.pop(_PARENT, "")
+    if file and parent.isdecimal():
+        _file = Path(file)
+        end_with_parent(int(parent), signal.SIGTERM)
+
+
 def report_run(name: str) -> None:
     """Write the name of a stored run for the process that resumes it, if there is one."""
-    path = os.environ.get(RUN_FILE)
-    if path:
-        with contextlib.suppress(OSError):  # the process that resumes was killed
-            write_whole(Path(path), name)
-
-
-def stop_with_parent() -> None:
-    """Let the system ask this process to stop when the process that resumes it is killed."""
-    parent = os.environ.get(PARENT, "")
-    if parent.isdecimal():
-        end_with_parent(int(parent), signal.SIGTERM)
+    if _file is not None:
+        with contextlib.suppress(OSError):  # that process was killed
+            write_whole(_file, name)
 
 
 def _run(command: Sequence[str], interrupts: Interrupts, file: Path) -> int:
     """Start `rft run`, pass signals on to it, and return its exit code; that of a shell for a process that was killed."""
-    process = subprocess.Popen(command, env={**os.environ, RUN_FILE: str(file), PARENT: str(os.getpid())})
+    process = subprocess.Popen(command, env={**os.environ, _FILE: str(file), _PARENT: str(os.getpid())})
     passed = 0
     while True:
         try:
