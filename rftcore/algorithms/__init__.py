@@ -111,16 +111,21 @@ def build_algorithm(
     from rftcore.algorithms.requirements import check_parts
 
     config = parse_section(AlgorithmConfig, _with_presets(name, changes or {}, base_dir), name, within="algorithm")
-    loss = _build(LOSSES, config.loss, "loss", base_dir)
-    advantage = _build(ADVANTAGES, config.advantage, "advantage", base_dir) if config.advantage else None
-    mask = _build(MASKS, config.mask, "mask", base_dir) if config.mask else None
-    expert = _build(LOSSES, config.expert.loss, "expert.loss", base_dir) if config.expert else None
-    value = _build(LOSSES, config.critic.loss, "critic.loss", base_dir) if config.critic else None
+
+    def build(kinds: Registry[type[PartT]], choice: PartChoice, key: str) -> PartT:
+        part = kinds.load(choice.name, base_dir)
+        return part(parse_section(part.Config, choice.args, name, within=f"algorithm.{key}"))
+
+    loss = build(LOSSES, config.loss, "loss")
+    advantage = build(ADVANTAGES, config.advantage, "advantage") if config.advantage else None
+    mask = build(MASKS, config.mask, "mask") if config.mask else None
+    expert = build(LOSSES, config.expert.loss, "expert.loss") if config.expert else None
+    value = build(LOSSES, config.critic.loss, "critic.loss") if config.critic else None
     algorithm = Algorithm(
         name, config, loss=loss, advantage=advantage, mask=mask, expert=expert, value=value,
-        aggregation=_build(AGGREGATIONS, config.aggregation, "aggregation", base_dir),
-        kl=_build(KL_ESTIMATORS, config.kl.type, "kl.type", base_dir) if config.kl.type else None,
-        corrections=tuple(_build(CORRECTIONS, choice, "correction", base_dir) for choice in config.correction),
+        aggregation=build(AGGREGATIONS, config.aggregation, "aggregation"),
+        kl=build(KL_ESTIMATORS, config.kl.type, "kl.type") if config.kl.type else None,
+        corrections=tuple(build(CORRECTIONS, choice, "correction") for choice in config.correction),
     )  # fmt: skip
     check_parts(algorithm, group_size)
     return algorithm
@@ -139,8 +144,3 @@ def _with_presets(name: str, changes: Mapping[str, Any], base_dir: Path | None) 
         seen.append(name)
         parts = merged(load_preset(name, base_dir), parts)
     return {key: value for key, value in parts.items() if value is not None}
-
-
-def _build(kinds: Registry[type[PartT]], choice: PartChoice, key: str, base_dir: Path | None) -> PartT:
-    part = kinds.load(choice.name, base_dir)
-    return part(parse_section(part.Config, choice.args, choice.name, within=f"algorithm.{key}"))

@@ -201,6 +201,7 @@ class Algorithm:
         return Plan(
             batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=credit.returns_N,
             counted_N=counted_N, corrected_N=corrected_N, kept_N=kept_N, kl_coef=self._kl_coef, metrics=metrics,
+            across_B=self.loss.across(batch, signals, everything_B),
             **self._weights(batch, counted_N, self._factor(corrected_N, kept_N), everything_B),
         )  # fmt: skip
 
@@ -211,7 +212,8 @@ class Algorithm:
             members_B: bool; whole groups, or whole pairs.
         """
         factor_N = self._factor(plan.corrected_N, plan.kept_N)
-        return replace(plan, **self._weights(plan.batch, plan.counted_N, factor_N, members_B))
+        across_B = self.loss.across(plan.batch, plan.signals, members_B)
+        return replace(plan, across_B=across_B, **self._weights(plan.batch, plan.counted_N, factor_N, members_B))
 
     def remask(self, plan: Plan, signals: Signals, members_B: Tensor) -> Plan:
         """The plan of an optimizer update whose mask is chosen anew, from the update's own tokens.

@@ -190,6 +190,7 @@ class TokenView:
         read_N: what a `HeadTerm` read of the token's logits; carries the gradient. None for other terms.
         kept_N: bool; False for the tokens that the mask chose. None without a mask.
         mismatched_kl: see `Signals`.
+        across_S: float32; what `Term.across` found for each sequence of `sequences`. None for a loss that looks at no other.
     """
 
     logprobs_N: Tensor
@@ -206,6 +207,7 @@ class TokenView:
     read_N: Tensor | None = None
     kept_N: Tensor | None = None
     mismatched_kl: Tensor | None = None
+    across_S: Tensor | None = None
 
     @property
     def log_ratio_N(self) -> Tensor:
@@ -322,6 +324,16 @@ class Term(Part, ABC):
     @abstractmethod
     def __call__(self, view: TokenView) -> Loss:
         """The loss of each unit of a micro-batch."""
+
+    def across(self, batch: StepBatch, signals: Signals, members_B: Tensor) -> Tensor | None:
+        """What the loss of a sequence depends on in the others of its optimizer update: float32 [B], without gradient.
+
+        None by default: micro-batches need not know of each other.
+
+        Args:
+            members_B: bool; the sequences of the update.
+        """
+        return None
 
 
 class TokenTerm(Term):

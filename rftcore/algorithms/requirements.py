@@ -77,7 +77,7 @@ def _check_token_parts(algorithm: Algorithm) -> None:
     }  # fmt: skip
     for key in (key for key, is_on in per_token.items() if is_on and algorithm.loss.unit != "token"):
         raise ConfigError(
-            f"algorithm.{key} is for losses per token, and {config.loss.name} has one per {algorithm.loss.unit}",
+            f"algorithm.{key} is for losses per token, and the loss {config.loss.name} has one per {algorithm.loss.unit}",
             todo=f"leave {key} out, or name a loss per token, such as ppo or sft",
         )
     needs_advantage = {
@@ -86,7 +86,7 @@ def _check_token_parts(algorithm: Algorithm) -> None:
     }  # fmt: skip
     for key in (key for key, is_on in needs_advantage.items() if is_on and algorithm.advantage is None):
         raise ConfigError(
-            f"algorithm.{key} changes how advantages count, and {config.loss.name} has none",
+            f"algorithm.{key} changes how advantages count, and the loss {config.loss.name} has none",
             todo="leave it out, or name an advantage and a loss that reads it",
         )
     if config.kl.is_on and config.kl.where == "reward" and algorithm.kl is not None and algorithm.kl.compares:

@@ -67,12 +67,17 @@ def write_atomically(path: Path, export: Callable[[Path], object]) -> Publicatio
         os.replace(draft, path)
     except Exception as error:
         draft.unlink(missing_ok=True)
-        if is_disk_full(error):
-            raise DiskFullError(
-                f"no space for the weights file {path}", todo=f"free space on the file system of {path.parent}"
-            ) from error
+        if is_disk_full(error) or isinstance(error, DiskFullError):
+            raise full_disk(path) from error
         raise
     return publication
+
+
+def full_disk(path: Path) -> DiskFullError:
+    """The error of a weights file for which there is no space."""
+    return DiskFullError(
+        f"no space for the weights file {path}", todo=f"free space on the file system of {path.parent}"
+    )
 
 
 def checksum_file(path: Path) -> str:

@@ -1,23 +1,29 @@
-"""Weights into one safetensors file, tensor by tensor, in the engines' type: no more than one tensor is in memory at a time.
+"""Weights into one safetensors file, in the engines' type: no more than one tensor is in memory at a time, and no rank needs what others hold.
 
-Names, shapes and types are known before the first tensor comes, so the header is written first, and every tensor goes to its place.
+Names, shapes and types are known before the first tensor comes, so the header is written first, and every tensor goes to its place. Rows of a tensor
+are consecutive bytes: the ranks of a trainer write each its own.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-from rftcore.sync.weights_file import OUTPUT_HEAD, embedding_of, has_head
-from rftdata.errors import ModelError
+from rftcore.sync.transfer_plan import WireTensor
+from rftcore.sync.weights_file import OUTPUT_HEAD, embedding_of, full_disk, has_head
+from rftdata.errors import ModelError, is_disk_full
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from rftcore.sync.transfer import HeldRows
 
 _NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -47,10 +53,12 @@ class Layout:
     """The places of tensors in a file.
 
     Attributes:
+        dtype: of matrices.
         slots: by name.
         head_of: the embedding that is written as the output head, too; None if the head is a tensor of its own.
     """
 
+    dtype: str
     slots: Mapping[str, Slot]
     head_of: str | None
 
@@ -58,6 +66,22 @@ class Layout:
     def num_bytes(self) -> int:
         """Size of all tensors together."""
         return sum(slot.num_bytes for slot in self.slots.values())
+
+    @property
+    def in_float32(self) -> frozenset[str]:
+        """The tensors that are in float32."""
+        return frozenset(name for name, slot in self.slots.items() if slot.dtype == "float32")
+
+    @cached_property
+    def header(self) -> bytes:
+        """The bytes before the first tensor."""
+        entries = {
+            name: {"dtype": _NAMES[slot.dtype], "shape": slot.shape, "data_offsets": [slot.start, slot.start + slot.num_bytes]}
+            for name, slot in self.slots.items()
+        }  # fmt: skip
+        header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+        header += b" " * (-len(header) % _ALIGNMENT)
+        return struct.pack("<Q", len(header)) + header
 
 
 def layout(shapes: Mapping[str, tuple[int, ...]], dtype: str, in_float32: Collection[str] = ()) -> Layout:
@@ -79,13 +103,11 @@ def layout(shapes: Mapping[str, tuple[int, ...]], dtype: str, in_float32: Collec
     for name in sorted(whole, key=lambda name: (-ITEM_BYTES[types[name]], name)):
         slots[name] = Slot(types[name], tuple(whole[name]), start)
         start += slots[name].num_bytes
-    return Layout(slots, head_of)
+    return Layout(dtype, slots, head_of)
 
 
 def stream_weights(places: Layout, tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
-    """Write tensors to `path`, each as it comes; the caller renames the file (`write_atomically`).
-
-    All of them are taken even if the disk is full, because the ranks of a trainer produce them together.
+    """Write whole tensors to `path`, each as it comes; the caller renames the file (`write_atomically`).
 
     Args:
         places: of these tensors.
@@ -95,49 +117,90 @@ def stream_weights(places: Layout, tensors: Iterable[tuple[str, Tensor]], path: 
         ModelError: they are not those of the layout.
         OSError: there is no space.
     """
+    begin_file(places, path)
     missing = {*places.slots}
-    failure: OSError | ModelError | None = None
-    with path.open("wb") as file:
-        first = _write_header(places, file)
+    with path.open("r+b") as file:
         for name, tensor in tensors:
-            if failure is None:
-                try:
-                    missing -= _write(file, first, places, name, tensor)
-                except (OSError, ModelError) as error:
-                    failure = error
-    if failure is not None:
-        raise failure
+            names = {name, OUTPUT_HEAD} if name == places.head_of else {name}
+            _write(file.fileno(), places, names, name, 0, tensor)
+            missing -= names
     if missing:
         raise ModelError(
             "the weights are incomplete", value=", ".join(sorted(missing)[:3]), todo="export the model's full state"
         )
 
 
-def _write_header(places: Layout, file: IO[bytes]) -> int:
-    """Write the header; return the place of the first byte behind it."""
-    entries = {
-        name: {"dtype": _NAMES[slot.dtype], "shape": slot.shape, "data_offsets": [slot.start, slot.start + slot.num_bytes]}
-        for name, slot in places.slots.items()
-    }  # fmt: skip
-    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
-    header += b" " * (-len(header) % _ALIGNMENT)
-    return file.write(struct.pack("<Q", len(header)) + header)
+def begin_file(places: Layout, path: Path) -> None:
+    """Write the header of a file whose tensors follow.
+
+    Raises:
+        OSError: there is no space.
+    """
+    path.write_bytes(places.header)
 
 
-def _write(file: IO[bytes], first: int, places: Layout, name: str, tensor: Tensor) -> set[str]:
-    """Write a tensor to its place, or places; return their names."""
+def write_rows(
+    places: Layout, tensors: Iterable[WireTensor], rank: int, held: Iterable[HeldRows], path: Path, done: Callable[[], None]
+) -> None:  # fmt: skip
+    """Write a rank's share of all tensors into a file that has been begun; together the ranks write every row once.
+
+    All that is held is taken even if the disk is full, because the ranks of a trainer produce some of it together.
+
+    Args:
+        places: of these tensors.
+        tensors: which rank has which rows.
+        held: of every tensor that travels.
+        done: called after each tensor.
+
+    Raises:
+        ModelError: they are not those of the layout.
+        DiskFullError: there is no space.
+    """
+    shares = {tensor.name: [part for part in tensor.parts if part.sender == rank] for tensor in tensors}
+    names = {name: {name} for name in shares}
+    for tensor in tensors:
+        if tensor.same_as is not None:
+            names[tensor.same_as].add(tensor.name)
+    if places.head_of is not None:
+        names[places.head_of].add(OUTPUT_HEAD)
+    failure: OSError | ModelError | None = None
+    with path.open("r+b") as file:
+        for rows in held:
+            for part in shares[rows.name] if failure is None else ():
+                first = part.first_row - rows.first_row
+                own = rows.rows[first : first + part.num_rows] if rows.rows.ndim else rows.rows
+                try:
+                    _write(file.fileno(), places, names[rows.name], rows.name, part.first_row, own)
+                except (OSError, ModelError) as error:
+                    failure = error
+            done()
+    if failure is not None:
+        raise full_disk(path) if is_disk_full(failure) else failure
+
+
+def _write(file: int, places: Layout, names: Collection[str], name: str, first_row: int, rows: Tensor) -> None:
+    """Write consecutive rows of a tensor to their place under each of its names."""
     import torch
 
     slot = places.slots.get(name)
-    if slot is None or tuple(tensor.shape) != slot.shape:
+    if slot is None or rows.shape[1:] != slot.shape[1:] or first_row + _num_rows(rows.shape) > _num_rows(slot.shape):
         raise ModelError(
-            f"the weight {name} is not that of the file's layout", value=tuple(tensor.shape), allowed=str(slot)
+            f"the weight {name} is not that of the file's layout", value=tuple(rows.shape), allowed=str(slot)
         )
     # A copy even of a tensor in the host's memory: numpy would keep its storage from being freed while an engine has its turn.
-    values = tensor.detach().to("cpu", getattr(torch, slot.dtype), copy=True).contiguous()
+    values = rows.detach().to("cpu", getattr(torch, slot.dtype), copy=True).contiguous()
     content = values.view(-1).view(torch.uint8).numpy().data
-    names = {name, OUTPUT_HEAD} if name == places.head_of else {name}
     for each in names:
-        file.seek(first + places.slots[each].start)
-        file.write(content)
-    return names
+        start = places.slots[each].start + first_row * slot.num_bytes // max(1, _num_rows(slot.shape))
+        _write_at(file, memoryview(content), len(places.header) + start)
+
+
+def _write_at(file: int, content: memoryview, start: int) -> None:
+    # A call writes 2 GiB at most. Unbuffered, so that a full disk is an error of the write and not of the close.
+    while content:
+        written = os.pwrite(file, content, start)
+        content, start = content[written:], start + written
+
+
+def _num_rows(shape: Sequence[int]) -> int:
+    return shape[0] if shape else 1

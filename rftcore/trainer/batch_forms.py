@@ -34,10 +34,11 @@ def scored(batch: TrainBatch) -> TrainBatch:
     """The same experiences with one place that counts: the one after the last token.
 
     What a model computes to predict that place, it computes at the last token from all of them. A scalar head there is the score.
+    An empty answer has none: as in other losses, its pair is not trained.
     """
     lengths_B = batch.attention_mask_BT.sum(dim=1)
     end_BT = torch.arange(batch.attention_mask_BT.shape[1] + 1) == lengths_B[:, None]
-    end_BT[:, 0] = False
+    end_BT &= batch.loss_mask_BT.any(dim=1)[:, None]
     return replace(
         batch, token_ids_BT=_widened(batch.token_ids_BT), attention_mask_BT=_widened(batch.attention_mask_BT), loss_mask_BT=end_BT,
         behavior_logprobs_BT=torch.zeros(end_BT.shape).masked_fill(end_BT, torch.nan), token_rewards_BT=None, teacher_logprobs_BT=None,

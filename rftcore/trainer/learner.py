@@ -32,6 +32,7 @@ from rftcore.algorithms.plan import Plan
 from rftcore.sync.devices import torch_device
 from rftcore.sync.transfer import HeldRows
 from rftcore.sync.transfer_plan import TransferPlan, WireTensor
+from rftcore.sync.weights_stream import Layout, write_rows
 from rftcore.trainer.backends import BACKENDS
 from rftcore.trainer.batches import TrainBatch, refuse_missing_behavior
 from rftcore.trainer.checkpoints import (
@@ -214,14 +215,15 @@ class Learner:
         """The policy's learning rate in a step, from 1."""
         return self.config.learning_rate * learning_rate_at(self.config, step, self.total_steps)
 
-    def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of every weight an engine needs, `lm_head.weight` always among them, none shared. All ranks walk it."""
-        seen: set[int] = set()
-        for name, tensor in self.policy.export_tensors():
-            # Tied weights are one storage under two names; an engine that prepacks its output layer needs both.
-            exported = tensor.clone() if tensor.data_ptr() in seen else tensor
-            seen.add(exported.data_ptr())
-            yield name, exported
+    def write_weights(self, places: Layout, path: Path) -> None:
+        """Write this rank's share of the weights into a file that has been begun; all ranks do it together.
+
+        Raises:
+            DiskFullError: there is no space.
+        """
+        tensors = self.wire_tensors()
+        held = self.policy.held_rows(tensors, places.dtype, places.in_float32)
+        write_rows(places, tensors, self.grid.rank, held, path, self.progress.mark)
 
     def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
         """What the ranks send to engines together; see `Network`."""
@@ -229,7 +231,9 @@ class Learner:
 
     def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
         """What this rank holds of every weight that travels. All ranks walk it."""
-        return self.policy.held_rows(plan)
+        return self.policy.held_rows(
+            plan.tensors, plan.dtype, plan.in_float32, adapters_alone=plan.adapters is not None
+        )
 
     def leave_device(self, to_host: bool) -> int:
         """Free what is not needed until the next step; return the bytes that wait in the memory of the host.

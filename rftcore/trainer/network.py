@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from rftcore.sync.checkpoint_layout import CheckpointLayout
 from rftcore.sync.transfer import HeldRows
-from rftcore.sync.transfer_plan import TransferPlan, WireTensor
+from rftcore.sync.transfer_plan import WireTensor
 from rftcore.trainer import attention
 from rftcore.trainer.computation import Computation, output_layer
 from rftcore.trainer.config import TrainerConfig
@@ -268,11 +268,6 @@ class Network:
             for optimizer in self.optimizers for group in optimizer.param_groups for parameter in group["params"]
         }  # fmt: skip
 
-    def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of every weight of the checkpoint, tied ones under each of their names. All ranks walk it together."""
-        for name, tensor in self._weights():
-            yield from self._layout.tensors(name, full(tensor))
-
     def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
         """What the ranks send to engines together: every weight, a tied one as the first of its names, or adapters. The same at any time."""
         if adapters_alone:
@@ -285,12 +280,20 @@ class Network:
                 tied[name] = first
         return wire_tensors(self._weights(), tied, self.grid, self._layout)
 
-    def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
-        """The rows that this rank holds of each weight that travels. All ranks walk it together."""
-        travelling = {tensor.name for tensor in plan.tensors if tensor.same_as is None}
-        weights = self._weights() if plan.adapters is None else named_adapters(self.model)
+    def held_rows(
+        self, tensors: Iterable[WireTensor], dtype: str, in_float32: Collection[str] = (), *, adapters_alone: bool = False
+    ) -> Iterator[HeldRows]:  # fmt: skip
+        """The rows that this rank holds of each weight that travels. All ranks walk it together.
+
+        Args:
+            tensors: see `wire_tensors`.
+            dtype: in which what must be gathered is gathered.
+            in_float32: names of weights for which that is float32 nevertheless.
+        """
+        travelling = {tensor.name for tensor in tensors if tensor.same_as is None}
+        weights = named_adapters(self.model) if adapters_alone else self._weights()
         held = ((name, weight) for name, weight in weights if travelling.intersection(self._layout.names(name)))
-        yield from held_rows(held, getattr(torch, plan.dtype), frozenset(plan.in_float32), self._layout)
+        yield from held_rows(held, getattr(torch, dtype), frozenset(in_float32), self._layout)
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of every weight as the model holds it and as it is sharded, with the adapters in it."""

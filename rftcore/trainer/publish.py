@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ class Exports:
         return {"merged_update_error": error}
 
     def of_learner(self, in_float32: Collection[str] = ()) -> Export:
-        """Writes the learner's weights as they are now, whole ones tensor by tensor.
+        """Writes the learner's weights as they are now, each rank its share.
 
         Args:
             in_float32: names of weights that engines keep in float32.
@@ -67,7 +68,7 @@ class Exports:
         learner, adapters = self._learner, self._adapters
         if adapters is None:
             places = layout(dict(shapes_of(learner.weight_tensors())), self._dtype, in_float32)
-            return lambda path: stream_weights(places, learner.export_tensors(), path)
+            return partial(learner.write_weights, places)
         return lambda path: write_adapters(learner.own.policy.adapter_tensors(), adapters_json(adapters), path)
 
     def of_folder(self, folder: Path) -> Export:

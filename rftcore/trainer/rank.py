@@ -73,9 +73,8 @@ class _Rank:
                 self.learner = learner_arguments.learner()
             case "update", (layout, step):
                 self.learner.update(self.memory.read(layout), step)
-            case "export_tensors", ():
-                for _ in self.learner.export_tensors():
-                    pass  # rank 0 takes them
+            case "write_weights", (places, path):
+                self.learner.write_weights(places, path)
             case "send_weights", (plan,):
                 self.sender.send(plan, self.learner.held_rows(plan))
             case "leave_weight_group", ():

@@ -20,7 +20,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TypeVar, cast
 
-from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rftcore.algorithms.algorithm import Algorithm
@@ -28,6 +27,7 @@ from rftcore.sync.devices import device_id
 from rftcore.sync.transfer import Sent, TransferSender
 from rftcore.sync.transfer_group import GroupError, always_wanted
 from rftcore.sync.transfer_plan import TransferPlan, WireTensor
+from rftcore.sync.weights_stream import Layout, begin_file
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.call_thread import CallThread
 from rftcore.trainer.learner import Learner
@@ -35,7 +35,7 @@ from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.process_group import join_process_group, leave_process_group, open_rendezvous
 from rftcore.trainer.rank_process import RankProcess
 from rftcore.trainer.shared_batch import SharedBatchMemory
-from rftdata.errors import RftError, RoleFailedError
+from rftdata.errors import DiskFullError, RftError, RoleFailedError
 
 T = TypeVar("T")
 
@@ -100,19 +100,19 @@ class LearnerGroup:
         """Return the seconds since a step made progress; 0 outside one. Called in any thread."""
         return self.own.progress.stuck_s()
 
-    def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Learner`. The tensors must be taken to the last one: the other ranks follow, and cannot turn back."""
-        if self._others is None:
-            with self.own.progress.step():
-                for named in self.own.export_tensors():
-                    self.own.progress.mark()
-                    yield named
-            return
-        with self.own.progress.step(), self._others.together("export_tensors"):
-            tensors = self.own.export_tensors()
-            while (named := self._others.run(partial(next, tensors, None))) is not None:
-                self.own.progress.mark()
-                yield named
+    def write_weights(self, places: Layout, path: Path) -> None:
+        """Write the weights as they are now into a file, each rank what it holds of them.
+
+        Raises:
+            DiskFullError, OSError: there is no space; the ranks are whole.
+        """
+        begin_file(places, path)
+        own = partial(self.own.write_weights, places, path)
+        with self.own.progress.step():
+            if self._others is None:
+                own()
+            else:
+                self._others.attempt(own, DiskFullError, "write_weights", places, path)
 
     @property
     def weight_group_id(self) -> int | None:
@@ -147,7 +147,8 @@ class LearnerGroup:
         if self._others is None:
             return own()
         try:
-            return self._others.attempt(own, GroupError, plan.timeout_s + _ANSWER_S, check, "send_weights", plan)
+            limit_s = plan.timeout_s + _ANSWER_S
+            return self._others.attempt(own, GroupError, "send_weights", plan, limit_s=limit_s, check=check)
         except GroupError:
             self.leave_weight_group()
             raise
@@ -247,13 +248,14 @@ class OtherRanks:
             return self.run(own)
 
     def attempt(
-        self, own: Callable[[], T], failure: type[RftError], limit_s: float, check: Callable[[], None], method: str, *arguments: object,
+        self, own: Callable[[], T], failure: type[RftError], method: str, *arguments: object,
+        limit_s: float | None = None, check: Callable[[], None] = always_wanted,
     ) -> T:  # fmt: skip
         """Like `call`, for a method that may fail in a way that leaves every rank whole.
 
         Args:
             failure: what it raises then.
-            limit_s: longest wait for the other ranks after this one has ended.
+            limit_s: longest wait for the other ranks after this one has ended; None for as long as they live.
             check: called during that wait; what it raises ends the ranks.
 
         Raises:

@@ -65,6 +65,11 @@ class Grid:
         return 1 if self.mesh is None else self.mesh[_TENSOR].size()
 
     @property
+    def rank(self) -> int:
+        """The number of this rank among all."""
+        return 0 if self.mesh is None else dist.get_rank()
+
+    @property
     def is_first(self) -> bool:
         """Whether this is the rank that writes files."""
         return self.mesh is None or dist.get_rank() == 0

@@ -179,7 +179,7 @@ class Database:
         self._pool.close()
 
     def _register(self, connection: Connection) -> None:
-        _notice_lost_client(connection)
+        _prepare(connection)
         if self._idle_s is not None:
             execute(connection, "abort_idle_transactions", limit_ms=math.ceil(1000 * self._idle_s))
         with self._connections_lock:
@@ -258,7 +258,7 @@ class Database:
             connection = psycopg.connect(
                 self.uri, autocommit=True, row_factory=dict_row, application_name="rft-listen", **self._settings
             )
-            _notice_lost_client(connection)
+            _prepare(connection)
             return connection
 
     def fetch(self, name: str, /, **parameters: Any) -> list[Row]:
@@ -287,9 +287,8 @@ class Database:
             return execute(connection, name, **parameters)
 
 
-def _notice_lost_client(connection: Connection) -> None:
-    if is_remote(connection):
-        connection.execute(queries()["notice_lost_client"], server_settings())
+def _prepare(connection: Connection) -> None:
+    connection.execute(queries()["prepare_session"], server_settings())
 
 
 def fetch(connection: Connection, name: str, /, **parameters: Any) -> list[Row]:

@@ -37,7 +37,7 @@ def client_settings(uri: str) -> dict[str, Any]:
 
 
 def server_settings() -> dict[str, int]:
-    """Return the parameters of the query `notice_lost_client`, for the server's end."""
+    """Return the parameters of the query `prepare_session`, for the server's end."""
     return {"idle": _IDLE_S, "interval": _INTERVAL_S, "count": _COUNT, "limit": 1000 * LIMIT_S}
 
 

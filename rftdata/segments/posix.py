@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import shutil
 import socket
@@ -39,6 +38,7 @@ from rftdata.segments.base import (
     checksum,
     corrupt,
 )
+from rftdata.segments.file_mapping import FileMapping
 
 _SUFFIX = ".arrows"
 
@@ -309,7 +309,8 @@ def _mapped(folder: Path, uri: str) -> pa.Buffer:
     """Map a whole file, which is not empty, for reading; the mapping lasts as long as the buffer or a slice of it."""
     descriptor = open_plain(folder, uri)
     try:
-        return pa.py_buffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+        mapping = FileMapping(descriptor)
+        return pa.foreign_buffer(mapping.address, mapping.size, base=mapping)
     finally:
         os.close(descriptor)
 

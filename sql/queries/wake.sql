@@ -6,7 +6,9 @@ SELECT pg_notify(topic, '') FROM unnest(%(topics)s::text[]) AS topic;
 -- Let the server end this session when it does nothing for so long within a transaction, because its process is suspended.
 SELECT set_config('idle_in_transaction_session_timeout', %(limit_ms)s::text, false);
 
--- name: notice_lost_client
--- Let the server end this session, and release its locks, once its client cannot be reached any more.
-SELECT set_config('tcp_keepalives_idle', %(idle)s::text, false), set_config('tcp_keepalives_interval', %(interval)s::text, false),
+-- name: prepare_session
+-- Let the server end this session, and release its locks, once its client cannot be reached any more (over TCP; elsewhere it has no effect).
+-- Without the compiler: it takes 0.1 to 2 s for a plan, more than any statement here, and packaged servers use it by default.
+SELECT set_config('jit', 'off', false),
+       set_config('tcp_keepalives_idle', %(idle)s::text, false), set_config('tcp_keepalives_interval', %(interval)s::text, false),
        set_config('tcp_keepalives_count', %(count)s::text, false), set_config('tcp_user_timeout', %(limit)s::text, false);

@@ -18,7 +18,7 @@ from rftcore.sync.weights_file import write_atomically
 from rftcore.trainer.learner import Learner
 from tests.support.learning import config, make_batch
 from tests.support.models import make_tiny_moe
-from tests.support.weights import write_weights
+from tests.support.weights import weights_of, write_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -40,7 +40,7 @@ def engine(model: Path) -> Iterator[VllmEngine]:
 
 
 def published(learner: Learner, path: Path) -> Publication:
-    return write_atomically(path, lambda draft: write_weights(learner.export_tensors(), draft))
+    return write_atomically(path, lambda draft: write_weights(weights_of(learner).items(), draft))
 
 
 def worst_difference(engine: VllmEngine, learner: Learner) -> float:

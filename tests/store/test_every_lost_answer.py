@@ -49,7 +49,7 @@ _FRAME = {
     "limit_idleness",
     "fence",
     "lock_run",
-    "notice_lost_client",
+    "prepare_session",
 }
 # What differs between two lives in which the same has happened: processes, and numbers of tries, with the batches of labels that a lost try began.
 _TABLES_OF_PROCESSES = ("label_batch", "worker", "worker_span")
@@ -295,7 +295,7 @@ class Losing:
 
     def __call__(self, statements: Statements) -> bool:
         kind = self._verb, kind_of(statements)
-        if kind in self._past or "notice_lost_client" in kind[1] or (self._for_ever and not writes(kind[1])):
+        if kind in self._past or "prepare_session" in kind[1] or (self._for_ever and not writes(kind[1])):
             return False
         (self._now if self._for_ever else self._past).add(kind)
         return True

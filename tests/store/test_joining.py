@@ -21,6 +21,7 @@ from rftcore.run.join import Companions, join_run
 from rftcore.run.prepare import find_resumable, named_resumable, stored_config
 from rftdata import Buffer, exchange
 from rftdata.errors import ConfigError, QueryError
+from rftdata.postgres.database import Database
 from rftdata.workers import Worker
 from tests.support.store_roles import own_group
 from tests.support.waiting import wait_until
@@ -59,6 +60,13 @@ def test_a_role_that_is_suspended_within_a_transaction_keeps_its_locks_for_no_lo
         assert list(connection.execute("SHOW idle_in_transaction_session_timeout")) == [
             {"idle_in_transaction_session_timeout": "1min"}
         ]
+
+
+def test_no_statement_is_compiled_by_a_server_that_does_so_by_default(buffer: Buffer) -> None:
+    with buffer.database.connection() as connection:
+        connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET jit = on')
+    with contextlib.closing(Database(buffer.database.uri)) as database, database.connection() as connection:
+        assert list(connection.execute("SHOW jit")) == [{"jit": "off"}]
 
 
 def test_an_experiment_whose_name_looks_numbered_is_another_one(buffer: Buffer, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +77,24 @@ def test_a_file_that_grew_after_it_was_mapped_is_read_to_its_new_end(
     second = appender.append(record_batch([[2] * 10_000]))
     assert store.read(at(second), verify=True).column("token_ids").to_pylist() == [[2] * 10_000]
     assert mapped.column("token_ids").to_pylist() == [[1]]
+
+
+def test_a_reader_of_a_growing_file_holds_no_descriptors_and_unmaps_what_it_has_forgotten(
+    store: PosixSegmentStore, appender: SegmentAppender
+) -> None:
+    written = [appender.append(record_batch([[0]]))]
+    read = [store.read(at(written[0]))]
+    before = len(os.listdir("/proc/self/fd"))
+    for i in range(1, 50):
+        written.append(appender.append(record_batch([[i]])))
+        read.append(store.read(at(written[-1]), verify=True))
+    assert len(os.listdir("/proc/self/fd")) <= before
+    store.remove([written[0].uri])  # what was read stays
+    assert [batch.column("token_ids").to_pylist() for batch in read] == [[[i]] for i in range(50)]
+    assert written[0].uri in Path("/proc/self/maps").read_text()
+    del read
+    gc.collect()
+    assert written[0].uri not in Path("/proc/self/maps").read_text()
 
 
 def test_bytes_beyond_the_committed_length_mean_nothing(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from safetensors.torch import save_file
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rftcore.sync.transfer_plan import shapes_of
 from rftcore.sync.weights_file import OUTPUT_HEAD, embedding_of, has_head
+from rftcore.sync.weights_stream import begin_file, layout
+from rftcore.trainer.learner import Learner
+from rftcore.trainer.ranks import LearnerGroup
 
 
 def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -28,3 +34,24 @@ def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 def write_weights(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
     """Write named tensors and the output head to `path`."""
     save_file(complete_state(tensors), path, metadata={"format": "pt"})
+
+
+def weights_of(learner: Learner | LearnerGroup) -> dict[str, Tensor]:
+    """Return the whole weights of a learner in float32, by way of a file as engines get it. All ranks of a `Learner` call it."""
+    shapes = shapes_of(learner.weight_tensors() if isinstance(learner, LearnerGroup) else learner.wire_tensors())
+    with tempfile.TemporaryDirectory() as folder:
+        places, path = layout(dict(shapes), "float32"), Path(folder) / "weights.safetensors"
+        if isinstance(learner, LearnerGroup):
+            learner.write_weights(places, path)
+            return load_file(path)
+        grid, paths = learner.grid, [path]
+        if grid.mesh is not None:
+            dist.broadcast_object_list(paths)
+        if grid.is_first:
+            begin_file(places, path)
+        grid.wait_for_all()
+        learner.write_weights(places, paths[0])
+        grid.wait_for_all()
+        found = load_file(paths[0])
+        grid.wait_for_all()
+    return found

@@ -141,7 +141,7 @@ def test_a_missing_configuration_file_is_one_paragraph(verb: str, capsys: pytest
     ("change", "words"),
     [
         ("algorithm.name=grop", ["unknown algorithm", "did you mean 'grpo'?"]),
-        ("algorithm.loss.clipp=0.2", ["algorithm.loss.clipp", "did you mean 'clip'?"]),
+        ("algorithm.loss.clipp=0.2", ["grpo: there is no key", "algorithm.loss.clipp", "did you mean 'clip'?"]),
         ("pipelines.experience=[{drop_truncatd: {}}]", ["drop_truncatd"]),
         ("explorer.reward=exact_macth", ["exact_macth", "did you mean 'exact_match'?"]),
         ("explorer.reward=./absent.py:score", ["absent.py", "does not exist"]),

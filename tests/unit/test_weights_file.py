@@ -18,6 +18,8 @@ from rftcore.engines.weights_fit import WeightsFit
 from rftcore.sync.base import Publication
 from rftcore.sync.publishers import FolderPublisher, MemoryPublisher
 from rftcore.sync.shared_memory import SHARED_MEMORY, hold_folder
+from rftcore.sync.transfer import HeldRows
+from rftcore.sync.transfer_plan import Part, WireTensor, shapes_of
 from rftcore.sync.weights_file import (
     checksum_file,
     hold,
@@ -27,7 +29,7 @@ from rftcore.sync.weights_file import (
     read_shapes,
     write_atomically,
 )
-from rftcore.sync.weights_stream import layout, stream_weights
+from rftcore.sync.weights_stream import begin_file, layout, stream_weights, write_rows
 from rftdata.errors import DiskFullError, FencedError, ModelError
 from tests.support.weights import complete_state, write_weights
 
@@ -79,19 +81,52 @@ def test_tensors_are_written_one_at_a_time_in_the_engine_s_type(tmp_path: Path) 
         assert tensor.dtype == kept and torch.equal(tensor, whole.to(kept)), name
 
 
-def test_a_full_disk_ends_a_stream_after_the_last_tensor(tmp_path: Path) -> None:
-    """The ranks of a trainer walk their weights together, and cannot turn back."""
-    tensors = some_tensors()
-    places = layout({name: tuple(tensor.shape) for name, tensor in tensors.items()}, "float32")
-    stream = iter(tensors.items())
-    (tmp_path / "full").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        stream_weights(places, stream, tmp_path / "full")
-    assert list(stream) == []
+def test_tensors_that_are_not_those_of_the_layout_are_refused(tmp_path: Path) -> None:
+    places = layout({name: tuple(tensor.shape) for name, tensor in some_tensors().items()}, "float32")
     with pytest.raises(ModelError, match=r"incomplete.*lm_head"):
         stream_weights(places, [], tmp_path / "a")
     with pytest.raises(ModelError, match="is not that of the file's layout"):
         stream_weights(places, [(EMBEDDING, torch.zeros(9, 4))], tmp_path / "b")
+
+
+TIED = WireTensor("lm_head.weight", (7, 4), (), same_as=EMBEDDING)
+
+
+@pytest.mark.parametrize("tied", [(), (TIED,)])
+def test_ranks_write_their_rows_under_every_name_of_a_tensor(tmp_path: Path, tied: tuple[WireTensor, ...]) -> None:
+    tensors = some_tensors() | {"scale": torch.tensor(0.5)}
+    parts = {EMBEDDING: [(0, 0, 3), (1, 3, 2), (2, 5, 2)], "model.norm.weight": [(2, 0, 4)], "scale": [(1, 0, 1)]}
+    wire = [
+        WireTensor(name, tuple(tensor.shape), tuple(Part(*part) for part in parts.get(name) or [(0, 0, len(tensor))]))
+        for name, tensor in tensors.items()
+    ]  # fmt: skip
+    wire += tied
+    places = layout(dict(shapes_of(tuple(wire))), "bfloat16")
+    path = tmp_path / "a.safetensors"
+    begin_file(places, path)
+    done: list[int] = []
+    for rank in (2, 0, 1):
+        # Ranks may hold more than they write.
+        held = [HeldRows(name, 0, tensor) for name, tensor in tensors.items()]
+        write_rows(places, wire, rank, held, path, lambda rank=rank: done.append(rank))
+    assert [done.count(rank) for rank in range(3)] == [len(tensors)] * 3
+    back = dict(iterate_weights(path))
+    assert back.keys() == {*tensors, "lm_head.weight"}
+    for name, tensor in back.items():
+        whole = tensors[EMBEDDING if name == "lm_head.weight" else name]
+        assert torch.equal(tensor, whole.to(torch.float32 if whole.ndim < 2 else torch.bfloat16)), name
+
+
+def test_a_full_disk_ends_a_rank_after_the_last_tensor(tmp_path: Path) -> None:
+    """The ranks of a trainer walk their weights together, and cannot turn back."""
+    tensors = some_tensors()
+    places = layout({name: tuple(tensor.shape) for name, tensor in tensors.items()}, "float32")
+    wire = [WireTensor(name, tuple(each.shape), (Part(0, 0, len(each)),)) for name, each in tensors.items()]
+    held = iter([HeldRows(name, 0, tensor) for name, tensor in tensors.items()])
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(DiskFullError, match="no space for the weights file"):
+        write_rows(places, wire, 0, held, tmp_path / "full", lambda: None)
+    assert list(held) == []
 
 
 def len_of_header(path: Path) -> int:

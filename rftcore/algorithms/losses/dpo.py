@@ -16,10 +16,15 @@ For a pair of responses y_w (chosen) over y_l (rejected) to a prompt x:
     apo_zero   1 - σ(βr_w) + σ(βr_l)                       APO (arXiv 2408.06266, eq. 7): the chosen ones are better than the policy's
     apo_down   σ(βr_w) + 1 - σ(h)                          APO (eq. 8): they are worse
     discopop   -(1 - g) log σ(h) + g e^-h, g = σ(h / τ)    DiscoPOP (arXiv 2406.08414, eq. 5)
+    aot        -(1 - ε) log σ(h + βs) - ε log σ(-h - βs)   AOT of pairs (arXiv 2406.05882): with Δ = log π(y_w) - log π(y_l), the pair
+                                                           with the k-th smallest Δ of its optimizer update is compared with the k-th
+                                                           smallest Δ_reference, s = Δ_reference of its own - that one
     sft        -log π(y_w | x) / n_w                       likelihood of the chosen response, n_w its tokens
 
 `form` may also be a mapping of several to their weights, whose losses are added: MPO is {sigmoid: 0.8, bco_pair: 0.2, sft: 1} (arXiv 2411.10442).
-The sorted losses of AOT are missing: they compare a pair with the others of its batch.
+
+aot sorts all pairs of the update, over micro-batches and ranks, where TRL sorts those of one micro-batch. The order is that of the policy
+before the step: with several updates in a step, pairs may have passed each other since.
 
 `length_normalised` divides r(y) by the number of the response's tokens (Tülu 3, arXiv 2411.15124, section 5). TRL always does so in
 ipo. β should then be larger by about as many times as responses have tokens.
@@ -34,16 +39,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rftcore.algorithms.base import MAX_LOG_RATIO, Loss, PairTerm, PartConfig, TokenView
+from rftcore.algorithms.base import MAX_LOG_RATIO, Loss, PairTerm, PartConfig, Signal, Signals, StepBatch, TokenView
 from rftcore.algorithms.losses.pairs import pair_metrics, pooled_pairs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Form = Literal[
-    "sigmoid", "ipo", "hinge", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop", "sft"
+    "sigmoid", "ipo", "hinge", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop", "aot", "sft"
 ]  # fmt: skip
-_SMOOTHED = ("sigmoid", "robust", "exo_pair")
+_SMOOTHED = ("sigmoid", "robust", "exo_pair", "aot")
 
 
 class DPOConfig(PartConfig):
@@ -73,11 +78,12 @@ class DPOConfig(PartConfig):
 
 @dataclass(frozen=True)
 class _Pairs:
-    """What the losses of pairs read; `chosen_P` and `rejected_P` are β r(y)."""
+    """What the losses of pairs read; `chosen_P` and `rejected_P` are β r(y), and `sorted_shift_P` is the s of aot."""
 
     chosen_P: Tensor
     rejected_P: Tensor
     nll_P: Tensor
+    sorted_shift_P: Tensor | None
     config: DPOConfig
 
     @property
@@ -92,6 +98,26 @@ class DPO(PairTerm):
     needs = frozenset({"reference"})
     config: DPOConfig
 
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return self.needs | {"old"} if "aot" in self.config.form else self.needs
+
+    def across(self, batch: StepBatch, signals: Signals, members_B: Tensor) -> Tensor | None:
+        if "aot" not in self.config.form:
+            return None
+        assert signals.old_N is not None and signals.reference_N is not None
+        per_sequence = batch.mean_per_sequence if self.config.length_normalised else batch.sum_per_sequence
+        policy_P, reference_P = (
+            per_sequence(values_N).view(-1, 2).diff(dim=1)[:, 0].neg()
+            for values_N in (signals.old_N, signals.reference_N)
+        )
+        # A pair with an empty answer is not trained, so it takes no place in the order either.
+        counted_P = (members_B & (batch.tokens_B > 0)).view(-1, 2).all(dim=1)
+        shift_P = policy_P.new_zeros(len(policy_P))
+        own_P = reference_P[counted_P]
+        shift_P[counted_P] = own_P - own_P.sort().values[policy_P[counted_P].argsort().argsort()]
+        return shift_P.repeat_interleave(2)
+
     def __call__(self, view: TokenView) -> Loss:
         config = self.config
         assert view.reference_N is not None
@@ -99,7 +125,8 @@ class DPO(PairTerm):
         tokens_P2 = tokens_P2.clamp(min=1)
         rewards_P2 = config.beta * (sums_P2 / tokens_P2 if config.length_normalised else sums_P2)
         nll_P = -pooled_pairs(view, view.logprobs_N)[0][:, 0] / tokens_P2[:, 0]
-        pairs = _Pairs(rewards_P2[:, 0], rewards_P2[:, 1], nll_P, config)
+        shift_P = None if view.across_S is None else view.sequences.in_pairs(view.across_S)[:, 0]
+        pairs = _Pairs(rewards_P2[:, 0], rewards_P2[:, 1], nll_P, shift_P, config)
         loss_P = nll_P.new_zeros(len(nll_P))
         for form, weight in config.form.items():
             loss_P = loss_P + weight * _LOSSES[form](pairs)
@@ -113,8 +140,11 @@ def _log_sigmoid(x: Tensor) -> Tensor:
 
 
 def _sigmoid(pairs: _Pairs) -> Tensor:
-    smoothing = pairs.config.label_smoothing
-    return -(1.0 - smoothing) * _log_sigmoid(pairs.margin_P) - smoothing * _log_sigmoid(-pairs.margin_P)
+    return _smoothed(pairs.margin_P, pairs.config.label_smoothing)
+
+
+def _smoothed(margin_P: Tensor, smoothing: float) -> Tensor:
+    return -(1.0 - smoothing) * _log_sigmoid(margin_P) - smoothing * _log_sigmoid(-margin_P)
 
 
 def _ipo(pairs: _Pairs) -> Tensor:
@@ -165,11 +195,16 @@ def _discopop(pairs: _Pairs) -> Tensor:
     return -_log_sigmoid(pairs.margin_P) * (1.0 - share_P) + (-pairs.margin_P).clamp(max=MAX_LOG_RATIO).exp() * share_P
 
 
+def _aot(pairs: _Pairs) -> Tensor:
+    assert pairs.sorted_shift_P is not None
+    return _smoothed(pairs.margin_P + pairs.config.beta * pairs.sorted_shift_P, pairs.config.label_smoothing)
+
+
 def _sft(pairs: _Pairs) -> Tensor:
     return pairs.nll_P
 
 
 _LOSSES: dict[Form, Callable[[_Pairs], Tensor]] = {
     "sigmoid": _sigmoid, "ipo": _ipo, "hinge": _hinge, "robust": _robust, "exo_pair": _exo_pair, "nca_pair": _nca_pair,
-    "bco_pair": _bco_pair, "sppo_hard": _sppo_hard, "apo_zero": _apo_zero, "apo_down": _apo_down, "discopop": _discopop, "sft": _sft,
+    "bco_pair": _bco_pair, "sppo_hard": _sppo_hard, "apo_zero": _apo_zero, "apo_down": _apo_down, "discopop": _discopop, "aot": _aot, "sft": _sft,
 }  # fmt: skip

@@ -16,7 +16,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import HeadTerm, Signals, StepBatch
 from rftcore.trainer.batch_forms import paired
 from rftcore.trainer.batches import TrainBatch
-from tests.support.algorithms import loss_in_parts, step_batch
+from tests.support.algorithms import loss_in_parts, step_batch, view_of
 from tests.support.trl_trainers import bare, gives_logits, gives_logprobs
 
 VOCABULARY = 11
@@ -56,7 +56,7 @@ class Responses:
 
     @property
     def signals(self) -> Signals:
-        return Signals(reference_N=self.reference_BT[self.mask_BT])
+        return Signals(old_N=self.logprobs_N.detach(), reference_N=self.reference_BT[self.mask_BT])
 
     def batch(self, rewards: list[float] | None = None) -> StepBatch:
         lengths = self.mask_BT.sum(1).tolist()
@@ -94,6 +94,8 @@ def same(ours: Tensor, theirs: Tensor, leaf: Tensor) -> None:
         ("apo_zero", {"beta": 0.4}, "apo_zero", {"beta": 0.4}),
         ("apo_down", {"beta": 0.4}, "apo_down", {"beta": 0.4}),
         ("discopop", {"beta": 0.4}, "discopop", {"beta": 0.4}),
+        ("aot", {"beta": 0.4}, "aot", {"beta": 0.4}),
+        ("aot", {"beta": 0.4, "label_smoothing": 0.2}, "aot", {"beta": 0.4, "label_smoothing": 0.2}),
     ],
 )
 def test_the_dpo_family_is_that_of_the_dpo_trainer(
@@ -129,6 +131,26 @@ def compare_with_dpo_trainer(
         build_algorithm(preset, {"loss": changes}), responses.batch(), responses.signals, responses.logprobs_N
     )  # fmt: skip
     same(found, expected, responses.leaf_BT)
+
+
+def test_pairs_of_other_micro_batches_are_sorted_too_and_those_of_other_updates_are_not() -> None:
+    responses, algorithm = Responses.make(3, LENGTHS), build_algorithm("aot", {"loss": {"beta": 0.4}})
+    batch, signals = responses.batch(), responses.signals
+    whole, in_parts = (
+        loss_in_parts(algorithm, batch, signals, responses.logprobs_N, parts) for parts in (None, [[4, 5], [0, 1, 6, 7], [2, 3]])
+    )  # fmt: skip
+    same(in_parts, whole, responses.leaf_BT)
+
+    members_B = torch.arange(8) < 4
+    of_update = algorithm.restrict(algorithm.plan(batch, signals), members_B)
+    alone = algorithm.plan(batch.only(members_B), signals.only(members_B[batch.sequence_N]))
+    index_N = members_B[batch.sequence_N].nonzero()[:, 0]
+    found, expected = (
+        algorithm.objective(plan, index_N, view_of(plan, index_N, responses.logprobs_N[index_N]))[0]
+        for plan in (of_update, alone)
+    )
+    same(found, expected, responses.leaf_BT)
+    assert not torch.equal(of_update.across_B, algorithm.plan(batch, signals).across_B)
 
 
 @pytest.mark.parametrize(("preset", "loss_type"), [("online_dpo", "sigmoid"), ("ipo", "ipo")])

@@ -28,7 +28,7 @@ from rftcore.trainer.micro_batches import split_batch
 from rftdata.errors import ConfigError
 from tests.support.learning import config, make_batch
 from tests.support.models import make_tiny_moe
-from tests.support.weights import write_weights
+from tests.support.weights import weights_of, write_weights
 
 EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
 
@@ -93,7 +93,7 @@ def test_exported_weights_have_the_names_of_the_checkpoint(tmp_path: Path, tied:
     folder = make_tiny_moe(tmp_path, tied=tied)
     learner = Learner(str(folder), config(), build_algorithm("sft"), 0)
     stored = load_file(folder / "model.safetensors")
-    found = dict(learner.export_tensors())
+    found = weights_of(learner)
     assert found.keys() == stored.keys() | {"lm_head.weight"}
     assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
 
@@ -122,7 +122,7 @@ def test_an_engine_that_loads_them_samples_with_the_trainers_probabilities(
     trained: Learner, moe_path: Path, tmp_path: Path
 ) -> None:
     published = write_atomically(
-        tmp_path / "weights.safetensors", lambda path: write_weights(trained.export_tensors(), path)
+        tmp_path / "weights.safetensors", lambda path: write_weights(weights_of(trained).items(), path)
     )
     engine = TransformersEngine(moe_path, EngineConfig(dtype="float32", num_threads=1), 1)
     try:

@@ -121,6 +121,20 @@ class TestPairs:
         assert found["pairs_dropped"] == 6.0 and found["skipped"] == 1.0
         assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
 
+    def test_with_an_empty_answer_do_not_train_a_reward_model(self, model_path: str) -> None:
+        batch = batch_with_everything(paired=True)
+        found = Learner(model_path, config(), build_algorithm("reward_model"), 0).update(batch, 1)
+        assert found["pairs_dropped"] == 1.0
+
+    def test_with_answers_that_are_all_empty_leave_a_reward_model(self, model_path: str) -> None:
+        batch = batch_with_everything(paired=True)
+        batch.loss_mask_BT[::2] = False
+        learner = Learner(model_path, config(), build_algorithm("reward_model"), 0)
+        before = weights(learner)
+        found = learner.update(batch, 1)
+        assert found["pairs_dropped"] == 6.0 and found["skipped"] == 1.0
+        assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
+
 
 class TestExperts:
     def test_have_a_loss_of_their_own_and_need_no_behaviour_logprobs(self, model_path: str) -> None:

@@ -13,6 +13,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.trainer.learner import Learner
 from rftdata.errors import ConfigError, ModelError
 from tests.support.learning import config, make_batch, weights
+from tests.support.weights import weights_of
 
 LORA = {"rank": 4, "alpha": 8}
 
@@ -39,12 +40,12 @@ def test_only_adapters_change_and_the_loss_falls(model_path: str) -> None:
 def test_engines_get_merged_weights_under_the_model_s_own_names(model_path: str) -> None:
     learner = learner_with(model_path)
     plain = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    start = dict(learner.export_tensors())
+    start = weights_of(learner)
     assert {*start} == {*plain.state_dict()}
     assert all(torch.equal(start[name], tensor) for name, tensor in plain.state_dict().items()), "B is 0 at first"
     for step in range(1, 6):
         learner.update(make_batch(1), step)
-    plain.load_state_dict(dict(learner.export_tensors()))
+    plain.load_state_dict(weights_of(learner))
     with learner.policy.unpacked() as trained:
         torch.testing.assert_close(logprobs(plain), logprobs(trained), rtol=1e-4, atol=1e-4)
 
@@ -119,7 +120,7 @@ def test_the_reference_is_the_policy_without_its_adapters(model_path: str) -> No
     for step in range(2, 6):
         found = learner.update(make_batch(1), step)["kl_reference"]
     merged = Learner(model_path, config(), algorithm, 0)
-    merged.model.load_state_dict(dict(learner.export_tensors()))
+    merged.model.load_state_dict(weights_of(learner))
     assert found > 0
     assert learner.update(make_batch(2), 6)["kl_reference"] == pytest.approx(
         merged.update(make_batch(2), 6)["kl_reference"], rel=1e-3

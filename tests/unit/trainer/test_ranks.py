@@ -19,16 +19,19 @@ from torch import Tensor
 from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.transfer import TransferReceiver
 from rftcore.sync.transfer_group import GroupError, open_store
-from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.transfer_plan import TransferPlan, shapes_of
+from rftcore.sync.weights_stream import layout
 from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.shared_batch import SharedBatchMemory
-from rftdata.errors import ModelError, RoleFailedError
+from rftdata.errors import DiskFullError, ModelError, RoleFailedError
 from rftdata.processes import process_lives
 from rftdata.user_code.blocked import EXIT_CODE, read_report
 from tests.support.learning import make_batch
 from tests.support.preloaded import PreloadedCall
 from tests.support.ranks import arguments, hang_while_watched, make_group, update_by_two, write_folder
+from tests.support.small_disks import small_disks
 from tests.support.waiting import PATIENCE_S, wait_until, wait_until_ended
+from tests.support.weights import weights_of
 
 # On a machine of several GPUs the ranks meet through NCCL.
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs, or none")
@@ -63,7 +66,7 @@ class Trained:
 
 def train(group: LearnerGroup) -> Trained:
     metrics = [group.update(make_batch(step, groups=groups), step) for step, groups in ((1, 3), (2, 30), (3, 1))]
-    return Trained(metrics, {name: tensor.clone() for name, tensor in group.export_tensors()})
+    return Trained(metrics, weights_of(group))
 
 
 @pytest.fixture(scope="class")
@@ -188,7 +191,7 @@ class TestTwoRanks:
     def test_send_their_weights_together(self, group: LearnerGroup) -> None:
         sending = Sending(group)
         taken = [sending.send(group) for _ in range(2)]
-        expected = {name: tensor.clone() for name, tensor in group.export_tensors()}
+        expected = weights_of(group)
         for tensors in taken:
             assert tensors.keys() == expected.keys()
             assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
@@ -206,6 +209,14 @@ class TestTwoRanks:
         again = Sending(group)
         assert again.send(group).keys() == {tensor.name for tensor in group.weight_tensors()}
         group.leave_weight_group()
+
+    def test_are_whole_after_a_full_disk(self, group: LearnerGroup, tmp_path: Path) -> None:
+        places = layout(dict(shapes_of(group.weight_tensors())), "float32")
+        with small_disks() as mount:
+            mount(tmp_path / "disk", len(places.header) + places.num_bytes // 2)
+            with pytest.raises(DiskFullError, match="no space for the weights file"):
+                group.write_weights(places, tmp_path / "disk" / "weights")
+        assert weights_of(group).keys() == places.slots.keys()
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="by gloo, between CPUs")
     def test_an_error_of_one_rank_ends_the_call_that_waits_for_it_and_nothing_can_be_called_after_it(

@@ -25,6 +25,7 @@ from rftdata.errors import ConfigError
 from tests.support.learning import VOCABULARY, config, make_batch
 from tests.support.models import make_tiny_moe
 from tests.support.ranks import run_ranks
+from tests.support.weights import weights_of
 
 NUM_RANKS = 2
 NUM_STEPS = 2
@@ -63,7 +64,7 @@ def trained(learner: Learner, case: str, first: int = 1) -> Trained:
     """Metrics of each step, the whole weights after the last, and the whole gradients of the first."""
     seen = gradients(learner)
     metrics = [learner.update(batch_of(case, step), step) for step in range(first, first + NUM_STEPS)]
-    return metrics, {name: tensor.clone() for name, tensor in learner.export_tensors()}, seen
+    return metrics, weights_of(learner), seen
 
 
 def gradients(learner: Learner) -> dict[str, Tensor]:

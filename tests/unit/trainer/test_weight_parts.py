@@ -23,6 +23,7 @@ from rftcore.trainer.weight_parts import held_rows, wire_tensors
 from tests.support.learning import config, save_model
 from tests.support.models import make_tiny_moe
 from tests.support.ranks import run_ranks
+from tests.support.weights import weights_of
 
 NUM_RANKS = 4
 # Neither the vocabulary of 50 nor the 6 experts are multiples of the ranks.
@@ -67,7 +68,7 @@ def run_rank(rank: int, folder: Path) -> None:
             own_heads(learner)
             tensors = learner.wire_tensors()
             held = [replace(rows, rows=rows.rows.clone()) for rows in learner.held_rows(plan_of(tensors))]
-            found[f"{case}, {tied}"] = tensors, held, {n: t.clone() for n, t in learner.export_tensors()}
+            found[f"{case}, {tied}"] = tensors, held, weights_of(learner)
             if case == "adapters":
                 alone = learner.wire_tensors(adapters_alone=True)
                 parts = [*learner.held_rows(replace(plan_of(alone), adapters={"r": 2}))]
@@ -164,7 +165,7 @@ def test_adapters_are_merged_into_the_rows(by_four: list[dict[str, Found]], tmp_
     learner = Learner(str(model), config(lora=CASES["adapters"]["lora"]), build_algorithm("sft", {}), 0)
     own_heads(learner)
     result = put_together([found["adapters, True"] for found in by_four])
-    for name, tensor in learner.export_tensors():
+    for name, tensor in weights_of(learner).items():
         torch.testing.assert_close(result[name], tensor, msg=name)
 
 

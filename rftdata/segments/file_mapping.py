@@ -1,0 +1,45 @@
+"""`FileMapping`: a file's bytes in memory, without a descriptor."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class FileMapping:
+    """Maps a whole file for reading, until the object is collected.
+
+    `mmap.mmap` and Arrow's memory maps keep a descriptor each, and a process has 1,024 of these by default. Who reads a file while it grows maps it
+    again and again, and holds each mapping as long as something read through it.
+
+    Args:
+        descriptor: of a file that is not empty; it may be closed afterwards.
+
+    Attributes:
+        address: of the first byte.
+        size: bytes.
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.size = os.fstat(descriptor).st_size
+        address = _LIBC.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address == _FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self.address: int = address
+
+    def __del__(
+        self, unmap: ctypes._NamedFuncPointer = _LIBC.munmap
+    ) -> None:  # bound here: at exit the module is empty
+        if hasattr(self, "address"):
+            unmap(self.address, self.size)
