@@ -109,6 +109,20 @@ def check_task_name(taskset: Any, task_key: Any) -> None:
     check_text("the key of a task", task_key, _MAX_KEY_BYTES)
 
 
+def is_too_deep(value: Any) -> bool:
+    """Return whether a JSON value is nested more deeply than is stored. The interpreter's own limit depends on what a process has imported."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        level = [
+            item
+            for each in level if isinstance(each, dict | list | tuple)
+            for item in (each.values() if isinstance(each, dict) else each)
+        ]  # fmt: skip
+        if not level:
+            return False
+    return True
+
+
 def check_json(what: str, value: Any, path: str = "") -> None:
     """Refuse a JSON value that jsonb cannot hold as it is.
 
@@ -122,7 +136,7 @@ def check_json(what: str, value: Any, path: str = "") -> None:
 
 
 def _check_json(what: str, value: Any, path: str, depth: int = 0) -> None:
-    if depth > MAX_JSON_DEPTH:  # the interpreter's own limit depends on what a process has imported
+    if depth > MAX_JSON_DEPTH:  # see `is_too_deep`
         raise RecursionError
     where = f"{what}, at {path}," if path else what
     if isinstance(value, str):

@@ -25,7 +25,7 @@ import xxhash
 from rftdata.config import TasksetConfig
 from rftdata.config_errors import nearest
 from rftdata.errors import TaskSourceError, ranges
-from rftdata.limits import MAX_NAME_BYTES
+from rftdata.limits import MAX_NAME_BYTES, is_too_deep
 from rftdata.postgres.database import Database
 from rftdata.postgres.values import storable
 from rftdata.tasks.sources import source_rows, was_cut
@@ -231,7 +231,10 @@ def _task(config: TasksetConfig, row: Any, number: int) -> tuple[dict[str, Any],
             value=row,
             todo="correct the source",
         )
-    row = storable(dict(row))
+    row = dict(row)
+    if is_too_deep(row):
+        raise RecursionError
+    row = storable(row)
     column = _prompt_column(config, row)
     answer = config.answer or "answer"
     if column not in row:

@@ -65,6 +65,13 @@ class TestPairs:
         other.token_ids_BT[7, 0] += 1
         assert chosen_and_rejected(other) == [1, 2, 5, 6]
 
+    def test_of_rollouts_that_all_have_several_turns_are_refused(self) -> None:
+        rollout_B, turn_B = torch.arange(12) % 4 // 2, torch.zeros(12, dtype=torch.int64)
+        rollout_B[3], rollout_B[2], turn_B[3] = 9, 0, 1  # alone, but not the first turn of its rollout
+        turns = groups(rollout_index_B=rollout_B, turn_index_B=turn_B)
+        with pytest.raises(RftError, match=r"rollouts of one turn, and each of the 6 of this step has several.*grpo"):
+            paired(turns, PairsConfig())
+
     def test_of_a_reward_that_is_no_number_are_refused(self) -> None:
         missing = groups(rewards_B=torch.tensor([math.nan, *REWARDS[1:]]))
         with pytest.raises(RftError, match=r"1 of 12 rewards.*rollout 0 of group 0"):
