@@ -5,7 +5,8 @@ in two lives, to a tenth of its steps and to the end, so that the commands are m
 the steps, and their ratio:
 
 - `step_s`: seconds of a step;
-- `processes`: for each process its own memory (USS, MiB) and its processor seconds per step; all processes of the database together;
+- `processes`: for each process its memory that no file holds (MiB), its open files, and its processor seconds per step; all processes of the
+  database together;
 - `database_bytes`, `segments_bytes`, `run_folder_bytes`: growth per step; `run_folder_files`: files in the run's folder at the end of the tenth;
 - `commands`: seconds of `rft status` and `rft report`, and `resume`: from the call of `rft run --resume` to the next trained step.
 
@@ -75,18 +76,44 @@ sampling: {max_staleness: 3}
 
 
 @dataclass(frozen=True)
+class Usage:
+    """What a process holds and has taken.
+
+    Attributes:
+        memory_bytes: anonymous memory. Pages of mapped files, such as segments, are the operating system's to drop.
+        processor_s: since its start.
+    """
+
+    memory_bytes: float
+    open_files: int
+    processor_s: float
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Usage:
+        """Look at a process.
+
+        Raises:
+            NoSuchProcess, FileNotFoundError, ProcessLookupError: it has ended.
+        """
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        sizes = {name: int(kib) * 2**10 for name, kib, *_ in (line.split() for line in lines[1:])}
+        times = process.cpu_times()
+        return cls(sizes["Anonymous:"] + sizes["Swap:"], process.num_fds(), times.user + times.system)
+
+
+@dataclass(frozen=True)
 class Sample:
     """A look at the run.
 
     Attributes:
         step: trained steps.
         sizes: bytes and numbers by name.
-        processes: own memory in bytes and processor seconds since their start, by process id.
+        processes: by name and process id.
     """
 
     step: int
     sizes: dict[str, float]
-    processes: dict[str, dict[int, tuple[float, float]]]
+    processes: dict[str, dict[int, Usage]]
 
 
 @dataclass
@@ -163,16 +190,12 @@ class Run:
             pid: of `rft run`.
         """
         roles = dict(self.ask("SELECT pid, role::text FROM rft.worker WHERE stopped_at IS NULL"))
-        processes: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
+        processes: dict[str, dict[int, Usage]] = defaultdict(dict)
         for each in _family(pid, EmbeddedServer(self.buffer)):
             try:
                 name = roles.get(each.pid) or ("database" if each.name() == "postgres" else "others")
-                times = each.cpu_times()
-                processes["rft run" if each.pid == pid else name][each.pid] = (
-                    each.memory_full_info().uss,
-                    times.user + times.system,
-                )
-            except psutil.NoSuchProcess:
+                processes["rft run" if each.pid == pid else name][each.pid] = Usage.of(each)
+            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 continue
         run_folder = self.buffer / "runs" / _RUN
         files = [path for path in run_folder.rglob("*") if path.is_file()]
@@ -224,7 +247,7 @@ def _size(path: Path) -> int:
 
 
 def tenth(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return the figures of some samples in a row: growth per step, memory and processor seconds per step.
+    """Return the figures of some samples in a row: growth per step, memory, open files and processor seconds per step.
 
     Processor seconds are those of processes that were there in both the first and the last sample that has the name.
     """
@@ -244,10 +267,13 @@ def tenth(samples: Sequence[Sample]) -> dict[str, Any]:
 def _process(samples: Sequence[Sample], name: str) -> dict[str, float]:
     there = [(sample.step, sample.processes[name]) for sample in samples if name in sample.processes]
     (first_step, first), (last_step, last) = there[0], there[-1]
-    seconds = sum(last[pid][1] - first[pid][1] for pid in first.keys() & last.keys())
-    memory = statistics.median(sum(uss for uss, _ in processes.values()) for _, processes in there)
+    seconds = sum(last[pid].processor_s - first[pid].processor_s for pid in first.keys() & last.keys())
+    memory, files = (
+        statistics.median(sum(getattr(usage, what) for usage in processes.values()) for _, processes in there)
+        for what in ("memory_bytes", "open_files")
+    )
     return {
-        "uss_mib": round(memory / _MIB, 1), "cpu_s_per_step": round(seconds / max(1, last_step - first_step), 5),
+        "memory_mib": round(memory / _MIB, 1), "open_files": files, "cpu_s_per_step": round(seconds / max(1, last_step - first_step), 5),
     }  # fmt: skip
 
 

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
+import psutil
 import pytest
 
-from benchmarks.endurance import Sample, growth, tenth
+from benchmarks.endurance import Sample, Usage, growth, tenth
 
 
-def sample(step: int, database_bytes: float, processes: dict[int, tuple[float, float]]) -> Sample:
+def sample(step: int, database_bytes: float, processes: dict[int, Usage]) -> Sample:
     return Sample(step, {"database_bytes": database_bytes, "run_folder_files": 3.0}, {"trainer": processes})
 
 
 def test_growth_is_per_step_and_processes_that_were_replaced_are_left_out() -> None:
     samples = [
-        sample(10, 1000.0, {7: (2.0 * 2**20, 1.0)}),
-        sample(20, 3000.0, {7: (4.0 * 2**20, 2.0)}),
-        sample(30, 5000.0, {7: (4.0 * 2**20, 5.0), 8: (2.0 * 2**20, 90.0)}),
+        sample(10, 1000.0, {7: Usage(2.0 * 2**20, 5, 1.0)}),
+        sample(20, 3000.0, {7: Usage(4.0 * 2**20, 6, 2.0)}),
+        sample(30, 5000.0, {7: Usage(4.0 * 2**20, 6, 5.0), 8: Usage(2.0 * 2**20, 3, 90.0)}),
     ]
     assert tenth(samples) == {
-        "database_bytes": 200.0, "run_folder_files": 3.0, "processes": {"trainer": {"uss_mib": 4.0, "cpu_s_per_step": 0.2}},
+        "database_bytes": 200.0, "run_folder_files": 3.0,
+        "processes": {"trainer": {"memory_mib": 4.0, "open_files": 6.0, "cpu_s_per_step": 0.2}},
     }  # fmt: skip
 
 
 def test_only_what_exceeds_the_limit_grows() -> None:
-    first = {"step_s": 0.1, "processes": {"trainer": {"uss_mib": 100.0, "cpu_s_per_step": 0.0}}}
+    first = {"step_s": 0.1, "processes": {"trainer": {"memory_mib": 100.0, "cpu_s_per_step": 0.0}}}
     last = {
         "step_s": 0.11,
-        "processes": {"trainer": {"uss_mib": 150.0, "cpu_s_per_step": 0.1}, "explorer": {"uss_mib": 1.0}},
+        "processes": {"trainer": {"memory_mib": 150.0, "cpu_s_per_step": 0.1}, "explorer": {"memory_mib": 1.0}},
     }
-    assert growth(first, last, 1.2) == {"processes.trainer.uss_mib": pytest.approx(1.5)}
+    assert growth(first, last, 1.2) == {"processes.trainer.memory_mib": pytest.approx(1.5)}
+
+
+def test_mapped_files_are_no_memory_of_a_process(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(64 * 2**20))
+    before = Usage.of(psutil.Process())
+    with (tmp_path / "large").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        content.find(b"1")  # touches every page
+        mapped = Usage.of(psutil.Process())
+    held = bytearray(b"1" * 64 * 2**20)
+    after = Usage.of(psutil.Process())
+    assert mapped.open_files > before.open_files and mapped.memory_bytes - before.memory_bytes < 32 * 2**20
+    assert after.memory_bytes - before.memory_bytes > 60 * 2**20 and len(held) == 64 * 2**20
