@@ -80,7 +80,7 @@ class Usage:
     """What a process holds and has taken.
 
     Attributes:
-        memory_bytes: anonymous memory. Pages of mapped files, such as segments, are the operating system's to drop.
+        memory_bytes: its share of anonymous and of shared memory. Pages of mapped files, such as segments, are the operating system's to drop.
         processor_s: since its start.
     """
 
@@ -93,12 +93,13 @@ class Usage:
         """Look at a process.
 
         Raises:
-            NoSuchProcess, FileNotFoundError, ProcessLookupError: it has ended.
+            NoSuchProcess, OSError: it has ended.
         """
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
         sizes = {name: int(kib) * 2**10 for name, kib, *_ in (line.split() for line in lines[1:])}
         times = process.cpu_times()
-        return cls(sizes["Anonymous:"] + sizes["Swap:"], process.num_fds(), times.user + times.system)
+        memory = sum(sizes[name] for name in ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
+        return cls(memory, process.num_fds(), times.user + times.system)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Run:
             try:
                 name = roles.get(each.pid) or ("database" if each.name() == "postgres" else "others")
                 processes["rft run" if each.pid == pid else name][each.pid] = Usage.of(each)
-            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            except (psutil.NoSuchProcess, OSError):
                 continue
         run_folder = self.buffer / "runs" / _RUN
         files = [path for path in run_folder.rglob("*") if path.is_file()]
@@ -268,10 +269,8 @@ def _process(samples: Sequence[Sample], name: str) -> dict[str, float]:
     there = [(sample.step, sample.processes[name]) for sample in samples if name in sample.processes]
     (first_step, first), (last_step, last) = there[0], there[-1]
     seconds = sum(last[pid].processor_s - first[pid].processor_s for pid in first.keys() & last.keys())
-    memory, files = (
-        statistics.median(sum(getattr(usage, what) for usage in processes.values()) for _, processes in there)
-        for what in ("memory_bytes", "open_files")
-    )
+    memory = statistics.median(sum(usage.memory_bytes for usage in processes.values()) for _, processes in there)
+    files = statistics.median(sum(usage.open_files for usage in processes.values()) for _, processes in there)
     return {
         "memory_mib": round(memory / _MIB, 1), "open_files": files, "cpu_s_per_step": round(seconds / max(1, last_step - first_step), 5),
     }  # fmt: skip

@@ -110,17 +110,21 @@ def check_task_name(taskset: Any, task_key: Any) -> None:
 
 
 def is_too_deep(value: Any) -> bool:
-    """Return whether a JSON value is nested more deeply than is stored. The interpreter's own limit depends on what a process has imported."""
-    level = [value]
-    for _ in range(MAX_JSON_DEPTH + 1):
-        level = [
-            item
-            for each in level if isinstance(each, dict | list | tuple)
-            for item in (each.values() if isinstance(each, dict) else each)
-        ]  # fmt: skip
-        if not level:
-            return False
-    return True
+    """Return whether a JSON value has more lists and objects in each other than are stored.
+
+    The interpreter's own limit depends on what a process has imported.
+    """
+    open_ = [iter((value,))]
+    while open_:
+        for item in open_[-1]:
+            if isinstance(item, dict | list | tuple):
+                open_.append(iter(item.values() if isinstance(item, dict) else item))
+                break
+        else:
+            open_.pop()
+        if len(open_) > MAX_JSON_DEPTH + 1:
+            return True
+    return False
 
 
 def check_json(what: str, value: Any, path: str = "") -> None:
@@ -129,15 +133,14 @@ def check_json(what: str, value: Any, path: str = "") -> None:
     Raises:
         QueryError: it has NUL, half a surrogate pair, NaN or infinity, or is nested too deeply; the message names the place.
     """
-    try:
-        _check_json(what, value, path)
-    except RecursionError:
-        raise QueryError(f"{what} is nested too deeply", todo="make it flatter") from None
+    if is_too_deep(value):
+        raise QueryError(
+            f"{what} is nested too deeply", allowed=f"up to {MAX_JSON_DEPTH} levels", todo="make it flatter"
+        )
+    _check_json(what, value, path)
 
 
-def _check_json(what: str, value: Any, path: str, depth: int = 0) -> None:
-    if depth > MAX_JSON_DEPTH:  # see `is_too_deep`
-        raise RecursionError
+def _check_json(what: str, value: Any, path: str) -> None:
     where = f"{what}, at {path}," if path else what
     if isinstance(value, str):
         check_text(where, value)
@@ -149,10 +152,10 @@ def _check_json(what: str, value: Any, path: str, depth: int = 0) -> None:
     elif isinstance(value, dict):
         for key, item in value.items():
             check_text(f"a key of {where}", str(key))
-            _check_json(what, item, f"{path}.{key}" if path else str(key), depth + 1)
+            _check_json(what, item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            _check_json(what, item, f"{path}[{i}]", depth + 1)
+            _check_json(what, item, f"{path}[{i}]")
 
 
 def _shown(value: Any) -> Any:

@@ -193,7 +193,7 @@ class Algorithm:
             metrics |= measured
         corrected_N = corrected_N.where(counted_N, 0.0)  # tokens that no policy sampled have none: it is then NaN
         if self.pairwise:
-            metrics["pairs_dropped"] = float(batch.num_sequences // 2 - int(_whole_pairs(batch).sum()) // 2)
+            metrics["pairs_dropped"] = float(batch.num_sequences // 2 - int(batch.whole_pairs_B.sum()) // 2)
         if config.expert is not None:
             metrics["expert_coef"] = config.expert.coef.at(batch.step)
             metrics["expert_sequences"] = float(batch.expert_B.sum())
@@ -201,7 +201,7 @@ class Algorithm:
         return Plan(
             batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=credit.returns_N,
             counted_N=counted_N, corrected_N=corrected_N, kept_N=kept_N, kl_coef=self._kl_coef, metrics=metrics,
-            across_B=self.loss.across(batch, signals, everything_B),
+            over_update_B=self.loss.over_update(batch, signals, everything_B),
             **self._weights(batch, counted_N, self._factor(corrected_N, kept_N), everything_B),
         )  # fmt: skip
 
@@ -212,8 +212,10 @@ class Algorithm:
             members_B: bool; whole groups, or whole pairs.
         """
         factor_N = self._factor(plan.corrected_N, plan.kept_N)
-        across_B = self.loss.across(plan.batch, plan.signals, members_B)
-        return replace(plan, across_B=across_B, **self._weights(plan.batch, plan.counted_N, factor_N, members_B))
+        over_update_B = self.loss.over_update(plan.batch, plan.signals, members_B)
+        return replace(
+            plan, over_update_B=over_update_B, **self._weights(plan.batch, plan.counted_N, factor_N, members_B)
+        )
 
     def remask(self, plan: Plan, signals: Signals, members_B: Tensor) -> Plan:
         """The plan of an optimizer update whose mask is chosen anew, from the update's own tokens.
@@ -252,7 +254,7 @@ class Algorithm:
         if self.loss.unit == "sequence":
             num_units = len(batch.sequence_N[members_N].unique())
         elif self.pairwise:
-            whole_B = _whole_pairs(batch)
+            whole_B = batch.whole_pairs_B
             num_units, unit_weights_B = int((members_B & whole_B).sum()) // 2, unit_weights_B * whole_B
         return {
             "policy_weights_N": policy_weights_N, "expert_weights_N": expert_weights_N,
@@ -373,9 +375,3 @@ class Algorithm:
 
 def _share(kept_N: Tensor) -> float:
     return kept_N.float().mean().item() if len(kept_N) else 1.0
-
-
-def _whole_pairs(batch: StepBatch) -> Tensor:
-    """Whether both answers of each sequence's pair have a token that counts, bool [B]."""
-    answered_B: Tensor = batch.tokens_B > 0
-    return answered_B & answered_B.view(-1, 2).flip(1).flatten()

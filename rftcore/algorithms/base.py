@@ -106,6 +106,12 @@ class StepBatch:
         return self.sum_per_sequence(values_N) / self.tokens_B.clamp(min=1)
 
     @property
+    def whole_pairs_B(self) -> Tensor:
+        """Whether both answers of each sequence's pair have a token that counts, bool [B]. The pairs are sequences 2p and 2p + 1."""
+        answered_B: Tensor = self.tokens_B > 0
+        return answered_B & answered_B.view(-1, 2).flip(1).flatten()
+
+    @property
     def tokens_B(self) -> Tensor:
         """Number of tokens with a loss, int64 [B]."""
         return self.sequence_N.bincount(minlength=self.num_sequences)
@@ -190,7 +196,7 @@ class TokenView:
         read_N: what a `HeadTerm` read of the token's logits; carries the gradient. None for other terms.
         kept_N: bool; False for the tokens that the mask chose. None without a mask.
         mismatched_kl: see `Signals`.
-        across_S: float32; what `Term.across` found for each sequence of `sequences`. None for a loss that looks at no other.
+        over_update_S: float32; what `Term.over_update` found for each sequence of `sequences`. None for a loss that looks at no other.
     """
 
     logprobs_N: Tensor
@@ -207,7 +213,7 @@ class TokenView:
     read_N: Tensor | None = None
     kept_N: Tensor | None = None
     mismatched_kl: Tensor | None = None
-    across_S: Tensor | None = None
+    over_update_S: Tensor | None = None
 
     @property
     def log_ratio_N(self) -> Tensor:
@@ -325,10 +331,11 @@ class Term(Part, ABC):
     def __call__(self, view: TokenView) -> Loss:
         """The loss of each unit of a micro-batch."""
 
-    def across(self, batch: StepBatch, signals: Signals, members_B: Tensor) -> Tensor | None:
-        """What the loss of a sequence depends on in the others of its optimizer update: float32 [B], without gradient.
+    def over_update(self, batch: StepBatch, signals: Signals, members_B: Tensor) -> Tensor | None:
+        """Compute what the loss of each sequence takes from the others of its optimizer update, before the first micro-batch.
 
-        None by default: micro-batches need not know of each other.
+        Returns:
+            float32 [B], without gradient; None, the default, for a loss that depends on its own unit alone.
 
         Args:
             members_B: bool; the sequences of the update.

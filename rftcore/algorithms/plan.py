@@ -27,7 +27,7 @@ class Plan:
             three are None where the algorithm has no such term.
         unit_weights_B: weight of a sequence, or of the pair that it belongs to, in a loss per sequence or pair; 0 for a pair with an
             empty answer.
-        across_B: what `Term.across` found for the loss; see there.
+        over_update_B: what `Term.over_update` found for the loss; see there.
         num_units: tokens, sequences or pairs over which metrics of the loss are averaged.
         num_tokens: tokens over which the others are averaged.
         kl_coef: coefficient of the KL penalty in this step.
@@ -47,7 +47,7 @@ class Plan:
     kl_weights_N: Tensor | None
     entropy_weights_N: Tensor | None
     unit_weights_B: Tensor
-    across_B: Tensor | None
+    over_update_B: Tensor | None
     num_units: int
     num_tokens: int
     kl_coef: float
@@ -84,13 +84,15 @@ class Plan:
         anchor_N, advantages_N = part(self.anchor_N), part(self.advantages_N)
         assert anchor_N is not None and advantages_N is not None
         rewards_N = self.batch.rewards_B[self.batch.sequence_N[index_N]].to(logprobs_N.device)
-        across_S = None if self.across_B is None else self.across_B.to(logprobs_N.device)[sequences.sequence_S]
+        over_update_S = (
+            None if self.over_update_B is None else self.over_update_B.to(logprobs_N.device)[sequences.sequence_S]
+        )
         mismatched_kl = None if signals.mismatched_kl is None else signals.mismatched_kl.to(logprobs_N.device)
         return TokenView(
             logprobs_N=logprobs_N, anchor_N=anchor_N, advantages_N=advantages_N, sequences=sequences,
             reference_N=part(signals.reference_N), teacher_N=part(signals.teacher_N), entropy_N=entropy_N,
             values_N=values_N, old_values_N=part(signals.values_N), returns_N=part(self.returns_N),
-            rewards_N=rewards_N, read_N=read_N, kept_N=part(self.kept_N), mismatched_kl=mismatched_kl, across_S=across_S,
+            rewards_N=rewards_N, read_N=read_N, kept_N=part(self.kept_N), mismatched_kl=mismatched_kl, over_update_S=over_update_S,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Weights into one safetensors file, in the engines' type: no more than one tensor is in memory at a time, and no rank needs what others hold.
+"""Weights into one safetensors file, in the engines' type, with no more than one tensor in memory at a time.
 
 Names, shapes and types are known before the first tensor comes, so the header is written first, and every tensor goes to its place. Rows of a tensor
-are consecutive bytes: the ranks of a trainer write each its own.
+are consecutive bytes, so each rank of a trainer writes the rows that it holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rftcore.sync.transfer_plan import WireTensor
+from rftcore.sync.transfer_plan import Part, WireTensor
 from rftcore.sync.weights_file import OUTPUT_HEAD, embedding_of, full_disk, has_head
 from rftdata.errors import ModelError, is_disk_full
 
@@ -72,6 +72,18 @@ class Layout:
         """The tensors that are in float32."""
         return frozenset(name for name, slot in self.slots.items() if slot.dtype == "float32")
 
+    def slot(self, name: str) -> Slot:
+        """Return the place of a tensor.
+
+        Raises:
+            ModelError: there is none.
+        """
+        if name not in self.slots:
+            raise ModelError(
+                f"the weight {name} is not that of the file's layout", allowed=f"{len(self.slots)} weights"
+            )
+        return self.slots[name]
+
     @cached_property
     def header(self) -> bytes:
         """The bytes before the first tensor."""
@@ -119,15 +131,12 @@ def stream_weights(places: Layout, tensors: Iterable[tuple[str, Tensor]], path: 
     """
     begin_file(places, path)
     missing = {*places.slots}
-    with path.open("r+b") as file:
+    with path.open("r+b", buffering=0) as file:
         for name, tensor in tensors:
             names = {name, OUTPUT_HEAD} if name == places.head_of else {name}
-            _write(file.fileno(), places, names, name, 0, tensor)
+            _write(file.fileno(), places, names, Part(0, 0, _num_rows(places.slot(name).shape)), tensor)
             missing -= names
-    if missing:
-        raise ModelError(
-            "the weights are incomplete", value=", ".join(sorted(missing)[:3]), todo="export the model's full state"
-        )
+    _refuse_missing(missing)
 
 
 def begin_file(places: Layout, path: Path) -> None:
@@ -140,7 +149,7 @@ def begin_file(places: Layout, path: Path) -> None:
 
 
 def write_rows(
-    places: Layout, tensors: Iterable[WireTensor], rank: int, held: Iterable[HeldRows], path: Path, done: Callable[[], None]
+    places: Layout, tensors: Sequence[WireTensor], rank: int, held: Iterable[HeldRows], path: Path, done: Callable[[], None]
 ) -> None:  # fmt: skip
     """Write a rank's share of all tensors into a file that has been begun; together the ranks write every row once.
 
@@ -153,7 +162,7 @@ def write_rows(
         done: called after each tensor.
 
     Raises:
-        ModelError: they are not those of the layout.
+        ModelError: they are not those of the layout, or not all that the rank has to write.
         DiskFullError: there is no space.
     """
     shares = {tensor.name: [part for part in tensor.parts if part.sender == rank] for tensor in tensors}
@@ -164,39 +173,60 @@ def write_rows(
     if places.head_of is not None:
         names[places.head_of].add(OUTPUT_HEAD)
     failure: OSError | ModelError | None = None
-    with path.open("r+b") as file:
-        for rows in held:
-            for part in shares[rows.name] if failure is None else ():
-                first = part.first_row - rows.first_row
-                own = rows.rows[first : first + part.num_rows] if rows.rows.ndim else rows.rows
-                try:
-                    _write(file.fileno(), places, names[rows.name], rows.name, part.first_row, own)
-                except (OSError, ModelError) as error:
-                    failure = error
-            done()
+    stream = iter(held)
+    try:
+        with path.open("r+b", buffering=0) as file:
+            for rows in stream:
+                for part in shares.pop(rows.name, ()):
+                    _write(file.fileno(), places, names[rows.name], part, _rows_of_part(rows, part))
+                done()
+        _refuse_missing({name for name, parts in shares.items() if parts})
+    except (OSError, ModelError) as error:
+        failure = error
+    for _ in stream:
+        done()
+    if failure is not None and is_disk_full(failure):
+        raise full_disk(path) from failure
     if failure is not None:
-        raise full_disk(path) if is_disk_full(failure) else failure
+        raise failure
 
 
-def _write(file: int, places: Layout, names: Collection[str], name: str, first_row: int, rows: Tensor) -> None:
+def _rows_of_part(held: HeldRows, part: Part) -> Tensor:
+    first = part.first_row - held.first_row
+    rows = held.rows[max(0, first) : first + part.num_rows] if held.rows.ndim else held.rows
+    if first < 0 or _num_rows(tuple(rows.shape)) != part.num_rows:
+        raise ModelError(
+            f"a rank holds other rows of the weight {held.name} than it has to write",
+            value=f"{len(held.rows)} from row {held.first_row} on", allowed=f"{part.num_rows} from row {part.first_row} on",
+        )  # fmt: skip
+    return rows
+
+
+def _refuse_missing(names: Collection[str]) -> None:
+    if names:
+        raise ModelError(
+            "the weights are incomplete", value=", ".join(sorted(names)[:3]), todo="export the model's full state"
+        )
+
+
+def _write(file: int, places: Layout, names: Collection[str], part: Part, rows: Tensor) -> None:
     """Write consecutive rows of a tensor to their place under each of its names."""
     import torch
 
-    slot = places.slots.get(name)
-    if slot is None or rows.shape[1:] != slot.shape[1:] or first_row + _num_rows(rows.shape) > _num_rows(slot.shape):
-        raise ModelError(
-            f"the weight {name} is not that of the file's layout", value=tuple(rows.shape), allowed=str(slot)
-        )
-    # A copy even of a tensor in the host's memory: numpy would keep its storage from being freed while an engine has its turn.
-    values = rows.detach().to("cpu", getattr(torch, slot.dtype), copy=True).contiguous()
-    content = values.view(-1).view(torch.uint8).numpy().data
-    for each in names:
-        start = places.slots[each].start + first_row * slot.num_bytes // max(1, _num_rows(slot.shape))
-        _write_at(file, memoryview(content), len(places.header) + start)
+    for name in names:
+        slot = places.slot(name)
+        if (part.num_rows, *slot.shape[1:]) != (_num_rows(tuple(rows.shape)), *rows.shape[1:]):
+            raise ModelError(
+                f"the weight {name} is not that of the file's layout", value=tuple(rows.shape), allowed=str(slot)
+            )
+        # A copy even of a tensor in the host's memory: numpy would keep its storage from being freed while an engine has its turn.
+        values = rows.detach().to("cpu", getattr(torch, slot.dtype), copy=True).contiguous()
+        start = slot.start + part.first_row * slot.num_bytes // max(1, _num_rows(slot.shape))
+        _write_at(file, values.view(-1).view(torch.uint8).numpy().data, len(places.header) + start)
 
 
 def _write_at(file: int, content: memoryview, start: int) -> None:
-    # A call writes 2 GiB at most. Unbuffered, so that a full disk is an error of the write and not of the close.
+    # A call writes 2 GiB at most.
     while content:
         written = os.pwrite(file, content, start)
         content, start = content[written:], start + written

@@ -20,7 +20,6 @@ from torch import Tensor
 from operators.experience.pair_builder import Answer, PairRules, chosen_over_rejected
 from rftcore.algorithms.inputs import refuse_missing_rewards
 from rftcore.trainer.batches import TrainBatch
-from rftdata.errors import RftError
 
 
 def whole(batch: TrainBatch) -> TrainBatch:
@@ -35,7 +34,7 @@ def scored(batch: TrainBatch) -> TrainBatch:
     """The same experiences with one place that counts: the one after the last token.
 
     What a model computes to predict that place, it computes at the last token from all of them. A scalar head there is the score.
-    An empty answer has none: as in other losses, its pair is not trained.
+    An empty answer has no such place, so its pair is not trained.
     """
     lengths_B = batch.attention_mask_BT.sum(dim=1)
     end_BT = torch.arange(batch.attention_mask_BT.shape[1] + 1) == lengths_B[:, None]
@@ -56,14 +55,9 @@ def paired(batch: TrainBatch, rules: PairRules) -> tuple[TrainBatch, dict[str, f
         The pairs, group after group; an experience may be in several, or in none. Metrics: pairs_formed, groups_without_pair.
 
     Raises:
-        RftError: a reward is not a finite number, or no rollout has one turn: then no step would ever train.
+        RftError: a reward is not a finite number.
     """
     refuse_missing_rewards(batch.for_algorithm(1), torch.ones(batch.num_experiences, dtype=torch.bool))
-    if batch.num_experiences and not any(_have_one_turn(batch)):
-        raise RftError(
-            f"algorithm.pairs compares rollouts of one turn, and each of the {len(set(_rollouts(batch)))} of this step has several",
-            todo="take a workflow of one turn, or an algorithm that trains on turns, such as grpo",
-        )
     groups = _answers(batch)
     pairs = [list(chosen_over_rejected(answers, rules)) for answers in groups]
     rows = [answer.key for found in pairs for pair in found for answer in pair]
@@ -74,28 +68,14 @@ def paired(batch: TrainBatch, rules: PairRules) -> tuple[TrainBatch, dict[str, f
     return batch.in_pairs(rows), metrics
 
 
-def _rollouts(batch: TrainBatch) -> list[tuple[int, int]]:
-    """The group and the rollout of each experience."""
-    return [*zip(batch.group_index_B.tolist(), batch.rollout_index_B.tolist(), strict=True)]
-
-
-def _have_one_turn(batch: TrainBatch) -> list[bool]:
-    """Whether each experience is a whole rollout."""
-    rollouts = _rollouts(batch)
-    num_turns = Counter(rollouts)
-    return [
-        num_turns[rollout] == 1 and turn == 0
-        for rollout, turn in zip(rollouts, batch.turn_index_B.tolist(), strict=True)
-    ]
-
-
 def _answers(batch: TrainBatch) -> list[list[Answer]]:
     """The comparable answers of each group, in the order of the groups' first experiences."""
-    groups, prompts = dict[int, list[Answer]](), dict[int, bytes]()
+    rollouts = [*zip(batch.group_index_B.tolist(), batch.rollout_index_B.tolist(), strict=True)]
+    turns, groups, prompts = Counter(rollouts), dict[int, list[Answer]](), dict[int, bytes]()
     lengths = batch.loss_mask_BT.sum(dim=1).tolist()
-    for b, ((group, rollout), has_one_turn) in enumerate(zip(_rollouts(batch), _have_one_turn(batch), strict=True)):
+    for b, (group, rollout) in enumerate(rollouts):
         answers = groups.setdefault(group, [])
-        if not has_one_turn or not lengths[b]:
+        if turns[group, rollout] > 1 or batch.turn_index_B[b] > 0 or not lengths[b]:
             continue
         prompt = batch.token_ids_BT[b, : int(batch.loss_mask_BT[b].int().argmax())].numpy().tobytes()
         if prompts.setdefault(group, prompt) == prompt:

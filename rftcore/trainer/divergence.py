@@ -1,4 +1,4 @@
-"""When training has diverged: gradients are not finite, one update after the other."""
+"""When training goes nowhere: gradients are not finite, or there is nothing to train, one update after the other."""
 
 from __future__ import annotations
 
@@ -10,17 +10,33 @@ from rftdata.errors import RftError
 logger = logging.getLogger(__name__)
 
 _MAX_SKIPPED_IN_A_ROW = 5
+_MAX_EMPTY_IN_A_ROW = 20
 
 
 class Divergence:
-    """Counts updates that were skipped because a gradient was not finite.
+    """Counts updates that changed no weight.
 
     Attributes:
-        skipped_in_a_row: how many, up to the last update.
+        skipped_in_a_row: how many because a gradient was not finite, up to the last update.
+        empty_in_a_row: how many because no pair and no token counted.
     """
 
     def __init__(self) -> None:
-        self.skipped_in_a_row = 0
+        self.skipped_in_a_row = self.empty_in_a_row = 0
+
+    def saw_nothing(self) -> None:
+        """Count an update that had nothing to train.
+
+        Raises:
+            RftError: it is the twentieth in a row.
+        """
+        self.empty_in_a_row += 1
+        if self.empty_in_a_row >= _MAX_EMPTY_IN_A_ROW:
+            raise RftError(
+                f"{_MAX_EMPTY_IN_A_ROW} updates in a row had nothing to train: no pair, or no token that counts",
+                todo="see pairs_formed, groups_without_pair, pairs_dropped and num_tokens in the metrics of rft.v_train_step; pairs are formed of rollouts "
+                "of one turn with different rewards, and have two answers that are not empty",
+            )  # fmt: skip
 
     def saw(self, norms: dict[str, float]) -> bool:
         """Return whether one of an update's gradient norms is not finite.
@@ -29,6 +45,7 @@ class Divergence:
             RftError: it is the fifth such update in a row.
         """
         skipped = not all(map(math.isfinite, norms.values()))
+        self.empty_in_a_row = 0
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped:
             logger.warning(

@@ -215,18 +215,13 @@ class Learner:
         """The policy's learning rate in a step, from 1."""
         return self.config.learning_rate * learning_rate_at(self.config, step, self.total_steps)
 
-    def write_weights(self, places: Layout, path: Path) -> None:
-        """Write this rank's share of the weights into a file that has been begun; all ranks do it together.
-
-        Raises:
-            DiskFullError: there is no space.
-        """
-        tensors = self.wire_tensors()
+    def write_weights(self, places: Layout, tensors: tuple[WireTensor, ...], path: Path) -> None:
+        """Write this rank's share of the weights into a file that has been begun; all ranks do it together. See `LearnerGroup`."""
         held = self.policy.held_rows(tensors, places.dtype, places.in_float32)
         write_rows(places, tensors, self.grid.rank, held, path, self.progress.mark)
 
     def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
-        """What the ranks send to engines together; see `Network`."""
+        """What the ranks hand over to engines together; see `Network`."""
         return self.policy.wire_tensors(adapters_alone)
 
     def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
@@ -370,6 +365,7 @@ class Learner:
     def _optimize(self, plan: Plan, micro_batches: list[MicroBatch], step: int) -> dict[str, float]:
         """One optimizer update; returns mean metrics."""
         if not micro_batches or not plan.num_units:
+            self._divergence.saw_nothing()
             return {"skipped": 1.0}
         sums: dict[str, Tensor] = {}
         plan = plan.to(self.device)

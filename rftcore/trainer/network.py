@@ -269,7 +269,10 @@ class Network:
         }  # fmt: skip
 
     def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
-        """What the ranks send to engines together: every weight, a tied one as the first of its names, or adapters. The same at any time."""
+        """What the ranks hand over to engines together, straight or in a file: every weight, a tied one as the first of its names, or adapters.
+
+        It is the same at any time.
+        """
         if adapters_alone:
             return wire_tensors(named_adapters(self.model), {}, self.grid)
         names: dict[int, str] = {}

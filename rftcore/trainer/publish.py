@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rftcore.sync.adapters_file import write_adapters
 from rftcore.sync.base import Publication
 from rftcore.sync.live_trainer import LiveWeights
-from rftcore.sync.transfer_plan import shapes_of
+from rftcore.sync.transfer_plan import WireTensor, shapes_of
 from rftcore.sync.weights_file import iterate_weights, read_shapes_of_model
 from rftcore.sync.weights_stream import ITEM_BYTES, layout, stream_weights
 from rftcore.trainer.lora import adapters_json, stored_adapters
@@ -46,6 +46,7 @@ class Exports:
         self._adapters = adapters
         self._dtype = dtype
         self._merges = merges
+        self._tensors: tuple[WireTensor, ...] = ()  # the same at any time; adapters are merged to find them
 
     def metrics(self) -> dict[str, float]:
         """What engines do not get of the learner's weights as they are now; on several GPUs, of the first one's share of them.
@@ -67,8 +68,10 @@ class Exports:
         """
         learner, adapters = self._learner, self._adapters
         if adapters is None:
-            places = layout(dict(shapes_of(learner.weight_tensors())), self._dtype, in_float32)
-            return partial(learner.write_weights, places)
+            self._tensors = self._tensors or learner.weight_tensors()
+            return partial(
+                learner.write_weights, layout(dict(shapes_of(self._tensors)), self._dtype, in_float32), self._tensors
+            )
         return lambda path: write_adapters(learner.own.policy.adapter_tensors(), adapters_json(adapters), path)
 
     def of_folder(self, folder: Path) -> Export:

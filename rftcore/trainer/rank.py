@@ -73,8 +73,8 @@ class _Rank:
                 self.learner = learner_arguments.learner()
             case "update", (layout, step):
                 self.learner.update(self.memory.read(layout), step)
-            case "write_weights", (places, path):
-                self.learner.write_weights(places, path)
+            case "write_weights", (places, tensors, path):
+                self.learner.write_weights(places, tensors, path)
             case "send_weights", (plan,):
                 self.sender.send(plan, self.learner.held_rows(plan))
             case "leave_weight_group", ():

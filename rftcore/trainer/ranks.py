@@ -100,19 +100,26 @@ class LearnerGroup:
         """Return the seconds since a step made progress; 0 outside one. Called in any thread."""
         return self.own.progress.stuck_s()
 
-    def write_weights(self, places: Layout, path: Path) -> None:
-        """Write the weights as they are now into a file, each rank what it holds of them.
+    def write_weights(self, places: Layout, tensors: tuple[WireTensor, ...], path: Path) -> None:
+        """Write the weights as they are now into a file, each rank the rows that it holds.
+
+        Args:
+            places: of all tensors.
+            tensors: see `weight_tensors`.
 
         Raises:
-            DiskFullError, OSError: there is no space; the ranks are whole.
+            DiskFullError, OSError: there is no space. The ranks can be called again.
         """
         begin_file(places, path)
-        own = partial(self.own.write_weights, places, path)
-        with self.own.progress.step():
-            if self._others is None:
-                own()
-            else:
-                self._others.attempt(own, DiskFullError, "write_weights", places, path)
+
+        def own() -> None:
+            with self.own.progress.step():  # not of the others, whose disk may be slower
+                self.own.write_weights(places, tensors, path)
+
+        if self._others is None:
+            own()
+        else:
+            self._others.attempt(own, DiskFullError, "write_weights", places, tensors, path)
 
     @property
     def weight_group_id(self) -> int | None:
@@ -244,8 +251,8 @@ class OtherRanks:
             RoleFailedError: another rank died, or failed where this one did not.
             BaseException: what the call in this rank raised.
         """
-        with self.together(method, *arguments):
-            return self.run(own)
+        with self._together(method, *arguments):
+            return self._run(own)
 
     def attempt(
         self, own: Callable[[], T], failure: type[RftError], method: str, *arguments: object,
@@ -265,9 +272,9 @@ class OtherRanks:
         found: T | None = None
         self._tolerated, self._failures = (failure,), []
         try:
-            with self.together(method, *arguments, limit_s=limit_s, check=check):
+            with self._together(method, *arguments, limit_s=limit_s, check=check):
                 try:
-                    found = self.run(own)
+                    found = self._run(own)
                 except failure as error:
                     self._failures.insert(0, error)
         finally:
@@ -277,10 +284,10 @@ class OtherRanks:
         return cast(T, found)
 
     @contextmanager
-    def together(
+    def _together(
         self, method: str, *arguments: object, limit_s: float | None = None, check: Callable[[], None] = always_wanted
     ) -> Iterator[None]:
-        """Call a method in the other ranks while the block makes the same call in parts with `run`."""
+        """Call a method in the other ranks while the block makes the same call with `_run`."""
         try:
             self.check()
             for process in self._processes:
@@ -297,9 +304,9 @@ class OtherRanks:
             self._end()
             raise
 
-    def run(self, part: Callable[[], T]) -> T:
-        """Run a part of this rank's call, within `together`."""
-        self._thread.start(part)
+    def _run(self, own: Callable[[], T]) -> T:
+        """Make this rank's call, within `_together`."""
+        self._thread.start(own)
         try:
             while not self._listen(self._thread):
                 pass

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from rftdata.errors import ConfigError
 
 _DATA, _TENSOR = "data", "tensor"
-# A rank that dies is noticed by itself (`rftcore.trainer.ranks`). The others may wait long in a collective while rank 0 writes weights to a slow disk.
+# A rank that dies is noticed by itself (`rftcore.trainer.ranks`). Ranks may wait long for one that writes its weights to a slow disk.
 TIMEOUT = timedelta(hours=2)
 # Norms over the size of one head (Qwen3): whole on every tensor-parallel rank, which applies them to its own heads only.
 _HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
@@ -72,7 +72,7 @@ class Grid:
     @property
     def is_first(self) -> bool:
         """Whether this is the rank that writes files."""
-        return self.mesh is None or dist.get_rank() == 0
+        return self.rank == 0
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sum over data-parallel ranks, in place."""

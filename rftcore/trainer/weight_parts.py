@@ -1,4 +1,4 @@
-"""Which rows of each weight a rank sends to engines: those of its own shard, so that no weight is gathered.
+"""Which rows of each weight a rank hands over to engines, straight or in a file: those of its own shard, so that no weight is gathered.
 
 FSDP2 shards the first dimension, and column-wise tensor parallelism does so before it: each rank holds consecutive rows. Row-wise tensor parallelism
 splits the second dimension; such a weight is gathered over the tensor-parallel ranks, and over these alone. Ranks that hold the same rows divide them.
@@ -62,8 +62,8 @@ def held_rows(
     """Yield the rows of each weight that this rank holds; all ranks walk it together.
 
     Args:
-        dtype: type on the wire, in which what must be gathered is gathered.
-        in_float32: weights that travel in float32 nevertheless.
+        dtype: in which what must be gathered is gathered.
+        in_float32: weights for which that is float32 nevertheless.
         layout: see `wire_tensors`.
     """
     for name, tensor in weights:

@@ -16,8 +16,8 @@ _FAILED = ctypes.c_void_p(-1).value
 class FileMapping:
     """Maps a whole file for reading, until the object is collected.
 
-    `mmap.mmap` and Arrow's memory maps keep a descriptor each, and a process has 1,024 of these by default. Who reads a file while it grows maps it
-    again and again, and holds each mapping as long as something read through it.
+    `mmap.mmap` and Arrow's memory maps keep a descriptor each, of which a process may have 1,024 by default. A reader of a growing file maps it
+    again and again, and keeps each mapping as long as it uses anything read through it. Linux allows 65,530 mappings (vm.max_map_count).
 
     Args:
         descriptor: of a file that is not empty; it may be closed afterwards.
@@ -30,6 +30,8 @@ class FileMapping:
         OSError: the file cannot be mapped.
     """
 
+    _unmap = _LIBC.munmap  # here, because at exit the module may be empty before the last object is collected
+
     def __init__(self, descriptor: int) -> None:
         self.size = os.fstat(descriptor).st_size
         address = _LIBC.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
@@ -38,8 +40,6 @@ class FileMapping:
             raise OSError(number, os.strerror(number))
         self.address: int = address
 
-    def __del__(
-        self, unmap: ctypes._NamedFuncPointer = _LIBC.munmap
-    ) -> None:  # bound here: at exit the module is empty
+    def __del__(self) -> None:
         if hasattr(self, "address"):
-            unmap(self.address, self.size)
+            self._unmap(self.address, self.size)

@@ -200,6 +200,11 @@ class PosixSegmentStore(SegmentStore):
             return corrupt(address, "its file is a symbolic link, or not a plain file")
         if error.errno == errno.ENOENT and self.folder.is_dir() and any(True for _ in self.files()):
             return corrupt(address, "its file is missing")
+        if error.errno == errno.ENOMEM:
+            return BufferUnavailableError(
+                "a segment file cannot be mapped: this process has too many mappings, or too little address space",
+                value=address.uri, todo="raise vm.max_map_count, or the limit on address space (ulimit -v)",
+            )  # fmt: skip
         why = "it is missing or empty" if error.errno == errno.ENOENT else str(error.strerror)
         return BufferUnavailableError(
             f"the folder of the segments cannot be read: {why}",

@@ -1,4 +1,4 @@
-"""Reading of segments: columns of experiences by their address, through a process's open files."""
+"""Reading of segments: columns of experiences by their address, in the files that a process has mapped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rftdata.postgres.database import Database
 from rftdata.segments.base import ADDRESS_MAX_AGE_S, SegmentAddress, SegmentStore
 from rftdata.segments.codec import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader, purged_rows
 
-# Segments that a reader keeps open, at least those of one call.
+# Segments that a reader keeps mapped, at least those of one call.
 _MAX_SEGMENTS = 4096
 
 

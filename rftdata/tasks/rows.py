@@ -25,7 +25,7 @@ import xxhash
 from rftdata.config import TasksetConfig
 from rftdata.config_errors import nearest
 from rftdata.errors import TaskSourceError, ranges
-from rftdata.limits import MAX_NAME_BYTES, is_too_deep
+from rftdata.limits import MAX_JSON_DEPTH, MAX_NAME_BYTES, is_too_deep
 from rftdata.postgres.database import Database
 from rftdata.postgres.values import storable
 from rftdata.tasks.sources import source_rows, was_cut
@@ -98,13 +98,7 @@ def read_tasks(
     seen, splitter = _Seen(config, reading.repeats), Splitter(config, reading.splits)
     named = _named_columns(config)
     for number, row in enumerate(source_rows(config, base_dir, database), start=1):
-        try:
-            task, is_named = _task(config, row, number)
-        except RecursionError:
-            raise TaskSourceError(
-                f"row {number} of the taskset {config.name!r} is nested too deeply",
-                todo="correct or remove it in its source",
-            ) from None
+        task, is_named = _task(config, row, number)
         for column in named:
             column.see(row)
         if config.split and splitter.split(task) != config.split:
@@ -232,8 +226,11 @@ def _task(config: TasksetConfig, row: Any, number: int) -> tuple[dict[str, Any],
             todo="correct the source",
         )
     row = dict(row)
-    if is_too_deep(row):
-        raise RecursionError
+    if is_too_deep({"metadata": row}):  # as it is stored
+        raise TaskSourceError(
+            f"row {number} of the taskset {config.name!r} is nested too deeply",
+            allowed=f"up to {MAX_JSON_DEPTH - 2} levels in a column", todo="correct or remove it in its source",
+        )  # fmt: skip
     row = storable(row)
     column = _prompt_column(config, row)
     answer = config.answer or "answer"

@@ -67,6 +67,8 @@ def test_no_statement_is_compiled_by_a_server_that_does_so_by_default(buffer: Bu
         connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET jit = on')
     with contextlib.closing(Database(buffer.database.uri)) as database, database.connection() as connection:
         assert list(connection.execute("SHOW jit")) == [{"jit": "off"}]
+        with contextlib.closing(database.dedicated()) as listening:
+            assert list(listening.execute("SHOW jit")) == [{"jit": "off"}]
 
 
 def test_an_experiment_whose_name_looks_numbered_is_another_one(buffer: Buffer, tmp_path: Path) -> None:

@@ -38,11 +38,11 @@ def write_weights(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
 
 def weights_of(learner: Learner | LearnerGroup) -> dict[str, Tensor]:
     """Return the whole weights of a learner in float32, by way of a file as engines get it. All ranks of a `Learner` call it."""
-    shapes = shapes_of(learner.weight_tensors() if isinstance(learner, LearnerGroup) else learner.wire_tensors())
+    tensors = learner.weight_tensors() if isinstance(learner, LearnerGroup) else learner.wire_tensors()
     with tempfile.TemporaryDirectory() as folder:
-        places, path = layout(dict(shapes), "float32"), Path(folder) / "weights.safetensors"
+        places, path = layout(dict(shapes_of(tensors)), "float32"), Path(folder) / "weights.safetensors"
         if isinstance(learner, LearnerGroup):
-            learner.write_weights(places, path)
+            learner.write_weights(places, tensors, path)
             return load_file(path)
         grid, paths = learner.grid, [path]
         if grid.mesh is not None:
@@ -50,7 +50,7 @@ def weights_of(learner: Learner | LearnerGroup) -> dict[str, Tensor]:
         if grid.is_first:
             begin_file(places, path)
         grid.wait_for_all()
-        learner.write_weights(places, paths[0])
+        learner.write_weights(places, tensors, paths[0])
         grid.wait_for_all()
         found = load_file(paths[0])
         grid.wait_for_all()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
-from rftdata.limits import may_be_unstorable
+from rftdata.errors import QueryError
+from rftdata.limits import check_json, is_too_deep, may_be_unstorable
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,24 @@ def test_a_number_that_is_not_finite_is_looked_for(number: str) -> None:
 @pytest.mark.parametrize("number", ["1e99", "1" * 209, "1" * 209 + "e99"])
 def test_other_numbers_need_no_look(number: str) -> None:
     assert math.isfinite(json.loads(number)) and not may_be_unstorable(f'{{"a": [{number}]}}')
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for level in range(depth):
+        value = [0, value] if level % 2 else {"a": value}
+    return value
+
+
+def test_json_is_as_deep_as_its_deepest_list_or_object() -> None:
+    assert not is_too_deep(nested(300)) and is_too_deep(nested(301))
+    assert not is_too_deep([[0] * 1000] * 1000) and not is_too_deep("text")
+    check_json("a value", nested(300))
+    with pytest.raises(QueryError, match="a value is nested too deeply; allowed: up to 300 levels"):
+        check_json("a value", nested(301))
+
+
+def test_a_value_that_contains_itself_is_too_deep() -> None:
+    value: list[Any] = []
+    value += [value, value]
+    assert is_too_deep(value)

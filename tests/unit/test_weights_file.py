@@ -85,8 +85,11 @@ def test_tensors_that_are_not_those_of_the_layout_are_refused(tmp_path: Path) ->
     places = layout({name: tuple(tensor.shape) for name, tensor in some_tensors().items()}, "float32")
     with pytest.raises(ModelError, match=r"incomplete.*lm_head"):
         stream_weights(places, [], tmp_path / "a")
-    with pytest.raises(ModelError, match="is not that of the file's layout"):
-        stream_weights(places, [(EMBEDDING, torch.zeros(9, 4))], tmp_path / "b")
+    for wrong in (torch.zeros(9, 4), torch.zeros(5, 4), torch.zeros(7, 5), torch.zeros(28)):
+        with pytest.raises(ModelError, match="is not that of the file's layout"):
+            stream_weights(places, [(EMBEDDING, wrong)], tmp_path / "b")
+    with pytest.raises(ModelError, match="another is not that of the file's layout"):
+        stream_weights(places, [("another", torch.zeros(7, 4))], tmp_path / "c")
 
 
 TIED = WireTensor("lm_head.weight", (7, 4), (), same_as=EMBEDDING)
@@ -115,6 +118,35 @@ def test_ranks_write_their_rows_under_every_name_of_a_tensor(tmp_path: Path, tie
     for name, tensor in back.items():
         whole = tensors[EMBEDDING if name == "lm_head.weight" else name]
         assert torch.equal(tensor, whole.to(torch.float32 if whole.ndim < 2 else torch.bfloat16)), name
+
+
+def test_tied_tensors_may_have_types_of_their_own(tmp_path: Path) -> None:
+    embedding = torch.randn(7, 4)
+    wire = [WireTensor(EMBEDDING, (7, 4), (Part(0, 0, 7),)), TIED]
+    places = layout(dict(shapes_of(tuple(wire))), "bfloat16", in_float32=[EMBEDDING])
+    begin_file(places, path := tmp_path / "a.safetensors")
+    write_rows(places, wire, 0, [HeldRows(EMBEDDING, 0, embedding)], path, lambda: None)
+    back = dict(iterate_weights(path))
+    assert torch.equal(back[EMBEDDING], embedding) and torch.equal(back["lm_head.weight"], embedding.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ([], "the weights are incomplete"),
+        ([HeldRows(EMBEDDING, 2, torch.zeros(5, 4))], "other rows of the weight"),
+        ([HeldRows(EMBEDDING, 0, torch.zeros(5, 4))], "other rows of the weight"),
+        ([HeldRows(EMBEDDING, 0, torch.zeros(6, 3))], "is not that of the file's layout"),
+    ],
+)
+def test_a_rank_without_the_rows_that_it_has_to_write_is_refused(
+    tmp_path: Path, held: list[HeldRows], message: str
+) -> None:
+    wire = [WireTensor(EMBEDDING, (7, 4), (Part(0, 0, 6), Part(1, 6, 1))), TIED]
+    places = layout(dict(shapes_of(tuple(wire))), "float32")
+    begin_file(places, path := tmp_path / "a.safetensors")
+    with pytest.raises(ModelError, match=message):
+        write_rows(places, wire, 0, held, path, lambda: None)
 
 
 def test_a_full_disk_ends_a_rank_after_the_last_tensor(tmp_path: Path) -> None:

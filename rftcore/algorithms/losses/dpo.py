@@ -23,8 +23,8 @@ For a pair of responses y_w (chosen) over y_l (rejected) to a prompt x:
 
 `form` may also be a mapping of several to their weights, whose losses are added: MPO is {sigmoid: 0.8, bco_pair: 0.2, sft: 1} (arXiv 2411.10442).
 
-aot sorts all pairs of the update, over micro-batches and ranks, where TRL sorts those of one micro-batch. The order is that of the policy
-before the step: with several updates in a step, pairs may have passed each other since.
+aot sorts all pairs of the update, over micro-batches and ranks, where TRL sorts those of one micro-batch. Each pair counts once in the order,
+whatever its weight. The order is that of the policy before the step: with several updates in a step, pairs may have passed each other since.
 
 `length_normalised` divides r(y) by the number of the response's tokens (Tülu 3, arXiv 2411.15124, section 5). TRL always does so in
 ipo. β should then be larger by about as many times as responses have tokens.
@@ -102,7 +102,7 @@ class DPO(PairTerm):
     def signals(self) -> frozenset[Signal]:
         return self.needs | {"old"} if "aot" in self.config.form else self.needs
 
-    def across(self, batch: StepBatch, signals: Signals, members_B: Tensor) -> Tensor | None:
+    def over_update(self, batch: StepBatch, signals: Signals, members_B: Tensor) -> Tensor | None:
         if "aot" not in self.config.form:
             return None
         assert signals.old_N is not None and signals.reference_N is not None
@@ -112,10 +112,10 @@ class DPO(PairTerm):
             for values_N in (signals.old_N, signals.reference_N)
         )
         # A pair with an empty answer is not trained, so it takes no place in the order either.
-        counted_P = (members_B & (batch.tokens_B > 0)).view(-1, 2).all(dim=1)
+        counted_P = (members_B & batch.whole_pairs_B)[::2]
         shift_P = policy_P.new_zeros(len(policy_P))
         own_P = reference_P[counted_P]
-        shift_P[counted_P] = own_P - own_P.sort().values[policy_P[counted_P].argsort().argsort()]
+        shift_P[counted_P] = own_P - own_P.sort().values[policy_P[counted_P].argsort(stable=True).argsort()]
         return shift_P.repeat_interleave(2)
 
     def __call__(self, view: TokenView) -> Loss:
@@ -125,7 +125,7 @@ class DPO(PairTerm):
         tokens_P2 = tokens_P2.clamp(min=1)
         rewards_P2 = config.beta * (sums_P2 / tokens_P2 if config.length_normalised else sums_P2)
         nll_P = -pooled_pairs(view, view.logprobs_N)[0][:, 0] / tokens_P2[:, 0]
-        shift_P = None if view.across_S is None else view.sequences.in_pairs(view.across_S)[:, 0]
+        shift_P = None if view.over_update_S is None else view.sequences.in_pairs(view.over_update_S)[:, 0]
         pairs = _Pairs(rewards_P2[:, 0], rewards_P2[:, 1], nll_P, shift_P, config)
         loss_P = nll_P.new_zeros(len(nll_P))
         for form, weight in config.form.items():

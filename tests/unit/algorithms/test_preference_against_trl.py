@@ -133,6 +133,20 @@ def compare_with_dpo_trainer(
     same(found, expected, responses.leaf_BT)
 
 
+def test_the_order_of_aot_is_that_of_log_ratios_per_token_where_the_loss_is() -> None:
+    responses = Responses.make(5, LENGTHS)
+    batch, signals = responses.batch(), responses.signals
+    algorithm = build_algorithm("aot", {"loss": {"beta": 0.4, "length_normalised": True}})
+    found = loss_in_parts(algorithm, batch, signals, responses.logprobs_N)
+    means = [
+        (values * responses.mask_BT).sum(1) / responses.mask_BT.sum(1)
+        for values in (responses.leaf_BT, responses.reference_BT)
+    ]
+    policy, reference = (each.view(-1, 2)[:, 0] - each.view(-1, 2)[:, 1] for each in means)
+    expected = -torch.nn.functional.logsigmoid(0.4 * (policy.sort().values - reference.sort().values)).mean()
+    same(found, expected, responses.leaf_BT)
+
+
 def test_pairs_of_other_micro_batches_are_sorted_too_and_those_of_other_updates_are_not() -> None:
     responses, algorithm = Responses.make(3, LENGTHS), build_algorithm("aot", {"loss": {"beta": 0.4}})
     batch, signals = responses.batch(), responses.signals
@@ -150,7 +164,18 @@ def test_pairs_of_other_micro_batches_are_sorted_too_and_those_of_other_updates_
         for plan in (of_update, alone)
     )
     same(found, expected, responses.leaf_BT)
-    assert not torch.equal(of_update.across_B, algorithm.plan(batch, signals).across_B)
+    # A pair with an empty answer is not trained, and takes no place in the order.
+    tokens = [*LENGTHS]
+    tokens[2] = 0
+    shortened = Responses.make(3, tokens)
+    kept_B = torch.tensor(tokens).view(-1, 2).all(dim=1).repeat_interleave(2)
+    without = algorithm.plan(
+        shortened.batch().only(kept_B), shortened.signals.only(kept_B[shortened.batch().sequence_N])
+    )
+    with_it = algorithm.plan(shortened.batch(), shortened.signals)
+    assert with_it.over_update_B is not None and without.over_update_B is not None
+    assert torch.equal(with_it.over_update_B[kept_B], without.over_update_B)
+    assert not torch.equal(of_update.over_update_B, algorithm.plan(batch, signals).over_update_B)
 
 
 @pytest.mark.parametrize(("preset", "loss_type"), [("online_dpo", "sigmoid"), ("ipo", "ipo")])

