@@ -127,16 +127,25 @@ def is_too_deep(value: Any) -> bool:
     return False
 
 
+def refuse_too_deep(what: str, value: Any) -> None:
+    """Refuse a JSON value that is nested too deeply.
+
+    Raises:
+        QueryError: with what is allowed.
+    """
+    if is_too_deep(value):
+        raise QueryError(
+            f"{what} is nested too deeply", allowed=f"up to {MAX_JSON_DEPTH} levels", todo="make it flatter"
+        )
+
+
 def check_json(what: str, value: Any, path: str = "") -> None:
     """Refuse a JSON value that jsonb cannot hold as it is.
 
     Raises:
         QueryError: it has NUL, half a surrogate pair, NaN or infinity, or is nested too deeply; the message names the place.
     """
-    if is_too_deep(value):
-        raise QueryError(
-            f"{what} is nested too deeply", allowed=f"up to {MAX_JSON_DEPTH} levels", todo="make it flatter"
-        )
+    refuse_too_deep(what, value)
     _check_json(what, value, path)
 
 

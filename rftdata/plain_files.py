@@ -89,13 +89,18 @@ def create_file(folder: Path, path: str) -> IO[bytes]:
 
 def plain_size(folder: Path, path: str) -> int:
     """Return the size of a plain file below a folder in bytes; raises as `open_plain` does."""
+    return plain_status(folder, path).st_size
+
+
+def plain_status(folder: Path, path: str) -> os.stat_result:
+    """Return what the file system says of a plain file below a folder; raises as `open_plain` does."""
     with _parent(folder, path) as (parent, name):
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
         raise OSError(errno.ELOOP, "it is a symbolic link", path)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is not a plain file", path)
-    return found.st_size
+    return found
 
 
 def unlink_plain(folder: Path, path: str) -> None:

@@ -2,6 +2,7 @@
 
     whole        every token counts, prompts too                      `train_on: all`
     scored       one place counts: that after the last token          losses of a scorer
+    answered     pairs without those with an empty answer             losses of pairs
     paired       pairs, formed from the rewards of groups             `pairs: {}`
     mismatched   prompts with the responses to other prompts          the signal `mismatched`
 
@@ -34,11 +35,10 @@ def scored(batch: TrainBatch) -> TrainBatch:
     """The same experiences with one place that counts: the one after the last token.
 
     What a model computes to predict that place, it computes at the last token from all of them. A scalar head there is the score.
-    An empty answer has no such place, so its pair is not trained.
     """
     lengths_B = batch.attention_mask_BT.sum(dim=1)
     end_BT = torch.arange(batch.attention_mask_BT.shape[1] + 1) == lengths_B[:, None]
-    end_BT &= batch.loss_mask_BT.any(dim=1)[:, None]
+    end_BT[:, 0] = False
     return replace(
         batch, token_ids_BT=_widened(batch.token_ids_BT), attention_mask_BT=_widened(batch.attention_mask_BT), loss_mask_BT=end_BT,
         behavior_logprobs_BT=torch.zeros(end_BT.shape).masked_fill(end_BT, torch.nan), token_rewards_BT=None, teacher_logprobs_BT=None,
@@ -66,6 +66,15 @@ def paired(batch: TrainBatch, rules: PairRules) -> tuple[TrainBatch, dict[str, f
         "groups_without_pair": float(sum(not found for found in pairs)),
     }
     return batch.in_pairs(rows), metrics
+
+
+def answered_pairs(batch: TrainBatch) -> tuple[TrainBatch, float]:
+    """The pairs of which both answers have a token that counts, and the number of the others."""
+    whole_P = batch.loss_mask_BT.any(dim=1).view(-1, 2).all(dim=1)
+    num_dropped = int((~whole_P).sum())
+    if not num_dropped:
+        return batch, 0.0
+    return batch.in_pairs(whole_P.repeat_interleave(2).nonzero().flatten().tolist()), float(num_dropped)
 
 
 def _answers(batch: TrainBatch) -> list[list[Answer]]:

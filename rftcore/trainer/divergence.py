@@ -1,4 +1,4 @@
-"""When training goes nowhere: gradients are not finite, or there is nothing to train, one update after the other."""
+"""When training goes nowhere: gradients are not finite, one update after the other, or there is nothing to train, step after step."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ _MAX_EMPTY_IN_A_ROW = 20
 
 
 class Divergence:
-    """Counts updates that changed no weight.
+    """Counts what changed no weight.
 
     Attributes:
-        skipped_in_a_row: how many because a gradient was not finite, up to the last update.
-        empty_in_a_row: how many because no pair and no token counted.
+        skipped_in_a_row: updates up to the last one whose gradient was not finite.
+        empty_in_a_row: steps up to the last one in which no pair and no token counted.
     """
 
     def __init__(self) -> None:
         self.skipped_in_a_row = self.empty_in_a_row = 0
 
-    def saw_nothing(self) -> None:
-        """Count an update that had nothing to train.
+    def end_step(self, *, is_empty: bool) -> None:
+        """Count a step.
+
+        Args:
+            is_empty: none of its updates had anything to train.
 
         Raises:
-            RftError: it is the twentieth in a row.
+            RftError: it is the twentieth such step in a row.
         """
-        self.empty_in_a_row += 1
+        self.empty_in_a_row = self.empty_in_a_row + 1 if is_empty else 0
         if self.empty_in_a_row >= _MAX_EMPTY_IN_A_ROW:
             raise RftError(
-                f"{_MAX_EMPTY_IN_A_ROW} updates in a row had nothing to train: no pair, or no token that counts",
+                f"{_MAX_EMPTY_IN_A_ROW} steps in a row had nothing to train: no pair, or no token that counts",
                 todo="see pairs_formed, groups_without_pair, pairs_dropped and num_tokens in the metrics of rft.v_train_step; pairs are formed of rollouts "
                 "of one turn with different rewards, and have two answers that are not empty",
             )  # fmt: skip
@@ -45,7 +48,6 @@ class Divergence:
             RftError: it is the fifth such update in a row.
         """
         skipped = not all(map(math.isfinite, norms.values()))
-        self.empty_in_a_row = 0
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped:
             logger.warning(

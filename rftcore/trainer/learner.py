@@ -174,8 +174,8 @@ class Learner:
         reports `skipped`: one overflow must not end a long run, and the optimizer's moments would never recover from it.
 
         Raises:
-            RftError: a reward that is not a number, an experience that needs behaviour log-probabilities and has none, or
-                the fifth gradient in a row that is not finite.
+            RftError: a reward that is not a number, an experience that needs behaviour log-probabilities and has none,
+                the fifth gradient in a row that is not finite, or the twentieth step in a row with nothing to train.
         """
         started = time.perf_counter()
         if self.config.lora is not None and self.config.lora.dropout:
@@ -197,8 +197,9 @@ class Learner:
                 current = self._models.updated(plan, batch, micro_batches, members, again=bool(updates))
                 chosen = {"mask_kept": current.metrics["mask_kept"]} if self.algorithm.masks_each_update else {}
                 updates.append(chosen | self._optimize(current, micro_batches, step))
+        self._divergence.end_step(is_empty=not any("loss" in update for update in updates))
         self._models.release()
-        metrics = formed | plan.metrics | means(updates)
+        metrics = plan.metrics | formed | means(updates)
         self.algorithm.observe(plan, metrics)
         self.step = step
         seconds = time.perf_counter() - started
@@ -283,7 +284,7 @@ class Learner:
         tensors = staged(tensors)
         scalars = encoded_state({
             "step": self.step, "algorithm": self.algorithm.name, "skipped_in_a_row": self._divergence.skipped_in_a_row,
-            "algorithm_state": self.algorithm.state_dict(),
+            "empty_in_a_row": self._divergence.empty_in_a_row, "algorithm_state": self.algorithm.state_dict(),
         })  # fmt: skip
         write_policy = self.policy.stage()
         write_critic = None if self.critic is None else self.critic.stage()
@@ -329,6 +330,7 @@ class Learner:
             network.load_optimizer_state(moments[prefix])
         self.step = scalars["step"]
         self._divergence.skipped_in_a_row = scalars["skipped_in_a_row"]
+        self._divergence.empty_in_a_row = scalars.get("empty_in_a_row", 0)
         self.algorithm.load_state_dict(scalars["algorithm_state"])
 
     def _set_models(self, policy_path: str, critic_path: str) -> None:
@@ -365,7 +367,6 @@ class Learner:
     def _optimize(self, plan: Plan, micro_batches: list[MicroBatch], step: int) -> dict[str, float]:
         """One optimizer update; returns mean metrics."""
         if not micro_batches or not plan.num_units:
-            self._divergence.saw_nothing()
             return {"skipped": 1.0}
         sums: dict[str, Tensor] = {}
         plan = plan.to(self.device)

@@ -18,7 +18,7 @@ from rftcore.algorithms.base import HeadTerm, Signal, Signals, TokenView
 from rftcore.algorithms.kl import k3
 from rftcore.algorithms.masks.clip_v import expected_discriminator
 from rftcore.algorithms.plan import Plan
-from rftcore.trainer.batch_forms import mismatched, paired, scored, whole
+from rftcore.trainer.batch_forms import answered_pairs, mismatched, paired, scored, whole
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
 from rftcore.trainer.lora import without_adapters, without_dropout
@@ -55,6 +55,9 @@ class Models:
         metrics, rules = dict[str, float](), self.algorithm.config.pairs
         if rules is not None:
             batch, metrics = paired(batch, rules)
+        if self.algorithm.pairwise:
+            # Not even computed: experts would be balanced for their tokens, and updates dealt with them.
+            batch, metrics["pairs_dropped"] = answered_pairs(batch)
         if self.algorithm.trains_scorer:
             return scored(batch), metrics
         return (whole(batch) if self.algorithm.config.train_on == "all" else batch), metrics

@@ -111,15 +111,12 @@ class LearnerGroup:
             DiskFullError, OSError: there is no space. The ranks can be called again.
         """
         begin_file(places, path)
-
-        def own() -> None:
-            with self.own.progress.step():  # not of the others, whose disk may be slower
-                self.own.write_weights(places, tensors, path)
-
-        if self._others is None:
-            own()
-        else:
-            self._others.attempt(own, DiskFullError, "write_weights", places, tensors, path)
+        own = partial(self.own.write_weights, places, tensors, path)
+        with self.own.progress.step():  # of all ranks, which have about as much to write
+            if self._others is None:
+                own()
+            else:
+                self._others.attempt(own, DiskFullError, "write_weights", places, tensors, path)
 
     @property
     def weight_group_id(self) -> int | None:

@@ -33,7 +33,7 @@ from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.run_checkpoints import RunCheckpoints
 from rftcore.trainer.trainer_watch import watch_trainer
 from rftcore.trainer.turns import TrainerTurns, trainer_turns
-from rftdata.errors import BufferUnavailableError
+from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.failpoints import failpoint
 from rftdata.planning.run_selectors import selector_metrics
 from rftdata.training.attempt import Attempt
@@ -321,6 +321,7 @@ class TrainerRole:
 
     def _finish(self) -> None:
         self.checkpoints.commit()
+        self._refuse_untrained()
         unknown = None if self.parity is None else self.parity.conclude()
         if not self._wait_for_evaluations("the last validation"):
             return
@@ -334,6 +335,16 @@ class TrainerRole:
         if failed:
             outcome.append(f"{len(failed)} evaluations failed: {failed[0].error}")
         self.attempt.finish("; ".join(outcome))
+
+    def _refuse_untrained(self) -> None:
+        """Raise an RftError if no step of the run changed a weight: it must not look as if it had finished."""
+        (found,) = self.run.database.fetch("progress_untrained", run_id=self.run.run_id)
+        if found["num_steps"] and found["num_steps"] == found["num_untrained"]:
+            raise RftError(
+                f"the run has trained nothing: each of its {found['num_steps']} steps left all weights as they were",
+                todo="see skipped, grad_norm, num_tokens and, of pairs, pairs_formed, groups_without_pair and pairs_dropped in the metrics of"
+                " rft.v_train_step; pairs are formed of rollouts of one turn with different rewards",
+            )  # fmt: skip
 
     def _ask_for_tests(self) -> None:
         """The test sets are read once: by the initial weights and by the checkpoint that validation chose."""

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import os
 import re
 import threading
 import time
@@ -33,6 +34,7 @@ from rftdata.errors import (
     ConflictError,
     DiskFullError,
     QueryError,
+    RftError,
     SchemaVersionError,
 )
 from rftdata.limits import is_storable
@@ -135,7 +137,7 @@ class Database:
         patience_s: float | None = None,
         idle_s: float | None = None,
     ) -> None:
-        self.uri, self._idle_s = uri, idle_s
+        self.uri, self._idle_s, self._pid = uri, idle_s, os.getpid()
         self._patience_s = patience_s
         self._connect_s = _CONNECT_S if patience_s is None else min(_CONNECT_S, max(1.0, patience_s))
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -185,6 +187,14 @@ class Database:
         with self._connections_lock:
             self._connections.add(connection)
 
+    def refuse_other_process(self) -> None:
+        """Raise an RftError in a process that was forked since: both would read answers from one connection, and locks may be held."""
+        if os.getpid() != self._pid:
+            raise RftError(
+                "the buffer was opened in another process, from which this one was forked", value=self._pid,
+                allowed=str(os.getpid()), todo="open it again in this process",
+            )  # fmt: skip
+
     def own_pids(self) -> list[int]:
         """Return the process ids, on the server, of the sessions in this pool."""
         with self._connections_lock:
@@ -198,6 +208,7 @@ class Database:
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """Yield a pooled autocommit connection."""
+        self.refuse_other_process()
         with translated(self.uri):
             connection = self._working_connection()
             try:
@@ -254,6 +265,7 @@ class Database:
 
     def dedicated(self) -> Connection:
         """Open a connection outside the pool, for LISTEN or locks across transactions; the caller closes it."""
+        self.refuse_other_process()
         with translated(self.uri):
             connection = psycopg.connect(
                 self.uri, autocommit=True, row_factory=dict_row, application_name="rft-listen", **self._settings

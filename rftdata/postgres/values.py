@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rftdata.limits import replaced
+from rftdata.limits import refuse_too_deep, replaced
 
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 # Longer than any traceback. Both its ends are of interest.
@@ -20,17 +20,26 @@ _MAX_RECORDED = 100_000
 
 
 def storable(value: Any) -> Any:
-    """Return the value without NUL, half surrogates, NaN and infinity, which models do sample, for text and jsonb."""
+    """Return the value without NUL, half surrogates, NaN and infinity, which models do sample, for text and jsonb.
+
+    Raises:
+        QueryError: it is nested more deeply than an import of it would accept.
+    """
+    refuse_too_deep("a JSON value", value)
+    return _storable(value)
+
+
+def _storable(value: Any) -> Any:
     if isinstance(value, str):
         return replaced(value)
     if isinstance(value, np.generic):
-        return storable(value.item())
+        return _storable(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {storable(str(key)): storable(item) for key, item in value.items()}
+        return {_storable(str(key)): _storable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [storable(item) for item in value]
+        return [_storable(item) for item in value]
     return value
 
 
@@ -50,9 +59,14 @@ def recorded(value: Any) -> Any:
 
 
 def jsonb_bytes(value: Any) -> bytes:
-    """Return the binary form of a jsonb value for COPY: a version byte and the text."""
+    """Return the binary form of a jsonb value for COPY: a version byte and the text.
+
+    Raises:
+        QueryError: see `storable`.
+    """
     if value == {}:
         return b"\x01{}"
+    refuse_too_deep("a JSON value", value)
     try:
         encoded = _ENCODE(value)
     except (TypeError, ValueError):  # numpy's numbers, NaN and infinity

@@ -111,6 +111,10 @@ class SegmentStore(ABC):
         """Return the bytes at an address after checking their checksum; raises as `read` does."""
 
     @abstractmethod
+    def has_shrunk(self, uri: str, end: int) -> bool:
+        """Return whether a file that was at least so long is shorter now: what was read of it must not be touched. A removed file has not shrunk."""
+
+    @abstractmethod
     def files(self) -> Iterator[StoredFile]:
         """Yield every file of the store."""
 

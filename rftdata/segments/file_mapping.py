@@ -25,6 +25,7 @@ class FileMapping:
     Attributes:
         address: of the first byte.
         size: bytes.
+        inode: device and number of the file, which may get another name or none.
 
     Raises:
         OSError: the file cannot be mapped.
@@ -33,7 +34,8 @@ class FileMapping:
     _unmap = _LIBC.munmap  # here, because at exit the module may be empty before the last object is collected
 
     def __init__(self, descriptor: int) -> None:
-        self.size = os.fstat(descriptor).st_size
+        status = os.fstat(descriptor)
+        self.size, self.inode = status.st_size, (status.st_dev, status.st_ino)
         address = _LIBC.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
         if address == _FAILED:
             number = ctypes.get_errno()

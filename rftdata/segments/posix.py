@@ -26,7 +26,15 @@ import pyarrow as pa
 
 from rftdata.durable_files import make_folder, punch_hole, sync_path
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError, is_disk_full
-from rftdata.plain_files import check_file_name, file_name, is_file_name, open_plain, plain_size, unlink_plain
+from rftdata.plain_files import (
+    check_file_name,
+    file_name,
+    is_file_name,
+    open_plain,
+    plain_size,
+    plain_status,
+    unlink_plain,
+)
 from rftdata.segments.base import (
     ADDRESS_MAX_AGE_S,
     ROLL_BYTES,
@@ -64,7 +72,7 @@ class PosixSegmentStore(SegmentStore):
                 value=str(folder),
                 todo="correct buffer.segments; for a command without a configuration: export RFT_SEGMENTS=FOLDER",
             ) from error
-        self._maps: OrderedDict[str, pa.Buffer] = OrderedDict()
+        self._maps: OrderedDict[str, tuple[FileMapping, pa.Buffer]] = OrderedDict()
         self._maps_since = time.monotonic()
         self._lock = threading.Lock()
 
@@ -84,6 +92,12 @@ class PosixSegmentStore(SegmentStore):
         if checksum(memoryview(data)) != address.checksum:
             raise corrupt(address, "its bytes do not match their checksum")
         return data
+
+    def has_shrunk(self, uri: str, end: int) -> bool:
+        try:
+            return plain_size(self.folder, uri) < end
+        except OSError:
+            return False
 
     def files(self) -> Iterator[StoredFile]:
         now = time.time()
@@ -176,21 +190,24 @@ class PosixSegmentStore(SegmentStore):
                 # Otherwise the space of removed files would be held for the life of this process.
                 self._maps.clear()
                 self._maps_since = time.monotonic()
-            mapped = self._maps.get(address.uri)
+            mapping, content = self._maps.get(address.uri, (None, None))
             try:
                 # Checked every time: touching mapped bytes beyond the end of a truncated file kills the process.
-                size = plain_size(self.folder, address.uri)
-                if size < end:
-                    raise corrupt(address, f"its file is only {size} bytes long")
-                # A file that grew after it was mapped is mapped again.
-                if mapped is None or mapped.size < end:
-                    mapped = self._maps[address.uri] = _mapped(self.folder, address.uri)
+                status = plain_status(self.folder, address.uri)
+                if status.st_size < end:
+                    raise corrupt(address, f"its file is only {status.st_size} bytes long")
+                # A file that grew after it was mapped, or was replaced, is mapped again.
+                same = mapping is not None and mapping.inode == (status.st_dev, status.st_ino)
+                if mapping is None or content is None or not same or mapping.size < end:
+                    mapping = _mapped(self.folder, address.uri)
+                    content = pa.foreign_buffer(mapping.address, mapping.size, base=mapping)
+                    self._maps[address.uri] = mapping, content
             except OSError as error:
                 raise self._unreadable(address, error) from error
             self._maps.move_to_end(address.uri)
             if len(self._maps) > 256:
                 self._maps.popitem(last=False)
-            return mapped.slice(address.offset_bytes, address.length_bytes)
+            return content.slice(address.offset_bytes, address.length_bytes)
 
     def _unreadable(self, address: SegmentAddress, error: OSError) -> RftError:
         """Return damage of one segment, or of the folder, which must not be reported as damage of each segment."""
@@ -310,12 +327,11 @@ class _PosixAppender(SegmentAppender):
             )
 
 
-def _mapped(folder: Path, uri: str) -> pa.Buffer:
-    """Map a whole file, which is not empty, for reading; the mapping lasts as long as the buffer or a slice of it."""
+def _mapped(folder: Path, uri: str) -> FileMapping:
+    """Map a whole file, which is not empty, for reading."""
     descriptor = open_plain(folder, uri)
     try:
-        mapping = FileMapping(descriptor)
-        return pa.foreign_buffer(mapping.address, mapping.size, base=mapping)
+        return FileMapping(descriptor)
     finally:
         os.close(descriptor)
 

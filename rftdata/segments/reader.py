@@ -39,6 +39,7 @@ class SegmentReader:
         self._database = database
         self._store = store
         self._batches: dict[int, pa.RecordBatch] = {}
+        self._read_at: dict[int, SegmentAddress] = {}
         self._purged: dict[int, frozenset[int]] = {}
         self._columns: dict[tuple[int, str], ColumnReader | None] = {}
         self._since = time.monotonic()
@@ -75,9 +76,11 @@ class SegmentReader:
         return self.intact(segment_ids)[1]
 
     def _load(self, segment_ids: Sequence[int]) -> tuple[dict[int, pa.RecordBatch], list[SegmentCorruptError]]:
+        self._database.refuse_other_process()
         with self._lock:
             if len(self._batches) > self._max_segments or time.monotonic() - self._since > self._max_age_s:
                 self._forget_all()
+            self._forget_shrunk(segment_ids)
             wanted = sorted(set(segment_ids) - set(self._batches))
             damaged = []
             addresses = self._addresses(wanted) if wanted else {}
@@ -91,6 +94,7 @@ class SegmentReader:
                             todo="`rft doctor` lists every affected experience",
                         )  # fmt: skip
                     batch = self._batches[segment_id] = self.read(addresses[segment_id])
+                    self._read_at[segment_id] = addresses[segment_id]
                     self._purged[segment_id] = purged_rows(batch)
                 except SegmentCorruptError as error:
                     damaged.append(error)
@@ -130,8 +134,16 @@ class SegmentReader:
         rows = self._database.fetch("segment_addresses", segment_ids=list(segment_ids))
         return {row["segment_id"]: SegmentAddress(**row) for row in rows}
 
+    def _forget_shrunk(self, segment_ids: Sequence[int]) -> None:
+        ends = dict[str, int]()
+        for address in (self._read_at[i] for i in segment_ids if i in self._read_at):
+            ends[address.uri] = max(ends.get(address.uri, 0), address.offset_bytes + address.length_bytes)
+        # All of them: this is damage, and rare.
+        if any(self._store.has_shrunk(uri, end) for uri, end in ends.items()):
+            self._forget_all()
+
     def _forget_all(self) -> None:
-        for known in (self._batches, self._purged, self._columns):
+        for known in (self._batches, self._read_at, self._purged, self._columns):
             known.clear()
         self._since = time.monotonic()
 

@@ -62,6 +62,11 @@ def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str,
             f"the database of the taskset {config.name!r} cannot be used: {redacted(' '.join(str(error).split()))}",
             value=redacted(uri), todo="start it, or correct args.url (host, port, user, password, database)",
         ) from None  # fmt: skip
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise TaskSourceError(
+            f"a row of the query of the taskset {config.name!r} cannot be read: {error}", value=statement,
+            todo="leave that column out, or cast it to text",
+        ) from error  # fmt: skip
     except psycopg.Error as error:
         raise TaskSourceError(
             f"the query of the taskset {config.name!r} is refused: {_message(error)}", value=statement,

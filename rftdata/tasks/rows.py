@@ -98,7 +98,17 @@ def read_tasks(
     seen, splitter = _Seen(config, reading.repeats), Splitter(config, reading.splits)
     named = _named_columns(config)
     for number, row in enumerate(source_rows(config, base_dir, database), start=1):
-        task, is_named = _task(config, row, number)
+        try:
+            task, is_named = _task(config, row, number)
+        except (
+            ValueError,
+            OverflowError,
+            RecursionError,
+        ) as error:  # numbers of thousands of digits, objects of the source's own
+            raise TaskSourceError(
+                f"row {number} of the taskset {config.name!r} cannot be stored: {error}",
+                todo="correct or remove it in its source",
+            ) from error
         for column in named:
             column.see(row)
         if config.split and splitter.split(task) != config.split:

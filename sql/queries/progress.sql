@@ -8,6 +8,11 @@ SELECT r.run_id, r.name, r.status::text AS status, r.outcome, r.planned_steps, r
 FROM rft.run r LEFT JOIN rft.v_train_step s USING (run_id)
 WHERE r.run_id = %(run_id)s GROUP BY r.run_id;
 
+-- name: progress_untrained (read)
+-- How many steps a run's history has trained, and how many of them left every weight as it was.
+SELECT count(*) AS num_steps, count(*) FILTER (WHERE (metrics ->> 'skipped')::float8 = 1) AS num_untrained
+FROM rft.v_train_step WHERE run_id = %(run_id)s AND outcome = 'trained';
+
 -- name: progress_steps (read)
 -- The newest steps, with their metrics and durations.
 SELECT trainer_step, outcome::text AS outcome, reason, num_tokens, wait_seconds, train_seconds, publish_seconds, metrics, finished_at

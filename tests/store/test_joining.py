@@ -20,7 +20,7 @@ from rftcore.run.commands import buffer_option
 from rftcore.run.join import Companions, join_run
 from rftcore.run.prepare import find_resumable, named_resumable, stored_config
 from rftdata import Buffer, exchange
-from rftdata.errors import ConfigError, QueryError
+from rftdata.errors import ConfigError, QueryError, RftError
 from rftdata.postgres.database import Database
 from rftdata.workers import Worker
 from tests.support.store_roles import own_group
@@ -60,6 +60,25 @@ def test_a_role_that_is_suspended_within_a_transaction_keeps_its_locks_for_no_lo
         assert list(connection.execute("SHOW idle_in_transaction_session_timeout")) == [
             {"idle_in_transaction_session_timeout": "1min"}
         ]
+
+
+def test_a_forked_process_has_to_open_the_buffer_again(buffer: Buffer) -> None:
+    uses = (
+        lambda: buffer.sql("SELECT 1"), buffer.database.dedicated, lambda: buffer.read_arrays([1], ["token_ids"]),
+        lambda: buffer.reader.batches([1]),
+    )  # fmt: skip
+    buffer.sql("SELECT 1")
+    for use in uses:
+        if (pid := os.fork()) == 0:
+            code = 1
+            try:
+                use()
+            except RftError as error:
+                code = 0 if "opened in another process" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert buffer.sql("SELECT 2 AS x")["x"].to_pylist() == [2]
 
 
 def test_no_statement_is_compiled_by_a_server_that_does_so_by_default(buffer: Buffer) -> None:

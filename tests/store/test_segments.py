@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +96,33 @@ def test_a_reader_of_a_growing_file_holds_no_descriptors_and_unmaps_what_it_has_
     del read
     gc.collect()
     assert written[0].uri not in Path("/proc/self/maps").read_text()
+
+
+def test_a_file_that_was_replaced_is_mapped_anew(
+    tmp_path: Path, store: PosixSegmentStore, appender: SegmentAppender
+) -> None:
+    written = [appender.append(record_batch([[i] * 20_000])) for i in range(2)]
+    assert store.read(at(written[0]), verify=True).num_rows == 1
+    path = tmp_path / written[0].uri
+    shutil.copy(path, tmp_path / "copy")
+    os.truncate(path, 1000)
+    with pytest.raises(SegmentCorruptError, match="only 1000 bytes long"):
+        store.read(at(written[1]), verify=True)
+    (tmp_path / "copy").replace(path)  # as restored from a backup
+    assert store.read(at(written[1]), verify=True).column("token_ids").to_pylist() == [[1] * 20_000]
+
+
+def test_a_file_that_is_cut_after_it_was_read_is_damage_and_no_end_of_the_process(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    roles.attempt()
+    roles.plan()
+    roles.explore()
+    ids = buffer.sql("SELECT experience_id FROM rft.experience ORDER BY 1")["experience_id"].to_pylist()
+    assert buffer.read_arrays(ids, ["token_ids"]).num_rows == len(ids)
+    for file in Path(buffer.config.segments or "").glob("*.arrows"):
+        os.truncate(file, 10)
+    with pytest.raises(SegmentCorruptError, match="only 10 bytes long"):
+        buffer.read_arrays(ids, ["token_ids"])
 
 
 def test_bytes_beyond_the_committed_length_mean_nothing(

@@ -32,6 +32,9 @@ def broken():
 
 def odd():
     yield "just text"
+
+def huge():
+    yield {"question": "1", "answer": 10**5000}
 """
 
 
@@ -232,6 +235,15 @@ BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
     (
         row(question="a", task_key="k" * 9000),
         "row 1 of the taskset 't' has a task_key of 9,000 characters.*allowed: up to 1,000 bytes; give it a shorter one",
+    ),
+    (generator("huge"), r"row 1 of the taskset 't' cannot be stored: Exceeds the limit"),
+    (
+        lambda path: "sql:select 'a' as question, ('1' || repeat('0', 6000))::jsonb as x",
+        "a row of the query .* cannot be read: Exceeds the limit",
+    ),
+    (
+        lambda path: "sql:select 'a' as question, (repeat('[', 3000) || repeat(']', 3000))::json as x",
+        "a row of the query .* cannot be read|row 1 .* is nested too deeply",
     ),
     (
         row(question=["x"]),

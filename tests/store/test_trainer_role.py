@@ -459,3 +459,14 @@ def learner_temperature(training: Training) -> float:
     ):
         turns = trainer_turns(training.config, attempt, worker)
         return TrainerRole(joined, worker, attempt, turns).learner.own.temperature
+
+
+def test_a_run_whose_steps_all_had_nothing_to_train_is_not_finished(training: Training) -> None:
+    training.start(
+        2, algorithm={"name": "online_dpo", "group_size": 2, "pairs": {"margin": 2.0}}
+    )  # rewards differ by 1
+    life = training.attempt()
+    training.make_ready(2)
+    with pytest.raises(RftError, match=r"the run has trained nothing: each of its 2 steps.*groups_without_pair"):
+        life.result(PATIENCE_S)
+    assert training.rows("select status::text as status from rft.run") == [{"status": "running"}]

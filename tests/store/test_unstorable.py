@@ -254,3 +254,27 @@ def test_only_an_error_of_the_connection_is_one(buffer: Buffer, sqlstate: str, k
     with pytest.raises(RftError) as refused, buffer.database.connection() as connection:
         connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}'; END $$")
     assert type(refused.value) is kind
+
+
+def test_json_that_an_import_would_refuse_is_not_written(buffer: Buffer) -> None:
+    run = buffer.create_run(name="deep", config={}, seed=1, steps=1, pipeline_version="p")
+    value: Any = 1
+    for _ in range(298):
+        value = [value]
+    with buffer.writer(run) as writer:
+        writer.insert(_with_metadata(value))
+        for deeper in ([value], [[[[[value]]]]]):
+            with pytest.raises(QueryError, match="nested too deeply; allowed: up to 300 levels"):
+                writer.insert(_with_metadata(deeper))
+    assert buffer.sql("SELECT count(*) AS n FROM rft.v_group WHERE run = 'deep'")["n"].to_pylist() == [1]
+
+
+def _with_metadata(value: Any) -> Group:
+    group = own_group(task_key="deep")
+    return Group(
+        group.rollouts,
+        source="import",
+        taskset="mine",
+        task_key="deep",
+        payload={"answer": "2", "metadata": {"x": value}},
+    )

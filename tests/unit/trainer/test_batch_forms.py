@@ -42,9 +42,9 @@ def test_in_a_whole_batch_all_tokens_count_but_the_first() -> None:
     ]  # fmt: skip
 
 
-def test_in_a_scored_batch_only_the_place_after_the_last_token_counts_and_none_of_an_empty_answer() -> None:
+def test_in_a_scored_batch_only_the_place_after_the_last_token_counts() -> None:
     batch = batch_of(([1, 2], [3]), ([4], [5, 6, 7]), ([8, 9], []))
-    assert sequences(scored(batch)) == [([1, 2, 3], [3]), ([4, 5, 6, 7], [4]), ([8, 9], [])]
+    assert sequences(scored(batch)) == [([1, 2, 3], [3]), ([4, 5, 6, 7], [4]), ([8, 9], [2])]
 
 
 def test_a_scored_batch_computes_every_token_and_reads_at_the_last() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,17 +78,21 @@ def updated(model_path: str, preset: str, batch: TrainBatch, **settings: Any) ->
     return learner.update(batch, 1), learner
 
 
-def test_steps_without_any_pair_end_the_training_after_a_while(model_path: str) -> None:
+def test_steps_without_any_pair_end_the_training_after_a_while(model_path: str, tmp_path: Path) -> None:
     turns = groups(rollout_index_B=torch.arange(12) % 4 // 2)  # each rollout has two turns
-    learner = Learner(model_path, config(), build_algorithm("dpo", {"pairs": {}}), 0)
+    settings = {"epochs": 3, "mini_batches": 2}
+    learner = Learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
     for step in range(1, 20):
         found = learner.update(turns, step)
         assert (found["skipped"], found["groups_without_pair"]) == (1.0, 3.0)
     assert learner.update(groups(), 20)["skipped"] == 0.0
     for step in range(21, 40):
         learner.update(turns, step)
-    with pytest.raises(RftError, match=r"20 updates in a row had nothing to train.*rollouts of one turn"):
-        learner.update(turns, 40)
+    learner.save_checkpoint(tmp_path / "checkpoint")
+    resumed = Learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
+    resumed.load_checkpoint(tmp_path / "checkpoint")
+    with pytest.raises(RftError, match=r"20 steps in a row had nothing to train.*rollouts of one turn"):
+        resumed.update(turns, 40)
 
 
 @pytest.mark.parametrize("preset", ["dpo", "simpo", "reward_model"])

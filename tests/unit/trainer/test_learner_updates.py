@@ -121,15 +121,18 @@ class TestPairs:
         assert found["pairs_dropped"] == 6.0 and found["skipped"] == 1.0
         assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
 
-    def test_with_an_empty_answer_do_not_train_a_reward_model(self, model_path: str) -> None:
+    @pytest.mark.parametrize(
+        ("preset", "settings"), [("reward_model", {}), ("dpo", {"mini_batches": 2}), ("aot", {"mini_batches": 2})]
+    )
+    def test_with_an_empty_answer_change_nothing(self, model_path: str, preset: str, settings: dict[str, Any]) -> None:
         batch = batch_with_everything(paired=True)
-        learners = [Learner(model_path, config(), build_algorithm("reward_model"), 0) for _ in range(2)]
+        learners = [Learner(model_path, config(**settings), build_algorithm(preset), 0) for _ in range(2)]
         found = learners[0].update(batch, 1)
-        learners[1].update(batch.in_pairs([0, 1, 2, 3, *range(6, 12)]), 1)
-        assert found["pairs_dropped"] == 1.0
-        expected = weights(learners[1])
-        for name, tensor in weights(learners[0]).items():
-            torch.testing.assert_close(tensor, expected[name], msg=name)
+        expected = learners[1].update(batch.in_pairs([0, 1, 2, 3, *range(6, 12)]), 1)
+        assert (found["pairs_dropped"], expected["pairs_dropped"]) == (1.0, 0.0)
+        assert found["loss"] == expected["loss"] and found["num_tokens"] == expected["num_tokens"]
+        weights_of_it = weights(learners[1])
+        assert all(torch.equal(tensor, weights_of_it[name]) for name, tensor in weights(learners[0]).items())
 
     def test_with_answers_that_are_all_empty_leave_a_reward_model(self, model_path: str) -> None:
         batch = batch_with_everything(paired=True)
