@@ -253,6 +253,12 @@ def _task(config: TasksetConfig, row: Any, number: int) -> tuple[dict[str, Any],
     prompt = _prompt(config, column, row[column], number)
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, default=_plain)
     features = row.pop("features") if isinstance(row.get("features"), Mapping) else {}
+    for name, value in features.items():
+        if isinstance(value, int) and value.bit_length() > 1023:  # selectors compute with floats
+            raise TaskSourceError(
+                f"row {number} of the taskset {config.name!r} has a feature {name!r} of {value.bit_length():,} bits",
+                allowed="numbers up to 1.7e308", todo="correct or remove it in its source",
+            )  # fmt: skip
     rest = {k: v for k, v in row.items() if k not in (column, answer, "task_key", "split_key")}
     payload = {"prompt": prompt, "answer": _answer(row.get(answer)), "metadata": rest}
     task_key = _given(row, "task_key")

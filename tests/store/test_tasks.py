@@ -236,6 +236,10 @@ BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
         row(question="a", task_key="k" * 9000),
         "row 1 of the taskset 't' has a task_key of 9,000 characters.*allowed: up to 1,000 bytes; give it a shorter one",
     ),
+    (
+        row(question="a", features={"x": 10**400}),
+        "row 1 of the taskset 't' has a feature 'x' of 1,329 bits; allowed: numbers up to 1.7e308",
+    ),
     (generator("huge"), r"row 1 of the taskset 't' cannot be stored: Exceeds the limit"),
     (
         lambda path: "sql:select 'a' as question, ('1' || repeat('0', 6000))::jsonb as x",
