@@ -25,7 +25,8 @@ def storable(value: Any) -> Any:
     Raises:
         QueryError: it is nested more deeply than an import of it would accept.
     """
-    refuse_too_deep("a JSON value", value)
+    if isinstance(value, dict | list | tuple):
+        refuse_too_deep("a JSON value", value)
     return _storable(value)
 
 
