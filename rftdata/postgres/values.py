@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rftdata.limits import refuse_too_deep, replaced
+from rftdata.limits import MAX_JSON_DEPTH, refuse_too_deep, replaced
 
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
 # Longer than any traceback. Both its ends are of interest.
@@ -67,11 +67,12 @@ def jsonb_bytes(value: Any) -> bytes:
     """
     if value == {}:
         return b"\x01{}"
-    refuse_too_deep("a JSON value", value)
     try:
         encoded = _ENCODE(value)
-    except (TypeError, ValueError):  # numpy's numbers, NaN and infinity
+    except (TypeError, ValueError, RecursionError):  # numpy's numbers, NaN and infinity; too deep
         return b"\x01" + json.dumps(storable(value)).encode()
+    if encoded.count("[") + encoded.count("{") > MAX_JSON_DEPTH:  # only then it may be too deep
+        refuse_too_deep("a JSON value", value)
     if "\\u0000" in encoded or "\\ud" in encoded:  # possibly NUL or half a surrogate
         encoded = json.dumps(storable(value))
     return b"\x01" + encoded.encode()
