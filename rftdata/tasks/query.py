@@ -62,16 +62,23 @@ def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str,
             f"the database of the taskset {config.name!r} cannot be used: {redacted(' '.join(str(error).split()))}",
             value=redacted(uri), todo="start it, or correct args.url (host, port, user, password, database)",
         ) from None  # fmt: skip
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise TaskSourceError(
-            f"a row of the query of the taskset {config.name!r} cannot be read: {error}", value=statement,
-            todo="leave that column out, or cast it to text",
-        ) from error  # fmt: skip
     except psycopg.Error as error:
+        if isinstance(error, psycopg.DataError) and error.sqlstate is None:  # not the server's
+            raise _unreadable(config, statement, error) from error
         raise TaskSourceError(
             f"the query of the taskset {config.name!r} is refused: {_message(error)}", value=statement,
             allowed="one SELECT that changes nothing", todo="correct it",
         ) from error  # fmt: skip
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise _unreadable(config, statement, error) from error
+
+
+def _unreadable(config: TasksetConfig, statement: str, error: Exception) -> TaskSourceError:
+    """The error of a value that Python cannot hold, as an infinite date or a number of thousands of digits."""
+    return TaskSourceError(
+        f"a row of the query of the taskset {config.name!r} cannot be read: {error}", value=statement,
+        todo="leave that column out, or cast it to text",
+    )  # fmt: skip
 
 
 def _message(error: psycopg.Error) -> str:

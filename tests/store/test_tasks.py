@@ -246,6 +246,10 @@ BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
         "a row of the query .* cannot be read: Exceeds the limit",
     ),
     (
+        lambda path: "sql:select 'a' as question, 'infinity'::date as x",
+        "a row of the query .* cannot be read: date too large.*cast it to text",
+    ),
+    (
         lambda path: "sql:select 'a' as question, (repeat('[', 3000) || repeat(']', 3000))::json as x",
         "a row of the query .* cannot be read|row 1 .* is nested too deeply",
     ),
