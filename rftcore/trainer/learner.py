@@ -161,7 +161,7 @@ class Learner:
             step: number of this step, from 1; sets the learning rate.
 
         Returns:
-            loss, grad_norm (before clipping), learning_rate, num_tokens (that count), num_experiences,
+            loss, grad_norm (before clipping), learning_rate, num_tokens (that count), num_experiences (that are computed),
             computed_tokens, tokens_per_second (tokens of the experiences, prompts included), seconds, entropy (nats
             per token), skipped (1 when the weights were left as they are), the algorithm's own metrics and, where it
             uses behaviour log-probabilities, logprob_diff (mean |log π - log π_behaviour| before the step) and

@@ -338,10 +338,10 @@ class TrainerRole:
 
     def _refuse_untrained(self) -> None:
         """Raise an RftError if no step of the run changed a weight: it must not look as if it had finished."""
-        (found,) = self.run.database.fetch("progress_untrained", run_id=self.run.run_id)
-        if found["num_steps"] and found["num_steps"] == found["num_untrained"]:
+        num_steps, num_untrained = self.attempt.num_trained_steps()
+        if num_steps and num_steps == num_untrained:
             raise RftError(
-                f"the run has trained nothing: each of its {found['num_steps']} steps left all weights as they were",
+                f"the run has trained nothing: each of its {num_steps} steps left all weights as they were",
                 todo="see skipped, grad_norm, num_tokens and, of pairs, pairs_formed, groups_without_pair and pairs_dropped in the metrics of"
                 " rft.v_train_step; pairs are formed of rollouts of one turn with different rewards",
             )  # fmt: skip

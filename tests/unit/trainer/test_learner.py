@@ -121,7 +121,7 @@ class TestPairs:
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-5, msg=name)
         metrics = learner.update(batch, 1)
-        assert metrics["num_experiences"] == 12
+        assert metrics["num_experiences"] == 10
         second = learner.update(batch, 2)
         assert second["loss"] < metrics["loss"]
 
