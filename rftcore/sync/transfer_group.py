@@ -8,6 +8,7 @@ report success. Every wait has an end. After any error the group is of no use, a
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import threading
@@ -26,6 +27,7 @@ from torch.distributed import ProcessGroupGloo
 from rftcore import stuck_threads
 from rftcore.sync.addresses import towards
 from rftdata.errors import RftError
+from rftdata.processes import has_ended, own_process
 
 # The store listens before members are told of it. If it does not answer, its trainer has died or is suspended, and another one may need the engine.
 # torch looks the address up, which takes 5 s for each name server that does not answer.
@@ -85,13 +87,14 @@ class TransferGroup:
         timeout = timedelta(seconds=timeout_s)
         self._calls: list[Call] = []
         self._group: Any = None
+        self._processes: list[dict[str, Any]] = []
         self._is_host = not isinstance(store, tuple)
         try:
             if isinstance(store, tuple):
                 store = _connected(*store, min(_CONNECT_S, timeout_s), check)
                 store.set_timeout(timeout)
             self._place = PrefixStore(str(group_id), store)
-            _meet(self._place, rank, num_ranks, timeout_s, check)
+            self._processes = _meet(self._place, rank, num_ranks, timeout_s, check)
             self._group = _open(backend, self._place, store.host, rank, num_ranks, timeout)
             members = torch.zeros(num_ranks, dtype=torch.int64, device=self.device)
             members[rank] = 1
@@ -139,12 +142,17 @@ class TransferGroup:
         stuck_threads.leave(end, _LEAVE_S)
 
     def is_broken(self) -> bool:
-        """Return whether a member has left with unfinished calls; only the member that opened the store finds out.
+        """Return whether a member has left with unfinished calls, or its process has ended.
 
-        gloo keeps the connections of such a member open until its calls time out, so the other members see no error. A member on another machine
-        does not ask the store, because a request to a machine that cannot be reached may block for longer than the time limit of the call.
+        gloo keeps the connections of a member that has left open until its calls time out, so the other members see no error, and at times loses the error
+        of a connection that a killed process has closed; NCCL sees neither. Who has left is known to the member that opened the store alone: others
+        do not ask it, because a request to a machine that cannot be reached may block for longer than the time limit of the call. Processes
+        are looked up by those who see their ids.
         """
-        return self._is_host and self._place.check([_BROKEN])
+        ended = (
+            has_ended(each["host"], each["pid"], each["pid_space"], each["pid_started"]) for each in self._processes
+        )
+        return any(ended) or (self._is_host and self._place.check([_BROKEN]))
 
     def _begin(self, work: Any) -> Call:
         self._calls = [call for call in self._calls if call.work is not None]
@@ -257,9 +265,11 @@ def _connected(host: str, port: int, timeout_s: float, check: Callable[[], None]
         stuck_threads.leave(thread, 0.0)
 
 
-def _meet(store: PrefixStore, rank: int, num_ranks: int, timeout_s: float, check: Callable[[], None]) -> None:
-    """Return when all members are here: NCCL waits without end for one that does not come."""
-    store.set(f"member {rank}", "here")
+def _meet(
+    store: PrefixStore, rank: int, num_ranks: int, timeout_s: float, check: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """Return the processes of all members when they are here: NCCL waits without end for one that does not come."""
+    store.set(f"member {rank}", json.dumps(own_process()))
     members = [f"member {number}" for number in range(num_ranks)]
     deadline = time.monotonic() + timeout_s
     while not store.check(members) and (left := deadline - time.monotonic()) > _CHECK_S:
@@ -267,6 +277,7 @@ def _meet(store: PrefixStore, rank: int, num_ranks: int, timeout_s: float, check
             store.wait(members, timedelta(seconds=min(_CHECK_S, left)))
         check()
     store.wait(members, timedelta(seconds=min(_CHECK_S, timeout_s)))
+    return [json.loads(process) for process in store.multi_get(members)]
 
 
 def _open(backend: str, store: PrefixStore, store_host: str, rank: int, num_ranks: int, timeout: timedelta) -> Any:

@@ -332,6 +332,27 @@ def test_an_engine_killed_in_the_middle_does_not_hang_the_others(pool: ThreadPoo
         killed.wait()
 
 
+def join_and_wait(plan: TransferPlan) -> None:
+    group = TransferGroup("gloo", (plan.host, plan.port), plan.group_id, 1, 2, plan.timeout_s)
+    group.broadcast(torch.zeros(1), 0).wait()
+
+
+def test_a_member_whose_process_has_ended_is_noticed_without_any_error_of_a_connection() -> None:
+    # gloo loses the error at times, after which both sides would wait to the end of the time limit.
+    sending = Sending(timeout_s=FAR_S)
+    member = PreloadedCall(join_and_wait, sending.plan(TENSORS, 1))
+    try:
+        group = TransferGroup("gloo", sending.store, sending.group_id, 0, 2, FAR_S)
+        assert not group.is_broken()
+        member.kill()
+        member.wait()
+        assert group.is_broken()
+        group.abort()
+    finally:
+        member.kill()
+        member.wait()
+
+
 def send_and_fail(plan: TransferPlan, fails: str) -> None:
     """Be rank 1 of two, which fails amid the tensors."""
 
