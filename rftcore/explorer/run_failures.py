@@ -110,7 +110,7 @@ class RunFailures:
         """End the run; return the error to raise.
 
         Args:
-            what: names the rollouts, all of which failed.
+            what: the rollouts that failed, as the message calls them.
         """
         text = first_error or "no error was recorded"
         # At once, because a trainer with no group to wait for would skip its steps and finish.

@@ -69,7 +69,7 @@ def paired(batch: TrainBatch, rules: PairRules) -> tuple[TrainBatch, dict[str, f
 
 
 def answered_pairs(batch: TrainBatch) -> tuple[TrainBatch, float]:
-    """The pairs of which both answers have a token that counts, and the number of the others."""
+    """Return the pairs whose two answers both have a token that counts, and how many pairs were left out."""
     whole_P = batch.loss_mask_BT.any(dim=1).view(-1, 2).all(dim=1)
     num_dropped = int((~whole_P).sum())
     if not num_dropped:

@@ -16,8 +16,8 @@ _FAILED = ctypes.c_void_p(-1).value
 class FileMapping:
     """Maps a whole file for reading, until the object is collected.
 
-    `mmap.mmap` and Arrow's memory maps keep a descriptor each, of which a process may have 1,024 by default. A reader of a growing file maps it
-    again and again, and keeps each mapping as long as it uses anything read through it. Linux allows 65,530 mappings (vm.max_map_count).
+    `mmap.mmap` and Arrow's memory maps each keep a descriptor open, and a process may have 1,024 by default. A reader maps a growing file again for
+    every part that was added, and keeps a mapping as long as it uses anything read through it. Linux allows 65,530 mappings (vm.max_map_count).
 
     Args:
         descriptor: of a file that is not empty; it may be closed afterwards.

@@ -100,11 +100,8 @@ def read_tasks(
     for number, row in enumerate(source_rows(config, base_dir, database), start=1):
         try:
             task, is_named = _task(config, row, number)
-        except (
-            ValueError,
-            OverflowError,
-            RecursionError,
-        ) as error:  # numbers of thousands of digits, objects of the source's own
+        # Numbers of thousands of digits; objects of the source's own.
+        except (ValueError, OverflowError, RecursionError) as error:
             raise TaskSourceError(
                 f"row {number} of the taskset {config.name!r} cannot be stored: {error}",
                 todo="correct or remove it in its source",

@@ -347,18 +347,24 @@ def test_a_run_may_be_allowed_more_failed_steps(run: Run, attempt: Attempt) -> N
         )
 
 
-def test_failed_steps_are_counted_in_whatever_order_they_end(run: Run, attempt: Attempt) -> None:
-    seal = (
+def seal(run: Run, attempt: Attempt, step: int, outcome: str, error: str | None = None) -> None:
+    """Store the group of an explorer step, with one rollout that ended so."""
+    run.buffer.sql(
         "WITH g AS (INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, status, sealed_at)"
         " VALUES (%s, %s, %s, 1, %s, 1, 'sealed', clock_timestamp()) RETURNING group_id)"
-        " INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns, seconds, error) SELECT group_id, 0, 'failed', 0, 0, %s FROM g"
+        " INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns, seconds, error)"
+        " SELECT group_id, 0, %s::rft.rollout_outcome, 0, 0, %s FROM g",
+        [run.run_id, attempt.attempt_id, step, step, outcome, error],
     )
+
+
+def test_failed_steps_are_counted_in_whatever_order_they_end(run: Run, attempt: Attempt) -> None:
     steps = RunFailures(run.run, Outage(0.0, 1, lambda: 0), 1, 2)
     steps.record("TimeoutError: long ago", "an old stack")
     steps.record("KeyError: 'answer'", "the stack")
-    run.buffer.sql(seal, [run.run_id, attempt.attempt_id, 1, 1, "KeyError: 'answer'"])
+    seal(run, attempt, 1, "failed", "KeyError: 'answer'")
     steps.check({1})
-    run.buffer.sql(seal, [run.run_id, attempt.attempt_id, 0, 0, "KeyError: 'answer'"])
+    seal(run, attempt, 0, "failed", "KeyError: 'answer'")
     with pytest.raises(RolloutsFailedError, match="2 failed, the first with KeyError: 'answer'") as caught:
         steps.check({0})
     assert caught.value.stack == "the stack"
@@ -366,14 +372,9 @@ def test_failed_steps_are_counted_in_whatever_order_they_end(run: Run, attempt: 
 
 def test_failed_steps_do_not_end_a_run_in_which_something_has_succeeded(run: Run, attempt: Attempt) -> None:
     """As an explorer that starts during an outage finds them."""
-    group = (
-        "WITH g AS (INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, status, sealed_at)"
-        " VALUES (%s, %s, %s, 1, %s, 1, 'sealed', clock_timestamp()) RETURNING group_id) INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns,"
-        " seconds) SELECT group_id, 0, %s::rft.rollout_outcome, 0, 0 FROM g"
-    )
     failures = RunFailures(run.run, Outage(0.0, 1, lambda: 0), 1, 1)
-    run.buffer.sql(group, [run.run_id, attempt.attempt_id, 0, 0, "ok"])
-    run.buffer.sql(group, [run.run_id, attempt.attempt_id, 1, 1, "failed"])
+    seal(run, attempt, 0, "ok")
+    seal(run, attempt, 1, "failed")
     failures.check({1})
     assert not run.run.refreshed().has_ended
 

@@ -112,10 +112,11 @@ class TestPairs:
         # The reference is the policy itself: each pair that counts has the loss log 2.
         assert found["pairs_dropped"] == 1.0 and found["loss"] == pytest.approx(math.log(2))
 
-    def test_that_all_have_one_leave_the_weights(self, model_path: str) -> None:
+    @pytest.mark.parametrize("preset", ["dpo", "reward_model"])
+    def test_that_all_have_one_leave_the_weights(self, model_path: str, preset: str) -> None:
         batch = batch_with_everything(paired=True)
         batch.loss_mask_BT[::2] = False
-        learner = Learner(model_path, config(), build_algorithm("dpo"), 0)
+        learner = Learner(model_path, config(), build_algorithm(preset), 0)
         before = weights(learner)
         found = learner.update(batch, 1)
         assert found["pairs_dropped"] == 6.0 and found["skipped"] == 1.0
@@ -133,15 +134,6 @@ class TestPairs:
         assert found["loss"] == expected["loss"] and found["num_tokens"] == expected["num_tokens"]
         weights_of_it = weights(learners[1])
         assert all(torch.equal(tensor, weights_of_it[name]) for name, tensor in weights(learners[0]).items())
-
-    def test_with_answers_that_are_all_empty_leave_a_reward_model(self, model_path: str) -> None:
-        batch = batch_with_everything(paired=True)
-        batch.loss_mask_BT[::2] = False
-        learner = Learner(model_path, config(), build_algorithm("reward_model"), 0)
-        before = weights(learner)
-        found = learner.update(batch, 1)
-        assert found["pairs_dropped"] == 6.0 and found["skipped"] == 1.0
-        assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
 
 
 class TestExperts:
