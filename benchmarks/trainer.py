@@ -161,7 +161,7 @@ def measure(options: argparse.Namespace, systems: Sequence[System], processes: P
     return {
         "device": processes.device, "versions": {name: version(name) for name in _VERSIONS},
         "allocator": os.environ.get("PYTORCH_ALLOC_CONF"),
-        "mfu": {"formula": "6 * num_parameters * num_tokens / seconds / (peak_flop_per_s * ranks)", "peak_flop_per_s": peak},
+        "mfu": {"formula": "6 * num_active_parameters * num_tokens / seconds / (peak_flop_per_s * ranks)", "peak_flop_per_s": peak},
         "tolerance": TOLERANCE[dtype], "not_started": not_started, "not_run": not_run, "rows": rows,
         "comparisons": trainer_table.comparisons(rows), "scaling": trainer_table.scaling(rows), "longest": trainer_table.longest(rows),
     }  # fmt: skip
@@ -220,11 +220,11 @@ def _run(case: Case, processes: Processes, peak_flop_per_s: float | None, limit_
 
 def row_of(case: Case, lines: Sequence[dict[str, Any]], peak_flop_per_s: float | None) -> dict[str, Any]:
     """The row of a case from the lines of its steps; figures are None where too few steps ended."""
-    num_parameters = SHAPES[case.shape].num_parameters
+    shape = SHAPES[case.shape]
     timed = lines if case.batch == LADDER else lines[case.warm_up :]
     for line in lines:
         for name, tokens in (("mfu", line["num_tokens"]), ("computed_mfu", line["computed_tokens"])):
-            rate = 6 * num_parameters * tokens / line["seconds"]
+            rate = 6 * shape.num_active_parameters * tokens / line["seconds"]
             line[name] = None if peak_flop_per_s is None else rate / (peak_flop_per_s * case.ranks)
     setting = {name: value for name, value in asdict(case).items() if name not in ("rungs", "trainer")}
     middle = statistics.median_low([line["seconds"] for line in timed]) if timed else None
@@ -233,7 +233,8 @@ def row_of(case: Case, lines: Sequence[dict[str, Any]], peak_flop_per_s: float |
     if timed:
         chosen = timed[-1] if case.batch == LADDER else next(line for line in timed if line["seconds"] == middle)
     return setting | {
-        "trainer": dict(case.trainer), "num_parameters": num_parameters, "num_tokens": chosen.get("num_tokens"),
+        "trainer": dict(case.trainer), "num_parameters": shape.num_parameters, "num_active_parameters": shape.num_active_parameters,
+        "num_tokens": chosen.get("num_tokens"),
         "seconds": chosen.get("seconds"), "mfu": chosen.get("mfu"), "computed_mfu": chosen.get("computed_mfu"),
         "tokens_per_second": chosen["num_tokens"] / chosen["seconds"] if chosen else None,
         "peak_gib": max((line["peak_gib"] for line in lines), default=None), "first_step_seconds": lines[0]["seconds"] if lines else None,

@@ -40,7 +40,7 @@ from rftdata.errors import (
 from rftdata.limits import is_storable
 from rftdata.postgres.lost_peers import client_settings, is_remote, server_settings
 from rftdata.postgres.retry import is_unavailable, ride_out
-from rftdata.postgres.values import recorded
+from rftdata.postgres.values import ADAPTERS, recorded
 from rftdata.uri import redacted
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Database:
         self._connections_lock = threading.Lock()
         try:
             with translated(uri):
-                self._settings: dict[str, Any] = {"connect_timeout": 10, **client_settings(uri)}
+                self._settings: dict[str, Any] = {"connect_timeout": 10, "context": ADAPTERS, **client_settings(uri)}
                 with psycopg.connect(uri, **self._settings) as connection:
                     version = connection.info.server_version
         except psycopg.ProgrammingError as error:

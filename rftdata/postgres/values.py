@@ -1,4 +1,4 @@
-"""Conversion of values to what PostgreSQL's text and jsonb can hold.
+"""Conversion of values to what PostgreSQL's text and jsonb can hold, and of its jsonb to what Python can.
 
 Sampled texts may contain NUL or half surrogates, and numbers NaN or infinity, which no text or jsonb column accepts. NUL and surrogates
 become U+FFFD, numbers that are not finite become null.
@@ -11,7 +11,11 @@ import math
 from typing import Any
 
 import numpy as np
+import psycopg
+from psycopg.adapt import AdaptersMap
+from psycopg.types.json import set_json_loads
 
+from rftdata.errors import QueryError
 from rftdata.limits import MAX_JSON_DEPTH, refuse_too_deep, replaced
 
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
@@ -76,3 +80,18 @@ def jsonb_bytes(value: Any) -> bytes:
     if "\\u0000" in encoded or "\\ud" in encoded:  # possibly NUL or half a surrogate
         encoded = json.dumps(storable(value))
     return b"\x01" + encoded.encode()
+
+
+def _loads(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:  # an UPDATE of a person wrote it: our own writers refuse it
+        raise QueryError(
+            "a JSON value in the database is nested too deeply to be read", allowed=f"up to {MAX_JSON_DEPTH} levels",
+            todo=f"make it flatter by UPDATE; `where payload @? '$.**{{{MAX_JSON_DEPTH + 1}}}'` finds such tasks",
+        ) from None  # fmt: skip
+
+
+ADAPTERS = AdaptersMap(psycopg.adapters)
+"""How values are converted in connections to buffers; the `context` of `psycopg.connect`."""
+set_json_loads(_loads, ADAPTERS)

@@ -18,6 +18,7 @@ from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.micro_batches import Cutting, split_batch
 from tests.support.learning import VOCABULARY, batch_with_everything, config, make_batch, save_model
+from tests.support.models import make_tiny_moe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -102,6 +103,28 @@ def test_the_ways_to_compute_on_a_gpu_agree_with_the_cpu(
     found = Learner(model, config(**{"autocast": "bfloat16"} | changes), algorithm, 0).update(many_lengths(), 1)
     for name in ("loss", "grad_norm", "entropy", "logprob_diff"):
         assert found[name] == pytest.approx(exact[name], rel=0.03, abs=2e-3), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "close"),
+    [
+        ({"autocast": "none"}, 1e-3), ({}, 0.05), ({"compile": True}, 0.05), ({"gradient_checkpointing": True}, 0.05),
+        ({"max_tokens_per_microbatch": 500}, 0.05),
+    ],
+)  # fmt: skip
+def test_a_mixture_of_experts_trains_on_a_gpu_as_on_the_cpu(
+    changes: dict[str, Any], close: float, cuda: torch.device, tmp_path: Path
+) -> None:
+    model = str(make_tiny_moe(tmp_path / "model", num_experts=8))
+    algorithm, shared = build_algorithm("grpo", {"entropy": {"coef": 0.01}}), {"router_aux_coef": 0.1}
+    # The loss of the routers is that of a micro-batch.
+    cut = {name: value for name, value in changes.items() if name == "max_tokens_per_microbatch"}
+    exact = Learner(model, config(**shared | cut), algorithm, 0, device="cpu").update(many_lengths(), 1)
+    found = Learner(model, config(**{"autocast": "bfloat16"} | shared | changes), algorithm, 0).update(
+        many_lengths(), 1
+    )
+    for name in ("loss", "grad_norm", "entropy", "router_aux_loss", "router_entropy", "router_max_violation"):
+        assert found[name] == pytest.approx(exact[name], rel=close, abs=close / 20), name
 
 
 def test_a_micro_batch_is_moved_while_the_gpu_is_busy(cuda: torch.device) -> None:

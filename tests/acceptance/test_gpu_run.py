@@ -17,19 +17,27 @@ from tests.support.warm_up import warm_up
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 _STEPS = 20
+# The first is of all weights; adapters learn with a larger rate than weights do.
+_TRAINED = {"weights": (), "adapters": ("trainer.lora={rank: 16}", "trainer.learning_rate=1.0e-3", "sync.adapters=alone")}
 
 
-def test_a_run_in_turns_sends_its_weights_by_ipc_and_learns(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path | str:
+    return os.environ.get("RFT_TEST_WARM") or warm_up(tmp_path_factory.mktemp("warm")).model
+
+
+@pytest.mark.parametrize("trained", _TRAINED)
+def test_a_run_in_turns_sends_what_it_trains_by_ipc_and_learns(trained: str, model: Path | str, tmp_path: Path) -> None:
     import torch
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    model = os.environ.get("RFT_TEST_WARM") or warm_up(tmp_path).model
-    buffer = tmp_path / "run" / "buffer"  # the warm-up has one beside it
+    buffer = tmp_path / "buffer"
     # Without graphs and compilation, which take longer than the run; `rft bench turns` has both.
     settings = (
         f"model.path={model}", "explorer.sleep=true", f"steps={_STEPS}", f"eval.every={_STEPS}", "trainer.compile=false",
         "explorer.engine_args={dtype: bfloat16, context_length: 64, max_num_seqs: 256, enforce_eager: true}",
+        *_TRAINED[trained],
     )  # fmt: skip
     options = [part for setting in settings for part in ("--set", setting)]
     try:
@@ -47,6 +55,8 @@ def test_a_run_in_turns_sends_its_weights_by_ipc_and_learns(tmp_path: Path) -> N
         )
         assert [(found["backend"], found["status"]) for found in receipts] == [("ipc", "applied")]
         assert receipts[0]["n"] >= _STEPS - 1
+        sizes = [row["num_bytes"] for row in rows(buffer, "select num_bytes from rft.policy_version order by 1 desc")]
+        assert (sizes[0] < (Path(model) / "model.safetensors").stat().st_size / 5) is (trained == "adapters")
         differences = rows(buffer, "select (metrics->>'logprob_diff')::float8 as difference from rft.v_train_step")
         assert max(row["difference"] for row in differences) < 0.1, "more than the noise of bfloat16"
         print(call_rft("report", "sort-grpo", "--buffer", buffer).stdout)

@@ -20,6 +20,7 @@ from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, Rf
 from rftdata.labels import Opinion
 from rftdata.limits import MAX_COUNT
 from rftdata.maintenance import purge
+from rftdata.planning.claims import release_groups
 from rftdata.postgres.database import execute, queries, send
 from rftdata.processes import pid_space
 from rftdata.sql_session import run_statements
@@ -267,6 +268,20 @@ def test_json_that_an_import_would_refuse_is_not_written(buffer: Buffer) -> None
             with pytest.raises(QueryError, match="nested too deeply; allowed: up to 300 levels"):
                 writer.insert(_with_metadata(deeper))
     assert buffer.sql("SELECT count(*) AS n FROM rft.v_group WHERE run = 'deep'")["n"].to_pylist() == [1]
+
+
+def test_a_task_that_an_update_made_too_deep_to_read_is_said_to_be_that(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    with roles.attempt(), buffer.database.connection() as connection:
+        roles.plan()
+        connection.execute("update rft.task set payload = %s::jsonb", ["[" * 2500 + "]" * 2500])
+        with pytest.raises(
+            QueryError, match="nested too deeply to be read; allowed: up to 300 levels; make it flatter"
+        ):
+            roles.claim()
+        connection.execute("update rft.task set payload = '{}' where payload @? '$.**{301}'")
+        release_groups(roles.run, roles.worker_id)  # as its end does
+        assert roles.claim()
 
 
 def _with_metadata(value: Any) -> Group:

@@ -34,13 +34,14 @@ from rftcore.algorithms.losses.sft import SFT
 
 
 class Meeting(SFT):
-    """Waits for the other ranks, as collectives do; for ever in a folder that says so, as where a rank of NCCL is missing."""
+    """Waits for the other ranks, as collectives do; for ever in a folder that says so: each for nothing, or rank 0 for the others."""
 
     def __call__(self, view):
         folder = pathlib.Path(__file__).parent
         if (folder / "hang").exists():
             (folder / f"{torch.distributed.get_rank()} hangs").touch()
-            time.sleep(600)
+            if torch.distributed.get_rank() > 0 or not (folder / "0 waits").exists():
+                time.sleep(600)
         if torch.distributed.is_initialized():
             if (folder / f"{torch.distributed.get_rank()} fails").exists():
                 raise MemoryError("no room for the loss")
@@ -88,7 +89,8 @@ def update_by_two(folder: Path) -> None:
 
 
 def hang_while_watched(folder: Path) -> None:
-    """As `update_by_two`, and watched from when both ranks hang."""
+    """As `update_by_two`, and watched from when both ranks hang, the first of them in a collective with the other."""
+    (folder / "0 waits").touch()
     report_to(folder)
     answer_requests(folder)
     given = replace(arguments(folder, 2), run_folder=folder)

@@ -141,16 +141,23 @@ def test_a_row_that_takes_another_step_disagrees() -> None:
 
 def test_utilisation_counts_six_operations_of_a_parameter_and_a_token() -> None:
     measured = row("ours", 512, 1.0)
-    assert measured["mfu"] == pytest.approx(6 * SHAPES["tiny"].num_parameters * 100 / 2.0 / 1e9)
+    assert measured["mfu"] == pytest.approx(6 * SHAPES["tiny"].num_active_parameters * 100 / 2.0 / 1e9)
     assert measured["computed_mfu"] == pytest.approx(0.8 * measured["mfu"])
 
 
-def test_shapes_have_the_parameters_that_their_models_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tiny", "tiny-experts"])
+def test_shapes_have_the_parameters_that_their_models_have(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    write_model(SHAPES["tiny"], tmp_path / "tiny")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny")
-    assert SHAPES["tiny"].num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    write_model(SHAPES[name], tmp_path / name)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+    shape, sizes = SHAPES[name], {key: parameter.numel() for key, parameter in model.named_parameters()}
+    assert shape.num_parameters == sum(sizes.values())
+    experts = sum(size for key, size in sizes.items() if ".experts." in key)
+    assert shape.num_active_parameters == sum(sizes.values()) - experts * 6 // 8
+
+
+def test_published_shapes_have_the_published_parameters() -> None:
     published = {"135M": 134_515_008, "0.5B": 494_032_768, "1.5B": 1_543_714_304, "8B": 8_030_261_248}
     assert {name: SHAPES[name].num_parameters for name in published} == published
 

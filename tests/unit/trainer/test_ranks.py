@@ -274,7 +274,7 @@ class TestEnds:
     @pytest.fixture
     def hanging(self, folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], int]]:
         """Rank 0, and the pid of rank 1."""
-        marks = [folder / "hang", folder / "0 hangs", folder / "1 hangs"]
+        marks = [folder / name for name in ("hang", "0 hangs", "1 hangs")]
         marks[0].touch()
         process = PreloadedCall(
             getattr(request, "param", update_by_two),
@@ -294,7 +294,7 @@ class TestEnds:
             process.kill()
             process.communicate()
             wait_until_ended(pids)
-            for mark in marks:
+            for mark in (*marks, folder / "0 waits"):
                 mark.unlink(missing_ok=True)
 
     def test_a_killed_rank_ends_the_trainer(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
