@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -69,8 +70,7 @@ class Worker:
         self.role = role
         self.progress: dict[str, Any] = {}
         mark_dead_workers(run)
-        row = run.database.fetch("insert_worker", run_id=run.run_id, role=role, **own_process())[0]
-        self.worker_id: int = row["worker_id"]
+        self.worker_id = _register(run, role)
         self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
         self._thread.start()
 
@@ -183,6 +183,18 @@ class Worker:
         )
 
 
+def _register(run: Run, role: str) -> int:
+    """Return the id of a new worker; the one that an earlier try has made, if its answer was lost."""
+    who = {"run_id": run.run_id, "role": role, **own_process()}
+    before = run.database.fetch("newest_worker_of_process", **who)[0]["worker_id"]
+
+    def insert() -> int:
+        newest: int = run.database.fetch("newest_worker_of_process", **who)[0]["worker_id"]
+        return newest if newest != before else run.database.fetch("insert_worker", **who)[0]["worker_id"]
+
+    return ride_out(insert)
+
+
 def doing(state: str, waiting_for: str | None) -> str:
     """Describe what a worker does, in a few words."""
     if not waiting_for:
@@ -193,12 +205,11 @@ def doing(state: str, waiting_for: str | None) -> str:
 
 def mark_dead_workers(run: Run) -> int:
     """Record workers of this machine whose process has exited, and release what they held; return their number."""
-    dead = 0
-    for row in live_workers(run):
-        if has_ended(row.host, row.pid, row.pid_space, row.pid_started):
-            dead += run.database.run("stop_worker", worker_id=row.worker_id, error="the process is gone")
-    release_lost_claims(run)
-    return dead
+    dead = [row.worker_id for row in live_workers(run) if has_ended(row.host, row.pid, row.pid_space, row.pid_started)]
+    for worker_id in dead:
+        ride_out(partial(run.database.run, "stop_worker", worker_id=worker_id, error="the process is gone"))
+    ride_out(lambda: release_lost_claims(run))
+    return len(dead)
 
 
 def note_blocked_workers(run: Run) -> None:

@@ -17,6 +17,8 @@ from rftdata.errors import ConfigError
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm
 
+# Ratios of a sequence that dropout alone changes by more: GSPO's clip of 4e-4 is far below it, GRPO's of 0.2 far above.
+_NARROW_CLIP = 0.01
 _RECORDING_NOTHING = ("single_turn", "demonstration")
 _FOR_A_BASELINE = {
     "greedy_baseline": "true, or leave it out", "engine": "an engine that samples, such as vllm", "workflow": "a workflow that samples",
@@ -141,8 +143,12 @@ def _check_critic(algorithm: Algorithm) -> None:
         )
 
 
-def notes(algorithm: Algorithm) -> Iterator[str]:
-    """Yield what fits together, and still surprises; `rft check` prints it."""
+def notes(algorithm: Algorithm, dropout: float) -> Iterator[str]:
+    """Yield what fits together, and still surprises; `rft check` prints it.
+
+    Args:
+        dropout: of the adapters that are trained.
+    """
     loss, aggregation = algorithm.loss, algorithm.config.aggregation.name
     if (
         isinstance(loss, PPO)
@@ -152,6 +158,11 @@ def notes(algorithm: Algorithm) -> Iterator[str]:
         yield (
             f"algorithm.loss.level: product gives each token 1 / length of its response's loss, and aggregation: {aggregation} averages over"
             " tokens once more, so the update shrinks with the length of responses; aggregation: seq-mean-token-sum is one loss per response"
+        )
+    if isinstance(loss, PPO) and dropout and loss.config.clip.high < _NARROW_CLIP:
+        yield (
+            f"trainer.lora.dropout {dropout:g} changes the ratios by more than algorithm.loss.clip ({loss.config.clip.low:g},"
+            f" {loss.config.clip.high:g}) lets through, so most of what is sampled is clipped before anything is trained; leave it at 0"
         )
 
 

@@ -62,7 +62,8 @@ def check(
             check_plugins(resolved)
         check_stages(runs)
         for resolved in runs:
-            for sentence in notes(resolved.algorithm):
+            lora = resolved.config.trainer.lora
+            for sentence in notes(resolved.algorithm, 0.0 if lora is None else lora.dropout):
                 warn(sentence)
             for sentence in open_inputs(resolved, read_s) if deep else describe_stored(resolved):
                 warn(sentence)

@@ -1,9 +1,8 @@
 """An estimate of the memory of a host while the trainer's ranks load their models, by arithmetic alone, as in `rftcore.trainer.memory`.
 
 Every rank opens the model's files in the type in which they are stored. They are mapped, so all ranks of a host share one copy, which the operating system
-may drop. Each rank then takes one layer after the other into the trainer's type, and keeps its share of it. The experts of a layer are one tensor in the
-model and many in its files, so that every rank has a copy of them until then. tests/unit/trainer/test_loading.py compares the estimate with what ranks
-really take.
+may drop. Each rank then takes one layer after the other into the trainer's type, with its experts straight from the files, and keeps its share of it.
+tests/unit/trainer/test_loading.py compares the estimate with what ranks really take.
 """
 
 from __future__ import annotations
@@ -42,12 +41,9 @@ def _parts(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None, on
     ranks, stored = config.num_gpus or 1, TYPE_BYTES.get(shape.dtype, _FP32)
     master = compute_bytes(config) if on_gpus and lora is not None else TYPE_BYTES[config.dtype]
     parts = [Part("files", stored * shape.parameters, "mapped once for all ranks; freed where others need it")]
-    if shape.experts is not None:
-        number = stored * shape.expert_parameters
-        parts.append(Part("experts", ranks * number, f"put together from the files by each of {ranks} ranks"))
     if on_gpus:
-        # Copies to a GPU that change the type do so on the host, one matrix at a time.
-        largest = 0 if stored == master else master * shape.largest_parameters
+        # Copies to a GPU that change the type do so on the host, one matrix at a time. None is larger than the embedding.
+        largest = 0 if stored == master else master * shape.embedding_parameters
         parts.append(
             Part("largest matrix", ranks * largest, f"of {ranks} ranks, {master} bytes a weight, on its way to a GPU")
         )

@@ -113,11 +113,6 @@ class ModelShape:
         return found
 
     @property
-    def expert_parameters(self) -> int:
-        """Number of weights of the experts of all layers, which a model keeps as one tensor a layer and its checkpoint as one a matrix."""
-        return 0 if self.experts is None else self.experts.layers * self._experts
-
-    @property
     def _experts(self) -> int:
         assert self.experts is not None
         return self.experts.num * 3 * self.hidden * self.experts.intermediate
@@ -151,11 +146,6 @@ class ModelShape:
     def embedding_parameters(self) -> int:
         """Number of parameters of the embedding; as many again in the output layer unless they are tied."""
         return self.vocabulary * self.hidden
-
-    @property
-    def largest_parameters(self) -> int:
-        """Number of weights of the largest tensor: the embedding, or gate and up of all experts of a layer."""
-        return max(self.embedding_parameters, 0 if self.experts is None else 2 * self._experts // 3)
 
     @property
     def root_parameters(self) -> int:

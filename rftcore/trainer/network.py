@@ -86,7 +86,7 @@ class Network:
         self.config = config
         self.grid = grid
         self.learning_rate = learning_rate
-        self.model = opened_model(path, config, grid, head)
+        self.model, unread = opened_model(path, config, grid, head)
         self.optimizers: list[Optimizer] = []
         trained = learning_rate is not None
         on_gpu = self.device.type == "cuda"
@@ -110,7 +110,7 @@ class Network:
         self._computation = Computation(self.model)
         shard(
             self._computation, layers, grid, master=master, compute=None if self._adapters else compute, offload=offload,
-            replicated=self._adapters,
+            replicated=self._adapters, unread=unread,
         )  # fmt: skip
         if learning_rate is not None:
             self.optimizers = build_optimizers(self.model, config.optimizer, learning_rate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.model_shape import refuse_indivisible
 from rftcore.trainer.optimizers import value_head
 from rftcore.trainer.sharding import Grid
+from rftcore.trainer.stacked_weights import Unread, has_lists_in_layers, open_stacked
 from rftdata.errors import ModelError
 
 Head = Literal["vocabulary", "value"]
@@ -22,10 +24,10 @@ Head = Literal["vocabulary", "value"]
 _STORED = {frozenset({"F32"}): "float32", frozenset({"BF16"}): "bfloat16", frozenset({"F16"}): "float16"}
 
 
-def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> PreTrainedModel:
+def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tuple[PreTrainedModel, Unread]:
     """Return the model in a folder, in the type in which it is stored: its weights are the mapped file, of which all ranks of a host share one copy.
 
-    `rftcore.trainer.sharding.shard` takes it into the trainer's type, layer by layer.
+    `rftcore.trainer.sharding.shard` takes it into the trainer's type, layer by layer, and reads those that are still in the file, as experts.
 
     Raises:
         ModelError: the folder has no model.
@@ -33,16 +35,19 @@ def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> Pr
     """
     dtype = _STORED.get(frozenset(read_types_of_model(Path(path))), config.dtype)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": attention.NAME}
+    kind = AutoModelForCausalLM if head == "vocabulary" else AutoModelForTokenClassification
+    unread: Unread = {}
     try:
-        model_config = AutoConfig.from_pretrained(path)
+        model_config = AutoConfig.from_pretrained(path, **({} if head == "vocabulary" else {"num_labels": 1}))
         attention.refuse_unpackable(model_config)
         if grid.num_tensor_ranks > 1:
             refuse_indivisible(model_config.to_dict(), grid.num_tensor_ranks)
-        model: PreTrainedModel = (
-            AutoModelForCausalLM.from_pretrained(path, **options)
-            if head == "vocabulary"
-            else AutoModelForTokenClassification.from_pretrained(path, num_labels=1, **options)
-        )
+        model: PreTrainedModel
+        if has_lists_in_layers(Path(path)):
+            make = partial(kind.from_config, model_config, **options)
+            model, unread = open_stacked(Path(path), make, options["dtype"])
+        else:
+            model = kind.from_pretrained(path, config=model_config, **options)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ModelError(
@@ -60,7 +65,7 @@ def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> Pr
         value_head(model)
     else:
         refuse_other_head(model)
-    return model
+    return model, unread
 
 
 def refuse_other_head(model: PreTrainedModel) -> None:

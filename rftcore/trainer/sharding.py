@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from rftcore.trainer.stacked_weights import Unread
 from rftdata.errors import ConfigError
 
 _DATA, _TENSOR = "data", "tensor"
@@ -130,7 +132,7 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
 
 def shard(
     root: nn.Module, layers: list[nn.Module], grid: Grid, *, master: torch.dtype, compute: torch.dtype | None, offload: bool = False,
-    replicated: Sequence[nn.Parameter] = (),
+    replicated: Sequence[nn.Parameter] = (), unread: Unread | None = None,
 ) -> None:  # fmt: skip
     """Put `root` on the device and shard it in place: each layer a unit of its own, the rest of `root` one more.
 
@@ -142,6 +144,7 @@ def shard(
         compute: type of gathered parameters; None for that of the shards.
         offload: keep the shards in the memory of the host, if they are on a GPU otherwise.
         replicated: parameters that every rank keeps whole, in their own type.
+        unread: parameters whose values are still in files; emptied.
 
     Raises:
         ConfigError: the model cannot be divided by the tensor-parallel ranks.
@@ -149,8 +152,9 @@ def shard(
     whole = set(replicated)
     for parameter in replicated:
         parameter.data = parameter.data.to(grid.device)
+    place = partial(_place, device=grid.device, dtype=master, others=whole, unread={} if unread is None else unread)
     if grid.mesh is None:
-        _place(root, grid.device, master, whole)
+        place(root)
         return
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
     options: dict[str, Any] = {
@@ -158,11 +162,11 @@ def shard(
         "ignored_params": whole,
     }  # fmt: skip
     for layer in layers:
-        _place(layer, grid.device, master, whole)
+        place(layer)
         if grid.num_tensor_ranks > 1:
             _split_heads(layer, grid.mesh[_TENSOR])
         fully_shard(layer, **options)
-    _place(root, grid.device, master, whole)
+    place(root)
     fully_shard(root, **options)
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -171,10 +175,17 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _place(module: nn.Module, device: torch.device, dtype: torch.dtype, others: Set[nn.Parameter]) -> None:
+def _place(
+    module: nn.Module, device: torch.device, dtype: torch.dtype, others: Set[nn.Parameter], unread: Unread
+) -> None:
     """Parameters in this type; buffers (the frequencies of rotary positions) keep theirs. Sharded parameters and `others` stay as they are."""
     for parameter in module.parameters():
-        if not isinstance(parameter, DTensor) and parameter not in others:
+        # Taken out, because it would keep the whole parameter when this rank has its share.
+        if (read := unread.pop(parameter, None)) is not None:
+            whole = torch.empty(parameter.shape, device=device, dtype=dtype)
+            read(whole)
+            parameter.data = whole
+        elif not isinstance(parameter, DTensor) and parameter not in others:
             # A copy, too, where nothing changes: the weights may still be the mapped file, wherever they stand in it, and products with a vector (a
             # value head) round by the alignment of their memory, so that a resumed run would differ in the last bit from an uninterrupted one.
             parameter.data = parameter.data.to(device, dtype, copy=True)

@@ -23,6 +23,7 @@ from rftdata.pipeline.records import KnownScore, StageScores, Verdicts
 from rftdata.pipeline.verdicts import STAGE_FAILED, insert_stage_runs
 from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
 from rftdata.postgres.locks import holding
+from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 
 TASK_BATCH_SCHEMA = pa.schema(
@@ -78,7 +79,7 @@ class TaskChange:
 def register_task_pipeline(database: Database, version: str, stages: Sequence[Mapping[str, Any]]) -> None:
     """Store the stages of a version, so that old verdicts can be understood."""
     plain = storable(json.loads(json.dumps(list(stages), default=str)))
-    database.fetch("register_pipeline", version=version, digest=version, stages=Jsonb(plain))
+    ride_out(lambda: database.fetch("register_pipeline", version=version, digest=version, stages=Jsonb(plain)))
 
 
 @contextmanager

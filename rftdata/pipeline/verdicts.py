@@ -106,8 +106,12 @@ def check_pipeline(run: Run, pipeline_version: str) -> None:
     Raises:
         FencedError: the versions differ.
     """
-    with run.database.transaction() as connection:
-        _check_pipeline(connection, run.run_id, pipeline_version)
+
+    def check() -> None:
+        with run.database.transaction() as connection:
+            _check_pipeline(connection, run.run_id, pipeline_version)
+
+    ride_out(check)
 
 
 def _check_pipeline(connection: Connection, run_id: int, pipeline_version: str) -> None:
@@ -211,9 +215,12 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
 
 def add_features(database: Database, task: CreatedTask) -> None:
     """Add the features of a new task to the existing one."""
-    database.run(
-        "add_features", taskset=task.taskset, task_key=storable(task.task_key), features=Jsonb(storable(_features(task)))
-    )  # fmt: skip
+    values = {
+        "taskset": task.taskset,
+        "task_key": storable(task.task_key),
+        "features": Jsonb(storable(_features(task))),
+    }
+    ride_out(lambda: database.run("add_features", **values))
 
 
 def task_of_experience(database: Database, experience_id: int) -> tuple[str, str] | None:

@@ -86,7 +86,8 @@ def register_version(database: Database, name: str, digest: str, stages: Sequenc
     Raises:
         ConfigError: the version already has other stages.
     """
-    (row,) = database.fetch("register_pipeline", version=name, digest=digest, stages=Jsonb(storable(stages)))
+    values = {"version": name, "digest": digest, "stages": Jsonb(storable(stages))}
+    (row,) = ride_out(lambda: database.fetch("register_pipeline", **values))
     if row["digest"] != digest:
         raise ConfigError(
             f"the pipeline version {name!r} already has other stages", value=digest, allowed=row["digest"],

@@ -80,7 +80,7 @@ class Attempt:
         """Take the run: see `Buffer.attempt`."""
         formula = checked_formula(run.database, sampling.priority.formula)
         policy = Jsonb(sampling.policy(tasksets, formula))
-        ride_out(lambda: mark_dead_workers(run))
+        mark_dead_workers(run)
         receipt = uuid.uuid4()
         try:
             attempt_id, checkpoint = ride_out(lambda: takeover.take(run, receipt, lease_s, policy))
@@ -200,12 +200,16 @@ class Attempt:
                     value=priority,
                     allowed="finite numbers of at least 0",
                 )
-        with self.transaction() as connection:
-            known = fetch(
-                connection, "set_priorities", run_id=self.run.run_id, item_ids=list(priorities),
-                priorities=[float(value) for value in priorities.values()],
-            )[0]["num_known"]  # fmt: skip
-        return int(known)
+
+        def attempted() -> int:
+            with self.transaction() as connection:
+                found = fetch(
+                    connection, "set_priorities", run_id=self.run.run_id, item_ids=list(priorities),
+                    priorities=[float(value) for value in priorities.values()],
+                )  # fmt: skip
+            return int(found[0]["num_known"])
+
+        return ride_out(attempted)
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
         """Announce the weights after `step` and wake the explorers; return the policy_version_id."""

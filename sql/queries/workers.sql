@@ -3,6 +3,11 @@
 INSERT INTO rft.worker (run_id, role, host, pid, pid_space, pid_started)
 VALUES (%(run_id)s, %(role)s, %(host)s, %(pid)s, %(pid_space)s, %(pid_started)s) RETURNING worker_id;
 
+-- name: newest_worker_of_process (read)
+-- The id of the last worker that a process has registered in a role; 0 if there is none.
+SELECT coalesce(max(worker_id), 0) AS worker_id FROM rft.worker
+WHERE (run_id, role, host, pid, pid_space, pid_started) = (%(run_id)s, %(role)s, %(host)s, %(pid)s, %(pid_space)s, %(pid_started)s);
+
 -- name: heartbeat
 -- Record that a process is alive, and what it does. If another process has recorded that it is gone, that was wrong.
 UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, waiting_for = %(waiting_for)s, progress = %(progress)s,

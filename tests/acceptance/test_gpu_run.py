@@ -18,7 +18,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 _STEPS = 20
 # The first is of all weights; adapters learn with a larger rate than weights do.
-_TRAINED = {"weights": (), "adapters": ("trainer.lora={rank: 16}", "trainer.learning_rate=1.0e-3", "sync.adapters=alone")}
+_TRAINED = {
+    "weights": (),
+    "adapters": ("trainer.lora={rank: 16}", "trainer.learning_rate=1.0e-3", "sync.adapters=alone"),
+}
 
 
 @pytest.fixture(scope="module")

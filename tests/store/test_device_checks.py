@@ -57,8 +57,9 @@ def check(file: str, *changes: str, deep: bool = False) -> int:
 
 
 def test_what_fits_and_still_surprises_is_noted(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(file, "algorithm.loss={level: product}") == 0
-    assert "aggregation: token-mean averages over tokens once more" in capsys.readouterr().err
+    assert check(file, "algorithm.loss={level: product, clip: 0.001}", "trainer.lora={dropout: 0.1}") == 0
+    said = capsys.readouterr().err
+    assert "aggregation: token-mean averages over tokens once more" in said and "trainer.lora.dropout 0.1" in said
 
 
 @pytest.mark.parametrize("deep", [False, True])

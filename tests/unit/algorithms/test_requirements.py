@@ -151,9 +151,17 @@ def test_a_critic_whose_warm_up_lasts_as_long_as_the_run_is_refused() -> None:
 def test_a_ratio_of_the_response_with_a_mean_over_tokens_is_noted() -> None:
     for aggregation in ("token-mean", "seq-mean-token-mean"):
         changes = {"loss": {"level": "product"}, "aggregation": aggregation}
-        (note,) = notes(build_algorithm("rloo", changes))
+        (note,) = notes(build_algorithm("rloo", changes), 0.0)
         assert (
             f"aggregation: {aggregation} averages over tokens once more" in note and "seq-mean-token-sum is one" in note
         )
-    assert not [*notes(build_algorithm("rloo", changes | {"aggregation": "seq-mean-token-sum"}))]
-    assert not [*notes(build_algorithm("topr"))]
+    assert not [*notes(build_algorithm("rloo", changes | {"aggregation": "seq-mean-token-sum"}), 0.0)]
+    assert not [*notes(build_algorithm("topr"), 0.0)]
+
+
+def test_dropout_beside_a_narrow_clip_is_noted() -> None:
+    (note,) = notes(build_algorithm("gspo"), 0.1)
+    assert note.startswith(
+        "trainer.lora.dropout 0.1 changes the ratios by more than algorithm.loss.clip (0.0003, 0.0004)"
+    )
+    assert not [*notes(build_algorithm("gspo"), 0.0), *notes(build_algorithm("grpo"), 0.1)]

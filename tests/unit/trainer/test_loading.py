@@ -1,4 +1,4 @@
-"""Loading a model takes the memory that the estimate says: the file is mapped, and a rank has no more of its own than its share and one layer."""
+"""Loading a model takes the memory that the estimate says: the files are mapped, and a rank has no more of its own than its share and one layer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
 from rftcore.trainer.config import LoraConfig, TrainerConfig
 from rftcore.trainer.loading_memory import PROCESS_BYTES, loading_memory, refuse_too_little_for_loading
 from rftcore.trainer.memory import GIB, Trained
-from rftcore.trainer.model_shape import model_shape, read_model_shape
+from rftcore.trainer.model_shape import read_model_shape
 from rftcore.trainer.network import Network
 from rftcore.trainer.sharding import make_grid
 from rftdata.errors import ConfigError
@@ -27,7 +27,9 @@ from tests.support.ranks import run_ranks
 NUM_RANKS = 2
 MIB = 2**20
 _M_MMAP_THRESHOLD = -3  # malloc.h
-CASES: dict[str, dict[str, Any]] = {"float32": {}, "lora": {"lora": {"rank": 8, "alpha": 8}, "dtype": "bfloat16"}}
+CASES: dict[str, dict[str, Any]] = {
+    "float32": {}, "lora": {"lora": {"rank": 8, "alpha": 8}, "dtype": "bfloat16"}, "experts": {}
+}  # fmt: skip
 
 
 def own_bytes() -> int:
@@ -66,21 +68,20 @@ def load_and_measure(rank: int, folder: Path, case: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=NUM_RANKS)
     grid, trained = make_grid(torch.device("cpu")), {"learning_rate": 1e-4, "adapters": True} if case == "lora" else {}
     settings = config(num_gpus=NUM_RANKS, **CASES[case])
-    Network(str(folder / "small"), settings, grid, **trained)  # imports what loading needs
+    kind = "experts" if case == "experts" else "dense"
+    Network(str(folder / f"small-{kind}"), settings, grid, **trained)  # imports what loading needs
     gc.collect()
     with MostMemory() as memory:
-        network = Network(str(folder / "model"), settings, grid, **trained)
+        network = Network(str(folder / kind), settings, grid, **trained)
     kept = own_bytes() - memory.before
     del network
     (folder / f"{case}-{rank}.json").write_text(json.dumps([memory.most - memory.before, kept]))
 
 
-def save_filled(folder: Path, **sizes: int) -> None:
-    """Write a Llama of these sizes in bfloat16, without the time that random weights take."""
+def save_filled(folder: Path, model_config: PreTrainedConfig) -> None:
+    """Write a model in bfloat16, without the time that random weights take."""
     with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(num_attention_heads=8, tie_word_embeddings=False, **sizes)).to(
-            torch.bfloat16
-        )
+        model = AutoModelForCausalLM.from_config(model_config, dtype=torch.bfloat16)
     model.to_empty(device="cpu")
     for parameter in model.parameters():
         parameter.data.fill_(0.01)
@@ -89,10 +90,15 @@ def save_filled(folder: Path, **sizes: int) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 70 million weights, 140 MB in bfloat16, and a small one."""
-    folder = tmp_path_factory.mktemp("loading")
-    save_filled(folder / "model", vocab_size=8192, hidden_size=768, intermediate_size=2048, num_hidden_layers=8)
-    save_filled(folder / "small", vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1)
+    """A model of 70 million weights, 140 MB in bfloat16, and a small one; and a mixture of 32 experts of nearly that size, and a small one."""
+    folder, heads = tmp_path_factory.mktemp("loading"), {"num_attention_heads": 8, "tie_word_embeddings": False}
+    large = {"vocab_size": 8192, "num_hidden_layers": 8} | heads
+    small = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1} | heads
+    experts = {"num_experts": 32, "num_experts_per_tok": 4, "head_dim": 32}
+    save_filled(folder / "dense", LlamaConfig(hidden_size=768, intermediate_size=2048, **large))
+    save_filled(folder / "small-dense", LlamaConfig(**small))
+    save_filled(folder / "experts", Qwen3MoeConfig(hidden_size=256, moe_intermediate_size=256, **large | experts))
+    save_filled(folder / "small-experts", Qwen3MoeConfig(moe_intermediate_size=64, **small | experts))
     return folder
 
 
@@ -100,7 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ranks_take_what_the_estimate_says(case: str, folder: Path) -> None:
     run_ranks(load_and_measure, NUM_RANKS, folder, case)
     measured = [json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(NUM_RANKS)]
-    shape = read_model_shape(folder / "model")
+    shape = read_model_shape(folder / ("experts" if case == "experts" else "dense"))
     settings = TrainerConfig(num_gpus=NUM_RANKS, autocast="none", max_tokens_per_microbatch=4096, **CASES[case])
     found = loading_memory(settings, Trained(policy=shape), on_gpus=False)
     expected = found.size_bytes - found.part("files") - found.part("processes")
@@ -110,7 +116,7 @@ def test_ranks_take_what_the_estimate_says(case: str, folder: Path) -> None:
 
 
 def test_a_host_is_refused_that_cannot_load_the_models(folder: Path) -> None:
-    models = Trained(policy=read_model_shape(folder / "model"))
+    models = Trained(policy=read_model_shape(folder / "dense"))
     found = loading_memory(TrainerConfig(num_gpus=8), models)
     assert found.part("largest matrix") == 8 * 4 * 8192 * 768 and found.part("files") == 2 * models.policy.parameters
     frozen = loading_memory(TrainerConfig(num_gpus=8, lora=LoraConfig()), models)
@@ -118,18 +124,3 @@ def test_a_host_is_refused_that_cannot_load_the_models(folder: Path) -> None:
     refuse_too_little_for_loading(TrainerConfig(num_gpus=8), models, 8 * PROCESS_BYTES + GIB)
     with pytest.raises(ConfigError, match=r"loading the models needs about 16\.\d GiB"):
         refuse_too_little_for_loading(TrainerConfig(num_gpus=8), models, 8 * PROCESS_BYTES)
-
-
-def test_experts_are_copied_by_every_rank() -> None:
-    sizes = {
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 8,
-        "vocab_size": 10,
-        "hidden_size": 64,
-        "dtype": "bfloat16",
-    }
-    shape = model_shape(sizes | {"model_type": "qwen3_moe", "num_experts": 16, "moe_intermediate_size": 32})
-    found = loading_memory(TrainerConfig(num_gpus=8), Trained(policy=shape))
-    assert found.part("experts") == 8 * 2 * 2 * 16 * 3 * 64 * 32  # ranks, bytes, layers, experts, matrices
-    assert found.part("largest matrix") == 8 * 4 * 16 * 2 * 64 * 32
