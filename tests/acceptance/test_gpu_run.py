@@ -1,4 +1,4 @@
-"""`rft run` on one CUDA device, used in turns. `pytest -m gpu`; RFT_TEST_WARM names the example's warm checkpoint, which is made otherwise."""
+"""`rft run` on one CUDA device, used in turns, and on two. `pytest -m gpu`; RFT_TEST_WARM names the example's warm checkpoint, which is made otherwise."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.warm_up import warm_up
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 _STEPS = 20
-# The first is of all weights; adapters learn with a larger rate than weights do.
-_TRAINED = {
-    "weights": (),
-    "adapters": ("trainer.lora={rank: 16}", "trainer.learning_rate=1.0e-3", "sync.adapters=alone"),
-}
+_ADAPTERS = ("trainer.lora={rank: 16}", "trainer.learning_rate=1.0e-3", "sync.adapters=alone")
+# What is trained, and the way of what is sent: an engine that takes turns with the trainer on one GPU, or one on another.
+_CASES = {
+    "weights-ipc": ("explorer.sleep=true",), "adapters-ipc": ("explorer.sleep=true", *_ADAPTERS), "adapters-nccl": _ADAPTERS,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +29,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path | str:
     return os.environ.get("RFT_TEST_WARM") or warm_up(tmp_path_factory.mktemp("warm")).model
 
 
-@pytest.mark.parametrize("trained", _TRAINED)
-def test_a_run_in_turns_sends_what_it_trains_by_ipc_and_learns(trained: str, model: Path | str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", _CASES)
+def test_a_run_sends_what_it_trains_into_a_live_engine_and_learns(case: str, model: Path | str, tmp_path: Path) -> None:
     import torch
 
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+    trained, backend = case.split("-")
+    if torch.cuda.device_count() < (2 if backend == "nccl" else 1):
+        pytest.skip("not enough CUDA devices")
     buffer = tmp_path / "buffer"
     # Without graphs and compilation, which take longer than the run; `rft bench turns` has both.
     settings = (
-        f"model.path={model}", "explorer.sleep=true", f"steps={_STEPS}", f"eval.every={_STEPS}", "trainer.compile=false",
+        f"model.path={model}", f"steps={_STEPS}", f"eval.every={_STEPS}", "trainer.compile=false",
         "explorer.engine_args={dtype: bfloat16, context_length: 64, max_num_seqs: 256, enforce_eager: true}",
-        *_TRAINED[trained],
+        *_CASES[case],
     )  # fmt: skip
     options = [part for setting in settings for part in ("--set", setting)]
     try:
@@ -56,7 +57,7 @@ def test_a_run_in_turns_sends_what_it_trains_by_ipc_and_learns(trained: str, mod
             "select backend, r.status::text as status, count(*) as n from rft.weight_receipt r join rft.weight_transfer using (transfer_id)"
             " group by 1, 2",
         )
-        assert [(found["backend"], found["status"]) for found in receipts] == [("ipc", "applied")]
+        assert [(found["backend"], found["status"]) for found in receipts] == [(backend, "applied")]
         assert receipts[0]["n"] >= _STEPS - 1
         sizes = [row["num_bytes"] for row in rows(buffer, "select num_bytes from rft.policy_version order by 1 desc")]
         assert (sizes[0] < (Path(model) / "model.safetensors").stat().st_size / 5) is (trained == "adapters")
