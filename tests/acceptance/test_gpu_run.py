@@ -22,6 +22,10 @@ _ADAPTERS = ("trainer.lora={rank: 16}", "trainer.learning_rate=1.0e-3", "sync.ad
 _CASES = {
     "weights-ipc": ("explorer.sleep=true",), "adapters-ipc": ("explorer.sleep=true", *_ADAPTERS), "adapters-nccl": _ADAPTERS,
 }  # fmt: skip
+_TRANSFERS = (
+    "select transfer_id, t.group_id, num_bytes, send_seconds, pause_seconds from rft.weight_transfer t"
+    " join rft.weight_receipt using (transfer_id) order by 1"
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +68,7 @@ def test_a_run_sends_what_it_trains_into_a_live_engine_and_learns(case: str, mod
         differences = rows(buffer, "select (metrics->>'logprob_diff')::float8 as difference from rft.v_train_step")
         assert max(row["difference"] for row in differences) < 0.1, "more than the noise of bfloat16"
         print(call_rft("report", "sort-grpo", "--buffer", buffer).stdout)
+        print(*rows(buffer, _TRANSFERS), sep="\n")
         with rftdata.open(str(buffer)) as opened:
             assert [*verify(opened), *wrong_states(opened.database)] == []
     finally:
