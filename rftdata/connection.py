@@ -11,6 +11,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from rftdata.errors import BufferUnavailableError, QueryError, RftError, TimeLim
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer, check_folder
 from rftdata.postgres.migrations import check_schema, migrate, newest_version, schema_version
+from rftdata.postgres.retry import ride_out
 from rftdata.segments.posix import PosixSegmentStore
 from rftdata.uri import is_server, place_name, redacted
 from rftdata.user_code.blocked import print_blocked
@@ -53,6 +55,7 @@ def open(
     patience_s: float | None = None,
     idle_s: float | None = None,
     report: Callable[[str], None] | None = None,
+    waits: bool = False,
 ) -> Buffer:
     """Open a buffer, and start its embedded server if needed.
 
@@ -65,10 +68,16 @@ def open(
         idle_s: seconds of inactivity after which the server aborts a transaction, with its locks, because this process may be suspended;
             None for no limit.
         report: receives a sentence before an earlier schema is migrated.
+        waits: try again for `patience_s` while the database is unavailable; otherwise that is an error at once.
 
     Raises:
         BufferUnavailableError, SchemaVersionError, DiskFullError: see their descriptions.
     """
+    if waits:
+        again = partial(
+            open, uri, create=create, schema=schema, application=application, patience_s=patience_s, idle_s=idle_s, report=report
+        )  # fmt: skip
+        return ride_out(again, limit_s=patience_s)
     config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
     if is_server(config.uri):
         server = None

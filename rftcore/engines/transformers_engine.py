@@ -38,6 +38,7 @@ class TransformersEngine(DrivenEngine):
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         from rftcore.engines.transformers_adapters import AdaptersBeside
+        from rftcore.model_files import open_whole
 
         self._waiting: dict[str, Request] = {}
         self._receiver: TransferReceiver | None = None
@@ -45,8 +46,8 @@ class TransformersEngine(DrivenEngine):
         if self._device == "cpu":
             torch.set_num_threads(self.config.resolve_num_threads())
         torch.manual_seed(self.config.seed)
-        self._model = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=self.config.dtype)
-        self._model.to(self._device)  # type: ignore[arg-type]  # transformers' wrapper of the method hides that it is bound
+        self._model = open_whole(AutoModelForCausalLM, self.model_path, dtype=self.config.dtype)
+        self._model.to(self._device)
         self._model.eval()
         self._adapters = AdaptersBeside(self._model)
         # The tokenizers library forbids use by two threads at once; callers use the other copy.

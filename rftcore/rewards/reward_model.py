@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rftcore.model_files import open_whole
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import PluginError, RftError
 
@@ -83,5 +84,5 @@ class RewardModel:
         import torch
         from transformers import AutoModelForTokenClassification
 
-        model = AutoModelForTokenClassification.from_pretrained(self.folder, num_labels=1)
+        model = open_whole(AutoModelForTokenClassification, self.folder, key=f"the path after {PREFIX}", num_labels=1)
         return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")

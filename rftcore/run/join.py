@@ -23,7 +23,6 @@ from rftcore.run.prepare import check_run, prepare_run
 from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
-from rftdata.postgres.retry import ride_out
 from rftdata.run import Run
 from rftdata.user_code import blocked
 from rftdata.workers import live_workers, note_blocked_workers
@@ -77,19 +76,16 @@ def join_run(resolved: ResolvedRun, run: str | None, *, by_hand: str | None = No
     else:
         check_environment(config.explorer.engine)
     report = functools.partial(print, file=sys.stderr, flush=True)
-
-    def found() -> tuple[Buffer, Run, bool]:
-        buffer = rftdata.open(
-            config.buffer, application=f"rft {socket.gethostname()}", idle_s=_IDLE_TRANSACTION_S, report=report
-        )
-        try:
-            return buffer, *(_named(buffer, run, by_hand) if run is not None else _of_name(resolved, buffer, by_hand))
-        except BaseException:
-            buffer.close()
-            raise
-
     # A person learns at once that there is no database. A role of a run that is under way waits for it, as it does later.
-    buffer, joined, is_new = found() if by_hand is not None or run is None else ride_out(found)
+    buffer = rftdata.open(
+        config.buffer, application=f"rft {socket.gethostname()}", idle_s=_IDLE_TRANSACTION_S, report=report,
+        waits=by_hand is None,
+    )  # fmt: skip
+    try:
+        joined, is_new = _named(buffer, run, by_hand) if run is not None else _of_name(resolved, buffer, by_hand)
+    except BaseException:
+        buffer.close()
+        raise
     answer_requests(joined.folder)
     note_blocked_workers(joined)
     blocked.report_to(joined.folder)

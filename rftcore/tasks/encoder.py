@@ -14,8 +14,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from rftcore.model_files import open_whole, opening
 from rftcore.models import resolve_model
-from rftdata.errors import ModelError
 
 _BATCH_TOKENS = 8192
 _SAMPLE = 1 << 20
@@ -37,13 +37,10 @@ class Encoder:
         from transformers import AutoModel, AutoTokenizer
 
         folder = resolve_model(model)
-        try:
-            with _quiet():
-                self._tokenizer = AutoTokenizer.from_pretrained(folder)
-                self._model = AutoModel.from_pretrained(folder, dtype=torch.float32)
-        except (OSError, ValueError, KeyError) as error:
-            reason = " ".join(str(error).split())[:400]
-            raise ModelError(f"the encoder in {folder} cannot be opened: {reason}", todo="name another one") from error
+        with _quiet(), opening(folder, "the stage's model"):
+            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+            # `encode` averages, and needs no pooler.
+            self._model = open_whole(AutoModel, folder, key="the stage's model", new="pooler.", dtype=torch.float32)
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model.to(self._device).eval()
         limit = getattr(self._model.config, "max_position_embeddings", None) or max_tokens

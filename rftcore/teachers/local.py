@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rftcore.model_files import open_whole
 from rftcore.teachers.base import Teacher
 from rftcore.teachers.config import TeacherConfig
-from rftdata.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,19 +29,14 @@ class LocalTeacher(Teacher):
         num_threads: CPU threads.
 
     Raises:
-        ModelError: the model cannot be opened.
+        ModelError: the model cannot be opened, or is not whole.
     """
 
     def __init__(self, folder: Path, config: TeacherConfig, temperature: float, num_threads: int) -> None:
         self._folder, self._config, self._temperature = folder, config, temperature
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="teacher")
-        try:
-            # In the thread that computes: OpenMP's thread counts belong to it.
-            self._model = self._thread.submit(self._open_model, num_threads).result()
-        except (OSError, ValueError) as error:
-            raise ModelError(
-                f"the teacher in {folder} cannot be opened: {error}", todo="correct explorer.teacher.path"
-            ) from error
+        # In the thread that computes: OpenMP's thread counts belong to it.
+        self._model = self._thread.submit(self._open_model, num_threads).result()
 
     async def open(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Do nothing: the tokenizers were compared when the run was checked."""
@@ -58,7 +53,7 @@ class LocalTeacher(Teacher):
 
         if not torch.cuda.is_available():
             torch.set_num_threads(num_threads)
-        model: Any = AutoModelForCausalLM.from_pretrained(self._folder, dtype=self._config.dtype)
+        model = open_whole(AutoModelForCausalLM, self._folder, key="explorer.teacher.path", dtype=self._config.dtype)
         return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
     def _compute(self, token_ids: Sequence[list[int]], starts: Sequence[int]) -> list[list[float] | str]:

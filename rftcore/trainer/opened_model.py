@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
+from rftcore.model_files import opening, refuse_missing
 from rftcore.sync.weights_file import read_types_of_model
 from rftcore.trainer import attention
 from rftcore.trainer.config import TrainerConfig
@@ -17,7 +18,6 @@ from rftcore.trainer.model_shape import refuse_indivisible
 from rftcore.trainer.optimizers import value_head
 from rftcore.trainer.sharding import Grid
 from rftcore.trainer.stacked_weights import Unread, has_lists_in_layers, open_stacked
-from rftdata.errors import ModelError
 
 Head = Literal["vocabulary", "value"]
 # Files of several types, or in another format, are read in the trainer's type.
@@ -30,14 +30,14 @@ def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tu
     `rftcore.trainer.sharding.shard` takes it into the trainer's type, layer by layer, and reads those that are still in the file, as experts.
 
     Raises:
-        ModelError: the folder has no model.
+        ModelError: the folder has no model, or not all of its weights.
         ConfigError: its attention cannot be packed, its layers cannot be divided over the ranks, or it has another head.
     """
     dtype = _STORED.get(frozenset(read_types_of_model(Path(path))), config.dtype)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": attention.NAME}
-    kind = AutoModelForCausalLM if head == "vocabulary" else AutoModelForTokenClassification
+    kind: Any = AutoModelForCausalLM if head == "vocabulary" else AutoModelForTokenClassification
     unread: Unread = {}
-    try:
+    with opening(path):
         model_config = AutoConfig.from_pretrained(path, **({} if head == "vocabulary" else {"num_labels": 1}))
         attention.refuse_unpackable(model_config)
         if grid.num_tensor_ranks > 1:
@@ -45,16 +45,14 @@ def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tu
         model: PreTrainedModel
         if has_lists_in_layers(Path(path)):
             make = partial(kind.from_config, model_config, **options)
-            model, unread = open_stacked(Path(path), make, options["dtype"])
+            model, unread, missing = open_stacked(Path(path), make, options["dtype"])
         else:
-            model = kind.from_pretrained(path, config=model_config, **options)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise ModelError(
-            f"the model {path} cannot be opened: {first_line}",
-            allowed="a folder with config.json and safetensors, or a Hugging Face id",
-            todo="correct model.path",
-        ) from error
+            model, found = kind.from_pretrained(path, config=model_config, output_loading_info=True, **options)
+            missing = found["missing_keys"]
+    # A value head is new where the model has none.
+    refuse_missing(
+        path, (name for name in missing if head == "vocabulary" or name.startswith(f"{model.base_model_prefix}."))
+    )
     # Dropout is off for good: the ratio has to compare two policies, not two draws of noise.
     for module in model.modules():
         if isinstance(module, nn.Dropout):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -31,8 +31,8 @@ def has_lists_in_layers(folder: Path) -> bool:
     return any(len(_NUMBER.findall(name)) > 1 for file in _files(folder) for name in _names(file))
 
 
-def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) -> tuple[Model, Unread]:
-    """Open the model in a folder; what its files have in parts is not read.
+def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) -> tuple[Model, Unread, set[str]]:
+    """Open the model in a folder; what its files have in parts is not read. Return also the names of the weights that are not in its files.
 
     Args:
         make: the model of the folder's configuration, with weights of any values; called where tensors have no memory.
@@ -50,11 +50,18 @@ def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) ->
         if pieces is not None and len(pieces) > 1 and all(piece.name in stored for piece in pieces):
             unread[name] = [(piece, stored.pop(piece.name)) for piece in pieces]
             stored[name] = torch.zeros((), dtype=dtype).expand(tensor.shape)
-    model = type(blank).from_pretrained(None, config=blank.config, state_dict=stored, dtype=dtype)
+    kind: Any = type(blank)
+    model, found = kind.from_pretrained(
+        None, config=blank.config, state_dict=stored, dtype=dtype, output_loading_info=True
+    )
     model._weight_conversions = None  # transformers saw none, and falls back to those of the family
     if model.can_generate() and (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model, {model.get_parameter(name): partial(_read, parts) for name, parts in unread.items()}
+    return (
+        model,
+        {model.get_parameter(name): partial(_read, parts) for name, parts in unread.items()},
+        found["missing_keys"],
+    )
 
 
 def _read(parts: Sequence[tuple[Piece, Tensor]], into: Tensor) -> None:

@@ -144,5 +144,5 @@ def test_an_encoder_that_does_not_exist_is_named(buffer: Buffer, tmp_path: Path)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / "broken" / name).write_text(json.dumps({"model_type": "none"}))
     stage = {"diversity_score": {"embedding": {"model": "./broken"}}}
-    with pytest.raises(Exception, match=r"the encoder in .*broken cannot be opened"):
+    with pytest.raises(Exception, match=r"the model .*broken cannot be opened"):
         load_tasks(ResolvedRun(configuration(tmp_path, [stage])), buffer)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
 from rftcore.trainer.config import LoraConfig, TrainerConfig
@@ -20,8 +21,9 @@ from rftcore.trainer.memory import GIB, Trained
 from rftcore.trainer.model_shape import read_model_shape
 from rftcore.trainer.network import Network
 from rftcore.trainer.sharding import make_grid
-from rftdata.errors import ConfigError
-from tests.support.learning import config
+from rftdata.errors import ConfigError, ModelError
+from tests.support.learning import config, save_model
+from tests.support.models import make_tiny_moe
 from tests.support.ranks import run_ranks
 
 NUM_RANKS = 2
@@ -113,6 +115,26 @@ def test_ranks_take_what_the_estimate_says(case: str, folder: Path) -> None:
     together, kept = (sum(column) for column in zip(*measured, strict=True))
     assert together < 1.15 * expected + NUM_RANKS * 16 * MIB, (together / MIB, kept / MIB, found)
     assert kept > 0.8 * found.part("shares"), "the measurement must see the weights"
+
+
+WHOLE = {"tied": save_model, "untied": save_model, "experts": make_tiny_moe}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_model_whose_files_are_incomplete_is_not_trained(kind: str, tmp_path: Path) -> None:
+    WHOLE[kind](tmp_path, tied=kind == "tied")
+    file, grid = tmp_path / "model.safetensors", make_grid(torch.device("cpu"))
+    whole = load_file(file)
+    for name in whole:
+        save_file({other: tensor for other, tensor in whole.items() if other != name}, file, metadata={"format": "pt"})
+        with pytest.raises(ModelError) as refused:
+            Network(str(tmp_path), config(), grid)
+        assert name in str(refused.value) or "cannot be opened" in str(refused.value)
+    save_file(whole, file, metadata={"format": "pt"})
+    Network(str(tmp_path), config(), grid, head="value")  # whose own head is new
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="cannot be opened"):
+        Network(str(tmp_path), config(), grid)
 
 
 def test_a_host_is_refused_that_cannot_load_the_models(folder: Path) -> None:
