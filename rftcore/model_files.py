@@ -52,6 +52,6 @@ def refuse_missing(folder: Path | str, names: Iterable[str], new: str = "") -> N
     missing = sorted(name for name in names if not (new and name.startswith(new)))
     if missing:
         raise ModelError(
-            f"{len(missing)} weights of the model {folder} are not in its files", value=", ".join(missing[:3]),
+            f"the files of the model {folder} lack {len(missing)} of its weights", value=", ".join(missing[:3]),
             todo="copy or download the model again; its safetensors files and their index must be complete",
         )  # fmt: skip

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from rftcore.engines import driver
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.explorer.rollout_clock import RolloutClock, RolloutClocks
+from rftdata.errors import ModelError
 from tests.support.models import make_tiny_model
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -41,6 +43,15 @@ def test_a_models_own_generation_settings_do_not_change_the_distribution(tmp_pat
     file.write_text(json.dumps(settings))
     found = greedy(tmp_path / "model")
     assert found == plain
+
+
+def test_a_model_with_a_missing_weight_is_not_sampled_from(tmp_path: Path) -> None:
+    file = make_tiny_model(tmp_path) / "model.safetensors"
+    whole = load_file(file)
+    (missing, _), *rest = whole.items()
+    save_file(dict(rest), file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"the files of the model .* lack 1 of its weights .got '{missing}'"):
+        TransformersEngine(tmp_path, CONFIG, 1)
 
 
 def test_weights_published_again_are_kept_under_the_new_version(tmp_path: Path) -> None:
