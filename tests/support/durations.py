@@ -38,6 +38,7 @@ _SECONDS = {
     "store/test_idle_stop.py": 50,
     "acceptance/test_vllm_engine.py": 50,
     "unit/trainer/test_ranks.py": 47,
+    "acceptance/test_lost_answers.py": 30,
     "acceptance/test_roles_by_hand.py": 47,
     "unit/test_installer.py": 47,
     "acceptance/test_example_pipelines.py": 44,
