@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
@@ -186,11 +187,17 @@ class Worker:
 def _register(run: Run, role: str) -> int:
     """Return the id of a new worker; the one that an earlier try has made, if its answer was lost."""
     who = {"run_id": run.run_id, "role": role, **own_process()}
-    before = run.database.fetch("newest_worker_of_process", **who)[0]["worker_id"]
+
+    def newest() -> int:
+        return int(run.database.fetch("newest_worker_of_process", **who)[0]["worker_id"])
+
+    before, tries = newest(), itertools.count()
 
     def insert() -> int:
-        newest: int = run.database.fetch("newest_worker_of_process", **who)[0]["worker_id"]
-        return newest if newest != before else run.database.fetch("insert_worker", **who)[0]["worker_id"]
+        # At the first try, another one is of another thread.
+        if next(tries) and (made := newest()) != before:
+            return made
+        return int(run.database.fetch("insert_worker", **who)[0]["worker_id"])
 
     return ride_out(insert)
 

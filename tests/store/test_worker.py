@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -296,3 +298,16 @@ def test_claims_are_found_by_index_among_everything_that_waits(buffer: Buffer, q
     nodes = plan_nodes(explained[0][0]["Plan"])
     assert {table for _, table in nodes} >= {"worklist", "rollout_group"}
     assert [node for node in nodes if node[0] == "Seq Scan" and node[1] in ("worklist", "rollout_group")] == []
+
+
+def test_workers_that_one_process_registers_at_once_are_as_many(buffer: Buffer) -> None:
+    run, together = Roles(buffer).run, threading.Barrier(4)
+
+    def register(_: int) -> int:
+        together.wait(PATIENCE_S)
+        with Worker(run, "explorer") as worker:
+            together.wait(PATIENCE_S)
+            return worker.worker_id
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len({*pool.map(register, range(4))}) == 4
