@@ -10,7 +10,10 @@ the steps, and their ratio:
 - `database_bytes`, `segments_bytes`, `run_folder_bytes`: growth per step; `run_folder_files`: files in the run's folder at the end of the tenth;
 - `commands`: seconds of `rft status` and `rft report`, and `resume`: from the call of `rft run --resume` to the next trained step.
 
-`grows` names what is more than `--limit` times larger in the last tenth. JSON on stdout, progress on stderr.
+- `probe_s`: processor seconds of a fixed computation in this program, which tell how fast the machine was.
+
+`grows` names what is more than `--limit` times larger in the last tenth, seconds of steps and processors at the machine's speed in the first. JSON on
+stdout, progress on stderr.
 """
 
 from __future__ import annotations
@@ -109,10 +112,12 @@ class Sample:
     Attributes:
         step: trained steps.
         sizes: bytes and numbers by name.
+        probe_s: see the module header.
         processes: by name and process id.
     """
 
     step: int
+    probe_s: float
     sizes: dict[str, float]
     processes: dict[str, dict[int, Usage]]
 
@@ -207,7 +212,7 @@ class Run:
             "run_folder_bytes": float(sum(_size(path) for path in files)),
             "run_folder_files": float(len(files)),
         }
-        return Sample(step, sizes, dict(processes))
+        return Sample(step, _probe(), sizes, dict(processes))
 
     def seconds_per_step(self, first: int, last: int) -> float:
         """Return the mean seconds of the steps between two, by when they were finished."""
@@ -225,6 +230,13 @@ class Run:
             )  # fmt: skip
             taken.append(time.monotonic() - started)
         return statistics.median(taken)
+
+
+def _probe() -> float:
+    started, total = time.process_time(), 0
+    for number in range(300_000):
+        total += number
+    return time.process_time() - started
 
 
 def _family(pid: int, server: EmbeddedServer) -> Iterable[psutil.Process]:
@@ -260,6 +272,7 @@ def tenth(samples: Sequence[Sample]) -> dict[str, Any]:
         if name.endswith("bytes")
     }
     figures["run_folder_files"] = last.sizes["run_folder_files"]
+    figures["probe_s"] = round(statistics.median(sample.probe_s for sample in samples), 5)
     names = sorted({name for sample in samples for name in sample.processes})
     figures["processes"] = {name: _process(samples, name) for name in names}
     return figures
@@ -273,6 +286,14 @@ def _process(samples: Sequence[Sample], name: str) -> dict[str, float]:
     files = statistics.median(sum(usage.open_files for usage in processes.values()) for _, processes in there)
     return {
         "memory_mib": round(memory / _MIB, 1), "open_files": files, "cpu_s_per_step": round(seconds / max(1, last_step - first_step), 5),
+    }  # fmt: skip
+
+
+def at_speed(figures: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Return the figures of a machine that is so many times as fast: seconds of steps and processors."""
+    return {
+        name: at_speed(value, factor) if isinstance(value, dict) else value / factor if name.endswith(("_s", "_s_per_step")) else value
+        for name, value in figures.items()
     }  # fmt: skip
 
 
@@ -309,7 +330,8 @@ def measure(folder: Path, steps: int, limit: float) -> dict[str, Any]:
             result[name] = {"step_s": seconds, "commands": commands, **tenth(samples)}
     finally:
         EmbeddedServer(run.buffer).stop()
-    result["grows"] = growth(result["first_tenth"], result["last_tenth"], limit)
+    first, last = result["first_tenth"], result["last_tenth"]
+    result["grows"] = growth(first, at_speed(last, last["probe_s"] / first["probe_s"]), limit)
     return result
 
 

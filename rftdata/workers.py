@@ -199,7 +199,7 @@ def _register(run: Run, role: str) -> int:
             return made
         return int(run.database.fetch("insert_worker", **who)[0]["worker_id"])
 
-    return ride_out(insert)
+    return run.database.ride_out(insert)
 
 
 def doing(state: str, waiting_for: str | None) -> str:
@@ -214,8 +214,9 @@ def mark_dead_workers(run: Run) -> int:
     """Record workers of this machine whose process has exited, and release what they held; return their number."""
     dead = [row.worker_id for row in live_workers(run) if has_ended(row.host, row.pid, row.pid_space, row.pid_started)]
     for worker_id in dead:
-        ride_out(partial(run.database.run, "stop_worker", worker_id=worker_id, error="the process is gone"))
-    ride_out(lambda: release_lost_claims(run))
+        stop = partial(run.database.run, "stop_worker", worker_id=worker_id, error="the process is gone")
+        run.database.ride_out(stop)
+    run.database.ride_out(lambda: release_lost_claims(run))
     return len(dead)
 
 
@@ -230,7 +231,8 @@ def note_blocked_workers(run: Run) -> None:
             continue
         report = blocked.read_report(run.folder, pid, host, space)
         if report is not None:
-            end_worker(run, host, pid, "\n".join(report), pid_space=space, crashed=True)
+            end = partial(end_worker, run, host, pid, "\n".join(report), pid_space=space, crashed=True)
+            run.database.ride_out(end)
 
 
 def end_worker(run: Run, host: str, pid: int, error: str, *, pid_space: str, crashed: bool) -> None:

@@ -43,7 +43,9 @@ def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tu
         if grid.num_tensor_ranks > 1:
             refuse_indivisible(model_config.to_dict(), grid.num_tensor_ranks)
         model: PreTrainedModel
-        if has_lists_in_layers(Path(path)):
+        # transformers' own conversion of quantised weights needs all of their parts.
+        is_quantised = getattr(model_config, "quantization_config", None) is not None
+        if not is_quantised and has_lists_in_layers(Path(path)):
             make = partial(kind.from_config, model_config, **options)
             model, unread, missing = open_stacked(Path(path), make, options["dtype"])
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,24 +45,47 @@ def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) ->
     """
     with torch.device("meta"):
         blank = make()
-    layout, stored, unread = CheckpointLayout(blank), _mapped(_files(folder)), dict[str, list[tuple[Piece, Tensor]]]()
+    layout, stored, missing = CheckpointLayout(blank), _mapped(_files(folder)), set[str]()
+    unread = dict[str, list[tuple[Piece, Tensor]]]()
     for name, tensor in blank.state_dict().items():
-        pieces = layout.pieces(name)
-        if pieces is not None and len(pieces) > 1 and all(piece.name in stored for piece in pieces):
-            unread[name] = [(piece, stored.pop(piece.name)) for piece in pieces]
-            stored[name] = torch.zeros((), dtype=dtype).expand(tensor.shape)
+        pieces = layout.pieces(name) or ()
+        if name in stored or all(piece.has_rows for piece in pieces):
+            continue  # transformers takes it as it is
+        missing |= {piece.name for piece in pieces if piece.name not in stored}
+        unread[name] = [(piece, stored.pop(piece.name)) for piece in pieces if piece.name in stored]
+        stored[name] = torch.zeros((), dtype=dtype).expand(tensor.shape)
+    _refuse_other_parts(unread, stored)
     kind: Any = type(blank)
     model, found = kind.from_pretrained(
         None, config=blank.config, state_dict=stored, dtype=dtype, output_loading_info=True
     )
-    model._weight_conversions = None  # transformers saw none, and falls back to those of the family
-    if model.can_generate() and (folder / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-    return (
-        model,
-        {model.get_parameter(name): partial(_read, parts) for name, parts in unread.items()},
-        found["missing_keys"],
-    )
+    if unread:
+        model._weight_conversions = None  # transformers saw none, and falls back to those of the family
+    if model.can_generate():
+        with suppress(OSError):  # there is none
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    read = {model.get_parameter(name): partial(_read, parts) for name, parts in unread.items()}
+    return model, read, missing | found["missing_keys"]
+
+
+def _refuse_other_parts(unread: dict[str, list[tuple[Piece, Tensor]]], others: Iterable[str]) -> None:
+    """Raise a ValueError if the files have parts of other shapes than the configuration says, or more of them."""
+    parts = [part for found in unread.values() for part in found]
+    for piece, values in parts:
+        if piece.shape != tuple(values.shape):
+            raise ValueError(
+                f"{piece.name} has the shape {tuple(values.shape)}, and by config.json it has {piece.shape}"
+            )
+    lists = {_list_of(piece.name) for piece, _ in parts}
+    for name in others:
+        if _list_of(name) in lists:
+            raise ValueError(f"by config.json there is no {name}")
+
+
+def _list_of(name: str) -> str:
+    """The name of the innermost list of modules in which a weight is; empty if it is in none."""
+    numbers = [*_NUMBER.finditer(name)]
+    return name[: numbers[-1].start()] if numbers else ""
 
 
 def _read(parts: Sequence[tuple[Piece, Tensor]], into: Tensor) -> None:
@@ -70,11 +94,12 @@ def _read(parts: Sequence[tuple[Piece, Tensor]], into: Tensor) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of a model's weights; none where they have another format."""
+    """The files of a model's weights, those that transformers would take; none where they have another format."""
+    if (file := folder / "model.safetensors").exists():
+        return [file]
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        return [folder / name for name in sorted({*json.loads(index.read_text())["weight_map"].values()})]
-    return [file] if (file := folder / "model.safetensors").exists() else []
+    names = json.loads(index.read_text())["weight_map"].values() if index.exists() else ()
+    return [folder / name for name in sorted({*names})]
 
 
 def _names(file: Path) -> Iterable[str]:

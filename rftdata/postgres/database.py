@@ -17,7 +17,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+R = TypeVar("R")
 # The pool logs a warning per attempt; our errors report the result.
 logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
@@ -292,6 +293,10 @@ class Database:
                 return send(connection, name, **parameters).fetchall()
 
         return ride_out(ask, limit_s=self._patience_s)
+
+    def ride_out(self, action: Callable[[], R]) -> R:
+        """Return the result of `action`, which has the same effect when repeated; it is called again for as long as queries are."""
+        return ride_out(action, limit_s=self._patience_s)
 
     def run(self, name: str, /, **parameters: Any) -> int:
         """Run a named statement; return the number of affected rows."""

@@ -94,9 +94,13 @@ class Attempt:
     @classmethod
     def join(cls, run: Run, reader: SegmentReader, attempt_id: int, max_refill: int) -> Attempt:
         """Join an attempt of another process as a further rank: see `Buffer.join_attempt`."""
-        with run.database.transaction() as connection:
-            locked = fetch(connection, "lock_run", run_id=run.run_id)[0]
-            found = fetch(connection, "last_checkpoint", attempt_id=attempt_id, step=None)
+
+        def look() -> tuple[Row, list[Row]]:
+            with run.database.transaction() as connection:
+                locked = fetch(connection, "lock_run", run_id=run.run_id)[0]
+                return locked, fetch(connection, "last_checkpoint", attempt_id=attempt_id, step=None)
+
+        locked, found = ride_out(look)
         attempt = cls(run, reader, attempt_id, _of_row(found[0] if found else None), None, max_refill)
         if locked["current_attempt_id"] != attempt_id:
             attempt.close()

@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.endurance import Sample, Usage, growth, tenth
+from benchmarks.endurance import Sample, Usage, at_speed, growth, tenth
 
 
 def sample(step: int, database_bytes: float, processes: dict[int, Usage]) -> Sample:
-    return Sample(step, {"database_bytes": database_bytes, "run_folder_files": 3.0}, {"trainer": processes})
+    return Sample(step, 0.02, {"database_bytes": database_bytes, "run_folder_files": 3.0}, {"trainer": processes})
 
 
 def test_growth_is_per_step_and_processes_that_were_replaced_are_left_out() -> None:
@@ -22,7 +22,7 @@ def test_growth_is_per_step_and_processes_that_were_replaced_are_left_out() -> N
         sample(30, 5000.0, {7: Usage(4.0 * 2**20, 6, 5.0), 8: Usage(2.0 * 2**20, 3, 90.0)}),
     ]
     assert tenth(samples) == {
-        "database_bytes": 200.0, "run_folder_files": 3.0,
+        "database_bytes": 200.0, "run_folder_files": 3.0, "probe_s": 0.02,
         "processes": {"trainer": {"memory_mib": 4.0, "open_files": 6.0, "cpu_s_per_step": 0.2}},
     }  # fmt: skip
 
@@ -34,6 +34,16 @@ def test_only_what_exceeds_the_limit_grows() -> None:
         "processes": {"trainer": {"memory_mib": 150.0, "cpu_s_per_step": 0.1}, "explorer": {"memory_mib": 1.0}},
     }
     assert growth(first, last, 1.2) == {"processes.trainer.memory_mib": pytest.approx(1.5)}
+
+
+def test_a_machine_that_became_slower_is_no_growth() -> None:
+    first = {"step_s": 0.1, "probe_s": 0.02, "processes": {"trainer": {"memory_mib": 1.0, "cpu_s_per_step": 0.1}}}
+    last = {"step_s": 0.15, "probe_s": 0.03, "processes": {"trainer": {"memory_mib": 1.5, "cpu_s_per_step": 0.3}}}
+    found = growth(first, at_speed(last, 1.5), 1.2)
+    assert found == {
+        "processes.trainer.cpu_s_per_step": pytest.approx(2.0),
+        "processes.trainer.memory_mib": pytest.approx(1.5),
+    }
 
 
 def test_mapped_files_are_no_memory_of_a_process(tmp_path: Path) -> None:
