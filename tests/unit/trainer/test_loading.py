@@ -129,7 +129,7 @@ def test_a_model_whose_files_are_incomplete_is_not_trained(kind: str, tmp_path: 
     whole = load_file(file)
     for name in whole:
         save_file({other: tensor for other, tensor in whole.items() if other != name}, file, metadata={"format": "pt"})
-        with pytest.raises(ModelError, match=re.escape(f"lack 1 of its weights (got '{name}')")):
+        with pytest.raises(ModelError, match=rf"lack \d of its weights \(got '.*{re.escape(name)}'\)"):  # 2 if tied
             Network(str(tmp_path), config(), grid)
     save_file(whole, file, metadata={"format": "pt"})
     Network(str(tmp_path), config(), grid, head="value")  # whose own head is new
@@ -143,7 +143,7 @@ OTHER_EXPERTS: dict[str, Callable[[dict[str, Tensor]], object]] = {
     f"{EXPERT} has the shape (1, 64), and by config.json it has (48, 64)": lambda found: found.update({EXPERT: torch.ones(1, 64)}),
     f"{EXPERT} has the shape (24, 64), and by config.json": lambda found: found.update({EXPERT: torch.ones(24, 64)}),
     "by config.json there is no model.layers.0.mlp.experts.4.": lambda found: found.update(
-        {name.replace("experts.3.", "experts.4."): tensor for name, tensor in found.items()}
+        {name.replace("experts.3.", "experts.4."): tensor.clone() for name, tensor in found.items()}
     ),
 }  # fmt: skip
 
