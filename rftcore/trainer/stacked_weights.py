@@ -64,7 +64,7 @@ def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) ->
     if model.can_generate():
         with suppress(OSError):  # there is none
             model.generation_config = GenerationConfig.from_pretrained(folder)
-    read = {model.get_parameter(name): partial(_read, parts) for name, parts in unread.items()}
+    read: Unread = {model.get_parameter(name): partial(_read, parts) for name, parts in unread.items()}
     return model, read, missing | found["missing_keys"]
 
 
