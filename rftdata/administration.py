@@ -7,7 +7,8 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from rftdata.postgres.database import queries, translated
+from rftdata.postgres.database import queries
+from rftdata.postgres.driver_errors import translated
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import grant_roles
 

@@ -32,7 +32,8 @@ from rftdata.durable_files import draft_folder, make_folder, sync_path, write_wh
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError, SegmentCorruptError
 from rftdata.maintenance.verification import verify
 from rftdata.plain_files import check_file_name, create_file, open_file, paths_below, unlink_plain
-from rftdata.postgres.database import fetch, translated
+from rftdata.postgres.database import fetch
+from rftdata.postgres.driver_errors import translated
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import grant_roles, schema_version
 from rftdata.postgres.programs import client_program, without_password

@@ -29,17 +29,15 @@ from psycopg.rows import DictRow, dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from rftdata.errors import (
-    ArchivedError,
     BufferUnavailableError,
-    ConflictError,
-    DiskFullError,
     QueryError,
     RftError,
     SchemaVersionError,
 )
 from rftdata.limits import is_storable
+from rftdata.postgres.driver_errors import one_line, translated
 from rftdata.postgres.lost_peers import client_settings, is_remote, server_settings
-from rftdata.postgres.retry import is_unavailable, ride_out
+from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import ADAPTERS, recorded
 from rftdata.uri import redacted
 
@@ -55,8 +53,6 @@ Row = dict[str, Any]
 Connection = psycopg.Connection[DictRow]
 Cursor = psycopg.Cursor[DictRow]
 
-# SQLSTATE of the refusal to change an archived run.
-_ARCHIVED = "RFT02"
 _MINIMUM_SERVER = 150000
 _CONNECT_S = 8.0
 # Interval between connection attempts while the server is unavailable. The pool's own pauses double: 1 s, 2 s, 4 s, …
@@ -356,7 +352,7 @@ def _unstorable(parameters: Mapping[str, Any], error: Exception) -> QueryError:
                     f"the value of {name} cannot be stored", value=text[:200],
                     allowed="a text without NUL and half surrogate pairs", todo="correct it; nothing was stored",
                 )  # fmt: skip
-    return QueryError(f"a value cannot be stored: {_one_line(error)}", todo="correct it; nothing was stored")
+    return QueryError(f"a value cannot be stored: {one_line(error)}", todo="correct it; nothing was stored")
 
 
 def one(cursor: Cursor) -> Row:
@@ -380,63 +376,3 @@ def copy_rows(
         copy.set_types([type_name for _, type_name in columns])
         for row in rows:
             copy.write_row(row)
-
-
-@contextmanager
-def translated(uri: str) -> Iterator[None]:
-    """Convert driver errors that a user can correct to errors of this package."""
-    try:
-        yield
-    except psycopg.errors.DiskFull as error:
-        raise DiskFullError(
-            "the database's disk is full", todo="free some space; nothing was partly written"
-        ) from error
-    except (
-        psycopg.errors.DeadlockDetected,
-        psycopg.errors.SerializationFailure,
-        psycopg.errors.LockNotAvailable,
-    ) as error:
-        raise ConflictError(
-            f"the database aborted a transaction: {_one_line(error)}", todo="run it again; nothing of it was stored"
-        ) from error
-    except psycopg.errors.QueryCanceled as error:
-        raise QueryError(f"the database canceled a query: {_one_line(error)}") from error
-    except (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout, PoolTimeout) as error:
-        if not is_unavailable(error):
-            raise _refused("the database cannot carry out a statement", error) from error
-        raise BufferUnavailableError(
-            f"the database at {redacted(uri)} cannot be used: {_one_line(error)}",
-            todo="start it, or correct buffer.uri (host, port, user, password, database name)",
-        ) from error
-    except UnicodeEncodeError as error:
-        if "surrogates" not in error.reason:
-            raise
-        raise QueryError(
-            "a text has half a surrogate pair, which PostgreSQL cannot hold",
-            value=error.object[:200],
-            todo="correct the text",
-        ) from error
-    except psycopg.DataError as error:
-        raise _refused("the database rejected a value", error) from error
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise QueryError(
-            f"this account lacks the right: {_one_line(error)}",
-            todo="connect with an account that has it: `rft docs roles` lists the rights of rft_reader, rft_labeler, rft_worker and the owner",
-        ) from error
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-        raise QueryError(_one_line(error)) from error
-    except psycopg.DatabaseError as error:
-        if error.sqlstate != _ARCHIVED:
-            raise
-        raise ArchivedError(str(error.diag.message_primary), todo=error.diag.message_hint) from error
-
-
-def _refused(what: str, error: Exception) -> QueryError:
-    """Return the server's answer to a statement as an error of this package."""
-    diagnostic = error.diag if isinstance(error, psycopg.Error) else None
-    message = diagnostic.message_primary if diagnostic else None
-    return QueryError(f"{what}: {message or _one_line(error)}", todo=diagnostic.message_hint if diagnostic else None)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

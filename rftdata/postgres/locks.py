@@ -17,7 +17,8 @@ from collections.abc import Iterator
 import psycopg
 import psycopg.errors
 
-from rftdata.postgres.database import Connection, Database, fetch, translated
+from rftdata.postgres.database import Connection, Database, fetch
+from rftdata.postgres.driver_errors import translated
 
 # Waiting ends when the holder's session releases its key; another session could keep it, so the lock is looked at again after this.
 _LOOK_AGAIN_S = 1.0

@@ -14,7 +14,8 @@ import psycopg
 import psycopg.errors
 
 from rftdata.errors import SchemaVersionError
-from rftdata.postgres.database import Database, fetch, sql_folder, translated
+from rftdata.postgres.database import Database, fetch, sql_folder
+from rftdata.postgres.driver_errors import translated
 
 _MIGRATING = threading.Lock()
 _COMMENT = (

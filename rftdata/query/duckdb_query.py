@@ -15,7 +15,8 @@ import pyarrow as pa
 from rftdata.archives.files import ArchiveFolder
 from rftdata.errors import QueryError, RftError
 from rftdata.limits import check_text
-from rftdata.postgres.database import Database, translated
+from rftdata.postgres.database import Database
+from rftdata.postgres.driver_errors import translated
 from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, ArrayColumns, OnDamage
 from rftdata.query.catalogue import tables
 from rftdata.query.scan import Reading, Table

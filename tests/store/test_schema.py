@@ -16,7 +16,8 @@ from psycopg.adapt import Transformer
 import rftdata
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, ConflictError, SchemaVersionError
-from rftdata.postgres.database import Database, queries, sql_folder, translated
+from rftdata.postgres.database import Database, queries, sql_folder
+from rftdata.postgres.driver_errors import translated
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import migrate, schema_version
 from rftdata.uri import redacted
