@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from operators.base import Operator
@@ -10,15 +9,12 @@ from operators.chain.chain import Chain
 from operators.chain.stage import written_columns
 from rftcore.algorithms.base import Column, HeadTerm
 from rftcore.algorithms.inputs import RECORDED_BY
-from rftcore.algorithms.losses.ppo import PPO
 from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm
 
-# Ratios of a sequence that dropout alone changes by more: GSPO's clip of 4e-4 is far below it, GRPO's of 0.2 far above.
-_NARROW_CLIP = 0.01
 _RECORDING_NOTHING = ("single_turn", "demonstration")
 _FOR_A_BASELINE = {
     "greedy_baseline": "true, or leave it out", "engine": "an engine that samples, such as vllm", "workflow": "a workflow that samples",
@@ -140,29 +136,6 @@ def _check_critic(algorithm: Algorithm) -> None:
             "algorithm.critic trains values that no advantage reads",
             value=config.advantage.name if config.advantage else None,
             todo="name the advantage gae, or leave the critic out",
-        )
-
-
-def notes(algorithm: Algorithm, dropout: float) -> Iterator[str]:
-    """Yield what fits together, and still surprises; `rft check` prints it.
-
-    Args:
-        dropout: of the adapters that are trained.
-    """
-    loss, aggregation = algorithm.loss, algorithm.config.aggregation.name
-    if (
-        isinstance(loss, PPO)
-        and loss.config.level == "product"
-        and aggregation in ("token-mean", "seq-mean-token-mean")
-    ):
-        yield (
-            f"algorithm.loss.level: product gives each token 1 / length of its response's loss, and aggregation: {aggregation} averages over"
-            " tokens once more, so the update shrinks with the length of responses; aggregation: seq-mean-token-sum is one loss per response"
-        )
-    if isinstance(loss, PPO) and dropout and loss.config.clip.high < _NARROW_CLIP:
-        yield (
-            f"trainer.lora.dropout {dropout:g} changes the ratios by more than algorithm.loss.clip ({loss.config.clip.low:g},"
-            f" {loss.config.clip.high:g}) lets through, so most of what is sampled is clipped before anything is trained; leave it at 0"
         )
 
 

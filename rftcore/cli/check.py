@@ -45,7 +45,7 @@ def check(
     from rftcore.cli.output import print_json, warn
 
     found = stage_configurations(config, overrides, buffer)
-    from rftcore.algorithms.requirements import notes
+    from rftcore.algorithms.notes import notes
     from rftcore.deep_check import open_inputs
     from rftcore.resolved import ResolvedRun
     from rftcore.run.defaults import slow_limit, with_defaults

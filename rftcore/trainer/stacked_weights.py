@@ -10,15 +10,16 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rftcore.sync.checkpoint_layout import CheckpointLayout, Piece
+from rftcore.sync.weights_file import iterate_weights, read_shapes
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 Unread = dict[nn.Parameter, Callable[[Tensor], None]]
@@ -29,7 +30,7 @@ _NUMBER = re.compile(r"(?:^|\.)\d+(?=\.)")
 
 def has_lists_in_layers(folder: Path) -> bool:
     """Whether the files of a model have lists of modules within its list of layers, as experts are; only these may be stacked."""
-    return any(len(_NUMBER.findall(name)) > 1 for file in _files(folder) for name in _names(file))
+    return any(len(_NUMBER.findall(name)) > 1 for file in _files(folder) for name in read_shapes(file))
 
 
 def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) -> tuple[Model, Unread, set[str]]:
@@ -45,7 +46,8 @@ def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) ->
     """
     with torch.device("meta"):
         blank = make()
-    layout, stored, missing = CheckpointLayout(blank), _mapped(_files(folder)), set[str]()
+    layout, missing = CheckpointLayout(blank), set[str]()
+    stored = dict(chain.from_iterable(map(iterate_weights, _files(folder))))  # as parts of the mapped files
     unread = dict[str, list[tuple[Piece, Tensor]]]()
     for name, tensor in blank.state_dict().items():
         pieces = layout.pieces(name) or ()
@@ -100,17 +102,3 @@ def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     names = json.loads(index.read_text())["weight_map"].values() if index.exists() else ()
     return [folder / name for name in sorted({*names})]
-
-
-def _names(file: Path) -> Iterable[str]:
-    with safe_open(file, "pt") as opened:
-        return list(opened.keys())
-
-
-def _mapped(files: Iterable[Path]) -> dict[str, Tensor]:
-    """All tensors of files. They are the mapped file, of which all processes of a host share one copy."""
-    found = dict[str, Tensor]()
-    for file in files:
-        with safe_open(file, "pt") as opened:
-            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
-    return found

@@ -125,7 +125,7 @@ def test_a_mixture_of_experts_trains_on_a_gpu_as_on_the_cpu(
     )
     for name in ("loss", "grad_norm", "entropy", "router_aux_loss", "router_entropy"):
         assert found[name] == pytest.approx(exact[name], rel=close, abs=close / 20), name
-    # It counts tokens, some of which go to another expert where scores are rounded: 0.845 instead of 0.744 in bfloat16.
+    # Routers send some tokens to other experts in bfloat16, and this metric counts tokens: 0.845 instead of 0.744.
     assert found["router_max_violation"] == pytest.approx(exact["router_max_violation"], rel=4 * close)
 
 
