@@ -215,7 +215,9 @@ def _describe_selection(resolved: ResolvedRun) -> str:
         selected = select_source(resolved, found)
     assert selected is not None
     steps = planned_steps(config, len(selected.item_ids))
-    return f"sampling.source: {len(selected.item_ids):,} {selected.kind}s, {steps} steps, hash {selected.content_hash[:12]}"
+    sentence = f"sampling.source: {len(selected.item_ids):,} {selected.kind}s, {steps} steps, hash {selected.content_hash[:12]}"
+    dropped = selected.describe_dropped()
+    return sentence if dropped is None else f"{sentence}; {dropped}"
 
 
 def _open_model(folder: Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ from rftdata.errors import QueryError
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.postgres.values import storable
 
+Source = Literal["set", "import", "undo"]  # of rft.label_source
 _UNDO = re.compile(r"^undo of label batch (\d+)")
 
 
@@ -70,15 +71,16 @@ def set_rewards(
     Raises:
         QueryError: an experience does not exist, or a reward is not a finite number; nothing is written.
     """
-    return apply(buffer, [Opinion(key, value, final, reason) for key, value in rewards.items()], author=author)
+    opinions = [Opinion(key, value, final, reason) for key, value in rewards.items()]
+    return apply(buffer, opinions, author=author, source="set")
 
 
-def apply(buffer: Buffer, opinions: Sequence[Opinion], *, author: str) -> LabelBatch:
-    """Write rewards as one batch; like `set_rewards`, with a reason and finality per row."""
+def apply(buffer: Buffer, opinions: Sequence[Opinion], *, author: str, source: Source) -> LabelBatch:
+    """Write rewards as one batch; like `set_rewards`, with a reason and finality per row, and the source that the labels name."""
     _check(opinions)
     with buffer.database.transaction() as connection:
         _lock(connection, [opinion.experience_id for opinion in opinions])
-        return _write(connection, opinions, author)
+        return _write(connection, opinions, author, source)
 
 
 def import_rewards(
@@ -116,7 +118,7 @@ def import_rewards(
                 value=value, allowed="a finite number", todo="correct the row; nothing was written",
             )  # fmt: skip
         opinions.append(Opinion(key, value, final, _reason(row.get("reason")) or reason))
-    return apply(buffer, opinions, author=author)
+    return apply(buffer, opinions, author=author, source="import")
 
 
 def _id(value: object) -> int:
@@ -145,7 +147,6 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
 
     Raises:
         QueryError: the batch does not exist.
-        QueryError: no such batch.
     """
     note = f"undo of label batch {label_batch_id}" + (f": {reason}" if reason else "")
     with buffer.database.transaction() as connection:
@@ -166,7 +167,7 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
                 overruled.append(key)
             else:
                 opinions.append(Opinion(key, before[0], before[1], note))
-        done = _write(connection, opinions, author)
+        done = _write(connection, opinions, author, "undo")
     return LabelBatch(done.label_batch_id, done.num_changed, done.num_unchanged, tuple(overruled))
 
 
@@ -211,7 +212,7 @@ def _lock(connection: Connection, keys: Sequence[int]) -> None:
     execute(connection, "lock_groups_and_reviews", group_ids=sorted(set(groups.values())))
 
 
-def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> LabelBatch:
+def _write(connection: Connection, opinions: Sequence[Opinion], author: str, source: Source) -> LabelBatch:
     # Look up table rows by their keys, however few there were at the last ANALYZE; join the list of changed rows by hashing.
     fetch(connection, "plan_by_index")
     fetch(connection, "allow_hash_joins")
@@ -222,7 +223,7 @@ def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> 
     # The trigger takes the reason from a setting, so rows with one reason are written together.
     for reason, rows in groupby(sorted(opinions, key=lambda o: o.reason or ""), key=lambda o: o.reason or ""):
         same = list(rows)
-        fetch(connection, "label_settings", author=author, reason=reason, label_batch_id=str(batch))
+        fetch(connection, "label_settings", author=author, reason=reason, source=source, label_batch_id=str(batch))
         changed += execute(
             connection, "label_set_rewards", experience_ids=[o.experience_id for o in same],
             rewards=[o.reward for o in same], finals=[o.final for o in same],

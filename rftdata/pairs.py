@@ -1,6 +1,7 @@
 """Preference pairs of a run: the groups from which they are built, their table, and their export.
 
-Rewards are `rft.experience.reward` with every label up to one moment, the pairs' `label_cut`, without shaping by a pipeline.
+Rewards are `rft.experience.reward` with every label up to one moment, the pairs' `label_cut`, without shaping by a pipeline. Answers that the chain of
+the run dropped are neither compared nor exported, unless that is asked for.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from rftdata.durable_files import sync_path
 from rftdata.errors import QueryError
 from rftdata.limits import check_json
 from rftdata.pipeline.records import BATCH_SCHEMA
-from rftdata.postgres.database import Connection, execute, fetch
+from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.run import Run
+from rftdata.training.dropped import DropCount, by_reason, drop_counts
 from rftdata.training.stored_selection import at_label_cut
 
 EXPORTS = (".jsonl", ".parquet")
@@ -34,15 +36,21 @@ class PairBuild:
     Attributes:
         label_cut: newest label contained in the rewards.
         dry_run: whether pairs are only counted.
+        include_dropped: whether answers that the chain of the run dropped are compared, too.
     """
 
     run: Run
     label_cut: int
     dry_run: bool
+    include_dropped: bool
     _connection: Connection
 
-    def groups(self, columns: Collection[str], page_groups: int) -> Iterator[tuple[pa.Table, int]]:
-        """Yield up to `page_groups` finished groups at a time, as pipeline stages see them, with `columns`, and their number."""
+    def groups(
+        self, columns: Collection[str], page_groups: int
+    ) -> Iterator[tuple[pa.Table, int, list[tuple[str, str]]]]:
+        """Yield up to `page_groups` finished groups at a time, as pipeline stages see them, with `columns`; also their number, and the stage and the
+        reason of each experience that is left out. A rollout with a dropped turn is left out whole.
+        """
         after = 0
         page = {"run_id": self.run.run_id, "limit": page_groups}
         while rows := fetch(self._connection, "finished_groups", after_id=after, **page):
@@ -51,7 +59,9 @@ class PairBuild:
             batch = fetch(
                 self._connection, "batch_of_groups", group_ids=group_ids, columns=list(columns), as_sealed=False
             )
-            yield pa.Table.from_pylist(batch, schema=BATCH_SCHEMA), len(group_ids)
+            table = pa.Table.from_pylist(batch, schema=BATCH_SCHEMA)
+            drops = [] if self.include_dropped else fetch(self._connection, "dropped_of_groups", group_ids=group_ids)
+            yield _without(table, drops), len(group_ids), [(row["stage"], row["reason"]) for row in drops]
 
     def store(self, pairs: Sequence[tuple[int, int]], *, author: str, builder: dict[str, Any]) -> int:
         """Store pairs of (chosen, rejected) experience ids that are not stored yet; return their number.
@@ -68,8 +78,18 @@ class PairBuild:
         )
 
 
+def _without(table: pa.Table, drops: Sequence[Row]) -> pa.Table:
+    """Return a batch without the rollouts that have a dropped turn."""
+    if not drops:
+        return table
+    dropped = {row["experience_id"] for row in drops}
+    keys = table.select(["experience_id", "group_id", "rollout_index"]).to_pylist()
+    rollouts = {(key["group_id"], key["rollout_index"]) for key in keys if key["experience_id"] in dropped}
+    return table.filter(pa.array([(key["group_id"], key["rollout_index"]) not in rollouts for key in keys], pa.bool_()))
+
+
 @contextmanager
-def building(run: Run, *, dry_run: bool = False) -> Iterator[PairBuild]:
+def building(run: Run, *, dry_run: bool = False, include_dropped: bool = False) -> Iterator[PairBuild]:
     """Build pairs of a run; all are stored at the end, or none.
 
     Raises:
@@ -78,11 +98,24 @@ def building(run: Run, *, dry_run: bool = False) -> Iterator[PairBuild]:
     """
     run.refuse_archived("pairs are built from its texts")
     with at_label_cut(run.database, read_only=dry_run) as (connection, label_cut):
-        yield PairBuild(run, label_cut, dry_run, connection)
+        yield PairBuild(run, label_cut, dry_run, include_dropped, connection)
 
 
-def export_pairs(run: Run, file: Path) -> int:
-    """Write the pairs of a run that its rewards still support to a .jsonl or .parquet file; return their number.
+@dataclass(frozen=True)
+class ExportedPairs:
+    """The result of an export.
+
+    Attributes:
+        num_pairs: pairs written.
+        dropped: answers of other pairs, which the chain of the run dropped, by reason.
+    """
+
+    num_pairs: int
+    dropped: tuple[DropCount, ...]
+
+
+def export_pairs(run: Run, file: Path, *, include_dropped: bool = False) -> ExportedPairs:
+    """Write the pairs of a run that its rewards still support to a .jsonl or .parquet file.
 
     The columns `prompt`, `chosen` and `rejected` are those that other DPO trainers read; the others give the origin.
 
@@ -99,6 +132,17 @@ def export_pairs(run: Run, file: Path) -> int:
         )
     run.refuse_archived("its pairs have no texts to export")
     rows = run.database.fetch("pairs_that_stand", run_id=run.run_id)
+    dropped: dict[int, tuple[str, str]] = {}
+    if not include_dropped:
+        drops = run.database.fetch("dropped_of_pairs", pair_ids=[row["pair_id"] for row in rows])
+        dropped = {row["experience_id"]: (row["stage"], row["reason"]) for row in drops}
+        rows = [row for row in rows if not {row["chosen_id"], row["rejected_id"]} & dropped.keys()]
+    counts = drop_counts(dropped.values())
+    if not rows and counts:
+        raise QueryError(
+            f"every preference pair of the run {run.name!r} has an answer that its chain dropped: {by_reason(counts)}",
+            todo="build others, or export these: --include-dropped",
+        )
     if not rows:
         raise QueryError(
             f"the run {run.name!r} has no preference pair that its rewards support",
@@ -111,4 +155,4 @@ def export_pairs(run: Run, file: Path) -> int:
         draft.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     sync_path(draft)
     draft.replace(file)
-    return len(rows)
+    return ExportedPairs(len(rows), counts)

@@ -13,6 +13,10 @@ from rftcore.cli.session import BufferOption, JsonOption, RunArgument, author, o
 if TYPE_CHECKING:
     from rftcore.pipeline.pairs import BuiltPairs
 
+IncludeDroppedOption = Annotated[
+    bool, typer.Option("--include-dropped", help="Also use answers that the chain of the run dropped.")
+]
+
 app = typer.Typer(help="Preference pairs: which of two answers to a prompt is better.", no_args_is_help=True)
 
 
@@ -30,6 +34,7 @@ def build(
         float | None,
         typer.Option("--max-length-ratio", help="Largest ratio between the numbers of tokens of the two answers."),
     ] = None,
+    include_dropped: IncludeDroppedOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the pairs and store none.")] = False,
     by: Annotated[
         str | None,
@@ -40,8 +45,9 @@ def build(
 ) -> None:
     """Build preference pairs from the current rewards of RUN's groups; pairs that are already stored are skipped.
 
-    The rules are those of the operator pair_builder. Pairs are stored in rft.preference_pair; rft.v_pair shows them with their texts,
-    the current rewards, and whether these still support them.
+    The rules are those of the operator pair_builder. Answers that the chain of RUN dropped are not compared.
+    Pairs are stored in rft.preference_pair; rft.v_pair shows them with their texts,
+    the current rewards, whether these still support them, and how each answer ended.
     """
     from operators.experience.pair_builder import PairBuilder
     from rftcore.cli.output import print_json
@@ -51,7 +57,9 @@ def build(
     builder = PairBuilder.from_args(arguments)
     assert isinstance(builder, PairBuilder)
     with opened(buffer, "rft pairs", schema="check" if dry_run else "migrate") as found:
-        built = build_pairs(found.find_run(run), builder, author=by or author(), dry_run=dry_run)
+        built = build_pairs(
+            found.find_run(run), builder, author=by or author(), dry_run=dry_run, include_dropped=include_dropped
+        )
     if as_json:
         print_json(asdict(built))
     else:
@@ -62,18 +70,29 @@ def build(
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .jsonl or .parquet file to write.")],
     run: RunArgument = None,
+    include_dropped: IncludeDroppedOption = False,
     buffer: BufferOption = None,
 ) -> None:
-    """Write the pairs of RUN that its rewards support to FILE, with columns prompt, chosen, rejected and their origin."""
+    """Write the pairs of RUN that its rewards support to FILE, with columns prompt, chosen, rejected and their origin.
+
+    Pairs with an answer that the chain of RUN dropped are left out.
+    """
     from rftdata.pairs import export_pairs
+    from rftdata.training.dropped import by_reason
 
     with opened(buffer, "rft pairs") as found:
         of_run = found.find_run(run)
-        count = export_pairs(of_run, file)
-    print(f"{count} pairs of {of_run.name} written to {file}")
+        exported = export_pairs(of_run, file, include_dropped=include_dropped)
+    print(f"{exported.num_pairs} pairs of {of_run.name} written to {file}")
+    if exported.dropped:
+        print(
+            f"left out: pairs with answers that the chain dropped, {by_reason(exported.dropped)}; --include-dropped writes them"
+        )
 
 
 def _tell(built: BuiltPairs) -> None:
+    from rftdata.training.dropped import by_reason
+
     new = f"{built.num_new} of them new" + ("" if built.stored else ", none stored (--dry-run)")
     print(
         f"{built.num_pairs} pairs in {built.num_groups_with_pairs} of {built.num_groups} groups of {built.run}, {new}"
@@ -83,7 +102,12 @@ def _tell(built: BuiltPairs) -> None:
             f"length: the chosen answer is longer in {built.chosen_longer:.0%} and shorter in {built.rejected_longer:.0%} of them; "
             f"on average {built.chosen_tokens:.1f} against {built.rejected_tokens:.1f} tokens"
         )
-    if built.num_pairs and built.stored:
+    if built.dropped:
         print(
-            f"train on them: sampling.source: {{sql: \"select pair_id from rft.v_pair where run = '{built.run}' and stands\"}}"
+            f"not compared, since the chain dropped them: {by_reason(built.dropped)}; --include-dropped compares them"
+        )
+    if built.num_pairs and built.stored:
+        more = ", include_dropped: true" if built.include_dropped else ""
+        print(
+            f"train on them: sampling.source: {{sql: \"select pair_id from rft.v_pair where run = '{built.run}' and stands\"{more}}}"
         )

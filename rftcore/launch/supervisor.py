@@ -123,7 +123,9 @@ def _run(
             view.message(sentence)
         with held_lock.printed():  # the block calls sources and stages of the user
             # A stored run must end with a status, so from here on a signal stops the roles, or keeps them from starting.
-            run = prepare_run(resolved, buffer, resumed=stored, parent=parent, before_storing=interrupts.defer)
+            run = prepare_run(
+                resolved, buffer, resumed=stored, parent=parent, before_storing=interrupts.defer, report=view.message
+            )
         report_run(run.name)
         if chosen is not None:
             view.message(chosen)

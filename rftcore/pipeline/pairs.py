@@ -1,9 +1,9 @@
 """Preference pairs of a run, built by the operator `pair_builder` from the current rewards.
 
 The rewards are `rft.experience.reward`, with every label up to one moment (the pairs' `label_cut`) and without shaping by a
-pipeline. Experiences that the run's pipeline dropped are compared too, because what is too long or too easy for one algorithm may be
-the contrast that another needs. A correction therefore changes what the next build finds. Stored pairs are never
-changed; `rft.v_pair` shows which of them are still supported by the rewards.
+pipeline. What the run's pipeline dropped is not compared: an answer that was cut off is no example. `include_dropped` compares it, too, because what is
+too long or too easy for one algorithm may be the contrast that another needs. A correction changes what the next build finds. Stored pairs are never
+changed; `rft.v_pair` shows which of them are still supported by the rewards, and what became of their answers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from operators.experience.pair_builder import Pair, PairBuilder
 from rftdata.pairs import building
 from rftdata.run import Run
+from rftdata.training.dropped import DropCount, drop_counts
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class BuiltPairs:
         chosen_tokens, rejected_tokens: mean response length.
         label_cut: newest label contained in the rewards.
         stored: False for a dry run.
+        dropped: answers that were not compared, since the run's pipeline dropped them, by reason.
+        include_dropped: whether such answers were compared.
     """
 
     run: str
@@ -39,37 +42,39 @@ class BuiltPairs:
     rejected_tokens: float
     label_cut: int
     stored: bool
+    dropped: tuple[DropCount, ...]
+    include_dropped: bool
 
 
 def build_pairs(
-    run: Run, builder: PairBuilder, *, author: str, dry_run: bool = False, page_groups: int = 512
-) -> BuiltPairs:
+    run: Run, builder: PairBuilder, *, author: str, dry_run: bool = False, include_dropped: bool = False, page_groups: int = 512
+) -> BuiltPairs:  # fmt: skip
     """Build the pairs of a run's finished groups and store the new ones, all or none.
 
     Args:
+        include_dropped: compare answers that the run's pipeline dropped, too.
         page_groups: number of groups in memory at a time.
 
     Raises:
         ConflictError: another session's labels stay uncommitted, or the same pairs are being built elsewhere.
     """
-    groups, num_new, found = 0, 0, []
-    settings = builder.config.model_dump(mode="json")
-    with building(run, dry_run=dry_run) as build:
-        for table, num_groups in build.groups(PairBuilder.reads, page_groups):
+    groups, num_new = 0, 0
+    found: list[Pair] = []
+    dropped: list[tuple[str, str]] = []
+    settings = builder.config.model_dump(mode="json") | {"include_dropped": include_dropped}
+    with building(run, dry_run=dry_run, include_dropped=include_dropped) as build:
+        for table, num_groups, drops in build.groups(PairBuilder.reads, page_groups):
+            dropped += drops
             pairs = builder.pairs(table)
             num_new += build.store([(p.chosen_id, p.rejected_id) for p in pairs], author=author, builder=settings)
             groups += num_groups
             found += pairs
-    return _summary(run.name, groups, found, num_new, build.label_cut, stored=not dry_run)
-
-
-def _summary(run: str, num_groups: int, pairs: list[Pair], num_new: int, label_cut: int, *, stored: bool) -> BuiltPairs:
-    count = max(1, len(pairs))
+    count = max(1, len(found))
     return BuiltPairs(
-        run, num_groups, len({pair.group_id for pair in pairs}), len(pairs), num_new,
-        chosen_longer=sum(pair.chosen_tokens > pair.rejected_tokens for pair in pairs) / count,
-        rejected_longer=sum(pair.chosen_tokens < pair.rejected_tokens for pair in pairs) / count,
-        chosen_tokens=sum(pair.chosen_tokens for pair in pairs) / count,
-        rejected_tokens=sum(pair.rejected_tokens for pair in pairs) / count,
-        label_cut=label_cut, stored=stored,
+        run.name, groups, len({pair.group_id for pair in found}), len(found), num_new,
+        chosen_longer=sum(pair.chosen_tokens > pair.rejected_tokens for pair in found) / count,
+        rejected_longer=sum(pair.chosen_tokens < pair.rejected_tokens for pair in found) / count,
+        chosen_tokens=sum(pair.chosen_tokens for pair in found) / count,
+        rejected_tokens=sum(pair.rejected_tokens for pair in found) / count,
+        label_cut=build.label_cut, stored=not dry_run, dropped=drop_counts(dropped), include_dropped=include_dropped,
     )  # fmt: skip

@@ -82,7 +82,9 @@ def join_run(resolved: ResolvedRun, run: str | None, *, by_hand: str | None = No
         waits=by_hand is None,
     )  # fmt: skip
     try:
-        joined, is_new = _named(buffer, run, by_hand) if run is not None else _of_name(resolved, buffer, by_hand)
+        joined, is_new = (
+            _named(buffer, run, by_hand) if run is not None else _of_name(resolved, buffer, by_hand, report)
+        )
     except BaseException:
         buffer.close()
         raise
@@ -107,7 +109,9 @@ def _named(buffer: Buffer, name: str, by_hand: str | None) -> tuple[Run, bool]:
     return run, False
 
 
-def _of_name(resolved: ResolvedRun, buffer: Buffer, by_hand: str | None) -> tuple[Run, bool]:
+def _of_name(
+    resolved: ResolvedRun, buffer: Buffer, by_hand: str | None, report: Callable[[str], object]
+) -> tuple[Run, bool]:
     with buffer.joining():
         found = buffer.runs(resolved.config.run.name, imported=False)
         for run in found:
@@ -115,7 +119,7 @@ def _of_name(resolved: ResolvedRun, buffer: Buffer, by_hand: str | None) -> tupl
                 return run, False
         if found and by_hand is not None:
             raise _ended(buffer, found[0], by_hand)
-        return prepare_run(resolved, buffer), True
+        return prepare_run(resolved, buffer, report=report), True
 
 
 def _ended(buffer: Buffer, run: Run, role: str) -> ConfigError:

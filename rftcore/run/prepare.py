@@ -144,6 +144,7 @@ def prepare_run(
     resumed: Run | None = None,
     parent: Run | None = None,
     before_storing: Callable[[], object] = lambda: None,
+    report: Callable[[str], object] = lambda sentence: None,
 ) -> Run:
     """Load a checked configuration's tasksets, and store a new run or the changed settings of a resumed one.
 
@@ -151,6 +152,7 @@ def prepare_run(
         resumed: the run to continue; None for a new one.
         parent: the run from whose checkpoint a new one starts.
         before_storing: called just before the run is stored.
+        report: called with a sentence about what a stored selection leaves out.
 
     Raises:
         ConfigError: the database rejects the priority formula, or the run is too short for its algorithm.
@@ -163,6 +165,8 @@ def prepare_run(
     stored = stored_config(config)
     if resumed is None:
         selected = select_source(resolved, buffer)
+        if selected is not None and (sentence := selected.describe_dropped()) is not None:
+            report(sentence)
         steps = planned_steps(config, len(selected.item_ids) if selected else None)
         check_steps(resolved.algorithm, steps)
         before_storing()
@@ -199,7 +203,10 @@ def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
         return None
     sampling = resolved.config.sampling
     exponent = sampling.priority.exponent if sampling.order == "prioritized" else None
-    selected = select(buffer.database, source.sql, pin_labels=source.pin_labels, priority_exponent=exponent)
+    selected = select(
+        buffer.database, source.sql, pin_labels=source.pin_labels, priority_exponent=exponent, include_dropped=source.include_dropped,
+        min_rollouts=resolved.algorithm.min_group_size,
+    )  # fmt: skip
     check_selected(resolved.algorithm, selected.kind)
     refuse_untrainable(resolved.algorithm, buffer, selected)
     return selected
@@ -237,6 +244,10 @@ def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
         "sampling.source.pin_labels": (
             source and source.pin_labels,
             resumed.label_cut is not None if stored else None,
+        ),
+        "sampling.source.include_dropped": (
+            source and source.include_dropped,
+            resumed.config["sampling"]["source"].get("include_dropped", False) if stored else None,
         ),
         "sampling.epochs": (source and config.sampling.epochs, resumed.source_epochs),
         "sampling.order": (source and weighted and "prioritized", resumed.source_weighted and "prioritized"),

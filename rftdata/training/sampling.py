@@ -109,6 +109,11 @@ class SourceConfig(Section):
         True,
         description="Use rewards as they were when the run was created; false: as they are at the draw, so batches may change.",
     )
+    include_dropped: bool = Field(
+        False,
+        description="Also train on what the chain of an experience's run dropped. By default such experiences, pairs with one, and such experiences of "
+        "groups are left out.",
+    )
 
 
 class SamplingConfig(Section):

@@ -19,7 +19,7 @@ WHERE c.run_id = %(run_id)s AND c.trainer_step <= %(step)s ORDER BY c.trainer_st
 -- name: lineage_steps (read)
 -- Steps of the run's current history that have a checkpoint.
 SELECT DISTINCT c.trainer_step FROM rft.run r
-JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE r.run_id = %(run_id)s ORDER BY c.trainer_step;
 

@@ -171,7 +171,7 @@ SELECT c.checkpoint_id, c.run_id, c.trainer_step, c.uri, c.policy_version_id,
        EXISTS (SELECT FROM rft.evaluation e
                WHERE e.run_id = c.run_id AND e.trainer_step = c.trainer_step AND e.purpose = 'validation'
                  AND e.status IN ('planned', 'claimed')) AS waits
-FROM rft.v_history h
+FROM rft.v_attempt_history h
 JOIN rft.run_attempt a ON a.attempt_id = h.history_id
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL
@@ -187,5 +187,5 @@ UPDATE rft.checkpoint SET deleted_at = clock_timestamp() WHERE checkpoint_id = %
 
 -- name: first_policy (read)
 -- The version published before the first step of a history.
-SELECT p.* FROM rft.policy_version p JOIN rft.v_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = p.attempt_id
+SELECT p.* FROM rft.policy_version p JOIN rft.v_attempt_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = p.attempt_id
 WHERE p.run_id = %(run_id)s ORDER BY p.trainer_step, p.policy_version_id LIMIT 1;

@@ -6,7 +6,7 @@ WHERE NOT EXISTS (
     SELECT FROM rft.evaluation e
     JOIN rft.policy_version p USING (policy_version_id)
     JOIN rft.run r ON r.run_id = p.run_id
-    JOIN rft.v_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = p.attempt_id
+    JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = p.attempt_id
         AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
     WHERE e.run_id = %(run_id)s AND e.trainer_step = %(trainer_step)s AND e.purpose = %(purpose)s AND e.taskset = %(taskset)s
       AND e.decoding = %(decoding)s AND e.status <> 'failed')
@@ -54,7 +54,7 @@ DELETE FROM rft.evaluation WHERE run_id = %(run_id)s AND status <> 'done';
 -- Finished validations of the run's current history.
 SELECT DISTINCT e.trainer_step, e.taskset, e.decoding
 FROM rft.run r
-JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id
 JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
 JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.purpose = 'validation' AND e.status = 'done'
 WHERE r.run_id = %(run_id)s;
@@ -65,7 +65,7 @@ SELECT trainer_step, avg(mean_reward) AS score
 FROM (
     SELECT DISTINCT ON (e.trainer_step, e.taskset) e.trainer_step, e.mean_reward
     FROM rft.run r
-    JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+    JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id
     JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
     JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.purpose = 'validation' AND e.status = 'done'
     WHERE r.run_id = %(run_id)s AND e.decoding = %(decoding)s AND e.taskset = ANY (%(tasksets)s)

@@ -1,7 +1,7 @@
 -- name: label_settings
--- Set the author and reason of labels until the transaction ends. The trigger on rft.experience reads them.
+-- Set the author, the reason and the source of labels until the transaction ends. The trigger on rft.experience reads them.
 SELECT set_config('rft.author', %(author)s, true), set_config('rft.reason', %(reason)s, true),
-       set_config('rft.label_source', 'import', true), set_config('rft.label_batch', %(label_batch_id)s, true);
+       set_config('rft.label_source', %(source)s, true), set_config('rft.label_batch', %(label_batch_id)s, true);
 
 -- name: sql_settings
 -- Settings of a session in which a person writes SQL, and which nobody else gets: the author of labels, and the search path.

@@ -3,6 +3,15 @@
 SELECT group_id FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND group_id > %(after_id)s AND status IN ('sealed', 'ready') ORDER BY group_id LIMIT %(limit)s;
 
+-- name: dropped_of_groups (read)
+-- The experiences of groups that the chain of their run dropped.
+SELECT experience_id, stage, reason FROM rft.v_left_out WHERE group_id = ANY (%(group_ids)s);
+
+-- name: dropped_of_pairs (read)
+-- The experiences of pairs that the chains of their runs dropped.
+SELECT DISTINCT l.experience_id, l.stage, l.reason FROM rft.preference_pair p
+JOIN rft.v_left_out l ON l.experience_id IN (p.chosen_id, p.rejected_id) WHERE p.pair_id = ANY (%(pair_ids)s);
+
 -- name: new_pairs (read)
 -- The built pairs that are not stored yet.
 SELECT n.chosen_id, n.rejected_id

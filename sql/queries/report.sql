@@ -4,7 +4,7 @@ SELECT DISTINCT ON (e.purpose, e.taskset, e.decoding, e.trainer_step)
        e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, a.num_questions, a.mean, a.standard_error, a.num_tokens,
        e.error
 FROM rft.run r
-JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id
 JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
 JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.status = 'done'
 CROSS JOIN LATERAL (
@@ -76,14 +76,13 @@ GROUP BY regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']
 
 -- name: report_closed (read)
 -- Reasons of closed groups. Steps and row ids are removed, because they would make every reason unique.
-SELECT regexp_replace(regexp_replace(coalesce(closed_reason, 'no reason given'), '^aged out:.*', 'aged out'),
-                      '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g') AS reason, count(*) AS num_groups
+SELECT rft.general_reason(regexp_replace(coalesce(closed_reason, 'no reason given'), '^aged out:.*', 'aged out')) AS reason, count(*) AS num_groups
 FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
 
 -- name: report_dropped (read)
 -- Like rft.v_dropped, but reasons that differ only in the rows they name count as one.
-SELECT coalesce(stage, '–') AS stage, regexp_replace(coalesce(reason, '–'), '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g') AS reason,
+SELECT coalesce(stage, '–') AS stage, rft.general_reason(coalesce(reason, '–')) AS reason,
        count(*) AS num_experiences, count(DISTINCT group_id) AS num_groups
 FROM rft.verdict v JOIN rft.rollout_group g USING (group_id) JOIN rft.run r ON r.run_id = g.run_id AND r.pipeline_version = v.newest_of
 WHERE r.run_id = %(run_id)s AND NOT v.kept GROUP BY 1, 2 ORDER BY num_experiences DESC, stage, reason;
@@ -100,7 +99,7 @@ WHERE t.run_id = %(run_id)s GROUP BY p.kv_cache ORDER BY p.kv_cache;
 -- name: report_checkpoints (read)
 -- Checkpoints of the current history whose files still exist.
 SELECT DISTINCT ON (c.trainer_step) c.trainer_step, c.uri FROM rft.run r
-JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE r.run_id = %(run_id)s AND c.deleted_at IS NULL
 ORDER BY c.trainer_step, c.checkpoint_id DESC;

@@ -1,6 +1,6 @@
 -- name: kept_steps (read)
 -- Steps of an attempt's history whose checkpoints still have their files.
-SELECT DISTINCT c.trainer_step FROM rft.v_history h
+SELECT DISTINCT c.trainer_step FROM rft.v_attempt_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL ORDER BY c.trainer_step;
 
@@ -121,7 +121,7 @@ WITH source AS (
       AND (g.trainable OR g.closed_reason LIKE 'aged out%%') AND (%(keep_rollouts)s OR coalesce(g.planned_policy_step < %(step)s, true))
       AND NOT EXISTS (
           SELECT FROM rft.draw d
-          JOIN rft.v_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = d.attempt_id
+          JOIN rft.v_attempt_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = d.attempt_id
               AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
           WHERE d.item_kind = 'group' AND d.item_id = g.group_id)
     ORDER BY g.group_id FOR KEY SHARE OF g),

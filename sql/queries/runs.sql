@@ -74,7 +74,7 @@ SELECT a.*, a.ended_at IS NULL AND a.lease_until > rft.clock() AS alive FROM rft
 
 -- name: last_checkpoint (read)
 -- The newest usable checkpoint on an attempt's history, of a step if one is given.
-SELECT c.* FROM rft.v_history h
+SELECT c.* FROM rft.v_attempt_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL AND (%(step)s::bigint IS NULL OR c.trainer_step = %(step)s)
 ORDER BY c.trainer_step DESC, c.checkpoint_id DESC LIMIT 1;

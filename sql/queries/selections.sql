@@ -50,7 +50,7 @@ LEFT JOIN rft.purged_experience xj ON xj.experience_id = j.experience_id
 ORDER BY i.item_id;
 
 -- name: selected_groups
--- The same for whole groups, whose line names every experience.
+-- The same for whole groups, whose line names every experience that is not left out.
 SELECT i.item_id,
        concat_ws(' ', i.item_id, string_agg(
            concat_ws(' ', e.experience_id, coalesce(s.first_checksum, s.checksum), e.segment_row,
@@ -64,6 +64,7 @@ SELECT i.item_id,
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
 LEFT JOIN rft.rollout_group g ON g.group_id = i.item_id
 LEFT JOIN rft.experience e ON e.group_id = i.item_id
+    AND NOT EXISTS (SELECT FROM unnest(%(left_out)s::bigint[]) AS l (experience_id) WHERE l.experience_id = e.experience_id)
 LEFT JOIN rft.segment s USING (segment_id)
 LEFT JOIN rft.purged_experience x USING (experience_id)
 GROUP BY i.item_id ORDER BY i.item_id;
@@ -73,7 +74,20 @@ GROUP BY i.item_id ORDER BY i.item_id;
 SELECT m.experience_id, rft.reward_at(m.experience_id, %(label_cut)s::bigint) AS reward
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
 CROSS JOIN LATERAL rft.selected_experiences(%(kind)s::rft.item_kind, i.item_id) m
+WHERE NOT EXISTS (SELECT FROM unnest(%(left_out)s::bigint[]) AS l (experience_id) WHERE l.experience_id = m.experience_id)
 ORDER BY m.experience_id;
+
+-- name: dropped_of_items (read)
+-- The items with experiences that the chain of their run dropped: these, with stages and reasons, and the number of rollouts of which something is left.
+SELECT i.item_id, count(DISTINCT e.rollout_id) FILTER (WHERE d.stage IS NULL) AS num_rollouts,
+       array_agg(e.experience_id ORDER BY m.place) FILTER (WHERE d.stage IS NOT NULL) AS experience_ids,
+       array_agg(d.stage ORDER BY m.place) FILTER (WHERE d.stage IS NOT NULL) AS stages,
+       array_agg(d.reason ORDER BY m.place) FILTER (WHERE d.stage IS NOT NULL) AS reasons
+FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
+CROSS JOIN LATERAL rft.selected_experiences(%(kind)s::rft.item_kind, i.item_id) m
+JOIN rft.experience e ON e.experience_id = m.experience_id
+LEFT JOIN rft.v_left_out d ON d.experience_id = e.experience_id
+GROUP BY i.item_id HAVING count(d.stage) > 0 ORDER BY i.item_id;
 
 -- name: weights_of_priorities
 -- The weights of priorities, as prioritised sampling computes them.
@@ -81,9 +95,10 @@ SELECT array_agg(rft.draw_weight('prioritized', p.priority, %(exponent)s) ORDER 
 FROM unnest(%(priorities)s::double precision[]) WITH ORDINALITY AS p (priority, place);
 
 -- name: small_groups (read)
--- Groups with experiences of fewer rollouts than a number.
+-- Groups with experiences of fewer rollouts than a number, without those that are left out.
 SELECT i.item_id, count(DISTINCT e.rollout_id) AS num_rollouts
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id) LEFT JOIN rft.experience e ON e.group_id = i.item_id
+    AND NOT EXISTS (SELECT FROM unnest(%(left_out)s::bigint[]) AS l (experience_id) WHERE l.experience_id = e.experience_id)
 GROUP BY i.item_id HAVING count(DISTINCT e.rollout_id) < %(num_rollouts)s ORDER BY i.item_id;
 
 -- name: store_selection
@@ -98,13 +113,25 @@ INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, policy_step, d
 SELECT 'selection/' || r.run_id, r.source_kind, i.item_id, 0, 2147483647, i.weight, rft.selection_time(r.seed, 0, i.item_id, i.weight)
 FROM rft.run r, unnest(%(item_ids)s::bigint[], %(weights)s::double precision[]) AS i (item_id, weight) WHERE r.run_id = %(run_id)s;
 
+-- name: queue_left_out
+-- Record the experiences of selected groups that are not drawn with them.
+INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, policy_step, lane, available)
+SELECT 'selection/' || %(run_id)s::bigint, 'experience', l.experience_id, 0, 2147483647, 'left out', false
+FROM unnest(%(experience_ids)s::bigint[]) AS l (experience_id);
+
+-- name: queued_left_out (read)
+-- The experiences that are not drawn with the selected groups of a run.
+SELECT e.group_id, e.experience_id FROM rft.worklist w JOIN rft.experience e ON e.experience_id = w.item_id
+WHERE w.consumer = 'selection/' || %(run_id)s::bigint AND w.item_kind = 'experience' AND w.lane = 'left out' ORDER BY e.experience_id;
+
 -- name: analyze_worklist
 -- Analyze the queue. A queue of a million rows that the planner believes empty would be sorted at every draw.
 SELECT rft.analyze_worklist();
 
 -- name: queued_selection (read)
 -- The items of a stored selection, with their weights.
-SELECT item_id, draw_weight FROM rft.worklist WHERE consumer = 'selection/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind ORDER BY item_id;
+SELECT item_id, draw_weight FROM rft.worklist
+WHERE consumer = 'selection/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind AND lane = '' ORDER BY item_id;
 
 -- name: restore_selection
 -- Set a stored selection to where the history of an attempt left it.

@@ -116,7 +116,9 @@ def test_inputs_come_from_rollouts_and_are_trained_on(rft: Rft, chain: Path, tmp
         assert all(math.isfinite(step["metrics"]["loss"]) and step["metrics"]["grad_norm"] > 0 for step in steps)
 
         # One greedy rollout for each group that was sampled, and none among the experiences.
-        groups = opened.sql("select run, baseline_reward, num_ok from rft.v_group where status = 'ready'").to_pylist()
+        groups = opened.sql(
+            "select run, baseline_reward, num_ok from rft.v_group where state in ('drawn', 'ready', 'dropped', 'closed')"
+        ).to_pylist()
         assert all(
             (group["baseline_reward"] is not None) == (group["run"] == remax) and group["num_ok"] == 4
             for group in groups

@@ -168,7 +168,7 @@ class Trainers:
         """Every draw of the run's present history."""
         rows = self.buffer.sql(
             """SELECT d.trainer_step, d.slot, d.experience_id, d.pair_id, d.reward_used FROM rft.run r
-               JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+               JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id
                JOIN rft.draw d ON d.attempt_id = h.attempt_id AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
                WHERE r.name = %s ORDER BY 1, 2""",
             [name],

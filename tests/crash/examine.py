@@ -235,7 +235,7 @@ def _draws_are_as_seen(
             if digests.get(i) != tuple(seen)
         ]
     twice = buffer.sql(
-        "SELECT d.experience_id, count(*) AS times FROM rft.run r JOIN rft.v_history h ON h.history_id = r.current_attempt_id"
+        "SELECT d.experience_id, count(*) AS times FROM rft.run r JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id"
         " JOIN rft.draw d ON d.attempt_id = h.attempt_id AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)"
         " GROUP BY d.experience_id HAVING count(*) > 1"
     )
@@ -252,7 +252,7 @@ def _nothing_waits_for_ever(buffer: Buffer, findings: Findings) -> None:
         " AND NOT EXISTS (SELECT FROM rft.worklist w WHERE w.item_kind = 'group' AND w.item_id = g.group_id"
         "   AND (w.available OR w.claimed_by IS NOT NULL)"
         "   AND w.consumer = CASE g.status WHEN 'sealed' THEN 'pipeline/' ELSE 'trainer/' END || g.run_id)"
-        " AND NOT EXISTS (SELECT FROM rft.v_history h JOIN rft.draw d ON d.attempt_id = h.attempt_id"
+        " AND NOT EXISTS (SELECT FROM rft.v_attempt_history h JOIN rft.draw d ON d.attempt_id = h.attempt_id"
         "   AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)"
         "   WHERE h.history_id = r.current_attempt_id AND d.item_id = g.group_id)"
     )
@@ -281,7 +281,7 @@ def _checkpoints_hold_what_was_drawn(buffer: Buffer, committed: list[dict[str, A
             f"{place}: experience {i} was trained {n} times" for i, n in Counter(trained).items() if n > 1
         ]
         drawn = buffer.sql(
-            "SELECT d.experience_id FROM rft.v_history h JOIN rft.draw d ON d.attempt_id = h.attempt_id"
+            "SELECT d.experience_id FROM rft.v_attempt_history h JOIN rft.draw d ON d.attempt_id = h.attempt_id"
             " AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)"
             " WHERE h.history_id = %s AND d.trainer_step <= %s ORDER BY d.trainer_step, d.slot",
             [row["attempt_id"], row["trainer_step"]],

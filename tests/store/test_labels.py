@@ -33,7 +33,7 @@ def test_a_label_states_who_when_why_and_what_it_replaced(buffer: rftdata.Buffer
     (label,) = labels.history(buffer, ids[0])
     assert rewards(buffer) == [0.5, 0.0, 1.0, 1.0]
     assert (label["old_value"], label["new_value"], label["final"]) == (0.0, 0.5, True)
-    assert (label["author"], label["reason"], label["source"]) == ("ada", "units were right", "import")
+    assert (label["author"], label["reason"], label["source"]) == ("ada", "units were right", "set")
     assert label["label_batch_id"] == batch.label_batch_id
     assert label["session_user_name"] != "ada"
 

@@ -80,7 +80,7 @@ def test_what_is_stored_states_who_with_which_settings_and_at_which_labels(store
     row = stored.sql("SELECT source::text, author, builder, label_cut, margin FROM rft.preference_pair").to_pylist()[0]
     assert row == {
         "source": "rewards", "author": "ada", "label_cut": 1, "margin": None,
-        "builder": {"margin": 0.6, "max_pairs": 4, "ties": "length", "max_length_ratio": None},
+        "builder": {"margin": 0.6, "max_pairs": 4, "ties": "length", "max_length_ratio": None, "include_dropped": False},
     }  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def test_pairs_that_stand_are_exported_with_their_texts(stored: Buffer, tmp_path
     build(stored, margin=0.25)
     stored.sql("UPDATE rft.experience SET reward = 0 WHERE experience_id = 6")
     file = tmp_path / f"pairs{ending}"
-    assert export_pairs(stored.find_run("source"), file) == 1
+    assert export_pairs(stored.find_run("source"), file).num_pairs == 1
     rows = (
         pq.read_table(file).to_pylist()
         if ending == ".parquet"

@@ -50,7 +50,7 @@ def test_labels_of_several_groups_do_not_deadlock_with_verdicts_and_questions(bu
         reward = 0.25 + turn % 2 / 2
         # Rows with one reason are written together, in the order of reasons: the second group before the first.
         opinions = [Opinion(1, reward, reason="b"), Opinion(3, reward, reason="a")]
-        labels.apply(buffer, opinions, author="ada")
+        labels.apply(buffer, opinions, author="ada", source="set")
 
     # One try: more of them would hide what happened.
     at_once(label, lambda turn: run_pipeline(asked, build_chain(ASKS), tries=1))

@@ -22,7 +22,7 @@ LEFT JOIN LATERAL (
     SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = r.pipeline_version
     ORDER BY verdict_id DESC LIMIT 1) v ON true
 CROSS JOIN LATERAL (
-    SELECT count(*) AS times FROM rft.draw d JOIN rft.v_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = d.attempt_id
+    SELECT count(*) AS times FROM rft.draw d JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = d.attempt_id
         AND (h.last_step IS NULL OR d.trainer_step <= h.last_step) WHERE d.experience_id = e.experience_id) d
 ORDER BY 1
 """

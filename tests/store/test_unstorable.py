@@ -189,7 +189,7 @@ def test_authors_and_names_to_look_up_are_refused_by_our_own_errors(buffer: Buff
         writer.insert(own_group())
     asked: list[Callable[[], object]] = [
         lambda: labels.set_rewards(buffer, {1: 0.5}, author=ODD),
-        lambda: labels.apply(buffer, [Opinion(1, 0.5)], author="\ud800"),
+        lambda: labels.apply(buffer, [Opinion(1, 0.5)], author="\ud800", source="set"),
         lambda: purge.purge(buffer, where="true", reason="asked", author=ODD),
         lambda: buffer.find_run(ODD),
         lambda: buffer.sql("SELECT %s::text", ["\x00"]),

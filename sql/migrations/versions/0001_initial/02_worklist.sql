@@ -38,7 +38,7 @@ COMMENT ON COLUMN rft.worklist.sort_key IS 'First-in-first-out order: explore st
 COMMENT ON COLUMN rft.worklist.priority IS 'Set by pipeline or trainer; the sampler''s formula may use it.';
 COMMENT ON COLUMN rft.worklist.policy_step IS 'Trainer step of the policy that sampled the group''s oldest token, by which the claiming statement checks staleness. 2147483647: no policy sampled it, so it is never stale.';
 COMMENT ON COLUMN rft.worklist.available IS 'Whether it can be claimed now.';
-COMMENT ON COLUMN rft.worklist.lane IS 'Trainer only: its lane of rft.sampler_lane; empty: no lane accepts it.';
+COMMENT ON COLUMN rft.worklist.lane IS 'Trainer: its lane of rft.sampler_lane; empty: no lane accepts it. Stored selection: empty, or `left out` for an experience that is not drawn with its selected group.';
 COMMENT ON COLUMN rft.worklist.draw_key IS 'Trainer and stored selection: the least is drawn first.';
 COMMENT ON COLUMN rft.worklist.draw_weight IS 'Trainer only: the probability to be drawn next is this divided by the sum of its lane (prioritized); its priority (rank); else 1.';
 COMMENT ON COLUMN rft.worklist.times_sampled IS 'Trainer and stored selection: number of draws in the current history, folded again when an attempt starts.';

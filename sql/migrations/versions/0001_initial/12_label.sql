@@ -1,7 +1,7 @@
 -- Correction of rewards by SQL.
 
-CREATE TYPE rft.label_source AS ENUM ('sql', 'web', 'import', 'judge');
-COMMENT ON TYPE rft.label_source IS 'sql: an UPDATE from any client; web: the studio; import: rft label import or set; judge: a model.';
+CREATE TYPE rft.label_source AS ENUM ('sql', 'web', 'set', 'import', 'undo', 'judge');
+COMMENT ON TYPE rft.label_source IS 'sql: an UPDATE from any client; web: the studio; set, import, undo: the commands of rft label; judge: a model.';
 
 CREATE TABLE rft.label_batch (
     label_batch_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -111,3 +111,12 @@ AS $$
     WHERE e.run_id = of_run
 $$;
 COMMENT ON FUNCTION rft.compare_verdicts IS 'Returns the experiences of a run on which two versions have decided, with the last verdict of each; rewards are those used for training.';
+
+-- Names of rows would make every reason unique.
+CREATE FUNCTION rft.general_reason(reason text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+    SELECT regexp_replace(reason,
+        '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g')
+$$;
+COMMENT ON FUNCTION rft.general_reason(text) IS 'Returns a reason without the ids of rows that it names, so that like reasons can be counted.';

@@ -27,7 +27,7 @@ COMMENT ON COLUMN rft.preference_pair.source IS 'Origin of the preference.';
 COMMENT ON COLUMN rft.preference_pair.author IS 'Who compared them, or had them built.';
 COMMENT ON COLUMN rft.preference_pair.session_user_name IS 'The database user.';
 COMMENT ON COLUMN rft.preference_pair.margin IS 'How much better the chosen one is, if a person gave a margin; NULL for built pairs, whose margin follows from the rewards (rft.v_pair).';
-COMMENT ON COLUMN rft.preference_pair.builder IS 'Built pairs: settings of the operator pair_builder.';
+COMMENT ON COLUMN rft.preference_pair.builder IS 'Built pairs: settings of the operator pair_builder, and whether answers that the chain dropped were compared.';
 COMMENT ON COLUMN rft.preference_pair.label_cut IS 'Built pairs: newest label contained in the rewards from which they were built.';
 COMMENT ON COLUMN rft.preference_pair.created_at IS 'When.';
 

@@ -1,4 +1,5 @@
--- Drawing from the stored selections that runs train on. The queue of a selection is `selection/RUN`.
+-- Drawing from the stored selections that runs train on. The queue of a selection is `selection/RUN`. Beside the selected groups it holds, in the lane
+-- `left out`, those of their experiences that a chain had dropped when the selection was made: a later verdict changes no batch.
 
 -- Each item has a random time in every interval of the length 1 / weight, and a draw takes the least times. So items are drawn in proportion to
 -- their weights, and with equal weights each once in an epoch. md5 instead of PostgreSQL's own hashes, which may differ between versions
@@ -23,7 +24,7 @@ BEGIN
     SELECT * INTO r FROM rft.run WHERE run_id = of_run;
     WITH used AS (
         SELECT d.item_id, count(DISTINCT (d.attempt_id, d.trainer_step))::integer AS times
-        FROM rft.v_history h
+        FROM rft.v_attempt_history h
         JOIN rft.draw d ON d.attempt_id = h.attempt_id AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
         WHERE h.history_id = of_attempt
         GROUP BY d.item_id),
@@ -86,6 +87,7 @@ CREATE FUNCTION rft.draw_selected(
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    queue CONSTANT text := 'selection/' || of_run;
     r rft.run;
     before rft.batch;
     picked bigint[];
@@ -116,8 +118,11 @@ BEGIN
         FROM unnest(picked) WITH ORDINALITY AS p (item_id, place)
         CROSS JOIN LATERAL (
             SELECT draw_weight FROM rft.worklist
-            WHERE consumer = 'selection/' || of_run AND item_kind = r.source_kind AND item_id = p.item_id OFFSET 0) w) i
-    CROSS JOIN LATERAL rft.selected_experiences(r.source_kind, i.item_id) m;
+            WHERE consumer = queue AND item_kind = r.source_kind AND item_id = p.item_id OFFSET 0) w) i
+    CROSS JOIN LATERAL rft.selected_experiences(r.source_kind, i.item_id) m
+    WHERE NOT EXISTS (
+        SELECT FROM rft.worklist l
+        WHERE l.consumer = queue AND l.item_kind = 'experience' AND l.item_id = m.experience_id AND l.lane = 'left out');
     IF cardinality(picked) < wanted THEN
         reason := format('%s of %s: the stored selection has no more', cardinality(picked), wanted);
     END IF;

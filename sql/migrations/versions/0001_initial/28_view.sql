@@ -1,17 +1,41 @@
 -- The views that users query.
 
-CREATE VIEW rft.v_history AS SELECT history_id, attempt_id, last_step FROM rft.attempt_history;
-COMMENT ON VIEW rft.v_history IS 'Every attempt with the attempts on its path. The steps of `attempt_id` up to `last_step` (NULL: all) belong to the history of `history_id`.';
+-- The planner inlines it. One vocabulary for experiences and groups.
+CREATE FUNCTION rft.state(status rft.group_status, times_sampled bigint, kept boolean, trainable boolean) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+AS $$
+    SELECT CASE WHEN times_sampled > 0 THEN 'drawn'
+                WHEN status = 'sealed' THEN 'awaits verdict'
+                WHEN status <> 'ready' THEN status::text
+                WHEN NOT kept THEN 'dropped'
+                WHEN NOT trainable THEN 'closed'
+                ELSE 'ready' END
+$$;
+COMMENT ON FUNCTION rft.state IS 'Returns the state of an experience or a group: drawn, awaits verdict, dropped (by the chain), closed (not trained on for another reason) or ready; of a group that has no experiences yet, its status.';
+
+CREATE VIEW rft.v_attempt_history AS SELECT history_id, attempt_id, last_step FROM rft.attempt_history;
+COMMENT ON VIEW rft.v_attempt_history IS 'Every attempt with the attempts on its path. The steps of `attempt_id` up to `last_step` (NULL: all) belong to the history of `history_id`.';
 
 CREATE VIEW rft.v_consumption AS
-SELECT r.run_id, d.draw_id, d.attempt_id, d.trainer_step, d.slot, d.item_kind, d.item_id, d.experience_id, d.reward_used, d.staleness,
+SELECT r.name AS run, r.run_id, d.draw_id, d.attempt_id, d.trainer_step, d.slot, d.item_kind, d.item_id, e.group_id, d.experience_id, d.reward_used,
+       d.staleness,
        (SELECT min(c.checkpoint_id) FROM rft.checkpoint c
         WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step) AS checkpoint_id
 FROM rft.run r
-JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id
 JOIN rft.draw d ON d.attempt_id = h.attempt_id AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
+LEFT JOIN rft.experience e ON e.experience_id = d.experience_id
 WHERE EXISTS (SELECT FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step);
 COMMENT ON VIEW rft.v_consumption IS 'Draws at or before a committed checkpoint of their run''s current history: the rows that the weights on disk were trained on.';
+
+-- After a correction a group is decided again; until then nothing is known to be dropped.
+CREATE VIEW rft.v_left_out AS
+SELECT v.experience_id, v.group_id, g.run_id, v.stage, rft.general_reason(v.reason) AS reason
+FROM rft.verdict v
+JOIN rft.rollout_group g USING (group_id)
+JOIN rft.run r ON r.run_id = g.run_id AND r.pipeline_version = v.newest_of
+WHERE NOT v.kept AND g.status <> 'sealed';
+COMMENT ON VIEW rft.v_left_out IS 'Experiences that the chain of their run dropped, with the stage and the reason (without ids of rows): what pairs and stored selections leave out by default.';
 
 -- Everything is joined from outside and at most once, by unique indexes or in aggregates: a query that reads nothing of a table does not read
 -- it, and one that does reads the whole of it once if it reads many experiences (docs/decisions/0037). OFFSET 0: the draws of an experience are found by its id. Before the first
@@ -23,11 +47,7 @@ SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_
        CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END AS reward_trained, b.reward AS baseline_reward,
        e.reward_parts, e.metrics, e.finish_reason, e.num_prompt_tokens, e.num_response_tokens,
        p.trainer_step AS policy_step, e.policy_version_min, e.policy_version_max,
-       CASE WHEN u.times_sampled IS NOT NULL THEN 'drawn'
-            WHEN g.status = 'sealed' THEN 'awaits verdict'
-            WHEN NOT v.kept THEN 'dropped'
-            WHEN NOT g.trainable THEN 'closed'
-            ELSE 'ready' END AS state,
+       rft.state(g.status, u.times_sampled, v.kept, g.trainable) AS state,
        v.stage AS dropped_by, coalesce(v.reason, g.closed_reason) AS dropped_because,
        coalesce(u.times_sampled, 0)::bigint AS times_sampled, d.steps AS trainer_steps, l.num_labels,
        e.source, rft.chat(gp.messages, e.response_messages, e.response) AS messages, e.parent_id, e.segment_id, e.segment_row, e.created_at, e.response_hash
@@ -44,14 +64,14 @@ LEFT JOIN rft.draw u ON u.newest_of = e.experience_id
 LEFT JOIN LATERAL (
     SELECT array_agg(d.trainer_step ORDER BY d.trainer_step) AS steps
     FROM (SELECT * FROM rft.draw WHERE experience_id = e.experience_id OFFSET 0) d
-    JOIN rft.v_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = d.attempt_id
+    JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = d.attempt_id
         AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)) d ON true
 LEFT JOIN LATERAL (
     SELECT count(*) AS num_labels FROM rft.label l WHERE l.experience_id = e.experience_id) l ON true;
 COMMENT ON VIEW rft.v_experience IS 'Experiences with their run, task, group, verdict, draws and labels.';
 
 CREATE VIEW rft.v_group AS
-SELECT g.group_id, r.name AS run, g.run_id, t.taskset, t.task_key, g.explore_step, g.ordinal, g.status, g.is_refill, g.trainable,
+SELECT g.group_id, r.name AS run, g.run_id, t.taskset, t.task_key, g.explore_step, g.ordinal, rft.state(g.status, s.times_sampled, s.kept, g.trainable) AS state, g.is_refill, g.trainable,
        g.closed_reason, g.group_size, o.num_ok, o.num_failed, o.mean_reward, o.std_reward, b.reward AS baseline_reward, g.planned_at, g.sealed_at, g.ready_at
 FROM rft.rollout_group g
 JOIN rft.run r USING (run_id)
@@ -60,8 +80,14 @@ LEFT JOIN rft.group_baseline b ON b.group_id = g.group_id
 LEFT JOIN LATERAL (
     SELECT count(*) FILTER (WHERE outcome = 'ok') AS num_ok, count(*) FILTER (WHERE outcome <> 'ok') AS num_failed,
            avg(reward) AS mean_reward, stddev_samp(reward) AS std_reward
-    FROM rft.rollout WHERE group_id = g.group_id) o ON true;
-COMMENT ON VIEW rft.v_group IS 'Groups with the outcomes of their rollouts.';
+    FROM rft.rollout WHERE group_id = g.group_id) o ON true
+LEFT JOIN LATERAL (
+    SELECT max(u.times_sampled) AS times_sampled, bool_or(v.kept) AS kept
+    FROM rft.experience e
+    LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = r.pipeline_version
+    LEFT JOIN rft.draw u ON u.newest_of = e.experience_id
+    WHERE e.group_id = g.group_id) s ON true;
+COMMENT ON VIEW rft.v_group IS 'Groups with the outcomes of their rollouts. state: like that of their experiences; drawn if one was, dropped if all were.';
 
 CREATE VIEW rft.v_pass_rate AS
 SELECT r.name AS run, g.run_id, t.taskset, g.explore_step, count(DISTINCT g.group_id) AS num_groups, count(*) AS num_rollouts,
@@ -101,7 +127,7 @@ CREATE VIEW rft.v_train_step AS
 SELECT r.name AS run, r.run_id, s.trainer_step, s.attempt_id, s.outcome, s.reason, s.num_groups, s.num_experiences, s.num_tokens,
        s.wait_seconds, s.train_seconds, s.publish_seconds, s.metrics, s.finished_at
 FROM rft.run r
-JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.v_attempt_history h ON h.history_id = r.current_attempt_id
 JOIN rft.train_step s ON s.attempt_id = h.attempt_id AND (h.last_step IS NULL OR s.trainer_step <= h.last_step);
 COMMENT ON VIEW rft.v_train_step IS 'The steps of a run''s current history: one continuous curve, even across crashes.';
 
@@ -166,15 +192,24 @@ SELECT p.pair_id, r.name AS run, c.run_id, c.group_id, t.taskset, t.task_key, p.
        CASE p.source WHEN 'human' THEN p.margin ELSE c.reward - j.reward END AS margin,
        (p.source = 'human' OR coalesce(c.reward > j.reward, false))
            AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id IN (p.chosen_id, p.rejected_id)) AS stands,
-       c.num_response_tokens AS chosen_tokens, j.num_response_tokens AS rejected_tokens, p.builder, p.label_cut, p.created_at
+       c.num_response_tokens AS chosen_tokens, j.num_response_tokens AS rejected_tokens,
+       c.finish_reason AS chosen_finish_reason, j.finish_reason AS rejected_finish_reason,
+       rft.state(g.status, cu.times_sampled, cv.kept, g.trainable) AS chosen_state,
+       rft.state(jg.status, ju.times_sampled, jv.kept, jg.trainable) AS rejected_state, p.builder, p.label_cut, p.created_at
 FROM rft.preference_pair p
 JOIN rft.experience c ON c.experience_id = p.chosen_id
 JOIN rft.experience j ON j.experience_id = p.rejected_id
 JOIN rft.run r ON r.run_id = c.run_id
 JOIN rft.rollout_group g ON g.group_id = c.group_id
 JOIN rft.task t USING (task_id)
+JOIN rft.rollout_group jg ON jg.group_id = j.group_id
+JOIN rft.run jr ON jr.run_id = j.run_id
+LEFT JOIN rft.verdict cv ON cv.experience_id = c.experience_id AND cv.newest_of = r.pipeline_version
+LEFT JOIN rft.verdict jv ON jv.experience_id = j.experience_id AND jv.newest_of = jr.pipeline_version
+LEFT JOIN rft.draw cu ON cu.newest_of = c.experience_id
+LEFT JOIN rft.draw ju ON ju.newest_of = j.experience_id
 LEFT JOIN rft.group_prompt gp ON gp.group_id = c.group_id AND gp.prompt_digest = c.prompt_digest;
-COMMENT ON VIEW rft.v_pair IS 'Preference pairs with their texts and their current rewards. margin: the current difference of the rewards for a built pair; the person''s value, or NULL, for a person''s pair. stands: false if a correction removed the difference on which a pair was built, or if one of the two was purged.';
+COMMENT ON VIEW rft.v_pair IS 'Preference pairs with their texts, their current rewards, and how each answer ended and what became of it. margin: the current difference of the rewards for a built pair; the person''s value, or NULL, for a person''s pair. stands: false if a correction removed the difference on which a pair was built, or if one of the two was purged.';
 
 CREATE VIEW rft.v_purged AS
 SELECT x.experience_id, p.purge_id, p.kind, p.selection, p.reason, p.author, p.session_user_name, x.purged_at

@@ -1,0 +1,35 @@
+"""What the chains of runs had dropped of stored rows that a later training would use; by default those are left out.
+
+A row is dropped if the newest verdict of its run's pipeline says so and its group is decided. After a correction the group waits for a new verdict, and
+its rows are used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class DropCount:
+    """How many experiences one stage dropped for one reason."""
+
+    stage: str
+    reason: str
+    num_experiences: int
+
+
+def drop_counts(dropped: Iterable[tuple[str, str]]) -> tuple[DropCount, ...]:
+    """Count experiences by the (stage, reason) that dropped each, most first."""
+    return tuple(DropCount(stage, reason, count) for (stage, reason), count in Counter(dropped).most_common())
+
+
+def by_reason(counts: Iterable[DropCount]) -> str:
+    """Describe counts on one line: the largest ones, and the number of the others."""
+    counts = list(counts)
+    shown = [f"{count.num_experiences:,} by {count.stage} ({count.reason})" for count in counts[:_SHOWN]]
+    others = sum(count.num_experiences for count in counts[_SHOWN:])
+    return ", ".join([*shown, *([f"{others:,} for {len(counts) - _SHOWN} other reasons"] if others else [])])
