@@ -117,6 +117,7 @@ class Report(_Fact):
     best_checkpoint: CheckpointFolder | None
     last_checkpoint: CheckpointFolder | None
     gains: list[Gain]
+    not_compared: list[str]
     train_curve: list[Point]
     metric_curves: dict[str, list[Measure]]
     evaluation_curves: list[EvaluationCurve]
@@ -138,6 +139,8 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
     evaluations = results.evaluations()
     best = best_step(_scores(run, evaluations))
     totals, steps, checkpoints = results.totals(), results.steps(), results.checkpoints()
+    curves = _by_curve(evaluations)
+    alone = {key: _why_alone(curve, best, steps.before_fork) for key, curve in curves.items()}
     return Report(
         run=run.name, run_id=run.run_id, status=run.status, outcome=run.outcome, seed=run.seed,
         model=str(config.get("model", {}).get("path", "–")), algorithm=str(config.get("algorithm", {}).get("name", "–")),
@@ -151,7 +154,8 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         receipts=results.receipts(), activities=results.activities(),
         best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
         last_checkpoint=checkpoints[-1] if checkpoints else None,
-        gains=[gain for gain in (_gain(results, curve, best) for curve in _by_curve(evaluations).values()) if gain],
+        gains=[gain for gain in (_gain(results, curve, best) for key, curve in curves.items() if alone[key] is None) if gain],
+        not_compared=[f"{evaluation_title(key[0], key[1])}, {key[2]}: {why}" for key, why in alone.items() if why is not None],
         train_curve=results.train_curve(), metric_curves=results.metric_curves(_METRICS),
         evaluation_curves=[_curve(curve) for curve in _by_curve(evaluations).values()],
         unscored=[
@@ -202,6 +206,18 @@ def _by_curve(evaluations: Sequence[EvaluationResult]) -> dict[tuple[str, str, s
 
 def _after(curve: Sequence[EvaluationResult], best: int | None) -> EvaluationResult:
     return next((e for e in curve if e.trainer_step == best), curve[-1])
+
+
+def _why_alone(curve: Sequence[EvaluationResult], best: int | None, before_fork: int) -> str | None:
+    """Say why a run has no result of its own to compare with an earlier one; None if it has. A fork inherits the results of its first steps."""
+    last, after = curve[-1], _after(curve, best)
+    if before_fork and last.trainer_step <= before_fork:
+        return f"not evaluated since the fork at step {before_fork}; {last.mean:.3f} at step {last.trainer_step}"
+    if len(curve) == 1:
+        return f"evaluated at step {last.trainer_step} alone: {last.mean:.3f}"
+    if after.trainer_step == curve[0].trainer_step:
+        return f"{after.mean:.3f} at step {after.trainer_step}, the first and best one; {last.mean:.3f} at step {last.trainer_step}"
+    return None
 
 
 def _gain(results: RunResults, curve: Sequence[EvaluationResult], best: int | None) -> Gain | None:

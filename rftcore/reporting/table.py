@@ -20,9 +20,12 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = ()) -> Non
     console = OutputConsole(pipe_width=160)
     for one in reports:
         title = f"Held-out reward of {one.run}, paired by question (± standard error)"
-        console.print(
-            _gains(one.gains, title, "before", "after") if one.gains else f"{one.run}: no taskset was evaluated."
-        )
+        if one.gains:
+            console.print(_gains(one.gains, title, "before", "after"))
+        elif not one.not_compared:
+            console.print(f"{one.run}: no taskset was evaluated.")
+        for sentence in one.not_compared:
+            console.print(escape(f"{one.run}: {sentence}"))
         for warning in (*one.unscored, *one.warnings):
             console.print(f"[red]warning[/red] {escape(warning)}")
     if between:

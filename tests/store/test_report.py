@@ -240,6 +240,28 @@ def test_times_and_groups_of_a_fork_are_its_own(
     assert build_report(buffer, "sums").steps.before_fork == 0
 
 
+def test_a_fork_is_not_compared_by_its_parents_results(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (1, 2):
+        run.group(step, [0.0, 1.0])
+        run.train_step(step)
+    run.evaluation(0, {1: 0.25})
+    fork = StoredRun(buffer, "fork")
+    fork.attempt(parent=run.attempt_id, checkpoint=run.checkpoint(2))
+    fork.group(3, [0.0, 1.0])
+    fork.train_step(3)
+    alone = build_report(buffer, "sums")
+    assert (alone.gains, alone.not_compared) == ([], ["validation val, greedy: evaluated at step 0 alone: 0.250"])
+    report = build_report(buffer, "fork")
+    assert report.gains == [] and len(report.not_compared) == 1
+    print_report([report])
+    assert "not evaluated since the fork at step 2; 0.250 at step 0" in capsys.readouterr().out
+    fork.evaluation(3, {1: 0.75})
+    report = build_report(buffer, "fork")
+    assert (gain(report.gains, "validation").difference, report.not_compared) == (0.5, [])
+
+
 def test_the_training_curve_has_dropped_groups_in_it(buffer: rftdata.Buffer, run: StoredRun) -> None:
     run.group(0, [1.0, 0.0])
     run.group(0, [0.0, 0.0], trainable=False)
