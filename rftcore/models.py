@@ -53,7 +53,7 @@ def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model
     local = Path(path).expanduser()
     if local.is_dir():
         return _checked(local, key)
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+    if names_folder(path):
         raise ModelError(
             "the model's folder does not exist", value=path, allowed="a folder with config.json and *.safetensors, or a Hugging Face id (owner/name)",
             todo=f"correct {key}; it is relative to the configuration file",
@@ -75,6 +75,11 @@ def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model
     return converted
 
 
+def names_folder(path: str) -> bool:
+    """Return whether a path cannot be a Hugging Face id, so that its model is on this machine or nowhere."""
+    return path.startswith((".", "/", "~")) or path.count("/") != 1
+
+
 def stored_model(path: str, cache_dir: Path | None = None) -> Path | None:
     """Return the folder with a model's config.json if it is on this machine; nothing is downloaded.
 
@@ -87,7 +92,7 @@ def stored_model(path: str, cache_dir: Path | None = None) -> Path | None:
     for folder in (local, cache / path.replace("/", "--")):
         if (folder / "config.json").is_file():
             return folder
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+    if names_folder(path):
         return None
     from huggingface_hub import try_to_load_from_cache
 

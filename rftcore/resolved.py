@@ -25,7 +25,7 @@ from rftcore.engines import ENGINES
 from rftcore.engines.adapters import reason_to_merge
 from rftcore.engines.base import Engine, EngineConfig
 from rftcore.engines.vllm_arguments import refuse_unknown_arguments, slot_rank
-from rftcore.models import resolve_model, stored_model
+from rftcore.models import names_folder, resolve_model, stored_model
 from rftcore.monitor import MONITORS, Monitor
 from rftcore.rewards import Reward, load_rewards
 from rftcore.rewards.reward_model import RewardModel
@@ -192,6 +192,15 @@ class ResolvedRun:
         ]  # fmt: skip
         policy = ModelFolder("policy", self.model_folder, "model.path")
         return [policy, *(ModelFolder(use, folder, key) for use, folder, key in others if folder is not None)]
+
+    def check_model_folder(self) -> None:
+        """Refuse a model.path that names a folder without a model. A Hugging Face id is not looked up.
+
+        Raises:
+            ModelError: the folder does not exist, or lacks a part of a model.
+        """
+        if names_folder(self.config.model.path):
+            self.model_folder  # noqa: B018
 
     def _folder(self, path: str, key: str = "model.path") -> Path:
         return resolve_model(self._path(path), key=key)

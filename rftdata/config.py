@@ -101,6 +101,14 @@ class BufferConfig(Section):
         description="What `rft retention` purges; a run applies it when it starts. Everything is kept by default.",
     )
 
+    @field_validator("listen")
+    @classmethod
+    def _has_a_host_and_a_port(cls, listen: str | None) -> str | None:
+        host, _, port = (listen or "*:1").rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError("it must be HOST:PORT with a port from 1 to 65535, for example 127.0.0.1:5433")
+        return listen
+
     @field_validator("uri")
     @classmethod
     def _is_a_folder_or_a_url(cls, uri: str) -> str:

@@ -74,7 +74,7 @@ def _section_error(
     key = ".".join(str(part) for part in (*filter(None, [within]), *place))
     beside = _keys(_place(section, place[:-1])[1])
     if first["type"] in _UNKNOWN:
-        return unknown_key(key, beside)
+        return unknown_key(key, beside, _elsewhere(section, str(place[-1]), within))
     if first["type"] == "missing":
         return ConfigError(f"the key {key!r} is missing", allowed=", ".join(beside) or None, todo="add it")
     value = first["input"] if not isinstance(first["input"], Mapping) else None
@@ -92,9 +92,17 @@ def reasons(errors: Iterable[Any]) -> str:
     return " or ".join([first, *(other[:1].lower() + other[1:] for other in others[:2])])
 
 
-def unknown_key(key: str, known: Collection[str]) -> ConfigError:
-    """Return the error for an unknown key; a key within a section may be written with dots."""
-    hint = did_you_mean(key.rpartition(".")[2], known, "remove the key or correct it")
+def unknown_key(key: str, known: Collection[str], elsewhere: Sequence[str] = ()) -> ConfigError:
+    """Return the error for an unknown key; a key within a section may be written with dots.
+
+    Args:
+        known: the keys that the section has.
+        elsewhere: keys of other sections with this name.
+    """
+    if elsewhere:
+        hint = f"did you mean {' or '.join(map(repr, elsewhere))}?"
+    else:
+        hint = did_you_mean(key.rpartition(".")[2], known, "remove the key or correct it")
     return ConfigError(f"there is no key {key!r}", allowed=_listed(known), todo=hint)
 
 
@@ -134,6 +142,21 @@ def _place(section: Any, location: tuple[int | str, ...]) -> tuple[tuple[int | s
         place.append(part)
         found = _types(_type_within(found[0], part))
     return tuple(place), found[0] if len(found) == 1 else None
+
+
+def _elsewhere(section: Any, name: str, within: str, most: int = 3) -> list[str]:
+    """Return the keys of this name in the sections below one, those of few dots first."""
+    found: list[str] = []
+    level = [(within, section)]
+    while level and not found:
+        beneath = []
+        for key, one in level:
+            for field, about in one.model_fields.items():
+                place = f"{key}.{field}" if key else field
+                found += [place] if field == name else []
+                beneath += [(place, kind) for kind in _types(about.annotation) if hasattr(kind, "model_fields")]
+        level = beneath
+    return found[:most]
 
 
 def _types(annotation: Any) -> list[Any]:

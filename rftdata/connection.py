@@ -8,6 +8,7 @@ behind.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, RftError, TimeLimitError
 from rftdata.postgres.database import Database
-from rftdata.postgres.embedded import EmbeddedServer, check_folder
+from rftdata.postgres.embedded import EmbeddedServer, check_address, check_folder
 from rftdata.postgres.migrations import check_schema, migrate, newest_version, schema_version
 from rftdata.postgres.retry import ride_out
 from rftdata.segments.posix import PosixSegmentStore
@@ -35,14 +36,23 @@ def exists(config: BufferConfig) -> bool:
     return is_server(config.uri) or EmbeddedServer(Path(config.uri)).exists()
 
 
+def with_segments(config: BufferConfig) -> BufferConfig:
+    """Return the configuration with the folder of the arrays from RFT_SEGMENTS, if the buffer is on a server and the configuration names none."""
+    if config.segments is None and is_server(config.uri):
+        return config.model_copy(update={"segments": os.environ.get("RFT_SEGMENTS") or None})
+    return config
+
+
 def check_new_folder(config: BufferConfig) -> Path:
     """Refuse a folder in which no buffer can be created; return its absolute path.
 
     Raises:
-        BufferUnavailableError: the buffer cannot be created there.
+        BufferUnavailableError: the buffer cannot be created there, or its server could not listen on `listen`.
     """
     folder = Path(config.uri).resolve()
     check_folder(folder)
+    if config.listen is not None:
+        check_address(config.listen)
     return folder
 
 
@@ -78,7 +88,7 @@ def open(
             open, uri, create=create, schema=schema, application=application, patience_s=patience_s, idle_s=idle_s, report=report
         )  # fmt: skip
         return ride_out(again, limit_s=patience_s)
-    config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
+    config = with_segments(uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri))
     if is_server(config.uri):
         server = None
         if config.segments is None:
@@ -96,7 +106,8 @@ def open(
                 value=str(server.folder),
                 todo="name one with --buffer or RFT_BUFFER, create one with `rft db create`, or start a run: `rft run CONFIG`",
             )
-        database = Database(server.start(), application=application, patience_s=patience_s, idle_s=idle_s)
+        with removed_if_it_fails(server):
+            database = Database(server.start(), application=application, patience_s=patience_s, idle_s=idle_s)
     try:
         # An embedded database belongs to the buffer, so one whose creation was interrupted is completed.
         _settle_schema(database, schema, place_name(config.uri), report, may_create=create or server is not None)

@@ -7,8 +7,12 @@ number does not share. Only a process of this space can be looked up. Of all oth
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import socket
+import subprocess
 import uuid
 from typing import Any
 
@@ -73,6 +77,33 @@ def process_lives(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def await_exit(child: subprocess.Popen[Any], timeout_s: float) -> bool:
+    """Wait until a child has ended, and leave its exit code to be taken by `wait`; return whether it has.
+
+    Until then its number is no other process's, so what it started can be ended by that of its group (`kill_group`).
+    """
+    if child.returncode is not None:
+        return True
+    try:
+        ends = os.pidfd_open(child.pid)
+    except ProcessLookupError:  # another thread has taken the code
+        return True
+    try:
+        return bool(select.select([ends], [], [], timeout_s)[0])
+    finally:
+        os.close(ends)
+
+
+def kill_group(child: subprocess.Popen[Any]) -> None:
+    """Kill the process group that a child leads, also if the child itself has ended, but not once its exit code is taken.
+
+    From then on the number may be that of a stranger: a machine that starts a thousand processes a second uses it again within a minute.
+    """
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def _stat(pid: int) -> list[str] | None:

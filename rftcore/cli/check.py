@@ -60,6 +60,7 @@ def check(
         runs = [ResolvedRun(stage) for stage in stages]
         for resolved in runs:
             check_plugins(resolved)
+            resolved.check_model_folder()
         check_stages(runs)
         for resolved in runs:
             lora = resolved.config.trainer.lora

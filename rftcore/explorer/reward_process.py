@@ -11,7 +11,6 @@ stack and ends the process. The parent reads the stack, reports it, and starts a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import faulthandler
 import inspect
 import os
@@ -33,6 +32,7 @@ from rftcore.rewards import Reward, load_rewards
 from rftcore.run.parent_process import end_with_parent
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import RftError
+from rftdata.processes import await_exit, kill_group
 from rftdata.user_code import held_lock_timer
 
 _START_S = 120.0
@@ -78,7 +78,7 @@ class RewardProcess:
 
     def lives(self) -> bool:
         """Return whether the process has not ended since the last call."""
-        return self._process.poll() is None
+        return not await_exit(self._process, 0.0)
 
     def call(self, name: str, turn: Turn, task: Task, timeout_s: float, limit: str) -> CheckedValue:
         """Return the result of a reward.
@@ -97,9 +97,7 @@ class RewardProcess:
     def kill(self) -> None:
         """End the process; a call in flight fails in the thread that waits for it."""
         self.usable = False
-        # The group outlives the process if a function started others. Its number is reused only once the group has ended.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process)  # it outlives the process if a function started others
 
     def close(self) -> None:
         """End the process and everything it started, and release its resources."""
@@ -121,10 +119,7 @@ class RewardProcess:
         if found == "raised":
             raise value
         if self.lives() and found == "ended":
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # it is about to end, and its exit code is more informative than our signal
-                self._process.wait(_GRACE_S)
+            await_exit(self._process, _GRACE_S)  # its exit code is more informative than our signal
         self.kill()
         raise self._failure(what, limit, self._process.wait(), found)
 

@@ -19,6 +19,7 @@ from rftcore.launch.deaths import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
 from rftcore.resolved import ResolvedRun
 from rftcore.run.placement import Machine, Placement, role_names
+from rftdata.connection import with_segments
 from rftdata.run import Run
 
 L = TypeVar("L", bound="Launcher")
@@ -122,8 +123,8 @@ class Launcher(ABC):
 
 
 def reachable(config: RunConfig) -> RunConfig:
-    """Return the configuration with absolute paths of the buffer, for processes with another working directory."""
-    places = {"uri": config.buffer.uri, "segments": config.buffer.segments}
+    """Return the configuration with absolute paths of the buffer, for processes with another working directory and environment."""
+    places = {"uri": config.buffer.uri, "segments": with_segments(config.buffer).segments}
     absolute = {
         key: place if place is None or "://" in place else str(Path(place).resolve()) for key, place in places.items()
     }

@@ -6,7 +6,6 @@ A rank has a session of its own, so that signals to the process group of rank 0 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rftdata.errors import RftError, RoleFailedError
+from rftdata.processes import await_exit, kill_group
 
 _MODULE = "rftcore.trainer.rank"
 # A closed connection precedes the end of its process.
@@ -78,9 +78,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """Kill the process and those that it started."""
-        # The group outlives the process if that has started others. Its number is reused only once the group has ended.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_group(self._process)  # it outlives the process if that has started others
 
     def await_end(self) -> None:
         """Wait until the killed process has ended."""
@@ -89,11 +87,11 @@ class RankProcess:
 
     def _died(self) -> RoleFailedError:
         self.busy = False
-        try:
-            code = self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
+        if not await_exit(self._process, _END_S):
             how = "it closed its connection"
         else:
+            self.kill()  # what it started
+            code = self._process.wait()
             how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
             if code == -signal.SIGKILL:
                 how += ", possibly for lack of memory"

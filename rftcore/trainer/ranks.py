@@ -90,6 +90,11 @@ class LearnerGroup:
         """The processes of the other ranks."""
         return [] if self._others is None else self._others.pids
 
+    def kill_others(self) -> None:
+        """Kill the processes of the other ranks, whatever they do; this object is then unusable."""
+        if self._others is not None:
+            self._others.kill()
+
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         with self.own.progress.step():  # of all ranks: in a step they wait for each other
             if self._others is None:
@@ -238,6 +243,11 @@ class OtherRanks:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
+    def kill(self) -> None:
+        """Kill all ranks, from whichever thread."""
+        for process in self._processes:
+            process.kill()
+
     def call(self, own: Callable[[], T], method: str, *arguments: object) -> T:
         """Call a method in every rank; return when all have done it.
 
@@ -384,8 +394,7 @@ class OtherRanks:
         if self.ended:
             return
         self.ended = True
-        for process in self._processes:
-            process.kill()
+        self.kill()
         for process in self._processes:
             process.await_end()
         self._thread.leave(_STUCK_S)

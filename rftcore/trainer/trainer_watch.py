@@ -6,9 +6,7 @@ time limit. `rft run` starts the trainer again, as after user code that blocks (
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,9 +35,7 @@ def watch_trainer(
             f"rank {rank} (pid {pid}):\n{stacks.get(pid, 'its stack could not be read')}\n"
             for rank, pid in ranks.items()
         )
-        for pid in learner.pids:  # they would keep their GPUs
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        learner.kill_others()  # they would keep their GPUs
         end(sentence, text)
 
     return HangWatch(learner.stuck_s, limit_s, act)

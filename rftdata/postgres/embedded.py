@@ -16,6 +16,7 @@ since PostgreSQL refuses to run as root.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -75,6 +76,40 @@ def check_folder(folder: Path) -> None:
         probe_folder(folder)
     except OSError as error:
         raise _unusable(folder, error) from error
+
+
+def check_address(address: str) -> None:
+    """Check that a server could listen on HOST:PORT.
+
+    Raises:
+        BufferUnavailableError: another program listens there, or the host is not this machine.
+    """
+    host, _, port = address.rpartition(":")
+    failed, num_free = [], 0
+    try:
+        places = socket.getaddrinfo(
+            None if host == "*" else host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        places, failed = [], [error]
+    for family, kind, protocol, _, place in places:
+        try:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as PostgreSQL does
+                if family == socket.AF_INET6:
+                    trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                trial.bind(place)
+            num_free += 1
+        except OSError as error:
+            failed.append(error)
+    # A name may also stand for an address that this machine lacks (IPv6). PostgreSQL then takes the others.
+    refused = [error for error in failed if error.errno in (errno.EADDRINUSE, errno.EACCES)]
+    if refused or not num_free:
+        cause = (refused or failed)[0]
+        raise BufferUnavailableError(
+            f"the embedded server cannot listen on the address buffer.listen: {cause.strerror or cause}", value=address,
+            todo="choose another port, or end the program that listens there (`ss -ltnp` lists them); the host is a name or an address of this machine",
+        ) from cause  # fmt: skip
 
 
 def _unusable(folder: Path, error: OSError) -> BufferUnavailableError:
@@ -218,7 +253,8 @@ class EmbeddedServer:
             until_stopped: keep it running until a command stops it, used or not.
 
         Raises:
-            BufferUnavailableError: the folder is used from another machine or cannot be written, or the server does not start.
+            BufferUnavailableError: the folder is used from another machine or cannot be written, another program listens on `listen`, or the
+                server does not start.
             DiskFullError: there is no room to initialise or start.
         """
         try:
@@ -227,6 +263,8 @@ class EmbeddedServer:
                 self._check_host()
                 self.idle.hold()
                 if not self.exists():
+                    if self.listen:
+                        check_address(self.listen)
                     self._initialise()
                 lock = self._lock_unless_it_answers()
                 if lock is not None:
@@ -345,6 +383,8 @@ class EmbeddedServer:
     def _start(self, lock: int) -> None:
         """Start the server, which inherits the lock."""
         try:
+            if self.listen:
+                check_address(self.listen)
             # The server's own lock files. Their process ids may belong to any process now, even to a zombie.
             for leftover in (self.data / "postmaster.pid", *self.socket_dir.glob(".s.PGSQL.*")):
                 leftover.unlink(missing_ok=True)

@@ -115,6 +115,8 @@ class RayRun:
             pid = next((p.pid for p in self._processes() if _name(p) == victim), None)
         else:
             pid = self.number(f"SELECT max(pid) FROM rft.worker WHERE role = '{victim}' AND stopped_at IS NULL")
+            if pid not in {p.pid for p in self._processes()}:  # the number of one that has ended may be anybody's
+                return False
         if pid is None or not psutil.pid_exists(pid):
             return False
         os.kill(pid, signal.SIGKILL)

@@ -90,14 +90,31 @@ def test_create_makes_a_buffer_once(place: Path, rft: Said) -> None:
     assert (code, out) == (2, "") and "the buffer already exists" in err and "choose another folder" in err
 
 
-def test_create_that_fails_leaves_nothing(place: Path, rft: Said) -> None:
+def test_create_that_fails_leaves_nothing(place: Path, rft: Said, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         code, _, err = rft("db", "create", "--buffer", str(place), "--listen", address)
-        assert code == 1 and "does not start" in err
+        assert (
+            code == 1 and f"cannot listen on the address buffer.listen: Address already in use (got '{address}')" in err
+        )
         assert not place.parent.exists()
+        with pytest.raises(BufferUnavailableError, match=r"cannot listen .* choose another port"):
+            rftdata.open(BufferConfig(uri=str(place), listen=address))
+        assert not place.parent.exists()
+        make_tiny_model(tmp_path / "tiny")
+        (tmp_path / "c.yaml").write_text(CONFIG % {"uri": place, "segments": "s", "stages": "[]"})
+        code, _, err = rft(
+            "check",
+            "--deep",
+            str(tmp_path / "c.yaml"),
+            "--set",
+            f"buffer.listen={address}",
+            "--set",
+            f"model.path={tmp_path}/tiny",
+        )
+        assert code == 1 and "cannot listen on the address buffer.listen" in err
         place.mkdir(parents=True)
         assert rft("db", "create", "--buffer", str(place), "--listen", address)[0] == 1
     assert list(place.iterdir()) == []
@@ -134,7 +151,7 @@ def test_create_keeps_what_else_is_in_the_folder(place: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(BufferUnavailableError, match="does not start"):
+        with pytest.raises(BufferUnavailableError, match="cannot listen"):
             rftdata.create(BufferConfig(uri=str(place), listen=f"127.0.0.1:{taken.getsockname()[1]}"))
     assert (place / "notes").read_text() == "mine"
     assert rftdata.create(str(place))  # what the first try left is completed

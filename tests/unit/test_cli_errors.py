@@ -16,7 +16,7 @@ from rftdata.errors import ConfigError, FencedError, QueryError
 
 CONFIG = """
 run: {name: sums, seed: 7}
-model: {path: nowhere}
+model: {path: somebody/model}
 tasks: [{name: a, source: "reasoning_gym:chain_sum"}]
 algorithm: {name: grpo}
 explorer: {reward: exact_match}
@@ -66,6 +66,9 @@ def test_a_missing_buffer_is_one_paragraph(
         ("algorithm.group_sise=4", []),
         ("trainer.learning_rat=1", ["trainer.learning_rat", "did you mean 'learning_rate'?"]),
         ("stepz=4", ["no key 'stepz'", "did you mean 'steps'?"]),
+        ("workflow=single_turn", ["no key 'workflow'", "did you mean 'explorer.workflow'?"]),
+        ("buffer.listen=localhost", ["buffer.listen", "HOST:PORT", "127.0.0.1:5433"]),
+        ("model.path=./nowhere", ["the model's folder does not exist", "nowhere", "correct model.path"]),
         ("steps=0", ["'steps'", "greater than 0", "got 0"]),
         ("steps", ["a.b=value"]),
         ("run.name.x=1", ["not a section"]),

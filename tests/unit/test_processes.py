@@ -5,6 +5,9 @@ from __future__ import annotations
 import builtins
 import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,3 +26,54 @@ def test_a_process_whose_file_under_proc_may_not_be_opened_lives(monkeypatch: py
     opened = builtins.open
     monkeypatch.setattr(builtins, "open", refused)
     assert not has_ended(socket.gethostname(), os.getppid(), pid_space(), 1)
+
+
+# In a container, where the next number can be chosen: a child ends and its exit code is taken, then a stranger gets its number.
+REUSED = """
+import os, subprocess
+from pathlib import Path
+
+def reuse(pid):
+    Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+    stranger = subprocess.Popen(["cat"], start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert stranger.pid == pid, (stranger.pid, pid)
+    return stranger
+"""
+ENDED_CHILD = """
+from rftdata.processes import await_exit, kill_group
+
+child = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!"], stdout=subprocess.PIPE, start_new_session=True)
+started = int(child.stdout.readline())
+assert await_exit(child, 60.0) and child.returncode is None
+kill_group(child)  # what it started still has its group
+child.wait()
+os.waitpid(started, 0)  # an orphan, whose group has this number until then
+"""
+REWARD_PROCESS = """
+from rftcore.explorer.failures import FunctionFailedError
+from rftcore.explorer.reward_process import RewardProcess
+from rftcore.workflows.task import Task, Turn
+
+Path("ends.py").write_text("import os\\ndef score(turn, task): os._exit(3)\\n")
+scorer = RewardProcess()
+scorer.load(["./ends.py:score"], Path.cwd())
+child = scorer._process
+try:
+    scorer.call("./ends.py:score", Turn([], "2", "stop", None), Task(1, "a", "b", "", None), 60.0, "60 s")
+except FunctionFailedError as error:
+    assert "exit code 3" in str(error), error
+"""
+
+
+@pytest.mark.parametrize(("ends", "kills"), [(ENDED_CHILD, "kill_group(child)"), (REWARD_PROCESS, "scorer.close()")], ids=["child", "reward"])  # fmt: skip
+def test_a_kill_after_the_end_does_not_reach_the_next_process_of_that_number(
+    ends: str, kills: str, tmp_path: Path
+) -> None:
+    as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    lives = "assert stranger.communicate(b'lives')[0] == b'lives', 'a stranger was killed'"
+    program = f"{REUSED}{ends}\nstranger = reuse(child.pid)\n{kills}\n{lives}\n"
+    container = ["unshare", *as_root, "--pid", "--fork", "--kill-child", "--mount-proc"]
+    done = subprocess.run([*container, sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    if done.stderr.startswith("unshare:"):
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
