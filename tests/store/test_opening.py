@@ -10,6 +10,8 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
+from rftcore.config import load_config
+from rftcore.launch.launcher import reachable
 from rftdata import Buffer, exchange
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
@@ -105,14 +107,14 @@ def test_create_that_fails_leaves_nothing(place: Path, rft: Said, tmp_path: Path
         assert not place.parent.exists()
         make_tiny_model(tmp_path / "tiny")
         (tmp_path / "c.yaml").write_text(CONFIG % {"uri": place, "segments": "s", "stages": "[]"})
-        code, _, err = rft(
-            "check",
-            "--deep",
-            str(tmp_path / "c.yaml"),
-            "--set",
+        changes = [
             f"buffer.listen={address}",
-            "--set",
             f"model.path={tmp_path}/tiny",
+            "explorer.engine=transformers",
+            "explorer.reward=exact_match",
+        ]
+        code, _, err = rft(
+            "check", "--deep", str(tmp_path / "c.yaml"), *(word for change in changes for word in ("--set", change))
         )
         assert code == 1 and "cannot listen on the address buffer.listen" in err
         place.mkdir(parents=True)
@@ -276,3 +278,24 @@ def first_release(empty_uri: str, next_version: str) -> str:
     upgrade_to(database, FIRST)
     database.close()
     return empty_uri
+
+
+def test_the_arrays_folder_of_a_server_is_that_of_the_environment_where_nothing_else_names_it(
+    buffer: Buffer, rft: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert buffer.config.segments is not None
+    make_tiny_model(tmp_path / "tiny")
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    (tmp_path / "c.yaml").write_text(
+        "run: {name: sums}\nmodel: {path: ./tiny}\ntasks: [{name: sums, source: tasks.jsonl}]\nalgorithm: {name: grpo, group_size: 2}\n"
+        "explorer: {engine: transformers, reward: exact_match}\ntrainer: {batch_groups: 1}\nsteps: 1\n"
+    )
+    arguments = ("check", "--deep", str(tmp_path / "c.yaml"), "--buffer", buffer.config.uri)
+    code, _, err = rft(*arguments)
+    assert code == 1 and "export RFT_SEGMENTS=FOLDER" in err
+    monkeypatch.setenv("RFT_SEGMENTS", buffer.config.segments)
+    assert "RFT_SEGMENTS" not in rft(*arguments)[2]
+    with rftdata.open(buffer.config.uri) as found:
+        assert found.config.segments == buffer.config.segments
+    config = load_config(tmp_path / "c.yaml", [f"buffer.uri={buffer.config.uri}"])
+    assert reachable(config).buffer.segments == buffer.config.segments
