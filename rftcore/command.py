@@ -5,9 +5,11 @@ Importing the command line takes a second or two. Ctrl-C in that time must end i
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 from rftcore.garbage import collect_rarely, large_imports
@@ -16,6 +18,7 @@ from rftcore.garbage import collect_rarely, large_imports
 def main() -> None:
     """Run `rft`."""
     _open_closed_files()
+    _refuse_hidden_package()
     # A parent that ignores the ends of its children, and is inherited from, would keep this process from learning of its own.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     handler = signal.getsignal(signal.SIGINT)
@@ -42,6 +45,24 @@ def _open_closed_files() -> None:
             os.set_inheritable(number, True)
             name = ("stdin", "stdout", "stderr")[number]
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as the process
+
+
+def _refuse_hidden_package() -> None:
+    """End with an error if another package of the name `operators`, which is a common one, comes before ours on the path of Python."""
+    ours = Path(__file__).resolve().parent.parent / "operators"
+    spec = importlib.util.find_spec("operators")
+    found = Path(next(iter(spec.submodule_search_locations or ()), spec.origin or "")).resolve() if spec else None
+    if found != ours:
+        hidden = (
+            "is missing"
+            if found is None
+            else f"is hidden by {found}, which comes first on the path of Python (PYTHONPATH, or the folder of `python -m`)"
+        )
+        print(
+            f"rft: the package operators of rftdata, in {ours}, {hidden}; allowed: no other package of this name; rename that one, or take the folder "
+            "that contains it off the path.", file=sys.stderr,
+        )  # fmt: skip
+        sys.exit(2)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

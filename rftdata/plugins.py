@@ -118,8 +118,18 @@ def _from_module(kind: str, name: str, target: str, loading_s: float | None) -> 
     except Exception as error:
         raise PluginError(
             f"the {kind} {name!r} does not load: {type(error).__name__}: {error}",
-            todo=f"check that `python -c 'import {module_name}'` works and that it defines {attribute!r}",
+            todo=_todo(error, f"check that `python -c 'import {module_name}'` works and that it defines {attribute!r}"),
         ) from error
+
+
+def _todo(error: Exception, otherwise: str) -> str:
+    """Return what to do about a plug-in that does not load."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("operators."):
+        return (
+            "`operators` is a package of rftdata: a folder of your own with this name cannot be imported; rename it, or name its files by path "
+            "('./operators/file.py:attr')"
+        )
+    return otherwise
 
 
 def _from_entry_point(kind: str, name: str, entry_point: importlib.metadata.EntryPoint, loading_s: float) -> Any:
@@ -148,7 +158,7 @@ def _from_file(kind: str, name: str, base_dir: Path, loading_s: float) -> Any:
         module = call(lambda: _import_file(path), loading_s, f"the import of {path}", loading=True)
     except Exception as error:
         raise PluginError(
-            f"the {kind} {name!r} does not load: {type(error).__name__}: {error}", todo=f"correct {path}"
+            f"the {kind} {name!r} does not load: {type(error).__name__}: {error}", todo=_todo(error, f"correct {path}")
         ) from error
     if not hasattr(module, attribute):
         public = sorted(n for n in vars(module) if not n.startswith("_"))

@@ -279,3 +279,32 @@ def test_resume_takes_a_file_a_run_both_or_neither(
 def test_any_other_combination_is_refused(targets: list[str], resume: bool) -> None:
     with pytest.raises(ConfigError):
         split_targets(targets, resume)
+
+
+@pytest.mark.parametrize("way", ["folder", "PYTHONPATH"])
+def test_a_package_that_hides_ours_is_named(way: str, empty_folder: Path) -> None:
+    other = empty_folder / "mine" / "operators"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": str(other.parent)} if way == "PYTHONPATH" else None
+    done = subprocess.run(
+        [sys.executable, "-m", "rftcore", "check", "c.yaml"], cwd=other.parent if way == "folder" else empty_folder, env=environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        f"is hidden by {other}," in done.stderr and "rename that one" in done.stderr and "Traceback" not in done.stderr
+    )
+
+
+def test_a_folder_of_the_user_that_cannot_be_imported_is_explained(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "operators").mkdir()
+    (empty_folder / "operators" / "mine.py").write_text("def score(turn, task): return 1.0\n")
+    (empty_folder / "reward.py").write_text("from operators.mine import score\n")
+    (empty_folder / "config.yaml").write_text(CONFIG.replace("exact_match", "./reward.py:score"))
+    assert run_command(["check", "config.yaml"]) == 2
+    assert "`operators` is a package of rftdata" in said(capsys)
+    (empty_folder / "config.yaml").write_text(CONFIG.replace("exact_match", "./operators/mine.py:score"))
+    assert run_command(["check", "config.yaml"]) == 0
