@@ -175,6 +175,7 @@ class Operator(ABC):
         timeout_s: longest duration of one call of `apply`, unless the stage sets `run.timeout_s`.
         seconds_per_row: added to `timeout_s` for each row of the call, for stages that run or ask a model.
         prepare_timeout_s: longest duration of `prepare`; None: no limit, for loading or fetching something large.
+        remedy: what helps a run in which the stage drops many rows, if anything but another stage does; shown beside their share.
         revision: a number that the author raises when the rules change, set as `class Mine(Operator, revision=2)`. None (also for subclasses):
             any edit of the file counts as another rule, and gives the chain another version.
         place: its position in the chain; set after the constructor.
@@ -194,6 +195,7 @@ class Operator(ABC):
     timeout_s: float = DEFAULT_S
     seconds_per_row: float = 0.0
     prepare_timeout_s: float | None = LOADING_S
+    remedy: ClassVar[str | None] = None
     revision: ClassVar[int | None] = None
     place: Place = Place()
 

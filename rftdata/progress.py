@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rftdata.postgres.database import Row, records
+from rftdata.processes import has_ended
 from rftdata.run import Run
 
 # Steps whose rewards may still change: groups in flight and refills of earlier steps.
 _OPEN_STEPS = 16
+# Of a run whose chain drops more or less than at its beginning, the newest steps are shown.
+_DROP_STEPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """Numbers of groups by status; ready ones wait for the trainer."""
+    """Numbers of groups by status; ready ones wait for the trainer, `ready_later` of them for a later step than its next."""
 
     planned: int
     claimed: int
     sealed: int
     ready: int
+    ready_later: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,20 @@ class Failures:
     num_rollouts: int
     num_commonest: int
     commonest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """How many of the newest experiences a stage dropped, and one of its reasons; `num_decided`: on how many the chain decided."""
+
+    stage: str
+    reason: str
+    num_dropped: int
+    num_decided: int
+
+    @property
+    def share(self) -> float:
+        return self.num_dropped / self.num_decided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +66,18 @@ class FinishedEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerState:
-    """What a process does or waits for; its fields are columns of `rft.v_waiting`."""
+    """What a process does or waits for; its fields are columns of `rft.v_waiting` and `rft.worker`.
+
+    Attributes:
+        liveness: alive, lost (no heartbeat for 15 s), gone (its process, which was on this machine, has ended without saying so) or stopped.
+    """
 
     worker_id: int
     role: str
     host: str
     pid: int
+    pid_space: str
+    pid_started: int
     state: str
     waiting_for: str | None
     progress: dict[str, Any]
@@ -74,6 +98,7 @@ class Snapshot:
         mean_reward, pass_rate: of `reward_step`, the newest explorer step with rewards.
         rewards: mean reward of every explorer step that has one.
         policy_step: of the engines; the oldest if they differ.
+        dropped: by each stage, of the experiences of the newest explorer steps, most first.
         metrics: of the newest step.
         open_reviews: rows that wait for a person.
     """
@@ -99,6 +124,7 @@ class Snapshot:
     refills: int
     closed_groups: int
     failures: Failures | None
+    dropped: list[Dropped]
     metrics: dict[str, float]
     evaluations: list[FinishedEvaluation]
     evaluations_open: int
@@ -107,18 +133,25 @@ class Snapshot:
 
 
 class Progress:
-    """Reads one run's progress. Steps that no longer change are read only once."""
+    """Reads one run's progress. Steps that no longer change are read only once.
 
-    def __init__(self, run: Run) -> None:
+    Args:
+        resumes: whether the run is about to begin another attempt. Until it has, its progress is that of the checkpoint with which this begins.
+    """
+
+    def __init__(self, run: Run, *, resumes: bool = False) -> None:
         self._run = run
+        self._ended_attempt = run.current_attempt_id if resumes else None
         self._rewards: dict[int, Row] = {}
         self._failures: dict[tuple[int, str], Row] = {}
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the run."""
         run = self._row("progress_run")
+        if self._ended_attempt is not None and run["current_attempt_id"] == self._ended_attempt:
+            run["step"] = run["resumes_at"]
         steps = self._rows("progress_steps", limit=8)
-        workers = records(WorkerState, self._rows("progress_workers"))
+        workers = [_looked_up(worker) for worker in records(WorkerState, self._rows("progress_workers"))]
         explorers = [w.progress for w in workers if w.role == "explorer" and w.liveness == "alive"]
         rates = [p["tokens_per_s"] for p in explorers if p.get("tokens_per_s") is not None]
         policies = [p["policy_step"] for p in explorers if p.get("policy_step") is not None]
@@ -138,9 +171,10 @@ class Progress:
             tokens_per_s=sum(rates) if rates else None,
             policy_step=min(policies, default=None),
             published_step=published[0]["trainer_step"] if published else None,
-            queue=records(Queue, self._rows("progress_queue"))[0],
+            queue=records(Queue, self._rows("progress_queue", step=run["step"] + 1))[0],
             refills=groups["refilled"], closed_groups=groups["closed"],
             failures=self._commonest_failure(),
+            dropped=self._dropped(newest or 0),
             metrics=steps[0]["metrics"] if steps else {},
             evaluations=records(FinishedEvaluation, self._rows("progress_evaluations")),
             evaluations_open=len(self._rows("open_evaluations")),
@@ -155,6 +189,10 @@ class Progress:
                 self._rewards[row["explore_step"]] = row
         for row in self._rows("progress_failures", from_step=from_step):
             self._failures[row["explore_step"], row["kind"]] = row
+
+    def _dropped(self, newest_step: int) -> list[Dropped]:
+        rows = self._rows("progress_dropped", from_step=newest_step - _DROP_STEPS)
+        return records(Dropped, [row for row in rows if row["stage"] is not None])
 
     def _commonest_failure(self) -> Failures | None:
         counts: Counter[str] = Counter()
@@ -176,6 +214,19 @@ class Progress:
 def last_step(run: Run) -> int:
     """Return the newest trainer step that the run's current history has done; 0 if there is none."""
     return int(run.database.fetch("progress_run", run_id=run.run_id)[0]["step"])
+
+
+def steps_to_repeat(run: Run) -> tuple[int, int]:
+    """Return the step of the checkpoint with which a run resumes, and the last step that it had done."""
+    (row,) = run.database.fetch("progress_run", run_id=run.run_id)
+    return int(row["resumes_at"]), int(row["step"])
+
+
+def _looked_up(worker: WorkerState) -> WorkerState:
+    """Correct what the heartbeat says by a look at the process: it may have been killed a moment ago."""
+    if worker.liveness == "alive" and has_ended(worker.host, worker.pid, worker.pid_space, worker.pid_started):
+        return replace(worker, liveness="gone")
+    return worker
 
 
 def _remaining(left: int, steps: list[Row]) -> float | None:

@@ -26,6 +26,7 @@ class DropStale(Operator, revision=1):
 
     reads = frozenset({"staleness"})
     rowwise = True
+    remedy = "lower sync.offset, or raise its max"
 
     def apply(self, table: pa.Table) -> StageOutcome:
         return outside(table["staleness"].combine_chunks(), "staleness", None, self.config.max, keep_unknown=True)

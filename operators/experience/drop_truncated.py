@@ -28,6 +28,7 @@ class DropTruncated(Operator, revision=1):
 
     reads = frozenset({"finish_reason"})
     rowwise = True
+    remedy = "raise explorer.max_tokens"
 
     def apply(self, table: pa.Table) -> StageOutcome:
         finish_reason = table["finish_reason"].combine_chunks()

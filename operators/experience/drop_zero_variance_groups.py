@@ -31,6 +31,7 @@ class DropZeroVarianceGroups(Operator, revision=1):
         tolerance: float = Field(1e-6, ge=0, description="Rewards count as equal up to this difference.")
 
     reads = frozenset({"group_id", "rollout_index", "reward"})
+    remedy = "take tasks that the model solves at times (selector.type: difficulty), or raise algorithm.group_size"
 
     def apply(self, table: pa.Table) -> StageOutcome:
         groups = Groups.of(table)

@@ -48,7 +48,7 @@ from rftdata.errors import (
     RolloutsFailedError,
 )
 from rftdata.maintenance import retention
-from rftdata.progress import Progress
+from rftdata.progress import Progress, steps_to_repeat
 from rftdata.run import Run
 from rftdata.user_code import held_lock
 from rftdata.workers import Worker, live_workers, mark_dead_workers
@@ -140,7 +140,7 @@ def _work(
     config = resolved.config
     started = time.monotonic()
     answer_requests(run.folder)
-    view.message(f"run {run.name} in the buffer {buffer.location}" + (" (resumed)" if is_resumed else ""))
+    view.message(f"run {run.name} in the buffer {buffer.location}{_resumed(run) if is_resumed else ''}")
     apply_retention(config.buffer.retention, buffer, run, view)
     view.message(f"model {config.model.path}: {resolved.model_folder}")
     threads = divide_threads()
@@ -150,7 +150,7 @@ def _work(
             with interrupts.kept():
                 view.message(f"{launcher.start()} runs {_roles(config)}; they load what they need now")
             if not interrupts.stop:
-                _supervise(resolved, launcher, buffer, run, view, interrupts)
+                _supervise(resolved, launcher, buffer, run, view, interrupts, is_resumed=is_resumed)
         except DiskFullError as error:  # this process found the full disk, before any role
             todo = f"{error.todo}; then continue with {_resume(buffer, run)}"
             raise DiskFullError(error.what, value=error.value, allowed=error.allowed, todo=todo) from error
@@ -208,9 +208,17 @@ def await_departure(run: Run, view: View) -> None:
         time.sleep(_REFRESH_S)
 
 
+def _resumed(run: Run) -> str:
+    begins, done = steps_to_repeat(run)
+    lost = f"step {done}" if done == begins + 1 else f"steps {begins + 1} to {done}"
+    again = f"; {lost} came after the newest checkpoint, and will be trained again" if done > begins else ""
+    return f" (resumed at step {begins}{again})"
+
+
 def _supervise(
-    resolved: ResolvedRun, launcher: Launcher, buffer: Buffer, run: Run, view: View, interrupts: Interrupts
-) -> None:
+    resolved: ResolvedRun, launcher: Launcher, buffer: Buffer, run: Run, view: View, interrupts: Interrupts, *,
+    is_resumed: bool,
+) -> None:  # fmt: skip
     """Watch the roles until the run ends.
 
     Raises:
@@ -225,7 +233,8 @@ def _supervise(
             view.message(f"warning: {reason}")
         started = launcher.start_roles(resolved, run, divide_threads(), placement)
         roles = Roles(started, Restarts(run), view, interrupts, launcher)
-        show = _Display(run, view, People(view, buffer_option(buffer.location)))
+        progress = Progress(run, resumes=is_resumed)
+        show = _Display(progress, view, People(view, buffer_option(buffer.location)))
         asked_at: float | None = None
         grace_s = resolved.config.run.stop_grace_s
         revive, ask_to_stop = _Reviver(buffer, run, view), _StopRequest(run)
@@ -313,8 +322,8 @@ class _StopRequest:
 class _Display:
     """Shows the progress of a run, less often the longer that takes: a run of many steps must not pay for its display."""
 
-    def __init__(self, run: Run, view: View, people: People) -> None:
-        self._progress, self._view, self._people = Progress(run), view, people
+    def __init__(self, progress: Progress, view: View, people: People) -> None:
+        self._progress, self._view, self._people = progress, view, people
         self._next = 0.0
 
     def __call__(self) -> None:

@@ -22,15 +22,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from operators import OPERATORS
 from rftcore.reporting.console import OutputConsole
 from rftcore.reporting.report import evaluation_title
-from rftdata.progress import Failures, Snapshot, WorkerState
+from rftdata.errors import PluginError
+from rftdata.progress import Dropped, Failures, Snapshot, WorkerState
 from rftdata.workers import doing
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_METRICS = (
     "loss", "grad_norm", "kl_reference", "clip_fraction", "entropy", "value_loss", "explained_variance", "pair_accuracy",
 )  # fmt: skip
+# Shares of the newest rows that a stage drops.
+_WORTH_A_LINE = 0.1
+_WORTH_A_MESSAGE = 0.5
 
 
 V = TypeVar("V", bound="View")
@@ -106,7 +111,8 @@ class LiveView(View):
 
 
 class LineView(View):
-    """Prints a line when a step or evaluation has finished or the run's status changes, and after a quiet time.
+    """Prints a line when a step or evaluation has finished or the run's status changes, and after a quiet time; once for each stage of the pipeline,
+    that it drops much.
 
     Args:
         quiet_s: longest time between two lines, in seconds.
@@ -116,6 +122,7 @@ class LineView(View):
         self._quiet_s = quiet_s
         self._last: tuple[Any, ...] | None = None
         self._at = 0.0
+        self._told: set[str] = set()
 
     @outlives_its_reader
     def message(self, text: str) -> None:
@@ -132,8 +139,21 @@ class LineView(View):
         if state == self._last and now - self._at < self._quiet_s:
             return
         self._last, self._at = state, now
+        for dropped in snapshot.dropped:
+            if dropped.share >= _WORTH_A_MESSAGE and dropped.stage not in self._told:
+                self._told.add(dropped.stage)
+                sys.stdout.write(loss(dropped) + "\n")
         sys.stdout.write(line(snapshot) + "\n")
         sys.stdout.flush()
+
+
+def loss(dropped: Dropped) -> str:
+    """Describe what a stage drops, and what helps."""
+    remedy = None
+    with contextlib.suppress(PluginError):  # a stage of the user, whose name needs the folder of the configuration
+        remedy = getattr(OPERATORS.load(dropped.stage), "remedy", None)
+    what = f"{dropped.share:.0%} of the newest rows are dropped by {dropped.stage} ({dropped.reason})"
+    return what + (f": {remedy}" if remedy else "")
 
 
 def line(snapshot: Snapshot) -> str:
@@ -165,8 +185,11 @@ def block(snapshot: Snapshot, width: int) -> Group:
     queue = snapshot.queue
     # In a run that has ended nothing is planned, sampled or decided; `rft status` prints the command that decides the rest.
     verdicts = "await verdicts" if snapshot.status in ("created", "running") else "undecided"
-    facts.add_row("groups", f"{queue.planned} planned, {queue.claimed} being sampled, {queue.sealed} {verdicts}, "
-                  f"{queue.ready} ready; {snapshot.closed_groups} dropped, {snapshot.refills} refills")  # fmt: skip
+    facts.add_row("groups", f"{queue.planned} planned, {queue.claimed} being sampled, {queue.sealed} {verdicts}, {queue.ready} ready to train on; "
+                  f"{snapshot.closed_groups} given up, {snapshot.refills} sampled in their place")  # fmt: skip
+    for dropped in snapshot.dropped:
+        if dropped.share >= _WORTH_A_LINE:
+            facts.add_row("dropped", loss(dropped))
     if snapshot.failures:
         facts.add_row("failures", Text(_failures(snapshot.failures), style="red"))
     metrics = _metrics(snapshot.metrics)
@@ -196,7 +219,7 @@ def worker_table(workers: list[WorkerState], *, show_left: bool = False) -> Tabl
     for name, justify in columns.items():
         table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")
     for worker in workers if show_left else _shown(workers):
-        style = {"lost": "red", "stopped": "dim"}.get(worker.liveness, "")
+        style = {"lost": "red", "gone": "red", "stopped": "dim"}.get(worker.liveness, "")
         age = "–" if worker.liveness == "stopped" else f"{max(0.0, worker.heartbeat_age_s):.0f} s ago"
         table.add_row(
             worker.role,
@@ -216,11 +239,13 @@ def _shown(workers: list[WorkerState]) -> list[WorkerState]:
     """
     alive = [w for w in workers if w.liveness == "alive"]
     roles = {w.role for w in alive} | {"replay"}
-    ended = {w.role: w for w in workers if w.role not in roles and (w.error or w.liveness == "lost")}
+    ended = {w.role: w for w in workers if w.role not in roles and (w.error or w.liveness in ("lost", "gone"))}
     return [*alive, *ended.values()]
 
 
 def _doing(worker: WorkerState) -> str:
+    if worker.liveness == "gone":
+        return f"its process has ended while it was {worker.state}"
     if worker.liveness == "lost":
         return f"silent since it was {worker.state}"
     if worker.error:
@@ -246,10 +271,19 @@ def _measures(snapshot: Snapshot) -> list[str]:
     parts = []
     if snapshot.mean_reward is not None:
         parts.append(f"reward {snapshot.mean_reward:.3f} (pass {_rate(snapshot.pass_rate)})")
+    if "loss" in snapshot.metrics:
+        parts.append(f"loss {snapshot.metrics['loss']:.4g}")
     parts += [part for part in (_speed(snapshot), _policy(snapshot)) if part]
     queue = snapshot.queue
-    parts.append(f"groups {queue.planned} planned {queue.claimed} claimed {queue.sealed} sealed {queue.ready} ready")
-    parts.append(f"refills {snapshot.refills}")
+    numbers = {
+        "planned": queue.planned,
+        "being sampled": queue.claimed,
+        "await verdicts": queue.sealed,
+        "ready": queue.ready,
+    }
+    counts = [f"{number} {what}" for what, number in numbers.items() if number]
+    given_up = f", {snapshot.closed_groups} given up" if snapshot.closed_groups else ""
+    parts.append(f"groups: {', '.join(counts) or 'none open'}{given_up}")
     parts += filter(None, [_failures(snapshot.failures)])
     parts += [
         f"{evaluation_title(e.purpose, e.taskset)} {e.decoding} {e.mean_reward:.3f} @{e.trainer_step}"

@@ -63,8 +63,12 @@ def _why(
     what = waiting[0].waiting_for or ""
     if role == "trainer" and "groups for step" in what:
         queue = snapshot.queue
+        later = f"{queue.ready_later} ready for later steps"
+        if not config.get("sampling", {}).get("over_sampling"):
+            later += ", which sampling.over_sampling would let it take"
         parts = [
-            f"{queue.ready} ready",
+            f"{queue.ready - queue.ready_later} ready for it",
+            *([later] if queue.ready_later else []),
             f"{queue.claimed} being sampled",
             f"{queue.sealed} await verdicts",
             f"{queue.planned} planned",

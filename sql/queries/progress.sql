@@ -1,6 +1,9 @@
 -- name: progress_run (read)
--- The status of a run, and the number of steps trained and skipped.
-SELECT r.run_id, r.name, r.status::text AS status, r.outcome, r.planned_steps, r.stop_requested,
+-- The status of a run, and the number of steps trained and skipped. resumes_at: the step of the newest checkpoint, with which the next attempt begins.
+SELECT r.run_id, r.name, r.current_attempt_id,
+       (SELECT coalesce(max(c.trainer_step), 0) FROM rft.v_attempt_history h
+        JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
+        WHERE h.history_id = r.current_attempt_id AND c.deleted_at IS NULL) AS resumes_at, r.status::text AS status, r.outcome, r.planned_steps, r.stop_requested,
        EXISTS (SELECT FROM rft.archive a WHERE a.run_id = r.run_id AND a.status = 'archived') AS archived,
        count(s.trainer_step) FILTER (WHERE s.outcome = 'trained') AS num_trained,
        count(s.trainer_step) FILTER (WHERE s.outcome = 'skipped') AS num_skipped,
@@ -34,11 +37,20 @@ FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
 WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s AND o.outcome IN ('failed', 'timeout')
 GROUP BY 1, 2;
 
+-- name: progress_dropped (read)
+-- Of the experiences on which the chain has decided, from an explorer step on, those that each stage dropped. num_decided: of all stages together.
+SELECT v.stage, min(rft.general_reason(v.reason)) AS reason, count(*) AS num_dropped, (sum(count(*)) OVER ())::bigint AS num_decided
+FROM rft.rollout_group g JOIN rft.run r USING (run_id)
+JOIN rft.verdict v ON v.group_id = g.group_id AND v.newest_of = r.pipeline_version
+WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s AND g.status = 'ready'
+GROUP BY v.stage ORDER BY num_dropped DESC, v.stage;
+
 -- name: progress_queue (read)
--- Number of groups by status; ready ones wait for the trainer.
+-- Number of groups by status; ready ones wait for the trainer, those from a sort key on for a later step than its next.
 SELECT count(*) FILTER (WHERE status = 'planned') AS planned, count(*) FILTER (WHERE status = 'claimed') AS claimed,
        count(*) FILTER (WHERE status = 'sealed' AND left_by IS NULL) AS sealed,
-       (SELECT count(*) FROM rft.worklist WHERE consumer IN ('trainer/' || %(run_id)s::bigint, 'selection/' || %(run_id)s) AND available) AS ready
+       (SELECT count(*) FROM rft.worklist WHERE consumer IN ('trainer/' || %(run_id)s::bigint, 'selection/' || %(run_id)s) AND available) AS ready,
+       (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s::bigint AND available AND sort_key >= %(step)s::bigint << 32) AS ready_later
 FROM rft.rollout_group WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed', 'sealed');
 
 -- name: group_totals (read)
@@ -58,7 +70,7 @@ ORDER BY purpose, taskset, decoding, evaluation_id DESC;
 
 -- name: progress_workers (read)
 -- What each process of a run does or waits for.
-SELECT v.worker_id, v.role::text AS role, v.host, v.pid, v.state, v.waiting_for, v.progress, v.error, v.liveness, v.heartbeat_age_s,
+SELECT v.worker_id, v.role::text AS role, v.host, v.pid, w.pid_space, w.pid_started, v.state, v.waiting_for, v.progress, v.error, v.liveness, v.heartbeat_age_s,
        v.started_at, v.stopped_at
 FROM rft.v_waiting v JOIN rft.worker w USING (worker_id)
 WHERE w.run_id = %(run_id)s ORDER BY v.worker_id;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import socket
+import subprocess
 from typing import Any
 
 import pytest
@@ -12,7 +14,11 @@ import rftdata
 from rftcore.launch.reviews import People
 from rftcore.launch.views import LineView, LiveView, block, line
 from rftcore.launch.waits import what_waits
-from rftdata.progress import Progress, Queue
+from rftdata.pipeline.records import Verdicts, concatenated, dropped, kept
+from rftdata.pipeline.verdicts import commit_verdicts
+from rftdata.processes import pid_space, started_at
+from rftdata.progress import Progress, Queue, steps_to_repeat
+from tests.support.store_roles import Roles
 from tests.support.stored_run import StoredRun
 
 
@@ -45,7 +51,7 @@ def test_a_snapshot_of_a_run_at_work(buffer: rftdata.Buffer, run: StoredRun) -> 
     assert (snapshot.mean_reward, snapshot.pass_rate, snapshot.reward_step) == (0.75, 0.75, 1)
     assert snapshot.rewards == [0.5, 0.75]
     assert (snapshot.tokens_per_s, snapshot.policy_step, snapshot.published_step) == (300.0, 1, 2)
-    assert snapshot.queue == Queue(planned=2, claimed=1, sealed=1, ready=0)
+    assert snapshot.queue == Queue(planned=2, claimed=1, sealed=1, ready=0, ready_later=0)
     assert (snapshot.refills, snapshot.closed_groups) == (1, 1)
 
 
@@ -90,17 +96,83 @@ def test_a_line_names_what_waits_for_what_and_why(buffer: rftdata.Buffer, run: S
     for status in ("planned", "planned", "planned", "sealed"):
         run.group(2, [], status=status)
     assert said() == (
-        "waits: the trainer for 4 ready groups for step 3 (0 ready, 0 being sampled, 1 await verdicts, 3 planned; "
+        "waits: the trainer for 4 ready groups for step 3 (0 ready for it, 0 being sampled, 1 await verdicts, 3 planned; "
         "no explorer is at work: rft explore CONFIG; no pipeline is at work: rft process CONFIG)"
     )
     run.group(2, [], status="claimed")
     run.worker("pipeline", state="waits", waiting_for="sealed groups")
     run.worker("explorer", state="samples 1 groups")
     assert said() == (
-        "waits: the trainer for 4 ready groups for step 3 (0 ready, 1 being sampled, 1 await verdicts, 3 planned); the pipeline for sealed groups"
+        "waits: the trainer for 4 ready groups for step 3 (0 ready for it, 1 being sampled, 1 await verdicts, 3 planned); the pipeline for sealed groups"
         " | at work: the explorer samples 1 groups"
     )
     assert "no explorer" not in str(what_waits(Progress(run.run).snapshot(), {"run": {"mode": "train"}}))
+
+
+def test_groups_that_are_ready_for_later_steps_are_not_what_the_trainer_waits_for(
+    buffer: rftdata.Buffer, run: StoredRun
+) -> None:
+    run.train_step(1)
+    run.worker("trainer", state="waits", waiting_for="2 ready groups for step 2")
+    run.worker("explorer", state="samples 1 groups")
+    run.worker("pipeline", state="waits", waiting_for="sealed groups")
+    put = "INSERT INTO rft.worklist (consumer, item_id, sort_key) VALUES (%s, %s, %s::bigint << 32)"
+    for explore_step in (1, 2, 2, 3):
+        buffer.sql(put, [f"trainer/{run.run_id}", run.group(explore_step, [1.0, 0.0]), explore_step])
+    snapshot = Progress(run.run).snapshot()
+    assert (snapshot.queue.ready, snapshot.queue.ready_later) == (4, 3)
+    assert "(1 ready for it, 3 ready for later steps, which sampling.over_sampling would let it take, 0 being" in str(
+        what_waits(snapshot, CONFIG)
+    )
+    assert "3 ready for later steps, 0 being" in str(
+        what_waits(snapshot, {**CONFIG, "sampling": {"over_sampling": 0.5}})
+    )
+
+
+def test_what_the_chain_drops_is_said_with_what_helps(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roles = Roles(buffer, batch_groups=2, group_size=4)
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
+        batch = roles.claim_sealed()
+        assert batch is not None
+        gone = dropped(batch.table.slice(0, 6), "drop_truncated", "finish_reason is length")
+        commit_verdicts(
+            roles.run, roles.worker_id, "p1", batch, Verdicts(concatenated([gone, kept(batch.table.slice(6))]))
+        )
+        view = LineView(quiet_s=0)
+        for _ in range(2):
+            view.update(Progress(roles.run).snapshot())
+    sentence = (
+        "75% of the newest rows are dropped by drop_truncated (finish_reason is length): raise explorer.max_tokens"
+    )
+    assert capsys.readouterr().out.count(sentence) == 1, "once"
+    shown = Console(file=io.StringIO(), width=200)
+    shown.print(block(Progress(roles.run).snapshot(), 200))
+    assert sentence in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_resumed_run_does_not_go_back(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run.attempt_id
+    run.train_step(1, loss=0.25)
+    checkpoint = run.checkpoint(1)
+    for step in (2, 3):
+        run.train_step(step)
+    stored = run.run.refreshed()
+    assert steps_to_repeat(stored) == (1, 3)
+    resumed = Progress(stored, resumes=True)
+    steps = [resumed.snapshot().step]
+    run.attempt(parent=first, checkpoint=checkpoint)
+    steps.append(resumed.snapshot().step)
+    run.train_step(2, loss=0.125)
+    steps.append(resumed.snapshot().step)
+    assert steps == [1, 1, 2]
+    LineView().update(resumed.snapshot())
+    assert "step 2/10  loss 0.125  groups: none open" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -172,6 +244,26 @@ def test_a_process_that_fell_silent_is_shown_as_such(buffer: rftdata.Buffer, run
     run.worker("trainer", state="training", seconds_ago=60)
     buffer.sql("UPDATE rft.worker SET heartbeat_at = now() - interval '40 s'")
     assert "silent since it was training" in drawn(buffer, run)
+
+
+def test_a_process_that_was_killed_here_is_known_to_have_ended_at_once(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    trainer = run.worker("trainer", state="training")
+    name = "UPDATE rft.worker SET host = %(host)s, pid = %(pid)s, pid_space = %(pid_space)s, pid_started = %(pid_started)s WHERE worker_id = %(id)s"
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        named = {
+            "host": socket.gethostname(),
+            "pid": process.pid,
+            "pid_space": pid_space(),
+            "pid_started": started_at(process.pid),
+            "id": trainer,
+        }
+        with buffer.database.connection() as connection:
+            connection.execute(name, named)
+        assert [worker.liveness for worker in Progress(run.run).snapshot().workers] == ["alive"]
+        process.kill()
+    snapshot = Progress(run.run).snapshot()
+    assert [worker.liveness for worker in snapshot.workers] == ["gone"] and snapshot.workers[0].heartbeat_age_s < 15
+    assert "its process has ended while it was training" in drawn(buffer, run)
 
 
 @pytest.mark.parametrize("width", [60, 200])
