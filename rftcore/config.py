@@ -97,19 +97,32 @@ class PipelinesSection(Section):
 class RunConfig(Section):
     """The whole configuration file."""
 
-    run: RunSection
-    buffer: BufferConfig = BufferConfig()
-    model: ModelSection
+    run: RunSection = Field(description="The run: its name, its seed, and which roles it has.")
+    buffer: BufferConfig = Field(BufferConfig(), description="Where experiences are stored.")
+    model: ModelSection = Field(description="The model to train.")
     tasks: list[TasksetConfig] = Field(default_factory=list, description="The tasks of a run without sampling.source.")
-    selector: SelectorConfig = SelectorConfig()
-    mixing: MixingConfig = MixingConfig()
-    pipelines: PipelinesSection = PipelinesSection()
-    algorithm: AlgorithmSection
-    explorer: ExplorerConfig = ExplorerConfig()
-    trainer: TrainerConfig
-    sampling: SamplingConfig = SamplingConfig()
-    sync: SyncConfig = SyncConfig()
-    eval: EvalConfig = EvalConfig()
+    selector: SelectorConfig = Field(SelectorConfig(), description="How the next tasks of a taskset are chosen.")
+    mixing: MixingConfig = Field(MixingConfig(), description="How the tasksets share the places of a step.")
+    pipelines: PipelinesSection = Field(
+        PipelinesSection(), description="The chains of stages that tasks and experiences pass."
+    )
+    algorithm: AlgorithmSection = Field(
+        description="From what the model learns: a preset, and the parts that replace its own."
+    )
+    explorer: ExplorerConfig = Field(
+        ExplorerConfig(), description="How the model is sampled: engine, workflow, reward and limits."
+    )
+    trainer: TrainerConfig = Field(description="How the model is trained: batches, optimizer, devices and checkpoints.")
+    sampling: SamplingConfig = Field(
+        SamplingConfig(),
+        description="Which experiences a step trains on: fresh ones, earlier ones, or a stored selection.",
+    )
+    sync: SyncConfig = Field(
+        SyncConfig(), description="How far explorers run ahead of the trainer, and how its weights reach them."
+    )
+    eval: EvalConfig = Field(
+        EvalConfig(), description="Evaluations on held-out tasks, by which the best checkpoint is chosen."
+    )
     monitor: list[str] = Field(
         default_factory=list, description="Further receivers of metrics: tensorboard, or the path of your own."
     )

@@ -23,9 +23,10 @@ from rftcore.algorithms import (
 from rftcore.algorithms.base import Advantage, Part, Term
 from rftcore.algorithms.config import AlgorithmConfig
 from rftcore.algorithms.presets import Preset, presets
+from rftcore.config_reference import arguments
 from rftdata.plugins import Registry
 from scripts import reference_page
-from scripts.stages_reference import arguments, body, table
+from scripts.stages_reference import body, table
 
 PAGE = reference_page.FOLDER / "algorithms.md"
 
@@ -143,4 +144,4 @@ def _listed(head: list[str], rows: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(reference_page.main(PAGE, render, __doc__))
+    sys.exit(reference_page.main({PAGE: render}, __doc__))

@@ -64,4 +64,4 @@ def besides_reading(kind: str, rights: dict[str, str]) -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(reference_page.main(PAGE, lambda: render(lines_of_a_new_buffer(QUERY)), __doc__))
+    sys.exit(reference_page.main({PAGE: lambda: render(lines_of_a_new_buffer(QUERY))}, __doc__))

@@ -70,4 +70,4 @@ def column_table(kind: str, rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(reference_page.main(PAGE, lambda: render(lines_of_a_new_buffer(QUERY)), __doc__))
+    sys.exit(reference_page.main({PAGE: lambda: render(lines_of_a_new_buffer(QUERY))}, __doc__))

@@ -9,21 +9,17 @@ import inspect
 import re
 import sys
 import textwrap
-import types
-import typing
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from operators import OPERATORS
 from operators.base import IDENTITY_COLUMNS, Operator
 from operators.chain.stage import RunOptions
 from operators.data_juicer import recipe as data_juicer_recipe
 from operators.sql import expression
+from rftcore.config_reference import arguments
 from scripts import reference_page
 
 PAGE = reference_page.FOLDER / "stages.md"
@@ -64,16 +60,6 @@ requirements, and [this page](../how-to/use-data-juicer.md) describes how their 
 | `prefix` | text | `dj_` | Prefix of the columns with its statistics: `dj_text_len`. |
 | `mode` | `default` or `ray` | `default` | `ray` distributes the stage over a Ray cluster. |
 """
-
-_WORDS = {
-    "int": "whole number",
-    "float": "number",
-    "str": "text",
-    "bool": "true or false",
-    "Any": "anything",
-    "object": "anything",
-}
-_BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), Lt: ("lt", "below")}
 
 
 def render() -> str:
@@ -182,88 +168,6 @@ def _columns(names: frozenset[str] | None) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names)) or "only ids"
 
 
-def arguments(config: type[BaseModel], prefix: str = "", values: BaseModel | None = None) -> list[list[str]]:
-    """Return a row for each argument; those of a nested mapping follow it.
-
-    Args:
-        values: whose values are the defaults, where they are not those of the class.
-    """
-    rows = []
-    for name, field in config.model_fields.items():
-        default = _default(field) if values is None else _shown(getattr(values, name))
-        rows.append([f"`{prefix}{name}`", _type(field), default, field.description or _told(config, name)])
-        nested = _nested(field.annotation)
-        if nested is not None:
-            rows += arguments(nested, f"{prefix}{name}.", field.default if isinstance(field.default, nested) else None)
-    return rows
-
-
-def _told(config: type[BaseModel], name: str) -> str:
-    """Return the meaning of an argument in the class's docstring: "`name`: meaning" up to the next one."""
-    for one in config.__mro__:
-        text = " ".join((one.__dict__.get("__doc__") or "").split())
-        for names, meaning in re.findall(r"((?:`\w+`(?:, )?)+): (.*?)(?=[;,.]? (?:`\w+`(?:, )?)+: |$)", text):
-            if f"`{name}`" in names:
-                meaning = meaning.strip().rstrip(" ;,.")
-                return f"{meaning[:1].upper()}{meaning[1:]}."
-    return ""
-
-
-def _type(field: FieldInfo) -> str:
-    bounds = []
-    for bound in field.metadata:
-        for kind, (attribute, words) in _BOUNDS.items():
-            if isinstance(bound, kind):
-                bounds.append(f"{words} {getattr(bound, attribute):g}")
-        if isinstance(bound, MinLen) and bound.min_length == 1:
-            bounds.append("not empty")
-        elif isinstance(bound, MinLen | MaxLen):
-            words = f"at least {bound.min_length}" if isinstance(bound, MinLen) else f"at most {bound.max_length}"
-            bounds.append(f"{words} of them")
-    return ", ".join([_name(field.annotation), *bounds])
-
-
-def _name(annotation: Any) -> str:
-    """Return a type in words."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return _name(inner[0])
-    if origin is typing.Literal:
-        return " or ".join(f"`{value}`" for value in inner)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_name(one) for one in inner if one is not type(None)))
-    if origin is tuple and Ellipsis not in inner:
-        return f"[{', '.join(_name(one) for one in inner)}]"
-    if origin in (tuple, list, typing.get_origin(typing.Sequence[Any])):
-        return f"list of {_name(inner[0])}"
-    if origin is not None and issubclass(origin, typing.get_origin(typing.Mapping[Any, Any])):
-        return f"mapping of {_name(inner[0])} to {_name(inner[1])}"
-    if _nested(annotation):
-        return "mapping"
-    return _WORDS.get(getattr(annotation, "__name__", str(annotation)), str(annotation))
-
-
-def _nested(annotation: Any) -> type[BaseModel] | None:
-    for one in (annotation, *typing.get_args(annotation)):
-        if isinstance(one, type) and issubclass(one, BaseModel):
-            return one
-    return None
-
-
-def _default(field: FieldInfo) -> str:
-    return "needed" if field.is_required() else _shown(field.get_default(call_default_factory=True))
-
-
-def _shown(value: Any) -> str:
-    """Format a default."""
-    if value is None or isinstance(value, BaseModel) or value in ({}, (), []):
-        return ""
-    if isinstance(value, str) and "\n" in value:
-        return "see below"
-    text = yaml.safe_dump(list(value) if isinstance(value, tuple) else value, default_flow_style=True, width=10_000)
-    return f"`{text.removesuffix(chr(10)).removesuffix('...').strip()}`"
-
-
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
@@ -280,4 +184,4 @@ def _run_options() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(reference_page.main(PAGE, render, __doc__))
+    sys.exit(reference_page.main({PAGE: render}, __doc__))

@@ -24,6 +24,7 @@ from rftcore.cli import (
     archive,
     bench,
     check,
+    config,
     db,
     docs,
     doctor,
@@ -75,6 +76,8 @@ app.command("retention")(retention.retention)
 app.command("archive")(archive.archive)
 app.command("restore-run")(archive.restore_run)
 app.command("check")(check.check)
+app.command("config")(config.config)
+app.command("schema")(config.schema)
 app.command("setup")(setup.setup)
 app.command("doctor")(doctor.doctor)
 app.command("docs")(docs.docs)

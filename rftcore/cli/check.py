@@ -32,10 +32,13 @@ def check(
     read_s: Annotated[
         float, typer.Option(min=0.01, help="Maximum seconds for the rows of one task source (with --deep).")
     ] = 60.0,
+    show_all: Annotated[bool, typer.Option("--all", help="Also print the keys that have their default.")] = False,
     buffer: ConfigBufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Validate a configuration and every plug-in it names; print it with all defaults filled in, and which role has which GPUs.
+    """Validate a configuration and every plug-in it names; print what differs from the defaults, what was chosen, and which role has which GPUs.
+
+    --all and --json print every key; `rft config KEY` says what one means.
 
     The plan is for this machine. If the configuration asks for more GPUs than there are here, it is for a machine with as many as it asks for, and
     --deep refuses the configuration. With RAY_ADDRESS and --deep, it is for that cluster.
@@ -74,7 +77,7 @@ def check(
                 warn(limit)
     for sentence in dict.fromkeys(filter(None, chosen)):
         warn(sentence)
-    plain = [stage.model_dump(mode="json") for stage in stages]
+    plain = [stage.model_dump(mode="json", exclude_defaults=not (show_all or as_json)) for stage in stages]
     shown = plain[0] if len(plain) == 1 else {"stages": plain}
     if as_json:
         print_json(shown)

@@ -55,6 +55,7 @@ def find_page(name: str) -> Page:
         lambda page: page.name == wanted,
         lambda page: page.path.stem == wanted,
         lambda page: page.name.startswith(f"{wanted}-") or page.path.stem.startswith(f"{wanted}-"),
+        lambda page: page.path.stem.startswith(wanted),
     )
     for fits in rules:
         found = [page for page in pages() if fits(page)]

@@ -34,9 +34,9 @@ class LaneConfig(Section):
     )
     taskset: str | None = Field(None, min_length=1, description="Take groups of this taskset.")
     ratio: float = Field(gt=0, description="Share of a batch, relative to the other sources.")
-    order: Order | None = None
-    max_times_sampled: int | None = Field(None, ge=0, description="0: no limit.")
-    cooldown_steps: int | None = Field(None, ge=1)
+    order: Order | None = Field(None, description="As `order` of the section, for this source.")
+    max_times_sampled: int | None = Field(None, ge=0, description="As in the section, for this source; 0: no limit.")
+    cooldown_steps: int | None = Field(None, ge=1, description="As in the section, for this source.")
 
     @model_validator(mode="after")
     def _takes_something(self) -> LaneConfig:

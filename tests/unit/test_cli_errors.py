@@ -161,13 +161,16 @@ def test_a_plug_in_that_does_not_exist_names_the_nearest(
     assert all(word in text for word in words), text
 
 
-def test_a_valid_configuration_is_printed_with_its_defaults(
+def test_of_a_valid_configuration_what_differs_from_the_defaults_is_printed(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (empty_folder / "config.yaml").write_text(CONFIG)
-    assert run_command(["check", "config.yaml", "--set", "steps=9"]) == 0
-    out = capsys.readouterr().out
-    assert "steps: 9" in out and "max_staleness: 4" in out
+    assert run_command(["check", "config.yaml", "--set", "steps=9", "--set", "sync.offset=0"]) == 0
+    short = capsys.readouterr().out
+    assert "steps: 9" in short and "max_num_seqs: 64" in short, "given, and chosen for this machine"
+    assert "max_staleness" not in short and "sync" not in short
+    assert run_command(["check", "config.yaml", "--all"]) == 0
+    assert "max_staleness: 4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("change", ["buffer.uri=./b", "buffer={uri: ./b}"])
