@@ -30,6 +30,7 @@ from rftcore.cli import (
     doctor,
     export,
     import_,
+    init,
     label,
     lineage,
     pairs,
@@ -60,6 +61,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("init")(init.init)
 app.command("run")(run.run)
 app.command("explore")(roles.explore)
 app.command("process")(roles.process)
