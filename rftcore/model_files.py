@@ -29,10 +29,11 @@ def open_whole(kind: Any, folder: Path | str, *, key: str = "model.path", new: s
 
 @contextmanager
 def opening(folder: Path | str, key: str = "model.path") -> Iterator[None]:
-    """Convert what transformers raises where it cannot open a model to a ModelError."""
+    """Convert what transformers raises where it cannot open a model to a ModelError; refuse one with two values of a weight."""
     from safetensors import SafetensorError
 
     try:
+        _refuse_doubled(Path(folder))
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         first_line = str(error).strip().partition("\n")[0]
@@ -41,6 +42,29 @@ def opening(folder: Path | str, key: str = "model.path") -> Iterator[None]:
             allowed="a folder with config.json and safetensors, or a Hugging Face id",
             todo=f"correct {key}",
         ) from error
+
+
+def _refuse_doubled(folder: Path) -> None:
+    """Raise a ModelError if two files have other values of one weight: transformers takes those that it reads last, whatever the index says."""
+    from rftcore.sync.weights_file import files_of_model, read_shapes
+
+    seen: dict[str, Path] = {}
+    for file in files_of_model(folder):
+        for name in read_shapes(file):
+            if name in seen and not _same(name, seen[name], file):
+                raise ModelError(
+                    f"two files of the model {folder} have different values of one weight", value=f"{name} in {seen[name].name} and {file.name}",
+                    todo="copy or download the model again",
+                )  # fmt: skip
+            seen[name] = file
+
+
+def _same(name: str, one: Path, other: Path) -> bool:
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(one, "pt") as first, safe_open(other, "pt") as second:
+        return torch.equal(first.get_tensor(name), second.get_tensor(name))
 
 
 def refuse_missing(folder: Path | str, names: Iterable[str], new: str = "") -> None:

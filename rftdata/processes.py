@@ -91,7 +91,9 @@ def await_exit(child: subprocess.Popen[Any], timeout_s: float) -> bool:
     except ProcessLookupError:  # another thread has taken the code
         return True
     try:
-        return bool(select.select([ends], [], [], timeout_s)[0])
+        waits = select.poll()  # not `select`, which takes no number above 1023
+        waits.register(ends, select.POLLIN)
+        return bool(waits.poll(1000 * timeout_s))
     finally:
         os.close(ends)
 

@@ -55,7 +55,9 @@ class TransformersEngine(DrivenEngine):
         self._text = AnswerText(self._detokenizer)
         limit = self._model.config.max_position_embeddings
         self._context_length = min(self.config.context_length or limit, limit)
-        end_token = self._model.generation_config.eos_token_id or self.tokenizer.eos_token_id
+        end_token = self._model.generation_config.eos_token_id
+        if end_token is None:
+            end_token = self.tokenizer.eos_token_id
         self._end_token_ids = [end_token] if isinstance(end_token, int) else list(end_token or [])
         # `generate` takes parameters that a request omits from here. A model's own repetition_penalty and the like would change
         # the distribution that is sampled from, but the trainer computes the one without them.

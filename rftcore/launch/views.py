@@ -158,7 +158,8 @@ def loss(dropped: Dropped) -> str:
 
 def line(snapshot: Snapshot) -> str:
     """Format a snapshot as one line."""
-    parts = [f"step {snapshot.step}/{snapshot.planned_steps}", *_measures(snapshot)]
+    left = f" (about {_clock(snapshot.remaining_seconds)} left)" if snapshot.remaining_seconds else ""
+    parts = [f"step {snapshot.step}/{snapshot.planned_steps}{left}", *_measures(snapshot)]
     waits = [f"{w.role} {_doing(w)}" for w in _shown(snapshot.workers) if w.role != "supervisor"]
     return "  ".join(parts) + ("  | " + "; ".join(waits) if waits else "")
 

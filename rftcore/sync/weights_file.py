@@ -171,6 +171,15 @@ def _header(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} is not a readable safetensors file: {error}") from error
 
 
+def files_of_model(folder: Path) -> list[Path]:
+    """Return the files of a model's weights, those that transformers would take; none where they have another format."""
+    if (file := folder / "model.safetensors").exists():
+        return [file]
+    index = folder / "model.safetensors.index.json"
+    names = json.loads(index.read_text())["weight_map"].values() if index.exists() else ()
+    return [folder / name for name in sorted({*names})]
+
+
 def read_types_of_model(folder: Path) -> set[str]:
     """Return the types of the tensors in a model folder's safetensors files, as the format names them (BF16, F32); empty without such files."""
     headers = (_header(path) for path in sorted(folder.glob("*.safetensors")))

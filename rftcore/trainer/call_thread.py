@@ -32,7 +32,9 @@ class CallThread:
     @property
     def has_ended(self) -> bool:
         """Whether `result` would not wait."""
-        return bool(select.select([self._ended], [], [], 0)[0])
+        waits = select.poll()  # not `select`, which takes no number above 1023
+        waits.register(self._ended, select.POLLIN)
+        return bool(waits.poll(0))
 
     def result(self) -> Any:
         """Wait for the end of the call; return its value or raise its error."""

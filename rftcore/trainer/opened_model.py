@@ -51,10 +51,11 @@ def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tu
         else:
             model, found = kind.from_pretrained(path, config=model_config, output_loading_info=True, **options)
             missing = found["missing_keys"]
-    # A value head is new where the model has none.
-    refuse_missing(
-        path, (name for name in missing if head == "vocabulary" or name.startswith(f"{model.base_model_prefix}."))
+    # A value head is new where the model has none; a critic that was trained before has one.
+    has_head = head == "vocabulary" or any(
+        name.endswith("ForTokenClassification") for name in model_config.architectures or ()
     )
+    refuse_missing(path, (name for name in missing if has_head or name.startswith(f"{model.base_model_prefix}.")))
     # Dropout is off for good: the ratio has to compare two policies, not two draws of noise.
     for module in model.modules():
         if isinstance(module, nn.Dropout):

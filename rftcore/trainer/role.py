@@ -48,6 +48,9 @@ from rftdata.training.evaluations import (
 from rftdata.training.policies import first_policy
 from rftdata.workers import Worker
 
+# As many as without a token or a pair in them (`rftcore.trainer.divergence`).
+_MAX_SKIPPED_IN_A_ROW = 20
+
 
 def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
     """Train a run to its planned steps; 0 when it is finished or was asked to stop.
@@ -127,6 +130,7 @@ class TrainerRole:
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None
         self.policy_version_id = 0
+        self._skipped_in_a_row = 0
 
     def train(self) -> None:
         """Train to the last step, then see the evaluations through."""
@@ -197,6 +201,12 @@ class TrainerRole:
             begun = self.checkpoints.begin(step, self.policy_version_id)
         timing.publish = time.monotonic() - started
         self._record(step, batch, timing, metrics)
+        self._skipped_in_a_row = 0 if len(batch) else self._skipped_in_a_row + 1
+        if self._skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
+            raise RftError(
+                f"{self._skipped_in_a_row} steps in a row had nothing to train on; the last one: {batch.short_reason}",
+                todo="see rft.v_dropped (what the chain drops, and why) and rft.v_group.closed_reason; other tasks, or fewer stages, leave something",
+            )  # fmt: skip
         if begun is not None:
             self.checkpoints.commit_later(begun)
         if step % self.config.eval.every == 0 or step == self.planned_steps:
@@ -337,13 +347,14 @@ class TrainerRole:
         self.attempt.finish("; ".join(outcome))
 
     def _refuse_untrained(self) -> None:
-        """Raise an RftError if no step of the run changed a weight: it must not look as if it had finished."""
+        """Raise an RftError if no step of the run trained anything: it must not look as if it had finished."""
         num_steps, num_untrained = self.attempt.num_trained_steps()
         if num_steps and num_steps == num_untrained:
             raise RftError(
-                f"the run has trained nothing: each of its {num_steps} steps left all weights as they were",
-                todo="see skipped, grad_norm, num_tokens and, of pairs, pairs_formed, groups_without_pair and pairs_dropped in the metrics of"
-                " rft.v_train_step; pairs are formed of rollouts of one turn with different rewards",
+                f"the run has trained nothing: each of its {num_steps} steps had no experiences, no gradient, or a learning rate of 0",
+                todo="see state and reward in rft.v_experience (groups of equal rewards have no gradient), rft.v_dropped, and skipped, grad_norm, num_tokens"
+                " and, of pairs, pairs_formed, groups_without_pair and pairs_dropped in the metrics of rft.v_train_step; pairs are formed of rollouts of one"
+                " turn with different rewards",
             )  # fmt: skip
 
     def _ask_for_tests(self) -> None:

@@ -5,7 +5,6 @@ transformers puts such parts together where it opens a model, in the memory of e
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rftcore.sync.checkpoint_layout import CheckpointLayout, Piece
-from rftcore.sync.weights_file import iterate_weights, read_shapes
+from rftcore.sync.weights_file import files_of_model, iterate_weights, read_shapes
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 Unread = dict[nn.Parameter, Callable[[Tensor], None]]
@@ -30,7 +29,7 @@ _NUMBER = re.compile(r"(?:^|\.)\d+(?=\.)")
 
 def has_lists_in_layers(folder: Path) -> bool:
     """Whether the files of a model have lists of modules within its list of layers, as experts are; only these may be stacked."""
-    return any(len(_NUMBER.findall(name)) > 1 for file in _files(folder) for name in read_shapes(file))
+    return any(len(_NUMBER.findall(name)) > 1 for file in files_of_model(folder) for name in read_shapes(file))
 
 
 def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) -> tuple[Model, Unread, set[str]]:
@@ -47,7 +46,7 @@ def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) ->
     with torch.device("meta"):
         blank = make()
     layout, missing = CheckpointLayout(blank), set[str]()
-    stored = dict(chain.from_iterable(map(iterate_weights, _files(folder))))  # as parts of the mapped files
+    stored = dict(chain.from_iterable(map(iterate_weights, files_of_model(folder))))  # as parts of the mapped files
     unread = dict[str, list[tuple[Piece, Tensor]]]()
     for name, tensor in blank.state_dict().items():
         pieces = layout.pieces(name) or ()
@@ -93,12 +92,3 @@ def _list_of(name: str) -> str:
 def _read(parts: Sequence[tuple[Piece, Tensor]], into: Tensor) -> None:
     for piece, values in parts:
         piece.view(into).copy_(values)
-
-
-def _files(folder: Path) -> list[Path]:
-    """The files of a model's weights, those that transformers would take; none where they have another format."""
-    if (file := folder / "model.safetensors").exists():
-        return [file]
-    index = folder / "model.safetensors.index.json"
-    names = json.loads(index.read_text())["weight_map"].values() if index.exists() else ()
-    return [folder / name for name in sorted({*names})]

@@ -100,7 +100,8 @@ WHERE ctid = ANY (ARRAY(
 
 -- name: close_groups
 -- Close groups that were dropped whole. The planner, which counts only groups that can still train, replaces them.
-UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), trainable = false, closed_reason = c.reason
+UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), trainable = false, closed_reason = c.reason,
+    decided_by = (SELECT pipeline_version FROM rft.run r WHERE r.run_id = g.run_id)
 FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason) WHERE g.group_id = c.group_id;
 
 -- name: ready_groups

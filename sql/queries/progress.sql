@@ -12,9 +12,13 @@ FROM rft.run r LEFT JOIN rft.v_train_step s USING (run_id)
 WHERE r.run_id = %(run_id)s GROUP BY r.run_id;
 
 -- name: progress_untrained (read)
--- How many steps a run's history has trained, and how many of them left every weight as it was.
-SELECT count(*) AS num_steps, count(*) FILTER (WHERE (metrics ->> 'skipped')::float8 = 1) AS num_untrained
-FROM rft.v_train_step WHERE run_id = %(run_id)s AND outcome = 'trained';
+-- How many steps a run's history has, and how many of them trained nothing: they had no experiences, or no gradient that is finite and not 0, or a
+-- learning rate of 0.
+SELECT count(*) AS num_steps,
+       count(*) FILTER (
+           WHERE outcome = 'skipped' OR (metrics ->> 'skipped')::float8 = 1 OR (metrics ->> 'learning_rate')::float8 = 0
+              OR greatest((metrics ->> 'grad_norm')::float8, (metrics ->> 'critic_grad_norm')::float8) = 0) AS num_untrained
+FROM rft.v_train_step WHERE run_id = %(run_id)s;
 
 -- name: progress_steps (read)
 -- The newest steps, with their metrics and durations.
@@ -41,7 +45,7 @@ GROUP BY 1, 2;
 -- Of the experiences on which the chain has decided, from an explorer step on, those that each stage dropped. num_decided: of all stages together.
 SELECT v.stage, min(rft.general_reason(v.reason)) AS reason, count(*) AS num_dropped, (sum(count(*)) OVER ())::bigint AS num_decided
 FROM rft.rollout_group g JOIN rft.run r USING (run_id)
-JOIN rft.verdict v ON v.group_id = g.group_id AND v.newest_of = r.pipeline_version
+JOIN rft.verdict v ON v.group_id = g.group_id AND v.newest_of = coalesce(g.decided_by, r.pipeline_version)
 WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s AND g.status = 'ready'
 GROUP BY v.stage ORDER BY num_dropped DESC, v.stage;
 

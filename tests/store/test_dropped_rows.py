@@ -106,6 +106,27 @@ class TestPairs:
         assert "left out" not in command("pairs", "export", str(tmp_path / "all.jsonl"), "roles", "--include-dropped")
         assert len((tmp_path / "all.jsonl").read_text().splitlines()) > len(some)
 
+    def test_another_chain_of_a_resumed_run_brings_nothing_back(self, roles: Roles, command: Any) -> None:
+        """What was trained on and given up is not decided again: the verdicts of the earlier chain stay those that count."""
+        with roles.attempt() as attempt:
+            assert attempt.draw(1, 2, timeout_s=5) is not None
+            attempt.commit_checkpoint(1, "/checkpoints/1")
+
+        def left_out() -> list[dict[str, Any]]:
+            facts = (
+                "SELECT experience_id, state, dropped_by FROM rft.v_experience WHERE dropped_by IS NOT NULL ORDER BY 1"
+            )
+            return roles.buffer.sql(facts).to_pylist()
+
+        before = left_out()
+        assert [row["experience_id"] for row in before] == [1, 2, 9, 10]
+        roles.run.refreshed().go_on({}, steps=4, pipeline_version="p2")
+        roles.insert(own_group(task_key="later"))  # experiences 11 and 12
+        roles.decide(keep=lambda row: row["experience_id"] != 12, version="p2")
+        assert left_out() == [*before, {"experience_id": 12, "state": "dropped", "dropped_by": "gate"}]
+        assert "not compared, since the chain dropped them: 5 by gate" in command("pairs", "build", "roles")
+        assert select(roles.database, ROWS).item_ids == (3, 4, 5, 6, 7, 8, 11)
+
     def test_a_rollout_with_a_dropped_turn_is_left_out_whole(self, roles: Roles, command: Any) -> None:
         """Its other turn alone would look like an answer of one turn."""
         turns = Rollout(0, "ok", 1.0, [tokens(1.0), tokens(1.0)])

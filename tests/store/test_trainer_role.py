@@ -26,7 +26,7 @@ from rftcore.trainer.turns import trainer_turns
 from rftdata import Buffer
 from rftdata.errors import ConfigError, FencedError, RftError, RoleFailedError
 from rftdata.pipeline.queue import claim_sealed_groups
-from rftdata.pipeline.records import Verdicts, kept
+from rftdata.pipeline.records import Verdicts, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.training.evaluations import Answer, Evaluation, claim_evaluation, fail_evaluation, finish_evaluation
 from rftdata.training.sampling import SamplingConfig
@@ -95,11 +95,16 @@ class Training:
             raw[name] = {**raw.get(name, {}), **section}
         return parse_config(raw, self.model, "the test")
 
-    def make_ready(self, count: int) -> None:
+    def set_rewards(self, reward: float) -> None:
+        """Give all groups the same rewards."""
+        self.buffer.sql("UPDATE rft.experience SET reward = %s", [reward])
+
+    def make_ready(self, count: int, *, keep: bool = True) -> None:
         """Verdicts on that many more groups: so many steps can be drawn."""
         batch = claim_sealed_groups(self.run, self.explorer, count=count, lease_s=60)
         assert batch is not None
-        commit_verdicts(self.run, self.explorer, "p1", batch, Verdicts(kept(batch.table)))
+        decisions = kept(batch.table) if keep else dropped(batch.table, "gate", "not wanted")
+        commit_verdicts(self.run, self.explorer, "p1", batch, Verdicts(decisions))
 
     def attempt(self) -> Future[None]:
         """One life of the trainer, in a thread; it holds the run when this returns."""
@@ -459,6 +464,37 @@ def learner_temperature(training: Training) -> float:
     ):
         turns = trainer_turns(training.config, attempt, worker)
         return TrainerRole(joined, worker, attempt, turns).learner.own.temperature
+
+
+def test_a_run_whose_rewards_were_all_equal_is_not_finished(training: Training) -> None:
+    training.start(2, algorithm={"name": "grpo", "group_size": 2}, trainer={"checkpoint_every": 2})
+    training.set_rewards(0.5)
+    life = training.attempt()
+    training.make_ready(2)
+    with pytest.raises(
+        RftError, match=r"trained nothing: each of its 2 steps.*groups of equal rewards have no gradient"
+    ):
+        life.result(PATIENCE_S)
+    assert training.steps() == [1, 2] and training.rows("select status::text as status from rft.run") == [
+        {"status": "running"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "how"),
+    [
+        (2, r"trained nothing: each of its 2 steps"),
+        (25, r"20 steps in a row had nothing to train on; the last one: 0 of 1"),
+    ],
+)
+def test_a_run_whose_chain_drops_everything_is_not_finished(training: Training, steps: int, how: str) -> None:
+    training.start(steps, trainer={"checkpoint_every": steps})
+    life = training.attempt()
+    training.make_ready(steps, keep=False)
+    with pytest.raises(RftError, match=how):
+        life.result(PATIENCE_S)
+    assert training.rows("select status::text as status from rft.run") == [{"status": "running"}]
+    assert training.rows("select distinct outcome::text as outcome from rft.v_train_step") == [{"outcome": "skipped"}]
 
 
 def test_a_run_whose_steps_all_had_nothing_to_train_is_not_finished(training: Training) -> None:

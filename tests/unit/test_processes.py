@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rftdata.processes import has_ended, pid_space
+from rftdata.processes import await_exit, has_ended, pid_space
 
 
 def test_a_process_whose_file_under_proc_may_not_be_opened_lives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +27,24 @@ def test_a_process_whose_file_under_proc_may_not_be_opened_lives(monkeypatch: py
     opened = builtins.open
     monkeypatch.setattr(builtins, "open", refused)
     assert not has_ended(socket.gethostname(), os.getppid(), pid_space(), 1)
+
+
+def test_the_end_of_a_child_is_noticed_by_a_process_with_many_open_files() -> None:
+    """As a role that reads a thousand segments; `select` takes no number above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    files = []
+    try:
+        while not files or files[-1] < 1100:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+            assert not await_exit(child, 0.0)
+            child.kill()
+            assert await_exit(child, 60.0) and child.returncode is None
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # In a container, where the next number can be chosen: a child ends and its exit code is taken, then a stranger gets its number.

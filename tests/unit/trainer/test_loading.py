@@ -138,6 +138,40 @@ def test_a_model_whose_files_are_incomplete_is_not_trained(kind: str, tmp_path: 
         Network(str(tmp_path), config(), grid)
 
 
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_model_with_two_values_of_a_weight_is_not_trained(kind: str, tmp_path: Path) -> None:
+    WHOLE[kind](tmp_path, tied=kind == "tied")
+    whole, grid = load_file(tmp_path / "model.safetensors"), make_grid(torch.device("cpu"))
+    (tmp_path / "model.safetensors").unlink()
+    first, *names = sorted(whole)
+    index = {"metadata": {}, "weight_map": {first: "1.safetensors", **dict.fromkeys(names, "2.safetensors")}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({name: whole[name] for name in names}, tmp_path / "2.safetensors", metadata={"format": "pt"})
+    again = whole[names[0]].clone()
+    save_file({first: whole[first], names[0]: again}, tmp_path / "1.safetensors", metadata={"format": "pt"})
+    Network(str(tmp_path), config(), grid)  # stored twice, and the same
+    save_file({first: whole[first], names[0]: again + 1}, tmp_path / "1.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ModelError, match=rf"different values of one weight \(got '{re.escape(names[0])} in 1.safetensors and 2.safe"
+    ):
+        Network(str(tmp_path), config(), grid)
+
+
+def test_a_critic_that_lost_its_head_is_not_given_a_new_one(tmp_path: Path) -> None:
+    grid = make_grid(torch.device("cpu"))
+    network = Network(str(save_model(tmp_path / "model", tied=True)), config(), grid, head="value")
+    network.model.save_pretrained(tmp_path / "critic")
+    Network(str(tmp_path / "critic"), config(), grid, head="value")
+    file = tmp_path / "critic" / "model.safetensors"
+    save_file(
+        {name: tensor for name, tensor in load_file(file).items() if "score" not in name},
+        file,
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(ModelError, match=r"lack 2 of its weights .*score\.bias, score\.weight"):
+        Network(str(tmp_path / "critic"), config(), grid, head="value")
+
+
 EXPERT = "model.layers.1.mlp.experts.2.gate_proj.weight"
 OTHER_EXPERTS: dict[str, Callable[[dict[str, Tensor]], object]] = {
     f"{EXPERT} has the shape (1, 64), and by config.json it has (48, 64)": lambda found: found.update({EXPERT: torch.ones(1, 64)}),

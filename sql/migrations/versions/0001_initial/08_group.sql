@@ -30,6 +30,7 @@ CREATE TABLE rft.rollout_group (
     planned_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     sealed_at timestamptz,
     ready_at timestamptz,
+    decided_by text,
     UNIQUE (run_id, ordinal)
 ) WITH (fillfactor = 80);
 CREATE INDEX rollout_group_open ON rft.rollout_group (run_id, explore_step, ordinal) WHERE status IN ('planned', 'claimed', 'sealed');
@@ -58,6 +59,7 @@ COMMENT ON COLUMN rft.rollout_group.num_lost IS 'How many explorers crashed whil
 COMMENT ON COLUMN rft.rollout_group.planned_at IS 'When planned.';
 COMMENT ON COLUMN rft.rollout_group.sealed_at IS 'When its last rollout got an outcome.';
 COMMENT ON COLUMN rft.rollout_group.ready_at IS 'Time of its latest verdicts.';
+COMMENT ON COLUMN rft.rollout_group.decided_by IS 'The pipeline version of its latest verdicts. That of its run may be another since: a resumed run does not decide again on what was trained on or given up. NULL: no pipeline has decided.';
 
 CREATE TYPE rft.rollout_outcome AS ENUM ('ok', 'failed', 'timeout', 'cancelled');
 COMMENT ON TYPE rft.rollout_outcome IS 'ok: finished and scored; failed: workflow or reward raised; timeout: took too long; cancelled: stopped by the explorer.';

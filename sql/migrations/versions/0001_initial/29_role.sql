@@ -53,7 +53,7 @@ AS $$
         ('preference_pair', true, false, '{}'),
         ('review', true, false, '{answer}'),
         ('rollout', true, false, '{}'),
-        ('rollout_group', true, false, '{status, trainable, closed_reason, claimed_by, claim_token, claimed_policy_step, lease_until, num_lost, sealed_at, ready_at, left_by}'),
+        ('rollout_group', true, false, '{status, trainable, closed_reason, claimed_by, claim_token, claimed_policy_step, lease_until, num_lost, sealed_at, ready_at, decided_by, left_by}'),
         ('run', true, false, '{status, config, planned_steps, pipeline_version, current_attempt_id, stop_requested, outcome, source_sql, source_kind, source_rows, source_hash, source_epochs, source_weighted, label_cut, finished_at}'),
         ('run_attempt', true, false, '{lease_until, ended_at, outcome}'),
         ('run_model', true, false, '{}'),
