@@ -44,20 +44,16 @@ def schema(
 
     Editors with the YAML language server read it where the first line of a file is `# yaml-language-server: $schema=FILE`.
     """
-    import json
-
-    from rftcore.config_schema import config_schema
+    from rftcore.installation.pages import config_schema
     from rftdata.durable_files import write_whole
+    from rftdata.errors import ConfigError
 
-    text = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
     if file is None:
-        print(text, end="")
+        print(config_schema(), end="")
         return
     try:
-        write_whole(file, text)
+        write_whole(file, config_schema())
     except OSError as error:
-        from rftdata.errors import ConfigError
-
         raise ConfigError(
             f"the schema cannot be written: {error.strerror}", value=str(file), todo="name another file"
         ) from error

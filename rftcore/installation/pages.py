@@ -34,6 +34,11 @@ def docs_folder() -> Path:
     return inside if inside.is_dir() else here.parent / "docs"
 
 
+def config_schema() -> str:
+    """Return the JSON Schema of configuration files, which is made with the pages."""
+    return (docs_folder() / "reference" / "configuration.schema.json").read_text(encoding="utf-8")
+
+
 @cache
 def pages() -> tuple[Page, ...]:
     """Return all pages, by name."""

@@ -158,7 +158,8 @@ def loss(dropped: Dropped) -> str:
 
 def line(snapshot: Snapshot) -> str:
     """Format a snapshot as one line."""
-    left = f" (about {_clock(snapshot.remaining_seconds)} left)" if snapshot.remaining_seconds else ""
+    seconds = snapshot.remaining_seconds or 0.0
+    left = f" (about {_clock(seconds)} left)" if seconds >= 1 else ""
     parts = [f"step {snapshot.step}/{snapshot.planned_steps}{left}", *_measures(snapshot)]
     waits = [f"{w.role} {_doing(w)}" for w in _shown(snapshot.workers) if w.role != "supervisor"]
     return "  ".join(parts) + ("  | " + "; ".join(waits) if waits else "")

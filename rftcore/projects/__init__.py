@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rftcore.installation.pages import config_schema
 from rftdata.durable_files import draft_folder
 from rftdata.errors import ConfigError
 
@@ -55,8 +56,6 @@ def write_project(kind: str, folder: Path) -> list[Path]:
 
 
 def _files(kind: str) -> dict[str, str]:
-    from rftcore.config_schema import config_schema
-
     kept = {
         path.name: path.read_text(encoding="utf-8")
         for path in (Path(__file__).parent / kind).iterdir()
@@ -65,7 +64,7 @@ def _files(kind: str) -> dict[str, str]:
     rows: dict[str, Callable[[], str]] = {"tasks.jsonl": _tasks, "chats.jsonl": _chats}
     read = "".join(text for name, text in kept.items() if name.endswith(".yaml"))
     made = {name: make() for name, make in rows.items() if name in read}
-    return {**kept, **made, _SCHEMA: json.dumps(config_schema(), ensure_ascii=False) + "\n", ".gitignore": "buffer/\n"}
+    return {**kept, **made, _SCHEMA: config_schema(), ".gitignore": "buffer/\n"}
 
 
 def _tasks() -> str:

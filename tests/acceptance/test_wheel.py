@@ -132,7 +132,7 @@ def test_the_wheel_carries_the_sql_the_pages_and_nothing_from_beside_the_package
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert tops == {"rftdata", "operators", "rftcore", "rftdata-0.1.0.dist-info"}
-    for source, target in (("sql", "rftdata/sql/"), ("docs", "rftcore/docs/")):
+    for source, target in (("sql", "rftdata/sql/"), ("docs", "rftcore/docs/"), ("examples", "rftcore/examples/")):
         carried = {name.removeprefix(target) for name in names if name.startswith(target)}
         files = (path for path in (CHECKOUT / source).rglob("*") if path.is_file() and path.suffix != ".pyc")
         assert carried == {path.relative_to(CHECKOUT / source).as_posix() for path in files}
@@ -146,6 +146,28 @@ def test_the_wheel_alone_makes_a_buffer_writes_and_reads_it_back(base: Terminal)
     output = base.output(f"python -I -W error {script} {CHECKOUT} {base.folder / 'first-buffer'}")
     assert output.strip() == "read back 2 experiences"
     assert "sql" in base.output("rft --help")
+
+
+def test_a_project_begins_and_links_lead_somewhere(base: Terminal) -> None:
+    """A stranger with the wheel alone: the page that describes the package, a project, and pages whose links do not leave the package."""
+    base.output(
+        "rft init grpo sums && rft init dpo pairs && test -f sums/reward.py && test -f pairs/collect.yaml && rft schema schema.json"
+    )
+    metadata = base.output(
+        "python -I -c \"import importlib.metadata as m; print(m.metadata('rftdata').get_payload())\""
+    )
+    assert "rft init grpo" in metadata and "make demo" not in metadata and not re.search(r"\]\((?!https?:)", metadata)
+    root = Path(base.output("rft docs install --path").strip()).parents[2]
+    broken = [
+        f"{page.relative_to(root)}: {target}"
+        for folder in ("docs", "examples")
+        for page in (root / folder).rglob("*.md")
+        for target in re.findall(
+            r"\]\(([^)#\s]+)", re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        )
+        if ":" not in target and not (page.parent / target).exists()
+    ]
+    assert broken == []
 
 
 def test_every_page_that_help_and_messages_name_is_in_the_installed_wheel(base: Terminal) -> None:
