@@ -23,7 +23,7 @@ KINDS = {
     "workflow": "a tool that the model may call, in a loop",
     "stages": "imitate first, then reinforce, in one file",
 }
-_NUM_TASKS = 400
+_LARGEST = 20
 _SCHEMA = "config.schema.json"
 
 
@@ -73,15 +73,21 @@ def _tasks() -> str:
 
 def _chats() -> str:
     return _lines(
-        {"messages": [{"role": "user", "content": f"{a} + {b} ="}, {"role": "assistant", "content": str(a + b)}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"{a} + {b} ="},
+                {"role": "assistant", "content": f"{a} + {b} = {a + b}"},
+            ]
+        }
         for a, b in _pairs()
     )
 
 
 def _pairs() -> list[tuple[int, int]]:
-    """Return different pairs of numbers, always the same ones."""
-    every = [(a, b) for a in range(1, 50) for b in range(1, 50)]
-    return random.Random(1).sample(every, _NUM_TASKS)
+    """Return all pairs of small numbers, which the model of the configurations adds up right at times, in an order that is always the same."""
+    every = [(a, b) for a in range(1, _LARGEST + 1) for b in range(1, _LARGEST + 1)]
+    random.Random(1).shuffle(every)
+    return every
 
 
 def _lines(rows: Any) -> str:
