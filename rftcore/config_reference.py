@@ -32,6 +32,11 @@ _WORDS = {
     "object": "anything",
 }
 _BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), Lt: ("lt", "below")}
+_ELSEWHERE = {
+    "algorithms": "the keys of an algorithm's parts",
+    "stages": "stages and their arguments",
+    "config": "the stages of a file",
+}
 # Set by other keys, which the descriptions name.
 _SET_ELSEWHERE = ("explorer.engine_args.adapter_rank",)
 
@@ -74,7 +79,13 @@ def find_keys(name: str) -> list[Key]:
         ConfigError: there is no such key; the nearest are named.
     """
     every = keys()
-    plain = name.strip(".")
+    plain = re.sub(r"\[\d*\]", "", name.strip("."))
+    for place, page in (("algorithm.", "algorithms"), ("pipelines.", "stages"), ("stages", "config")):
+        if plain.startswith(place) and not any(_plain(key.name).startswith(plain) for key in every):
+            raise ConfigError(
+                f"there is no key {name!r} of a section itself", todo=f"`rft docs {page}` shows {_ELSEWHERE[page]}; `rft config {place.strip('.')}` the others"
+                if place != "stages" else f"`rft docs {page}` shows {_ELSEWHERE[page]}",
+            )  # fmt: skip
     found = [key for key in every if _plain(key.name) == plain or _plain(key.name).startswith(f"{plain}.")]
     if found:
         return found

@@ -35,7 +35,7 @@ def opening(folder: Path | str, key: str = "model.path") -> Iterator[None]:
     try:
         _refuse_doubled(Path(folder))
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ModelError(
             f"the model {folder} cannot be opened: {first_line}",
@@ -49,7 +49,7 @@ def _refuse_doubled(folder: Path) -> None:
     from rftcore.sync.weights_file import files_of_model, read_shapes
 
     seen: dict[str, Path] = {}
-    for file in files_of_model(folder):
+    for file in filter(Path.exists, files_of_model(folder)):
         for name in read_shapes(file):
             if name in seen and not _same(name, seen[name], file):
                 raise ModelError(

@@ -107,7 +107,7 @@ class BufferConfig(Section):
         host, _, port = (listen or "*:1").rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError("it must be HOST:PORT with a port from 1 to 65535, for example 127.0.0.1:5433")
-        return listen
+        return listen or None
 
     @field_validator("uri")
     @classmethod

@@ -106,8 +106,9 @@ def open(
                 value=str(server.folder),
                 todo="name one with --buffer or RFT_BUFFER, create one with `rft db create`, or start a run: `rft run CONFIG`",
             )
-        with removed_if_it_fails(server):
-            database = Database(server.start(), application=application, patience_s=patience_s, idle_s=idle_s)
+        if config.listen is not None and not server.exists():
+            check_address(config.listen)  # before anything is made
+        database = Database(server.start(), application=application, patience_s=patience_s, idle_s=idle_s)
     try:
         # An embedded database belongs to the buffer, so one whose creation was interrupted is completed.
         _settle_schema(database, schema, place_name(config.uri), report, may_create=create or server is not None)

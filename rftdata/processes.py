@@ -101,7 +101,8 @@ def await_exit(child: subprocess.Popen[Any], timeout_s: float) -> bool:
 def kill_group(child: subprocess.Popen[Any]) -> None:
     """Kill the process group that a child leads, also if the child itself has ended, but not once its exit code is taken.
 
-    From then on the number may be that of a stranger: a machine that starts a thousand processes a second uses it again within a minute.
+    From then on the number may be that of a stranger: a machine that starts a thousand processes a second uses it again within a minute. (Between the end
+    of another thread's `wait` and this look lie microseconds, for which nothing protects it.)
     """
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

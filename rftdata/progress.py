@@ -191,7 +191,7 @@ class Progress:
             self._failures[row["explore_step"], row["kind"]] = row
 
     def _dropped(self, newest_step: int) -> list[Dropped]:
-        rows = self._rows("progress_dropped", from_step=newest_step - _DROP_STEPS)
+        rows = self._rows("progress_dropped", from_step=newest_step - _DROP_STEPS + 1)
         return records(Dropped, [row for row in rows if row["stage"] is not None])
 
     def _commonest_failure(self) -> Failures | None:
@@ -223,8 +223,10 @@ def steps_to_repeat(run: Run) -> tuple[int, int]:
 
 
 def _looked_up(worker: WorkerState) -> WorkerState:
-    """Correct what the heartbeat says by a look at the process: it may have been killed a moment ago."""
-    if worker.liveness == "alive" and has_ended(worker.host, worker.pid, worker.pid_space, worker.pid_started):
+    """Correct what the heartbeat says by a look at the process, which may have been killed."""
+    if worker.liveness in ("alive", "lost") and has_ended(
+        worker.host, worker.pid, worker.pid_space, worker.pid_started
+    ):
         return replace(worker, liveness="gone")
     return worker
 

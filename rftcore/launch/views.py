@@ -25,7 +25,6 @@ from rich.text import Text
 from operators import OPERATORS
 from rftcore.reporting.console import OutputConsole
 from rftcore.reporting.report import evaluation_title
-from rftdata.errors import PluginError
 from rftdata.progress import Dropped, Failures, Snapshot, WorkerState
 from rftdata.workers import doing
 
@@ -36,6 +35,7 @@ _SHOWN_METRICS = (
 # Shares of the newest rows that a stage drops.
 _WORTH_A_LINE = 0.1
 _WORTH_A_MESSAGE = 0.5
+_ENOUGH_ROWS = 16
 
 
 V = TypeVar("V", bound="View")
@@ -140,7 +140,8 @@ class LineView(View):
             return
         self._last, self._at = state, now
         for dropped in snapshot.dropped:
-            if dropped.share >= _WORTH_A_MESSAGE and dropped.stage not in self._told:
+            enough = dropped.num_decided >= _ENOUGH_ROWS and dropped.share >= _WORTH_A_MESSAGE
+            if enough and dropped.stage not in self._told:
                 self._told.add(dropped.stage)
                 sys.stdout.write(loss(dropped) + "\n")
         sys.stdout.write(line(snapshot) + "\n")
@@ -149,9 +150,9 @@ class LineView(View):
 
 def loss(dropped: Dropped) -> str:
     """Describe what a stage drops, and what helps."""
-    remedy = None
-    with contextlib.suppress(PluginError):  # a stage of the user, whose name needs the folder of the configuration
-        remedy = getattr(OPERATORS.load(dropped.stage), "remedy", None)
+    name = dropped.stage.partition("#")[0]  # a chain may have a stage twice
+    # Of built-in stages: a user's are files, which a display does not run.
+    remedy = getattr(OPERATORS.load(name), "remedy", None) if name in OPERATORS.builtins else None
     what = f"{dropped.share:.0%} of the newest rows are dropped by {dropped.stage} ({dropped.reason})"
     return what + (f": {remedy}" if remedy else "")
 

@@ -28,7 +28,7 @@ _SCHEMA = "config.schema.json"
 
 
 def write_project(kind: str, folder: Path) -> list[Path]:
-    """Write a project into a new or empty folder, all of it or nothing; return its files.
+    """Write a project into a new or empty folder; return its files. A new folder has all of them or is not there.
 
     Raises:
         ConfigError: the folder contains something, or cannot be written.

@@ -154,7 +154,7 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         receipts=results.receipts(), activities=results.activities(),
         best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
         last_checkpoint=checkpoints[-1] if checkpoints else None,
-        gains=[gain for gain in (_gain(results, curve, best) for key, curve in curves.items() if alone[key] is None) if gain],
+        gains=[gain for gain in (_gain(results, curve, best, steps.before_fork) for key, curve in curves.items() if alone[key] is None) if gain],
         not_compared=[f"{evaluation_title(key[0], key[1])}, {key[2]}: {why}" for key, why in alone.items() if why is not None],
         train_curve=results.train_curve(), metric_curves=results.metric_curves(_METRICS),
         evaluation_curves=[_curve(curve) for curve in _by_curve(evaluations).values()],
@@ -204,24 +204,25 @@ def _by_curve(evaluations: Sequence[EvaluationResult]) -> dict[tuple[str, str, s
     return dict(curves)
 
 
-def _after(curve: Sequence[EvaluationResult], best: int | None) -> EvaluationResult:
-    return next((e for e in curve if e.trainer_step == best), curve[-1])
+def _after(curve: Sequence[EvaluationResult], best: int | None, before_fork: int = 0) -> EvaluationResult:
+    """Return the result of the best step, or the last one if that is none of the run's own."""
+    return next((e for e in curve if e.trainer_step == best and best > before_fork), curve[-1])
 
 
 def _why_alone(curve: Sequence[EvaluationResult], best: int | None, before_fork: int) -> str | None:
     """Say why a run has no result of its own to compare with an earlier one; None if it has. A fork inherits the results of its first steps."""
-    last, after = curve[-1], _after(curve, best)
+    last, after = curve[-1], _after(curve, best, before_fork)
     if before_fork and last.trainer_step <= before_fork:
         return f"not evaluated since the fork at step {before_fork}; {last.mean:.3f} at step {last.trainer_step}"
     if len(curve) == 1:
         return f"evaluated at step {last.trainer_step} alone: {last.mean:.3f}"
     if after.trainer_step == curve[0].trainer_step:
-        return f"{after.mean:.3f} at step {after.trainer_step}, the first and best one; {last.mean:.3f} at step {last.trainer_step}"
+        return f"{after.mean:.3f} at step {after.trainer_step}, its first; {last.mean:.3f} at step {last.trainer_step}"
     return None
 
 
-def _gain(results: RunResults, curve: Sequence[EvaluationResult], best: int | None) -> Gain | None:
-    return _paired(results, curve[0], _after(curve, best))
+def _gain(results: RunResults, curve: Sequence[EvaluationResult], best: int | None, before_fork: int) -> Gain | None:
+    return _paired(results, curve[0], _after(curve, best, before_fork))
 
 
 def _paired(results: RunResults, before: EvaluationResult, after: EvaluationResult) -> Gain | None:

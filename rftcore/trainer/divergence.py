@@ -10,7 +10,7 @@ from rftdata.errors import RftError
 logger = logging.getLogger(__name__)
 
 _MAX_SKIPPED_IN_A_ROW = 5
-_MAX_EMPTY_IN_A_ROW = 20
+MAX_EMPTY_IN_A_ROW = 20
 
 
 class Divergence:
@@ -34,9 +34,9 @@ class Divergence:
             RftError: it is the twentieth such step in a row.
         """
         self.empty_in_a_row = self.empty_in_a_row + 1 if is_empty else 0
-        if self.empty_in_a_row >= _MAX_EMPTY_IN_A_ROW:
+        if self.empty_in_a_row >= MAX_EMPTY_IN_A_ROW:
             raise RftError(
-                f"{_MAX_EMPTY_IN_A_ROW} steps in a row had nothing to train: no pair, or no token that counts",
+                f"{MAX_EMPTY_IN_A_ROW} steps in a row had nothing to train: no pair, or no token that counts",
                 todo="see pairs_formed, groups_without_pair, pairs_dropped and num_tokens in the metrics of rft.v_train_step; pairs are formed of rollouts "
                 "of one turn with different rewards, and have two answers that are not empty",
             )  # fmt: skip

@@ -24,6 +24,7 @@ from rftcore.run.commands import buffer_option
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
+from rftcore.trainer.divergence import MAX_EMPTY_IN_A_ROW
 from rftcore.trainer.drawn import batch_metrics
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.next_batch import NextBatch, draws_ahead
@@ -47,9 +48,6 @@ from rftdata.training.evaluations import (
 )
 from rftdata.training.policies import first_policy
 from rftdata.workers import Worker
-
-# As many as without a token or a pair in them (`rftcore.trainer.divergence`).
-_MAX_SKIPPED_IN_A_ROW = 20
 
 
 def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
@@ -201,14 +199,14 @@ class TrainerRole:
             begun = self.checkpoints.begin(step, self.policy_version_id)
         timing.publish = time.monotonic() - started
         self._record(step, batch, timing, metrics)
+        if begun is not None:
+            self.checkpoints.commit_later(begun)
         self._skipped_in_a_row = 0 if len(batch) else self._skipped_in_a_row + 1
-        if self._skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
+        if self._skipped_in_a_row >= MAX_EMPTY_IN_A_ROW:
             raise RftError(
                 f"{self._skipped_in_a_row} steps in a row had nothing to train on; the last one: {batch.short_reason}",
                 todo="see rft.v_dropped (what the chain drops, and why) and rft.v_group.closed_reason; other tasks, or fewer stages, leave something",
             )  # fmt: skip
-        if begun is not None:
-            self.checkpoints.commit_later(begun)
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
         self.turns.give()
@@ -348,7 +346,7 @@ class TrainerRole:
 
     def _refuse_untrained(self) -> None:
         """Raise an RftError if no step of the run trained anything: it must not look as if it had finished."""
-        num_steps, num_untrained = self.attempt.num_trained_steps()
+        num_steps, num_untrained = self.attempt.num_untrained_steps()
         if num_steps and num_steps == num_untrained:
             raise RftError(
                 f"the run has trained nothing: each of its {num_steps} steps had no experiences, no gradient, or a learning rate of 0",

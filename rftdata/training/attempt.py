@@ -307,7 +307,7 @@ class Attempt:
         """
         return self._listener.wait(timeout_s)
 
-    def num_trained_steps(self) -> tuple[int, int]:
+    def num_untrained_steps(self) -> tuple[int, int]:
         """Return how many steps the run's history has, and how many of them trained nothing."""
         (row,) = self.run.database.fetch("progress_untrained", run_id=self.run.run_id)
         return row["num_steps"], row["num_untrained"]

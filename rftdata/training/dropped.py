@@ -1,7 +1,7 @@
 """What the chains of runs had dropped of stored rows that a later training would use; by default those are left out.
 
-A row is dropped if the newest verdict of its run's pipeline says so and its group is decided. After a correction the group waits for a new verdict, and
-its rows are used.
+`rft.v_left_out` has them. A row that was corrected after its verdict is used, and so are the others of its group if one stage had dropped the group whole:
+their rewards may differ now. An answer that was cut off stays dropped, whatever is said of the others.
 """
 
 from __future__ import annotations

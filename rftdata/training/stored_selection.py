@@ -76,11 +76,11 @@ class Selection:
         """Describe what is left out, and how to include it; None if nothing is."""
         if not self.dropped:
             return None
-        count = sum(dropped.num_experiences for dropped in self.dropped)
-        items = f"{self.num_without:,} {self.kind}s" if self.num_without else f"no whole {self.kind}"
-        what = items if self.kind == "experience" else f"{items} and {count:,} experiences"
+        parts = [f"{self.num_without:,} {self.kind}s"] if self.num_without else []
+        if self.left_out:
+            parts.append(f"{sum(map(len, self.left_out.values())):,} experiences of {'others' if parts else 'groups'}")
         return (
-            f"sampling.source leaves out {what} that chains had dropped: {by_reason(self.dropped)}; "
+            f"sampling.source leaves out {' and '.join(parts)}, since chains had dropped experiences: {by_reason(self.dropped)}; "
             "sampling.source.include_dropped: true trains on them"
         )
 

@@ -9,8 +9,10 @@ SELECT experience_id, stage, reason FROM rft.v_left_out WHERE group_id = ANY (%(
 
 -- name: dropped_of_pairs (read)
 -- The experiences of pairs that the chains of their runs dropped.
-SELECT DISTINCT l.experience_id, l.stage, l.reason FROM rft.preference_pair p
-JOIN rft.v_left_out l ON l.experience_id IN (p.chosen_id, p.rejected_id) WHERE p.pair_id = ANY (%(pair_ids)s);
+SELECT m.experience_id, l.stage, l.reason FROM (
+    SELECT DISTINCT s.experience_id FROM rft.preference_pair p
+    CROSS JOIN LATERAL (VALUES (p.chosen_id), (p.rejected_id)) AS s (experience_id) WHERE p.pair_id = ANY (%(pair_ids)s)) m
+CROSS JOIN LATERAL (SELECT stage, reason FROM rft.v_left_out WHERE experience_id = m.experience_id OFFSET 0) l;
 
 -- name: new_pairs (read)
 -- The built pairs that are not stored yet.

@@ -86,7 +86,7 @@ SELECT i.item_id, count(DISTINCT e.rollout_id) FILTER (WHERE d.stage IS NULL) AS
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
 CROSS JOIN LATERAL rft.selected_experiences(%(kind)s::rft.item_kind, i.item_id) m
 JOIN rft.experience e ON e.experience_id = m.experience_id
-LEFT JOIN rft.v_left_out d ON d.experience_id = e.experience_id
+LEFT JOIN LATERAL (SELECT stage, reason FROM rft.v_left_out WHERE experience_id = e.experience_id OFFSET 0) d ON true
 GROUP BY i.item_id HAVING count(d.stage) > 0 ORDER BY i.item_id;
 
 -- name: weights_of_priorities

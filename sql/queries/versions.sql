@@ -27,8 +27,10 @@ FROM rft.rollout_group g WHERE g.run_id = %(run_id)s AND g.status IN ('sealed', 
 ORDER BY hashint8extended(g.group_id, %(seed)s), g.group_id LIMIT %(count)s;
 
 -- name: pipeline_versions (read)
--- Versions that decided on experiences of a run, with their stages and arguments. used: the run trains on this version.
-SELECT v.pipeline_version, v.pipeline_version = r.pipeline_version AS used, v.num_kept, v.num_dropped, p.first_used_at, p.stages
+-- Versions that decided on experiences of a run, with their stages and arguments. used: the run trains, or has trained, on this version.
+SELECT v.pipeline_version,
+       v.pipeline_version = r.pipeline_version
+           OR EXISTS (SELECT FROM rft.rollout_group g WHERE g.run_id = r.run_id AND g.decided_by = v.pipeline_version) AS used, v.num_kept, v.num_dropped, p.first_used_at, p.stages
 FROM rft.run r
 CROSS JOIN LATERAL (
     SELECT n.pipeline_version, count(*) FILTER (WHERE n.kept) AS num_kept, count(*) FILTER (WHERE NOT n.kept) AS num_dropped

@@ -91,6 +91,15 @@ def test_keys_are_shown_and_unknown_ones_named(capsys: pytest.CaptureFixture[str
     assert shown["selector.type"] is None and shown["selector.screen_rollouts"] == "selector.type: speed"
     assert run_command(["config"]) == 0
     assert "explorer: mapping" in capsys.readouterr().out
+    assert run_command(["config", "tasks[0].split"]) == 0
+    assert capsys.readouterr().out.startswith("tasks[].split: ")
+    for elsewhere, page in {
+        "stages": "config",
+        "algorithm.loss.clip": "algorithms",
+        "pipelines.experience.drop_stale": "stages",
+    }.items():
+        assert run_command(["config", elsewhere]) == 2
+        assert f"`rft docs {page}`" in capsys.readouterr().err
     assert run_command(["config", "offset"]) == 2
     assert "did you mean 'sync.offset'?" in capsys.readouterr().err
 

@@ -144,8 +144,8 @@ class TestSelections:
         selected = select(roles.database, ROWS)
         assert selected.item_ids == (3, 4, 5, 6, 7, 8)
         assert selected.describe_dropped() == (
-            "sampling.source leaves out 4 experiences that chains had dropped: 4 by gate (not wanted); sampling.source.include_dropped: true trains "
-            "on them"
+            "sampling.source leaves out 4 experiences, since chains had dropped experiences: 4 by gate (not wanted); "
+            "sampling.source.include_dropped: true trains on them"
         )
         assert select(roles.database, ROWS, include_dropped=True).item_ids == tuple(range(1, 11))
 
@@ -153,11 +153,23 @@ class TestSelections:
         selected = select(roles.database, GROUPS)
         assert (selected.item_ids, selected.left_out) == ((1, 2), {1: (1, 2)})
         run = made(roles.buffer, selected)
-        # A correction opens the group again, and then nothing is dropped of it. A new selection has it, the stored one does not.
+        # A correction brings back what it is about. A new selection has it, the stored one does not.
         labels.set_rewards(roles.buffer, {1: 0.5}, author="ada")
-        assert select(roles.database, GROUPS).left_out == {}
+        assert select(roles.database, GROUPS).left_out == {1: (2,)}
         assert drawn(roles.buffer, run) == [3, 4, 5, 6, 7, 8]
-        assert drawn(roles.buffer, made(roles.buffer, select(roles.database, GROUPS))) == list(range(1, 9))
+        assert drawn(roles.buffer, made(roles.buffer, select(roles.database, GROUPS))) == [1, 3, 4, 5, 6, 7, 8]
+
+    def test_a_correction_brings_back_what_it_is_about_and_groups_that_one_stage_dropped_whole(
+        self, roles: Roles
+    ) -> None:
+        roles.insert(own_group((0.0, 1.0), task_key="d"))  # group 4, of which 11 is dropped
+        roles.decide(keep=lambda row: row["experience_id"] != 11)
+        with roles.attempt() as attempt:
+            assert attempt.draw(1, 1, timeout_s=5) is not None  # group 1
+            attempt.commit_checkpoint(1, "/checkpoints/1")
+        # Of a group that was trained on, which is not decided again; of another answer; of a group that was dropped for what its answers had in common.
+        labels.set_rewards(roles.buffer, {1: 0.5, 12: 0.5, 9: 0.5}, author="ada")
+        assert select(roles.database, ROWS).item_ids == (1, 3, 4, 5, 6, 7, 8, 9, 10, 12)
 
     def test_a_group_of_which_too_little_is_left_is_left_out(self, roles: Roles) -> None:
         roles.insert(own_group(task_key="d"))  # group 4

@@ -132,21 +132,21 @@ def test_groups_that_are_ready_for_later_steps_are_not_what_the_trainer_waits_fo
 def test_what_the_chain_drops_is_said_with_what_helps(
     buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    roles = Roles(buffer, batch_groups=2, group_size=4)
+    roles = Roles(buffer, batch_groups=4, group_size=4)
     with roles.attempt():
         roles.plan()
         roles.explore()
         batch = roles.claim_sealed()
         assert batch is not None
-        gone = dropped(batch.table.slice(0, 6), "drop_truncated", "finish_reason is length")
+        gone = dropped(batch.table.slice(0, 12), "drop_truncated#2", "finish_reason is length")
         commit_verdicts(
-            roles.run, roles.worker_id, "p1", batch, Verdicts(concatenated([gone, kept(batch.table.slice(6))]))
+            roles.run, roles.worker_id, "p1", batch, Verdicts(concatenated([gone, kept(batch.table.slice(12))]))
         )
         view = LineView(quiet_s=0)
         for _ in range(2):
             view.update(Progress(roles.run).snapshot())
     sentence = (
-        "75% of the newest rows are dropped by drop_truncated (finish_reason is length): raise explorer.max_tokens"
+        "75% of the newest rows are dropped by drop_truncated#2 (finish_reason is length): raise explorer.max_tokens"
     )
     assert capsys.readouterr().out.count(sentence) == 1, "once"
     shown = Console(file=io.StringIO(), width=200)
@@ -264,6 +264,8 @@ def test_a_process_that_was_killed_here_is_known_to_have_ended_at_once(buffer: r
     snapshot = Progress(run.run).snapshot()
     assert [worker.liveness for worker in snapshot.workers] == ["gone"] and snapshot.workers[0].heartbeat_age_s < 15
     assert "its process has ended while it was training" in drawn(buffer, run)
+    buffer.sql("UPDATE rft.worker SET heartbeat_at = now() - interval '40 s'")
+    assert [worker.liveness for worker in Progress(run.run).snapshot().workers] == ["gone"]
 
 
 @pytest.mark.parametrize("width", [60, 200])

@@ -262,6 +262,24 @@ def test_a_fork_is_not_compared_by_its_parents_results(
     assert (gain(report.gains, "validation").difference, report.not_compared) == (0.5, [])
 
 
+def test_a_fork_is_compared_by_its_own_steps_though_its_parent_was_better(
+    buffer: rftdata.Buffer, run: StoredRun
+) -> None:
+    for step in (1, 2):
+        run.group(step, [0.0, 1.0])
+        run.train_step(step)
+    run.evaluation(0, {1: 0.25})
+    run.evaluation(2, {1: 1.0})
+    fork = StoredRun(buffer, "fork")
+    fork.attempt(parent=run.attempt_id, checkpoint=run.checkpoint(2))
+    fork.group(3, [0.0, 1.0])
+    fork.train_step(3)
+    assert "not evaluated since the fork at step 2; 1.000 at step 2" in build_report(buffer, "fork").not_compared[0]
+    fork.evaluation(3, {1: 0.5})
+    found = gain(build_report(buffer, "fork").gains, "validation")
+    assert (found.before_step, found.after_step, found.difference) == (0, 3, 0.25)
+
+
 def test_the_training_curve_has_dropped_groups_in_it(buffer: rftdata.Buffer, run: StoredRun) -> None:
     run.group(0, [1.0, 0.0])
     run.group(0, [0.0, 0.0], trainable=False)

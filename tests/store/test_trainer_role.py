@@ -488,13 +488,16 @@ def test_a_run_whose_rewards_were_all_equal_is_not_finished(training: Training) 
     ],
 )
 def test_a_run_whose_chain_drops_everything_is_not_finished(training: Training, steps: int, how: str) -> None:
-    training.start(steps, trainer={"checkpoint_every": steps})
+    training.start(steps, trainer={"checkpoint_every": min(steps, 5)})
     life = training.attempt()
     training.make_ready(steps, keep=False)
     with pytest.raises(RftError, match=how):
         life.result(PATIENCE_S)
     assert training.rows("select status::text as status from rft.run") == [{"status": "running"}]
     assert training.rows("select distinct outcome::text as outcome from rft.v_train_step") == [{"outcome": "skipped"}]
+    assert training.rows("select max(trainer_step) as step from rft.checkpoint") == [{"step": min(steps, 20)}], (
+        "nothing is lost with it"
+    )
 
 
 def test_a_run_whose_steps_all_had_nothing_to_train_is_not_finished(training: Training) -> None:

@@ -28,14 +28,18 @@ LEFT JOIN rft.experience e ON e.experience_id = d.experience_id
 WHERE EXISTS (SELECT FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step);
 COMMENT ON VIEW rft.v_consumption IS 'Draws at or before a committed checkpoint of their run''s current history: the rows that the weights on disk were trained on.';
 
--- After a correction a group is decided again; until then nothing is known to be dropped.
+-- A verdict does not count for an experience that was corrected since, nor for one of a group that awaits a new verdict and was dropped whole by one
+-- stage, which may have compared its experiences.
 CREATE VIEW rft.v_left_out AS
 SELECT v.experience_id, v.group_id, g.run_id, v.stage, rft.general_reason(v.reason) AS reason
 FROM rft.verdict v
 JOIN rft.rollout_group g USING (group_id)
 JOIN rft.run r ON r.run_id = g.run_id AND coalesce(g.decided_by, r.pipeline_version) = v.newest_of
-WHERE NOT v.kept AND g.status <> 'sealed';
-COMMENT ON VIEW rft.v_left_out IS 'Experiences that the chain of their run dropped, with the stage and the reason (without ids of rows): what pairs and stored selections leave out by default.';
+WHERE NOT v.kept
+  AND NOT EXISTS (SELECT FROM rft.label l WHERE l.experience_id = v.experience_id AND l.label_id > v.label_cut)
+  AND NOT (g.status = 'sealed' AND NOT EXISTS (
+      SELECT FROM rft.verdict o WHERE o.group_id = v.group_id AND o.newest_of = v.newest_of AND o.stage IS DISTINCT FROM v.stage));
+COMMENT ON VIEW rft.v_left_out IS 'Experiences that the chain of their run dropped, with the stage and the reason (without ids of rows): what pairs and stored selections leave out by default. Without those that were corrected since.';
 
 -- Everything is joined from outside and at most once, by unique indexes or in aggregates: a query that reads nothing of a table does not read
 -- it, and one that does reads the whole of it once if it reads many experiences (docs/decisions/0037). OFFSET 0: the draws of an experience are found by its id. Before the first
