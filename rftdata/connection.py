@@ -20,7 +20,8 @@ from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, RftError, TimeLimitError
 from rftdata.postgres.database import Database
-from rftdata.postgres.embedded import EmbeddedServer, check_address, check_folder
+from rftdata.postgres.embedded import EmbeddedServer, check_folder
+from rftdata.postgres.listen_address import check_address
 from rftdata.postgres.migrations import check_schema, migrate, newest_version, schema_version
 from rftdata.postgres.retry import ride_out
 from rftdata.segments.posix import PosixSegmentStore
