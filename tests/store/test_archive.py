@@ -322,7 +322,7 @@ def test_an_archived_run_is_not_changed_and_what_needs_it_names_the_command(
         lambda: exchange.export(filled, tmp_path / "out.parquet"),
         lambda: purge.purge(filled, f"experience_id = {ids[3]}", reason="asked to", author="ada"),
         lambda: labels.set_rewards(filled, {ids[3]: 0.5}, author="ada"),
-        lambda: select(filled.database, f"SELECT {ids[3]} AS experience_id"),
+        lambda: select(filled.database, f"SELECT {ids[3]} AS experience_id", include_dropped=True),
         lambda: filled.sql("UPDATE rft.experience SET reward = 9 WHERE experience_id = %s", [ids[3]]),
         lambda: filled.find_run("old").go_on({}, steps=10, pipeline_version="p1"),
         lambda: next(iter(replaying(filled.find_run("old"), "p2").gen)),
