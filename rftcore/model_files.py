@@ -48,8 +48,9 @@ def _refuse_doubled(folder: Path) -> None:
     """Raise a ModelError if two files have other values of one weight: transformers takes those that it reads last, whatever the index says."""
     from rftcore.sync.weights_file import files_of_model, read_shapes
 
+    files = [file for file in files_of_model(folder) if file.exists()]
     seen: dict[str, Path] = {}
-    for file in filter(Path.exists, files_of_model(folder)):
+    for file in files if len(files) > 1 else ():
         for name in read_shapes(file):
             if name in seen and not _same(name, seen[name], file):
                 raise ModelError(

@@ -1,9 +1,10 @@
-"""Chains that drop 90 % and 100 % of the groups come to an end; a relabelled group that was dropped is trained."""
+"""Chains that drop 90 % and 100 % of the groups come to an end, the latter with an error; a relabelled group that was dropped is trained."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,21 +15,22 @@ from tests.support.warm_up import Warm
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def run(rft: Rft, warm: Warm, buffer: Path, chain: list[object]) -> None:
+def run(rft: Rft, warm: Warm, buffer: Path, chain: list[object], *, check: bool = True) -> Any:
     overrides = [
         *FEW_TASKS, f"model.path={warm.model}", "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "steps=3",
         "eval.tasks=[]", "eval.test=[]", "trainer.batch_groups=4", "explorer.max_refill=12", f"pipelines.experience={json.dumps(chain)}",
     ]  # fmt: skip
     options = [part for override in overrides for part in ("--set", override)]
-    rft("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options)
+    return rft("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options, check=check)
 
 
 def test_a_chain_that_drops_everything_ends_with_skipped_steps_and_their_reason(
     rft: Rft, warm: Warm, tmp_path: Path
 ) -> None:
-    run(rft, warm, tmp_path / "buffer", [{"sql": "SELECT * FROM batch WHERE false"}])
+    done = run(rft, warm, tmp_path / "buffer", [{"sql": "SELECT * FROM batch WHERE false"}], check=False)
+    assert done.returncode == 1 and "the run has trained nothing: each of its 3 steps had no experiences" in done.stderr
     result = report(rft, tmp_path / "buffer", "sort-grpo")
-    assert result["status"] == "finished"
+    assert result["status"] == "failed"
     assert result["steps"]["skipped"] == 3
     groups = rows(
         tmp_path / "buffer",

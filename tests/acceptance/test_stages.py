@@ -18,11 +18,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 def chain(warm: Warm, tmp_path: Path) -> Path:
     """Two steps of imitation, then one of reinforcement with a reward that is broken until `fixed` exists."""
     (tmp_path / "reward.py").write_text(
+        "from itertools import count\n"
         "from pathlib import Path\n"
+        "calls = count()\n"
         "def score(turn, task):\n"
         "    if not Path(__file__).with_name('fixed').exists():\n"
         "        raise ValueError('the reward is broken')\n"
-        "    return float(len(turn.response) % 2)\n"
+        "    return float(next(calls) % 3)\n"  # equal rewards would train nothing
     )
     source = f"{EXAMPLE / 'tasks.py'}:numbers"
     config = {
