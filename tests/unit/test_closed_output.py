@@ -54,7 +54,7 @@ def test_a_broken_pipe_to_another_process_is_not_the_reader_of_the_output() -> N
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_command_works_without_standard_files(closed: str, tmp_path: Path) -> None:
-    command = f'exec "{sys.executable}" -m rftcore check "{CHECKOUT}/examples/sort_from_scratch/sft.yaml" {closed}'
+    command = f'exec "{sys.executable}" -m rftcore check "{CHECKOUT}/examples/sort_from_scratch/sft.yaml" --set model.path=somebody/model {closed}'
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert (done.stdout == "") == (">&-" in closed.replace("2>&-", ""))
