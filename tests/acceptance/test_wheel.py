@@ -22,7 +22,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
 PIP, UV, SETUP = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[:3]
-FIRST_CONFIG = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
+# A model with random weights is never right, and equal rewards train nothing.
+REWARD = (
+    "from itertools import count\n\ncalls = count()\n\n\ndef score(turn, task):\n    return float(next(calls) % 3)\n"
+)
 
 SCRIPT = """
 import sys
@@ -181,8 +184,9 @@ def test_every_page_that_help_and_messages_name_is_in_the_installed_wheel(base: 
 def test_without_torch_every_verb_that_needs_it_names_the_command_that_installs_it(
     base: Terminal, command: str
 ) -> None:
-    (base.folder / "first.yaml").write_text(FIRST_CONFIG, encoding="utf-8")
-    done = base.run(f"rft {command} first.yaml")
+    project = f"without-torch-{command.replace(' ', '')}"
+    base.output(f"rft init grpo {project}")
+    done = base.run(f"cd {project} && rft {command} config.yaml")
     assert done.returncode == 1
     assert re.search(
         r"^rft: .*(torch|ray).* not installed in .*; run `rft setup (cpu|cuda)`", done.stderr, re.MULTILINE
@@ -236,9 +240,9 @@ def test_setup_removes_a_package_that_does_not_match_torch(trained: tuple[Termin
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n", encoding="utf-8")
     (info / "RECORD").write_text("torchvision.py,,\ntorchvision-0.28.0.dist-info/METADATA,,\n", encoding="utf-8")
     (site_packages / "torchvision.py").write_text("import no_such_operator", encoding="utf-8")
-    (terminal.folder / "first.yaml").write_text(FIRST_CONFIG, encoding="utf-8")
-    for command in ("rft doctor", "rft run first.yaml", "rft check --deep first.yaml"):
-        done = terminal.run(command)
+    terminal.output("rft init grpo mismatch")
+    for command in ("rft doctor", "rft run config.yaml", "rft check --deep config.yaml"):
+        done = terminal.run(f"cd mismatch && {command}")
         assert done.returncode == 1, command
         assert "torchvision does not match torch" in done.stdout + done.stderr
     assert "removed" not in terminal.output("rft setup cpu --dry-run")
@@ -250,14 +254,18 @@ def test_setup_removes_a_package_that_does_not_match_torch(trained: tuple[Termin
 def test_the_first_run_of_the_page_trains_two_steps(trained: tuple[Terminal, str]) -> None:
     terminal, _ = trained
     make_tiny_model(terminal.folder / "model")
-    (terminal.folder / "first.yaml").write_text(FIRST_CONFIG, encoding="utf-8")
+    changes = {
+        "model.path": "../model", "explorer.engine": "vllm", "explorer.engine_args": "{dtype: float32, context_length: 256, max_num_seqs: 16}",
+        "steps": "2", "trainer.checkpoint_every": "1", "eval.tasks": "[]",
+    }  # fmt: skip
+    options = " ".join(f"--set '{key}={value}'" for key, value in changes.items())
+    terminal.output("rft init grpo first")
+    (terminal.folder / "first" / "reward.py").write_text(REWARD, encoding="utf-8")
     try:
-        # Its first import compiles it, which the check's limit for a row of a task source is not meant for.
-        terminal.output("python -c 'import reasoning_gym'")
-        terminal.output("rft check --deep first.yaml --set model.path=./model --set explorer.engine_args.dtype=float32")
-        terminal.output("rft run first.yaml --plain --set model.path=./model --set explorer.engine_args.dtype=float32")
-        steps = terminal.output('rft sql "select count(*) as steps from rft.v_train_step" --json')
+        terminal.output(f"cd first && rft check --deep config.yaml {options}")
+        terminal.output(f"cd first && rft run config.yaml --plain {options}")
+        steps = terminal.output('cd first && rft sql "select count(*) as steps from rft.v_train_step" --json')
         assert re.search(r'"steps": 2\b', steps)
-        assert terminal.output("rft doctor").endswith("all is well\n")
+        assert terminal.output("cd first && rft doctor").endswith("all is well\n")
     finally:
-        terminal.output("rft db stop --force")
+        terminal.output("cd first && rft db stop --force")
