@@ -126,7 +126,7 @@ def select(
     Args:
         priority_exponent: the query must have a second column `priority`, and weights are priorities to this power; None: it must have none.
         include_dropped: select what chains dropped, too.
-        min_rollouts: a group of which chains left fewer rollouts is not selected.
+        min_rollouts: groups that keep fewer rollouts are not selected.
 
     Raises:
         QueryError: it is not a single read-only SELECT of exactly `experience_id`, `pair_id` or `group_id` (and `priority`), or its

@@ -78,7 +78,7 @@ WHERE NOT EXISTS (SELECT FROM unnest(%(left_out)s::bigint[]) AS l (experience_id
 ORDER BY m.experience_id;
 
 -- name: dropped_of_items (read)
--- The items with experiences that the chain of their run dropped: these, with stages and reasons, and the number of rollouts of which something is left.
+-- Items with experiences that the chain of their run dropped: those experiences with their stages and reasons, and how many rollouts keep an experience.
 SELECT i.item_id, count(DISTINCT e.rollout_id) FILTER (WHERE d.stage IS NULL) AS num_rollouts,
        array_agg(e.experience_id ORDER BY m.place) FILTER (WHERE d.stage IS NOT NULL) AS experience_ids,
        array_agg(d.stage ORDER BY m.place) FILTER (WHERE d.stage IS NOT NULL) AS stages,

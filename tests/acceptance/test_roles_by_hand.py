@@ -124,7 +124,7 @@ def test_an_explorer_that_died_is_replaced_by_one_started_later(
 
 def test_the_buffer_is_named_by_the_option_or_by_set_but_not_by_both(rft: Rft, tmp_path: Path) -> None:
     def resolved(*options: object) -> str:
-        model = ("--set", "model.path=somebody/model")  # that of the example is not made yet
+        model = ("--set", "model.path=somebody/model")  # the example's own model is made by a script
         printed = rft("check", "--all", EXAMPLE / "grpo.yaml", *model, *options, cwd=tmp_path).stdout
         uri: str = yaml.safe_load(printed)["buffer"]["uri"]
         return uri

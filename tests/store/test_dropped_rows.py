@@ -162,7 +162,7 @@ class TestSelections:
     def test_a_correction_brings_back_what_it_is_about_and_groups_that_one_stage_dropped_whole(
         self, roles: Roles
     ) -> None:
-        roles.insert(own_group((0.0, 1.0), task_key="d"))  # group 4, of which 11 is dropped
+        roles.insert(own_group((0.0, 1.0), task_key="d"))  # group 4; experience 11 is dropped
         roles.decide(keep=lambda row: row["experience_id"] != 11)
         with roles.attempt() as attempt:
             assert attempt.draw(1, 1, timeout_s=5) is not None  # group 1
