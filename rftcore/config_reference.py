@@ -82,10 +82,10 @@ def find_keys(name: str) -> list[Key]:
     plain = re.sub(r"\[\d*\]", "", name.strip("."))
     for place, page in (("algorithm.", "algorithms"), ("pipelines.", "stages"), ("stages", "config")):
         if plain.startswith(place) and not any(_plain(key.name).startswith(plain) for key in every):
-            raise ConfigError(
-                f"there is no key {name!r} of a section itself", todo=f"`rft docs {page}` shows {_ELSEWHERE[page]}; `rft config {place.strip('.')}` the others"
-                if place != "stages" else f"`rft docs {page}` shows {_ELSEWHERE[page]}",
-            )  # fmt: skip
+            todo = f"`rft docs {page}` shows {_ELSEWHERE[page]}"
+            if place.endswith("."):  # the section has keys of its own, too
+                todo += f"; `rft config {place.strip('.')}` the others"
+            raise ConfigError(f"there is no key {name!r} of a section itself", todo=todo)
     found = [key for key in every if _plain(key.name) == plain or _plain(key.name).startswith(f"{plain}.")]
     if found:
         return found
