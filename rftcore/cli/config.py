@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rftcore.config_reference import Key
 
 _WIDTH = 100
+_SCHEMA_BEGINS = '{\n "$schema":'  # of any version, so that an older one is replaced
 
 
 def config(
@@ -52,6 +53,12 @@ def schema(
         print(config_schema(), end="")
         return
     try:
+        if file.exists() and not file.read_text(errors="replace").startswith(_SCHEMA_BEGINS):
+            raise ConfigError(
+                "the file for the schema holds something else",
+                value=str(file),
+                todo="name a new file (`rft check` checks a configuration); nothing was written",
+            )
         write_whole(file, config_schema())
     except OSError as error:
         raise ConfigError(

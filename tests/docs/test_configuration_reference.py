@@ -111,3 +111,11 @@ def test_the_schema_is_written_where_an_editor_finds_it(tmp_path: Path, capsys: 
     assert file.read_text() == configuration_reference.render_schema()
     assert run_command(["schema", str(tmp_path / "missing" / "x.json")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+    file.write_text(file.read_text()[:1000])  # an older one
+    assert run_command(["schema", str(file)]) == 0
+    assert file.read_text() == configuration_reference.render_schema()
+    config = tmp_path / "config.yaml"
+    config.write_text("# yaml-language-server: $schema=config.schema.json\nrun: {name: mine}\n")
+    assert run_command(["schema", str(config)]) == 2
+    assert "holds something else" in capsys.readouterr().err
+    assert config.read_text().endswith("run: {name: mine}\n")
