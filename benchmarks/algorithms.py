@@ -32,8 +32,17 @@ from benchmarks import demo
 from benchmarks.demo import DemoBudget
 
 ALGORITHMS = (
-    "grpo", "ppo", "rloo", "reinforce_plus_plus", "dapo", "gspo", "cispo", "opmd", "raft", "mix",
-)  # fmt: skip
+    "grpo",
+    "ppo",
+    "rloo",
+    "reinforce_plus_plus",
+    "dapo",
+    "gspo",
+    "cispo",
+    "opmd",
+    "raft",
+    "mix",
+)
 # A critic has more to learn than a policy that imitates already, so its learning rate is larger; and it learns alone at first.
 CHANGES: dict[str, dict[str, Any]] = {"ppo": {"critic": {"learning_rate": 1.0e-3, "warmup_steps": 5}}}
 EXPERTS = {"mix": 2, "chord": 2}  # groups of a step that are right answers in place of rollouts
@@ -114,8 +123,9 @@ def measure(
         list(pool.map(prepare_seed, [(folder / str(seed), seed, quick) for seed in seeds]))
         jobs = {
             pool.submit(run, name, seed, budget, folder / str(seed), quick): (name, seed)
-            for seed in seeds for name in names
-        }  # fmt: skip
+            for seed in seeds
+            for name in names
+        }
         for number, future in enumerate(as_completed(jobs), start=1):
             name, seed = jobs[future]
             runs[name][seed] = record = future.result()

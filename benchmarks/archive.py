@@ -94,8 +94,10 @@ def measure(buffer: Buffer, num_runs: int) -> dict[str, Any]:
     restored = [_seconds_and_mib(buffer, "restore", name) for name in names]
     sizes["restored"] = _sizes(buffer)
     return {
-        "archive_seconds": [seconds for seconds, _ in archived], "restore_seconds": [seconds for seconds, _ in restored],
-        "copy_seconds": copy_seconds, "bytes": sizes,
+        "archive_seconds": [seconds for seconds, _ in archived],
+        "restore_seconds": [seconds for seconds, _ in restored],
+        "copy_seconds": copy_seconds,
+        "bytes": sizes,
         "left_bytes": {row["name"]: row["size"] for row in left},
         "questions": [
             {"question": text, "before_seconds": a, "archived_seconds": b, "agrees": was == now}
@@ -103,7 +105,7 @@ def measure(buffer: Buffer, num_runs: int) -> dict[str, Any]:
         ],
         "restored_exactly": buffer.sql(_DIGEST)["digest"][0].as_py() == digest,
         "peak_mib": {"archive": max(mib for _, mib in archived), "restore": max(mib for _, mib in restored)},
-    }  # fmt: skip
+    }
 
 
 def _ask(buffer: Buffer, text: str) -> tuple[float, Any]:

@@ -58,9 +58,19 @@ class BareLayout(Store):
                 copy.set_types(_TYPES)
                 for row, s in enumerate(batch):
                     copy.write_row(
-                        (s.key, s.group, s.prompt, s.response, s.num_prompt_tokens, len(s.token_ids), s.reward,
-                         Jsonb(s.metrics), name, row)
-                    )  # fmt: skip
+                        (
+                            s.key,
+                            s.group,
+                            s.prompt,
+                            s.response,
+                            s.num_prompt_tokens,
+                            len(s.token_ids),
+                            s.reward,
+                            Jsonb(s.metrics),
+                            name,
+                            row,
+                        )
+                    )
             with cursor.copy("COPY bare.queue (key) FROM STDIN (FORMAT BINARY)") as copy:
                 copy.set_types(["int8"])
                 for s in batch:

@@ -42,14 +42,18 @@ _WINDOWS = 8  # points of a curve
 CHANGES: dict[str, dict[str, Any]] = {
     # The critic's head is new, so its learning rate is larger; and it learns alone at first.
     "ppo": {"algorithm": {"critic": {"learning_rate": 5.0e-5, "warmup_steps": 5}}},
-    "dapo": {"pipelines": {"experience": [{"drop_truncated": {"finish_reasons": ["abort"]}}, {"drop_zero_variance_groups": {}}]}},
+    "dapo": {
+        "pipelines": {
+            "experience": [{"drop_truncated": {"finish_reasons": ["abort"]}}, {"drop_zero_variance_groups": {}}]
+        }
+    },
     "mix": {
         "explorer": {
             "workflow": f"{_ROOT / 'benchmarks' / 'mixed_workflow.py'}:mixed",
             "workflow_args": {"sampled_tasksets": [_VALIDATION]},
         }
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -119,16 +123,26 @@ def configuration(name: str, seed: int, budget: DemoBudget, model: str, folder: 
     evaluation = {**example["eval"], "every": steps}
     del evaluation["test"]
     changes = {
-        "run": {"name": f"demo-{name}", "seed": seed}, "buffer": {"uri": str(folder / "buffer"), "min_free_bytes": 0},
-        "model": {"path": model}, "steps": steps, "monitor": [],
+        "run": {"name": f"demo-{name}", "seed": seed},
+        "buffer": {"uri": str(folder / "buffer"), "min_free_bytes": 0},
+        "model": {"path": model},
+        "steps": steps,
+        "monitor": [],
         "pipelines": {"experience": [{"drop_truncated": {"finish_reasons": ["abort"]}}]},
         "explorer": {
-            "engine": "transformers", "engine_args": {"dtype": "float32", "context_length": 128, "max_num_seqs": 256},
-            "reward": f"{_EXAMPLE / 'reward.py'}:score", "reward_processes": 1, "claim_groups": budget.batch_groups,
+            "engine": "transformers",
+            "engine_args": {"dtype": "float32", "context_length": 128, "max_num_seqs": 256},
+            "reward": f"{_EXAMPLE / 'reward.py'}:score",
+            "reward_processes": 1,
+            "claim_groups": budget.batch_groups,
             "max_refill": budget.batch_groups,
         },
-        "trainer": {"batch_groups": budget.batch_groups, "learning_rate": budget.learning_rate, "checkpoint_every": steps},
-    }  # fmt: skip
+        "trainer": {
+            "batch_groups": budget.batch_groups,
+            "learning_rate": budget.learning_rate,
+            "checkpoint_every": steps,
+        },
+    }
     config = merged({**example, "eval": evaluation}, changes)
     # The example's own keys of grpo are not those of other algorithms.
     config["algorithm"] = {"name": name, "group_size": budget.group_size}
@@ -144,9 +158,12 @@ def _train(folder: Path, limit_s: float) -> str | None:
         for role in _ROLES:
             with (folder / f"{role}.log").open("wb") as log:
                 processes[role] = subprocess.Popen(
-                    [*_RFT, role, str(folder / "config.yaml")], stdout=log, stderr=subprocess.STDOUT, env=environment,
+                    [*_RFT, role, str(folder / "config.yaml")],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
                     start_new_session=True,
-                )  # fmt: skip
+                )
         return _wait(processes, folder, limit_s)
     finally:
         _stop(list(processes.values()))
@@ -206,8 +223,12 @@ def curve(sampled: Sequence[dict[str, Any]], steps: int) -> list[dict[str, Any]]
         num = sum(row["rollouts"] for row in window)
         used += num
         points.append(
-            {"rollouts": used, "step": window[-1]["explore_step"] + 1, "score": round(sum(row["right"] for row in window) / num, 5)}
-        )  # fmt: skip
+            {
+                "rollouts": used,
+                "step": window[-1]["explore_step"] + 1,
+                "score": round(sum(row["right"] for row in window) / num, 5),
+            }
+        )
     return points
 
 
@@ -218,13 +239,16 @@ def summary(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         validation, points = list(record["validation"].values()), record["points"]
         rows.append(
             {
-                "algorithm": name, "failed": record["error"],
+                "algorithm": name,
+                "failed": record["error"],
                 "validation_start": validation[0] if validation else None,
                 "validation_end": validation[-1] if len(validation) > 1 else None,
-                "reward_first": points[0]["score"] if points else None, "reward_last": points[-1]["score"] if points else None,
-                "rollouts": points[-1]["rollouts"] if points else 0, "seconds": record["seconds"],
+                "reward_first": points[0]["score"] if points else None,
+                "reward_last": points[-1]["score"] if points else None,
+                "rollouts": points[-1]["rollouts"] if points else 0,
+                "seconds": record["seconds"],
             }
-        )  # fmt: skip
+        )
     return sorted(rows, key=lambda row: -(row["validation_end"] or row["reward_last"] or 0.0))
 
 
@@ -240,9 +264,12 @@ def draw(result: dict[str, Any], file: Path) -> None:
         points = result["runs"][row["algorithm"]]["points"]
         end = "failed" if row["failed"] else f"validation {row['validation_end'] or float('nan'):.2f}"
         axes.plot(
-            [point["rollouts"] for point in points], [point["score"] for point in points], "--" if row["failed"] else "-",
-            marker=".", label=f"{row['algorithm']} ({end})",
-        )  # fmt: skip
+            [point["rollouts"] for point in points],
+            [point["score"] for point in points],
+            "--" if row["failed"] else "-",
+            marker=".",
+            label=f"{row['algorithm']} ({end})",
+        )
     axes.set_xlabel("rollouts")
     axes.set_ylabel("mean reward of sampled rollouts")
     axes.set_title(f"SmolLM2-135M learns sums, seed {result['seed']}")

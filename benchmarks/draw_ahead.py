@@ -38,9 +38,14 @@ def stored_group(key: int, num_tokens: int) -> Group:
         length = num_tokens - int(generator.integers(num_tokens // 20))
         token_ids = np.concatenate([np.full(PROMPT_TOKENS, 7), generator.integers(4, 40, length - PROMPT_TOKENS)])
         sequence = Sequence(
-            prompt="a prompt", response="a response", token_ids=token_ids, num_prompt_tokens=PROMPT_TOKENS, finish_reason="stop",
-            reward=float(index % 2), behavior_logprobs=generator.normal(-3.5, 0.1, length - PROMPT_TOKENS),
-        )  # fmt: skip
+            prompt="a prompt",
+            response="a response",
+            token_ids=token_ids,
+            num_prompt_tokens=PROMPT_TOKENS,
+            finish_reason="stop",
+            reward=float(index % 2),
+            behavior_logprobs=generator.normal(-3.5, 0.1, length - PROMPT_TOKENS),
+        )
         rollouts.append(Rollout(index, "ok", float(index % 2), [sequence]))
     return Group(rollouts, source="import", taskset="stored", task_key=str(key))
 
@@ -50,11 +55,17 @@ def steps_of_a_run(
 ) -> list[dict[str, Any]]:
     """Train a run to its end; its steps but the first."""
     raw = {
-        "run": {"name": name}, "buffer": {"uri": buffer.config.uri}, "model": {"path": str(model)},
-        "tasks": [{"name": "stored", "source": "./none.py:none"}], "algorithm": {"name": "grpo", "group_size": GROUP_SIZE},
-        "explorer": {"reward": "exact_match"}, "sampling": {"order": order}, "sync": {"method": "checkpoint"},
-        "trainer": {"batch_groups": GROUPS, "checkpoint_every": steps, "autocast": "none"}, "steps": steps,
-    }  # fmt: skip
+        "run": {"name": name},
+        "buffer": {"uri": buffer.config.uri},
+        "model": {"path": str(model)},
+        "tasks": [{"name": "stored", "source": "./none.py:none"}],
+        "algorithm": {"name": "grpo", "group_size": GROUP_SIZE},
+        "explorer": {"reward": "exact_match"},
+        "sampling": {"order": order},
+        "sync": {"method": "checkpoint"},
+        "trainer": {"batch_groups": GROUPS, "checkpoint_every": steps, "autocast": "none"},
+        "steps": steps,
+    }
     config = parse_config(raw, model, "the benchmark")
     run = buffer.create_run(
         name=name, config=stored_config(config), seed=1, steps=steps, pipeline_version="none", mode="train"

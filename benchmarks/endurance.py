@@ -158,8 +158,11 @@ class Run:
         started, before, first_s = time.monotonic(), self.step(), 0.0
         with (self.folder / "run.log").open("ab") as log:
             process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
-            )  # fmt: skip
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)},
+            )
         next_sample = before + every
         while process.poll() is None:
             step = self.step()
@@ -225,9 +228,12 @@ class Run:
         for _ in range(rounds):
             started = time.monotonic()
             subprocess.run(
-                [*_RFT, *arguments, "--buffer", str(self.buffer)], check=True, capture_output=True, timeout=_LIMIT_S,
+                [*_RFT, *arguments, "--buffer", str(self.buffer)],
+                check=True,
+                capture_output=True,
+                timeout=_LIMIT_S,
                 env={**os.environ, "PYTHONPATH": str(_ROOT)},
-            )  # fmt: skip
+            )
             taken.append(time.monotonic() - started)
         return statistics.median(taken)
 
@@ -285,16 +291,22 @@ def _process(samples: Sequence[Sample], name: str) -> dict[str, float]:
     memory = statistics.median(sum(usage.memory_bytes for usage in processes.values()) for _, processes in there)
     files = statistics.median(sum(usage.open_files for usage in processes.values()) for _, processes in there)
     return {
-        "memory_mib": round(memory / _MIB, 1), "open_files": files, "cpu_s_per_step": round(seconds / max(1, last_step - first_step), 5),
-    }  # fmt: skip
+        "memory_mib": round(memory / _MIB, 1),
+        "open_files": files,
+        "cpu_s_per_step": round(seconds / max(1, last_step - first_step), 5),
+    }
 
 
 def at_speed(figures: dict[str, Any], factor: float) -> dict[str, Any]:
     """Return the figures of a machine that is so many times as fast: seconds of steps and processors."""
     return {
-        name: at_speed(value, factor) if isinstance(value, dict) else value / factor if name.endswith(("_s", "_s_per_step")) else value
+        name: at_speed(value, factor)
+        if isinstance(value, dict)
+        else value / factor
+        if name.endswith(("_s", "_s_per_step"))
+        else value
         for name, value in figures.items()
-    }  # fmt: skip
+    }
 
 
 def growth(first: Any, last: Any, limit: float, name: str = "") -> dict[str, float]:

@@ -54,14 +54,25 @@ def _groups(first: int, num: int, parent_id: int | None) -> list[Group]:
         is_made = parent_id is not None and place // GROUP_SIZE % 4 == 0
         rollouts = [
             Rollout(
-                i, "ok", s.reward,
-                [Experience(
-                    s.prompt, s.response, s.token_ids, s.num_prompt_tokens, "stop", reward=s.reward, metrics=s.metrics,
-                    behavior_logprobs=s.logprobs[s.num_prompt_tokens :], parent_id=parent_id if is_made else None,
-                )],
+                i,
+                "ok",
+                s.reward,
+                [
+                    Experience(
+                        s.prompt,
+                        s.response,
+                        s.token_ids,
+                        s.num_prompt_tokens,
+                        "stop",
+                        reward=s.reward,
+                        metrics=s.metrics,
+                        behavior_logprobs=s.logprobs[s.num_prompt_tokens :],
+                        parent_id=parent_id if is_made else None,
+                    )
+                ],
             )
             for i, s in enumerate(samples[place : place + GROUP_SIZE])
-        ]  # fmt: skip
+        ]
         key = samples[place].group
         groups.append(Group(rollouts, source="human", taskset="bench", task_key=str(key), payload={"number": key}))
     return groups
@@ -125,13 +136,22 @@ def measure(num: int, runs: int, folder: Path) -> dict[str, Any]:
         again_s = timed(lambda: exchange.load(target, file))
         copy_in_s = timed(lambda: _copied_in(target, rows))
     return {
-        "experiences": num, "runs": runs, "file_bytes": file.stat().st_size,
-        "export_s": round(export_s, 2), "export_per_s": round(num / export_s),
-        "export_mb_per_s": round(file.stat().st_size / export_s / 1e6), "export_cpu_s": round(export_cpu_s, 2), "copy_out_s": round(copy_out_s, 2),
-        "import_s": round(import_s, 2), "import_per_s": round(num / import_s), "import_cpu_s": round(import_cpu_s, 2),
-        "import_again_s": round(again_s, 2), "copy_in_s": round(copy_in_s, 2),
-        "scan_mb_per_s": round(segment_bytes / scan_s / 1e6), "read_segments_mb_per_s": round(segment_bytes / read_s / 1e6),
-    }  # fmt: skip
+        "experiences": num,
+        "runs": runs,
+        "file_bytes": file.stat().st_size,
+        "export_s": round(export_s, 2),
+        "export_per_s": round(num / export_s),
+        "export_mb_per_s": round(file.stat().st_size / export_s / 1e6),
+        "export_cpu_s": round(export_cpu_s, 2),
+        "copy_out_s": round(copy_out_s, 2),
+        "import_s": round(import_s, 2),
+        "import_per_s": round(num / import_s),
+        "import_cpu_s": round(import_cpu_s, 2),
+        "import_again_s": round(again_s, 2),
+        "copy_in_s": round(copy_in_s, 2),
+        "scan_mb_per_s": round(segment_bytes / scan_s / 1e6),
+        "read_segments_mb_per_s": round(segment_bytes / read_s / 1e6),
+    }
 
 
 def main() -> None:

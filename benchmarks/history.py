@@ -76,10 +76,17 @@ def measure(buffer: Buffer, folder: Path) -> list[dict[str, Any]]:
             ours = [_timed(partial(buffer.sql, question)) for _ in range(_TIMES)]
             theirs = [_timed(partial(_answered, connection, question)) for _ in range(_TIMES)]
             seconds, duckdb_seconds = (statistics.median(taken for taken, _ in both) for both in (ours, theirs))
-            rows.append({
-                "question": title, "first_seconds": first[title], "seconds": seconds, "duckdb_seconds": duckdb_seconds,
-                "ratio": seconds / duckdb_seconds, "num_rows": ours[0][1].num_rows, "agrees": _equal(ours[0][1], theirs[0][1]),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "question": title,
+                    "first_seconds": first[title],
+                    "seconds": seconds,
+                    "duckdb_seconds": duckdb_seconds,
+                    "ratio": seconds / duckdb_seconds,
+                    "num_rows": ours[0][1].num_rows,
+                    "agrees": _equal(ours[0][1], theirs[0][1]),
+                }
+            )
             print(f"{seconds:8.3f} s  {duckdb_seconds:8.3f} s in DuckDB  {title}", file=sys.stderr)
     return rows
 
@@ -114,9 +121,15 @@ def _timed(work: Callable[[], pa.Table]) -> tuple[float, pa.Table]:
 
 def _equal(ours: pa.Table, theirs: pa.Table) -> bool:
     """Compare answers; numbers may differ in their type and in the last digits."""
-    return ours.column_names == theirs.column_names and ours.num_rows == theirs.num_rows and all(
-        _same(a, b) for name in ours.column_names for a, b in zip(ours[name].to_pylist(), theirs[name].to_pylist(), strict=True)
-    )  # fmt: skip
+    return (
+        ours.column_names == theirs.column_names
+        and ours.num_rows == theirs.num_rows
+        and all(
+            _same(a, b)
+            for name in ours.column_names
+            for a, b in zip(ours[name].to_pylist(), theirs[name].to_pylist(), strict=True)
+        )
+    )
 
 
 def _same(a: object, b: object) -> bool:

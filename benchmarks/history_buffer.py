@@ -75,18 +75,27 @@ def _train(attempt: Attempt, num_steps: int, chance: random.Random) -> None:
 def _validate(attempt: Attempt, step: int, explorer: int, chance: random.Random) -> None:
     version = attempt.publish(step, method="checkpoint", uri=f"step-{step}", num_bytes=0, checksum=str(step))
     plan_evaluations(
-        attempt, policy_version_id=version, trainer_step=step, purpose="validation", tasksets=["benchmark"], decodings=["greedy"],
-        uri=f"step-{step}", checksum=str(step),
-    )  # fmt: skip
+        attempt,
+        policy_version_id=version,
+        trainer_step=step,
+        purpose="validation",
+        tasksets=["benchmark"],
+        decodings=["greedy"],
+        uri=f"step-{step}",
+        checksum=str(step),
+    )
     evaluation = claim_evaluation(attempt.run, explorer, lease_s=60)
     assert evaluation is not None
     answers = [
         Answer(
-            task_id=task.task_id, reward=float(chance.random() < 0.5), response="an answer", num_response_tokens=9,
+            task_id=task.task_id,
+            reward=float(chance.random() < 0.5),
+            response="an answer",
+            num_response_tokens=9,
             finish_reason="stop",
         )
         for task in questions(attempt.run, evaluation)
-    ]  # fmt: skip
+    ]
     finish_evaluation(attempt.run, evaluation.evaluation_id, explorer, answers, seconds=1.0)
 
 

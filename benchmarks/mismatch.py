@@ -70,11 +70,13 @@ def _sampling(length: int, options: argparse.Namespace) -> dict[str, Any]:
         "selector": {"type": "shuffle"},
         "algorithm": {"name": "reinforce", "group_size": options.group_size},
         "explorer": {
-            "engine": "vllm", "engine_args": {"dtype": options.dtype, "context_length": length + 64, "max_num_seqs": 64},
-            "reward": "./work.py:score", "max_tokens": length,
+            "engine": "vllm",
+            "engine_args": {"dtype": options.dtype, "context_length": length + 64, "max_num_seqs": 64},
+            "reward": "./work.py:score",
+            "max_tokens": length,
         },
         "steps": 1,
-    }  # fmt: skip
+    }
 
 
 def _run(

@@ -9,9 +9,16 @@ from rftcore.workflows.task import Model, Score, Scorer, Task
 
 
 async def mixed(
-    task: Task, model: Model, score: Scorer, *, share: float = 0.125, sampled_tasksets: list[str] | None = None,
-    system: str | None = None, examples: list[dict[str, str]] | None = None, template: str | None = None,
-) -> Score:  # fmt: skip
+    task: Task,
+    model: Model,
+    score: Scorer,
+    *,
+    share: float = 0.125,
+    sampled_tasksets: list[str] | None = None,
+    system: str | None = None,
+    examples: list[dict[str, str]] | None = None,
+    template: str | None = None,
+) -> Score:
     """Answer as `single_turn` does, or write the question and its right answer as the response.
 
     Args:

@@ -86,9 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 opened.write(json.dumps(row) + "\n")
     device = f"{num_gpus} GPUs" if num_gpus else f"no GPU, {os.cpu_count()} cores"
     result = {
-        "config": str(options.config), "settings": options.set, "device": device, "target": options.target, "rows": rows,
-        "not_run": not_run, "summary": summary(rows),
-    }  # fmt: skip
+        "config": str(options.config),
+        "settings": options.set,
+        "device": device,
+        "target": options.target,
+        "rows": rows,
+        "not_run": not_run,
+        "summary": summary(rows),
+    }
     print(json.dumps(result, indent=1) if options.json else text(result))
     return int(any(row["status"] == "failed" for row in rows))
 
@@ -98,14 +103,18 @@ def settings(config: Path, layout: Layout, mode: str, seed: int) -> list[str]:
     batch = load_config(config).trainer.batch_groups
     ahead = STEPS_AHEAD[mode]
     found = [
-        f"run.name={mode}-{layout}-{seed}".replace("+", "-"), f"run.seed={seed}",
+        f"run.name={mode}-{layout}-{seed}".replace("+", "-"),
+        f"run.seed={seed}",
         f"explorer.num_explorers={layout.engines}",
         # A step's groups are divided among the explorers, and its last ones again.
         f"explorer.claim_groups={max(1, batch // (2 * layout.engines))}",
-        "sync.interval=1", f"sync.offset={ahead}", f"sampling.max_staleness={ahead}",
+        "sync.interval=1",
+        f"sync.offset={ahead}",
+        f"sampling.max_staleness={ahead}",
         # What a comparison does not need, and a run waits for at its end.
-        "eval.test=[]", "monitor=[]",
-    ]  # fmt: skip
+        "eval.test=[]",
+        "monitor=[]",
+    ]
     if not layout.shares:
         found += [f"explorer.tensor_parallel_size={layout.tensor_parallel}", f"trainer.num_gpus={layout.ranks}"]
     return [*found, f"algorithm.correction={_CORRECTION}"] if ahead else found
@@ -182,9 +191,11 @@ def _read(location: Path, target: float) -> Row | None:
         query = "SELECT coalesce(backend, 'file') AS backend, count(*) AS num FROM rft.weight_transfer WHERE run_id = %s GROUP BY 1"
         backends = {row["backend"]: row["num"] for row in buffer.sql(query, [run.run_id]).to_pylist()}
     return found | {
-        "steps": steps, "seconds_per_step": found["seconds"] / steps, "sampled_per_second": found["sampled_tokens"] / found["seconds"],
+        "steps": steps,
+        "seconds_per_step": found["seconds"] / steps,
+        "sampled_per_second": found["sampled_tokens"] / found["seconds"],
         "backends": backends,
-    }  # fmt: skip
+    }
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
@@ -197,16 +208,22 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     for (layout, mode), runs in by_kind.items():
         num_gpus, own = runs[0]["num_gpus"], seconds[layout, mode]
         synchronous = [
-            known for kind, known in seconds.items()
+            known
+            for kind, known in seconds.items()
             if kind[1] == "on_policy" and by_kind[kind][0]["num_gpus"] == num_gpus and known is not None
-        ]  # fmt: skip
+        ]
         first = next((known for kind, known in seconds.items() if kind[1] == mode), None)
         found.append(
             {
-                "layout": layout, "num_gpus": num_gpus, "mode": mode, "runs": len(runs), "seconds_to_target": own,
-                "of_on_policy": min(synchronous) / own if synchronous and own else None, "of_first": first / own if first and own else None,
+                "layout": layout,
+                "num_gpus": num_gpus,
+                "mode": mode,
+                "runs": len(runs),
+                "seconds_to_target": own,
+                "of_on_policy": min(synchronous) / own if synchronous and own else None,
+                "of_first": first / own if first and own else None,
             }
-        )  # fmt: skip
+        )
     return found
 
 
@@ -234,11 +251,21 @@ def text(result: Row) -> str:
     ]
     for row in result["rows"]:
         reached = row["to_target"] or {}
-        rows.append((
-            row["layout"], row["mode"], str(row["seed"]), row["status"], str(row.get("steps", "–")), _number(row.get("seconds_per_step"), ".2f"),
-            _number(row.get("sampled_per_second"), ",.0f"), _number(row.get("shares", {}).get("trainer", {}).get("waiting"), ".0%"),
-            _number(row.get("mean_staleness"), ".2f"), str(reached.get("step", "–")), _number(reached.get("seconds"), ".1f"),
-        ))  # fmt: skip
+        rows.append(
+            (
+                row["layout"],
+                row["mode"],
+                str(row["seed"]),
+                row["status"],
+                str(row.get("steps", "–")),
+                _number(row.get("seconds_per_step"), ".2f"),
+                _number(row.get("sampled_per_second"), ",.0f"),
+                _number(row.get("shares", {}).get("trainer", {}).get("waiting"), ".0%"),
+                _number(row.get("mean_staleness"), ".2f"),
+                str(reached.get("step", "–")),
+                _number(reached.get("seconds"), ".1f"),
+            )
+        )
     totals = [("layout", "mode", "seconds to target", "of on_policy", "of the first layout")]
     for each in result["summary"]:
         ratios = (_number(each[name], ".2f") for name in ("of_on_policy", "of_first"))

@@ -292,9 +292,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     results["data_juicer"] = None if options.skip_data_juicer else _part("pipeline_data_juicer")
     results["workers"] = None if options.skip_workers else _part("pipeline_workers")
     return {
-        "rows": options.rows, "rounds": options.rounds, "cores": os.cpu_count(), "load": load, "results": results,
+        "rows": options.rows,
+        "rounds": options.rounds,
+        "cores": os.cpu_count(),
+        "load": load,
+        "results": results,
         "peers": {} if options.skip_peers else _peers(figures, plain, options),
-    }  # fmt: skip
+    }
 
 
 def _built(stage: dict[str, Any], folder: Path, schema: pa.Schema) -> Chain:

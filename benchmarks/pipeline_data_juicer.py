@@ -118,9 +118,12 @@ def measure(rounds: int = ROUNDS) -> dict[str, Any]:
     gc.unfreeze()
     ratios = [result["ratio"] for result in results.values()]
     return {
-        "rows": NUM_ROWS, "rounds": rounds, "operators": results, "worst_ratio": max(ratios),
+        "rows": NUM_ROWS,
+        "rounds": rounds,
+        "operators": results,
+        "worst_ratio": max(ratios),
         "median_ratio": round(statistics.median(ratios), 3),
-    }  # fmt: skip
+    }
 
 
 def _same(chain: Any, op: Any, table: pa.Table) -> None:

@@ -52,9 +52,13 @@ class StoreProgram:
             self.error = f"not installed: {error}"
             return
         self._process = subprocess.Popen(
-            [str(python), "-m", "benchmarks.harness", peer.module], cwd=_ROOT, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=(Path(address["folder"]) / f"{name}.log").open("w"),
-        )  # fmt: skip
+            [str(python), "-m", "benchmarks.harness", peer.module],
+            cwd=_ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(Path(address["folder"]) / f"{name}.log").open("w"),
+        )
         self._log = Path(address["folder"]) / f"{name}.log"
         answer = self._ask(address, _START_S)
         if "result" in answer:

@@ -148,11 +148,17 @@ def experiences(num: int = _PREPARED) -> list[Experience]:
     """Of 8 KB on average: see `benchmarks.workload`."""
     return [
         Experience(
-            prompt=s.prompt, response=s.response, token_ids=s.token_ids, num_prompt_tokens=s.num_prompt_tokens,
-            finish_reason="stop", reward=s.reward, behavior_logprobs=s.logprobs[s.num_prompt_tokens :], metrics=s.metrics,
+            prompt=s.prompt,
+            response=s.response,
+            token_ids=s.token_ids,
+            num_prompt_tokens=s.num_prompt_tokens,
+            finish_reason="stop",
+            reward=s.reward,
+            behavior_logprobs=s.logprobs[s.num_prompt_tokens :],
+            metrics=s.metrics,
         )
         for s in make_samples(num, seed=5)
-    ]  # fmt: skip
+    ]
 
 
 def prepare(buffer: Buffer, made: Sequence[Experience], rows: int) -> int:
@@ -216,17 +222,22 @@ def _update_rewards(uri: str, run_id: int, ready: Any, stop: Any, answers: Any) 
             after = (*counted()[:2], after[2])
     answers.put(
         {
-            "rows": updated, "seconds": seconds, "rows_per_s": updated / seconds,
+            "rows": updated,
+            "seconds": seconds,
+            "rows_per_s": updated / seconds,
             "hot_share": (after[1] - before[1]) / (after[0] - before[0]),
             # The loop's own writes meanwhile are in it; `update_alone` has none.
-            "wal_bytes": after[2] - before[2], "wal_bytes_per_row": (after[2] - before[2]) / updated,
+            "wal_bytes": after[2] - before[2],
+            "wal_bytes_per_row": (after[2] - before[2]) / updated,
         }
-    )  # fmt: skip
+    )
 
 
 _TARGETS: dict[str, Callable[..., None]] = {
-    "snapshot": _hold_snapshot, "select": _select_all, "update": _update_rewards,
-}  # fmt: skip
+    "snapshot": _hold_snapshot,
+    "select": _select_all,
+    "update": _update_rewards,
+}
 
 
 @contextmanager
@@ -324,7 +335,10 @@ def summary(results: dict[str, list[dict[str, Any]]], steps: int, rows: int) -> 
             "steps_per_s": median(reader, lambda one: one["loop"]["steps_per_s"]),
             "steps_per_s_last_quarter": median(reader, last),
             **{
-                key: {part: median(reader, lambda one, k=key, p=part: one["loop"][k][p]) for part in ("write", "verdict", "draw")}  # type: ignore[misc]
+                key: {
+                    part: median(reader, lambda one, k=key, p=part: one["loop"][k][p])
+                    for part in ("write", "verdict", "draw")
+                }  # type: ignore[misc]
                 for key in ("ms", "ms_last_quarter")
             },
             **{
@@ -332,15 +346,18 @@ def summary(results: dict[str, list[dict[str, Any]]], steps: int, rows: int) -> 
                 for kind in rounds[0]
                 if kind != "loop" and rounds[0][kind]
             },
-        }  # fmt: skip
+        }
     ratios = {
         reader: {
-            "steps_per_s": [one["loop"]["steps_per_s"] / base["loop"]["steps_per_s"] for one, base in zip(rounds, results["baseline"], strict=True)],
+            "steps_per_s": [
+                one["loop"]["steps_per_s"] / base["loop"]["steps_per_s"]
+                for one, base in zip(rounds, results["baseline"], strict=True)
+            ],
             "last_quarter": [last(one) / last(base) for one, base in zip(rounds, results["baseline"], strict=True)],
         }
         for reader, rounds in results.items()
         if reader != "baseline" and "baseline" in results
-    }  # fmt: skip
+    }
     return {
         "load": list(os.getloadavg()),
         "workload": {"steps": steps, "groups": _GROUPS, "group_size": _GROUP_SIZE, "stored_rows": rows},

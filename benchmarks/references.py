@@ -34,9 +34,14 @@ def enforce(buffer: Buffer) -> int:
 
 def make_experience(sample: Sample) -> Experience:
     return Experience(
-        sample.prompt, sample.response, sample.token_ids, sample.num_prompt_tokens, "stop",
-        behavior_logprobs=sample.logprobs[sample.num_prompt_tokens :], reward=sample.reward,
-    )  # fmt: skip
+        sample.prompt,
+        sample.response,
+        sample.token_ids,
+        sample.num_prompt_tokens,
+        "stop",
+        behavior_logprobs=sample.logprobs[sample.num_prompt_tokens :],
+        reward=sample.reward,
+    )
 
 
 def make_groups(num: int, first: int) -> list[Group]:
@@ -94,12 +99,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         json.dumps(
             {
-                **vars(options), "num_keys": num_keys, "experiences_per_s": round(statistics.median(a for a, _ in rates[1:])),
-                "ratio_with_keys": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios],
+                **vars(options),
+                "num_keys": num_keys,
+                "experiences_per_s": round(statistics.median(a for a, _ in rates[1:])),
+                "ratio_with_keys": round(statistics.median(ratios), 3),
+                "ratios": [round(ratio, 3) for ratio in ratios],
             },
             indent=2,
         )
-    )  # fmt: skip
+    )
     return 0
 
 

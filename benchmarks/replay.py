@@ -123,8 +123,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(
-    names: Sequence[str], seeds: Sequence[int], budget: ReplayBudget, folder: Path, num_jobs: int, output: Path | None, *, quick: bool
-) -> dict[str, Any]:  # fmt: skip
+    names: Sequence[str],
+    seeds: Sequence[int],
+    budget: ReplayBudget,
+    folder: Path,
+    num_jobs: int,
+    output: Path | None,
+    *,
+    quick: bool,
+) -> dict[str, Any]:
     """Every variant with every seed. Variants that begin with stored groups run after `once` of their seed."""
     os.environ["OMP_NUM_THREADS"] = "1"  # a thread for each run, set before the workers load what reads it
     runs: dict[str, dict[int, Any]] = {name: {} for name in names}
@@ -220,10 +227,14 @@ def summary(runs: dict[str, dict[int, Any]], budget: ReplayBudget) -> list[dict[
     for name, by_seed in runs.items():
         reached = {seed: record["to_target"] for seed, record in by_seed.items() if record["to_target"]}
         row: dict[str, Any] = {
-            "variant": name, "seeds": len(by_seed), "reached": len(reached),
-            "failed": [f"seed {seed}: {record['error']}" for seed, record in sorted(by_seed.items()) if record["error"]],
+            "variant": name,
+            "seeds": len(by_seed),
+            "reached": len(reached),
+            "failed": [
+                f"seed {seed}: {record['error']}" for seed, record in sorted(by_seed.items()) if record["error"]
+            ],
             "best": mean([max(_smoothed(record["points"], budget)) for record in by_seed.values() if record["points"]]),
-        }  # fmt: skip
+        }
         for key in ("rollouts", "step", "seconds"):
             row[key] = mean([found[key] for found in reached.values()])
             pairs = [
@@ -258,9 +269,13 @@ def draw(result: dict[str, Any], file: Path) -> None:
             continue
         grid = [point["rollouts"] for point in min(curves, key=len)]
         values = [
-            np.interp(grid, [p["rollouts"] for p in points], np.convolve([p["score"] for p in points], _kernel(budget), "same"))
+            np.interp(
+                grid,
+                [p["rollouts"] for p in points],
+                np.convolve([p["score"] for p in points], _kernel(budget), "same"),
+            )
             for points in curves
-        ]  # fmt: skip
+        ]
         half = budget.smoothing // 2  # the convolution is not a mean at the ends
         axes.plot(
             grid[half:-half], np.mean(values, axis=0)[half:-half], "--" if "prioritized" in name else "-", label=name

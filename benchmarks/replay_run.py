@@ -50,8 +50,14 @@ class ReplayRun:
         selected = stored_selection.select(self._buffer.database, sql, priority_exponent=1.0 if prioritized else None)
         steps = stored_selection.num_steps(len(selected.item_ids), self._budget.batch_groups, 1)
         run = self._buffer.create_run(
-            name="stored", config={}, seed=self._seed, steps=steps, pipeline_version="none", mode="train", selected=selected
-        )  # fmt: skip
+            name="stored",
+            config={},
+            seed=self._seed,
+            steps=steps,
+            pipeline_version="none",
+            mode="train",
+            selected=selected,
+        )
         with self._buffer.attempt(run) as attempt:
             for step in range(1, steps + 1):
                 if step % self._budget.evaluate_every == 1:
@@ -103,9 +109,15 @@ class ReplayRun:
             for index, (prompt, response, logprobs) in enumerate(sampled[place * size : (place + 1) * size]):
                 reward = float(response == right)
                 sequence = Tokens(
-                    prompt=task.question, response=str(response), token_ids=prompt + response, num_prompt_tokens=len(prompt),
-                    finish_reason="stop", reward=reward, behavior_logprobs=logprobs, policy_spans=[(len(prompt), version)],
-                )  # fmt: skip
+                    prompt=task.question,
+                    response=str(response),
+                    token_ids=prompt + response,
+                    num_prompt_tokens=len(prompt),
+                    finish_reason="stop",
+                    reward=reward,
+                    behavior_logprobs=logprobs,
+                    policy_spans=[(len(prompt), version)],
+                )
                 rollouts.append(Rollout(index, "ok", reward, [sequence]))
             key = f"{step}-{place}"
             groups.append(Group(rollouts, source="explorer", taskset="sorting", task_key=key, payload={}))

@@ -86,9 +86,12 @@ class Bench:
         )
         num = rows // self.group_size
         values = {
-            "run_id": run.run_id, "first": self._next_group, "num": num, "group_size": self.group_size,
+            "run_id": run.run_id,
+            "first": self._next_group,
+            "num": num,
+            "group_size": self.group_size,
             "samples_run_id": self._samples_run_id,
-        }  # fmt: skip
+        }
         self._next_group += num
         self._set_fsync("off")
         for name in ("groups", "prompts", "rollouts", "experiences", "worklist"):

@@ -60,8 +60,14 @@ def sampling_seconds(engine: Timed, reward: str, folder: Path) -> float:
     """Seconds until the last of the responses was sampled, the rollouts begun all at once."""
     scorer = Scorer(load_rewards([f"./rewards.py:{reward}"], folder), folder)
     runner = RolloutRunner(
-        engine=engine, workflow=single_turn, workflow_args={}, scorer=scorer, timeout_s=600.0, source="explorer", slots=asyncio.Semaphore(2 * NUM_ROLLOUTS)
-    )  # fmt: skip
+        engine=engine,
+        workflow=single_turn,
+        workflow_args={},
+        scorer=scorer,
+        timeout_s=600.0,
+        source="explorer",
+        slots=asyncio.Semaphore(2 * NUM_ROLLOUTS),
+    )
     loop = WorkflowLoop(block_timeout_s=60.0)
     decoding = Decoding(max_tokens=200)
 

@@ -68,9 +68,11 @@ def review(folder: str, seed: int, stop: Any, events: Any) -> None:
     with open_buffer(folder) as buffer:
         runs = [buffer.find_run(run) for run in RUNS]
         workers = {
-            run.run_id: buffer.database.fetch("insert_worker", run_id=run.run_id, role="pipeline", **own_process())[0]["worker_id"]
+            run.run_id: buffer.database.fetch("insert_worker", run_id=run.run_id, role="pipeline", **own_process())[0][
+                "worker_id"
+            ]
             for run in runs
-        }  # fmt: skip
+        }
         events.put(("ready", time.monotonic(), 1, 0.0))
         due = time.monotonic()
         while not stop.wait(0.05):

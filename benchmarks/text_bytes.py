@@ -65,10 +65,16 @@ def make_group(words: random.Random, kind: str, key: int, num_prompt: int, num_r
             tokens = np.zeros((len(prompt) + len(response)) // _BYTES_PER_TOKEN, np.int32)
             sequences.append(
                 Experience(
-                    prompt, response, tokens, len(prompt) // _BYTES_PER_TOKEN, "stop", reward=float(index % 2),
-                    messages=None if kind == "texts" else list(chat), metrics={"seconds": 1.25, "num_turns": 1},
+                    prompt,
+                    response,
+                    tokens,
+                    len(prompt) // _BYTES_PER_TOKEN,
+                    "stop",
+                    reward=float(index % 2),
+                    messages=None if kind == "texts" else list(chat),
+                    metrics={"seconds": 1.25, "num_turns": 1},
                 )
-            )  # fmt: skip
+            )
             chat.append({"role": "user", "content": "go on"})
         rollouts.append(Rollout(index, "ok", float(index % 2), sequences))
     return Group(rollouts, source="import", taskset=kind, task_key=str(key))

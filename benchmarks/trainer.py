@@ -159,12 +159,21 @@ def measure(options: argparse.Namespace, systems: Sequence[System], processes: P
                     file.write(json.dumps(row) + "\n")
     trainer_table.compare_first_steps(rows, TOLERANCE)
     return {
-        "device": processes.device, "versions": {name: version(name) for name in _VERSIONS},
+        "device": processes.device,
+        "versions": {name: version(name) for name in _VERSIONS},
         "allocator": os.environ.get("PYTORCH_ALLOC_CONF"),
-        "mfu": {"formula": "6 * num_active_parameters * num_tokens / seconds / (peak_flop_per_s * ranks)", "peak_flop_per_s": peak},
-        "tolerance": TOLERANCE[dtype], "not_started": not_started, "not_run": not_run, "rows": rows,
-        "comparisons": trainer_table.comparisons(rows), "scaling": trainer_table.scaling(rows), "longest": trainer_table.longest(rows),
-    }  # fmt: skip
+        "mfu": {
+            "formula": "6 * num_active_parameters * num_tokens / seconds / (peak_flop_per_s * ranks)",
+            "peak_flop_per_s": peak,
+        },
+        "tolerance": TOLERANCE[dtype],
+        "not_started": not_started,
+        "not_run": not_run,
+        "rows": rows,
+        "comparisons": trainer_table.comparisons(rows),
+        "scaling": trainer_table.scaling(rows),
+        "longest": trainer_table.longest(rows),
+    }
 
 
 def _cases(
@@ -181,11 +190,20 @@ def _cases(
                 of_system = options.ranks if system == "ours" else (1,)
                 for ranks, size in itertools.product(of_system, [one_size] if batch == LADDER else sizes):
                     yield Case(
-                        shape, batch, system, dtype, checkpointing, size, ranks=ranks,
-                        copies=ranks if options.grow and batch != LADDER else 1, steps=options.steps, warm_up=options.warm_up, scale=scale,
+                        shape,
+                        batch,
+                        system,
+                        dtype,
+                        checkpointing,
+                        size,
+                        ranks=ranks,
+                        copies=ranks if options.grow and batch != LADDER else 1,
+                        steps=options.steps,
+                        warm_up=options.warm_up,
+                        scale=scale,
                         rungs=tuple(max(32, round(rung * scale)) for rung in options.rungs),
                         trainer=tuple(options.trainer.items()) if system == "ours" else (),
-                    )  # fmt: skip
+                    )
 
 
 def reason_not_to_run(case: Case, device: dict[str, Any]) -> str | None:
@@ -197,10 +215,11 @@ def _too_large(case: Case, rows: Sequence[dict[str, Any]]) -> bool:
     """Whether the case ran out of memory with a smaller micro-batch."""
     known = ("shape", "batch", "system", "dtype", "checkpointing", "ranks")
     return any(
-        row["status"] == "out of memory" and row["micro_batch"] < case.micro_batch
+        row["status"] == "out of memory"
+        and row["micro_batch"] < case.micro_batch
         and all(row[name] == getattr(case, name) for name in known)
         for row in rows
-    )  # fmt: skip
+    )
 
 
 def _run(case: Case, processes: Processes, peak_flop_per_s: float | None, limit_s: float) -> dict[str, Any]:
@@ -233,14 +252,21 @@ def row_of(case: Case, lines: Sequence[dict[str, Any]], peak_flop_per_s: float |
     if timed:
         chosen = timed[-1] if case.batch == LADDER else next(line for line in timed if line["seconds"] == middle)
     return setting | {
-        "trainer": dict(case.trainer), "num_parameters": shape.num_parameters, "num_active_parameters": shape.num_active_parameters,
+        "trainer": dict(case.trainer),
+        "num_parameters": shape.num_parameters,
+        "num_active_parameters": shape.num_active_parameters,
         "num_tokens": chosen.get("num_tokens"),
-        "seconds": chosen.get("seconds"), "mfu": chosen.get("mfu"), "computed_mfu": chosen.get("computed_mfu"),
+        "seconds": chosen.get("seconds"),
+        "mfu": chosen.get("mfu"),
+        "computed_mfu": chosen.get("computed_mfu"),
         "tokens_per_second": chosen["num_tokens"] / chosen["seconds"] if chosen else None,
-        "peak_gib": max((line["peak_gib"] for line in lines), default=None), "first_step_seconds": lines[0]["seconds"] if lines else None,
-        "loss": lines[0]["loss"] if lines else None, "grad_norm": lines[0]["grad_norm"] if lines else None,
-        "agrees": None, "step_records": list(lines),
-    }  # fmt: skip
+        "peak_gib": max((line["peak_gib"] for line in lines), default=None),
+        "first_step_seconds": lines[0]["seconds"] if lines else None,
+        "loss": lines[0]["loss"] if lines else None,
+        "grad_norm": lines[0]["grad_norm"] if lines else None,
+        "agrees": None,
+        "step_records": list(lines),
+    }
 
 
 def version(package: str) -> str | None:
@@ -260,13 +286,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=3, help="timed steps")
     parser.add_argument("--warm-up", type=int, default=2, help="steps before them")
     parser.add_argument(
-        "--dtype", choices=get_args(DType),
+        "--dtype",
+        choices=get_args(DType),
         help="mixed (float32 weights, bfloat16 products; on a GPU the default), bfloat16 or float32 for both",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--checkpointing", type=lambda text: [each == "on" for each in names("on", "off")(text)],
+        "--checkpointing",
+        type=lambda text: [each == "on" for each in names("on", "off")(text)],
         help="on, off or both; by default off, and both for the ladder",
-    )  # fmt: skip
+    )
     parser.add_argument("--tokens", type=numbers, default=OUR_TOKENS, help="of our micro-batches")
     parser.add_argument("--sequences", type=numbers, help="of TRL's micro-batches; each must divide the batch")
     parser.add_argument("--rungs", type=numbers, default=RUNGS, help="lengths of the ladder, tokens")

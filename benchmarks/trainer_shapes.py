@@ -51,17 +51,30 @@ class Shape:
     def config(self) -> dict[str, Any]:
         """Its config.json."""
         experts = {
-            "num_experts": self.num_experts, "num_experts_per_tok": self.experts_per_token, "moe_intermediate_size": self.intermediate_size,
-            "head_dim": self.hidden_size // self.num_heads, "norm_topk_prob": True,
-        }  # fmt: skip
+            "num_experts": self.num_experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": self.intermediate_size,
+            "head_dim": self.hidden_size // self.num_heads,
+            "norm_topk_prob": True,
+        }
         return (experts if self.num_experts else {}) | {
-            "model_type": self.model_type, "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_layers, "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads, "vocab_size": self.vocab_size, "tie_word_embeddings": self.tied,
-            "max_position_embeddings": 262_144, "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
-            "rms_norm_eps": 1.0e-6, "initializer_range": _INITIALIZER_RANGE, "use_cache": False,
-            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-        }  # fmt: skip
+            "model_type": self.model_type,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "vocab_size": self.vocab_size,
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": 262_144,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "rms_norm_eps": 1.0e-6,
+            "initializer_range": _INITIALIZER_RANGE,
+            "use_cache": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+        }
 
     @property
     def num_parameters(self) -> int:
@@ -157,9 +170,12 @@ class Batch:
             for prompt in self.prompts
         ]
         return Batch(
-            prompts, self.responses * copies, self.logprobs * copies, self.rewards * copies,
+            prompts,
+            self.responses * copies,
+            self.logprobs * copies,
+            self.rewards * copies,
             [copy * num_groups + group for copy in range(copies) for group in self.group_ids],
-        )  # fmt: skip
+        )
 
 
 def make_batch(name: str, shape: Shape, *, scale: float = 1.0, seed: int = 0) -> Batch:
@@ -189,8 +205,13 @@ def make_sequence(num_tokens: int, shape: Shape, *, seed: int = 0) -> Batch:
 
 
 def _filled(
-    shape: Shape, generator: np.random.Generator, prompt_lengths: Ints, response_lengths: Ints, rewards: list[float], groups: list[int]
-) -> Batch:  # fmt: skip
+    shape: Shape,
+    generator: np.random.Generator,
+    prompt_lengths: Ints,
+    response_lengths: Ints,
+    rewards: list[float],
+    groups: list[int],
+) -> Batch:
     def tokens(length: int) -> Ints:
         return generator.integers(NUM_FIRST_TOKENS, shape.vocab_size, length)
 

@@ -179,10 +179,13 @@ def _open_learner(case: Case, model: str) -> LearnerGroup:
         {
             "dtype": "bfloat16" if case.dtype == "bfloat16" else "float32",
             "autocast": "bfloat16" if case.dtype == "mixed" else "none",
-            "gradient_checkpointing": case.checkpointing, "max_tokens_per_microbatch": case.micro_batch,
-            "learning_rate": LEARNING_RATE, "num_gpus": case.ranks, **dict(case.trainer),
+            "gradient_checkpointing": case.checkpointing,
+            "max_tokens_per_microbatch": case.micro_batch,
+            "learning_rate": LEARNING_RATE,
+            "num_gpus": case.ranks,
+            **dict(case.trainer),
         }
-    )  # fmt: skip
+    )
     # A single sequence has no group to be compared with: its advantage is its reward.
     advantage = {"baseline": "none", "scale": "none"} if case.batch == LADDER else {"eps": ADVANTAGE_EPS}
     changes = {"advantage": {"name": "group", **advantage}, "loss": {"name": "ppo", "clip": list(CLIP)}}
@@ -205,7 +208,9 @@ def train_batch(batch: Batch) -> TrainBatch:
     ]
     return TrainBatch.from_packed(
         token_ids=(np.concatenate([np.concatenate(pair) for pair in pairs]), offsets),
-        loss_mask=(np.concatenate(mask), offsets), behavior_logprobs=(np.concatenate(logprobs), offsets),
-        rewards=batch.rewards, group_ids=batch.group_ids,
+        loss_mask=(np.concatenate(mask), offsets),
+        behavior_logprobs=(np.concatenate(logprobs), offsets),
+        rewards=batch.rewards,
+        group_ids=batch.group_ids,
         rollout_index=[batch.group_ids[:index].count(group) for index, group in enumerate(batch.group_ids)],
-    )  # fmt: skip
+    )

@@ -59,11 +59,13 @@ def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 found.append(
                     dict(zip(SETTING, setting, strict=True))
                     | {
-                        "peer": peer, "speed_ratio": ours["tokens_per_second"] / theirs["tokens_per_second"],
+                        "peer": peer,
+                        "speed_ratio": ours["tokens_per_second"] / theirs["tokens_per_second"],
                         "memory_ratio": ours["peak_gib"] / theirs["peak_gib"],
-                        "our_micro_batch": ours["micro_batch"], "their_micro_batch": theirs["micro_batch"],
+                        "our_micro_batch": ours["micro_batch"],
+                        "their_micro_batch": theirs["micro_batch"],
                     }
-                )  # fmt: skip
+                )
     return found
 
 
@@ -79,7 +81,7 @@ def scaling(rows: Sequence[Row]) -> list[dict[str, Any]]:
         found.append(
             {name: row[name] for name in (*SETTING, "micro_batch", "tokens_per_second", "mfu", "peak_gib")}
             | {"of_ranks": base["ranks"], "speed_up": speed_up, "efficiency": speed_up * base["ranks"] / row["ranks"]}
-        )  # fmt: skip
+        )
     return found
 
 
@@ -127,9 +129,14 @@ def _scaling_cells(scaling: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for row in scaling:
         speed_up = f"{row['speed_up']:.2f} × {row['of_ranks']} GPU{'s' if row['of_ranks'] > 1 else ''}"
         yield (
-            *_setting(row), str(row["micro_batch"]), f"{row['tokens_per_second']:,.0f}", speed_up, f"{row['efficiency']:.0%}",
-            _number(row["mfu"], ".1%"), f"{row['peak_gib']:.1f}",
-        )  # fmt: skip
+            *_setting(row),
+            str(row["micro_batch"]),
+            f"{row['tokens_per_second']:,.0f}",
+            speed_up,
+            f"{row['efficiency']:.0%}",
+            _number(row["mfu"], ".1%"),
+            f"{row['peak_gib']:.1f}",
+        )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -138,10 +145,18 @@ def _cells(row: Row) -> tuple[str, ...]:
         end += f" DISAGREES: loss by {row['loss_difference']:.1e}, gradient norm by {row['grad_norm_difference']:.1e}"
     size = f"{row['num_tokens'] or 0} tok" if row["batch"] == LADDER else str(row["micro_batch"])
     return (
-        *_setting(row), row["system"], size, _number(row["seconds"], ".3f"), _number(row["tokens_per_second"], ",.0f"),
-        _number(row["mfu"], ".1%"), _number(row["computed_mfu"], ".1%"), _number(row["peak_gib"], ".1f"), _number(row["loss"], ".4f"),
-        _number(row["grad_norm"], ".4f"), end,
-    )  # fmt: skip
+        *_setting(row),
+        row["system"],
+        size,
+        _number(row["seconds"], ".3f"),
+        _number(row["tokens_per_second"], ",.0f"),
+        _number(row["mfu"], ".1%"),
+        _number(row["computed_mfu"], ".1%"),
+        _number(row["peak_gib"], ".1f"),
+        _number(row["loss"], ".4f"),
+        _number(row["grad_norm"], ".4f"),
+        end,
+    )
 
 
 def _setting(row: Row) -> tuple[str, ...]:

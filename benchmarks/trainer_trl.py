@@ -88,11 +88,16 @@ def train(case: Case, model: str, batches: list[Batch], recorder: Recorder) -> N
     timer = StepTimer()
     with tempfile.TemporaryDirectory() as folder:
         trainer = StoredRolloutTrainer(
-            recorder=recorder, alone=alone, model=model, callbacks=[timer], rollout_func=stored,
-            reward_funcs=_rewards, processing_class=_tokenizer(),
+            recorder=recorder,
+            alone=alone,
+            model=model,
+            callbacks=[timer],
+            rollout_func=stored,
+            reward_funcs=_rewards,
+            processing_class=_tokenizer(),
             train_dataset=Dataset.from_dict({"prompt": [f"{number}" for number in range(len(rollouts))]}),
             args=_arguments(case, folder, len(batches), len(batches[0].prompts), num_generations),
-        )  # fmt: skip
+        )
         timer.trainer = trainer
         trainer.train()
 
@@ -102,15 +107,35 @@ def _arguments(case: Case, folder: str, num_steps: int, num_sequences: int, num_
     micro_batch, batch = (2, 2) if case.batch == LADDER else (case.micro_batch, num_sequences)
     dtype = "bfloat16" if case.dtype == "bfloat16" else "float32"
     return GRPOConfig(
-        folder, loss_type="dapo", beta=0.0, epsilon=CLIP[0], epsilon_high=CLIP[1], num_iterations=1, temperature=1.0,
-        num_generations=num_generations, per_device_train_batch_size=micro_batch, generation_batch_size=batch,
-        gradient_accumulation_steps=batch // micro_batch, max_steps=num_steps, shuffle_dataset=False,
-        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", max_grad_norm=1.0, optim="adamw_torch_fused",
-        bf16=case.dtype == "mixed", model_init_kwargs={"dtype": dtype, "attn_implementation": "sdpa"},
-        gradient_checkpointing=case.checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False},
-        use_liger_kernel=case.system == "trl-liger", use_cpu=not torch.cuda.is_available(), logging_steps=1,
-        save_strategy="no", report_to=[], disable_tqdm=True, seed=0,
-    )  # fmt: skip
+        folder,
+        loss_type="dapo",
+        beta=0.0,
+        epsilon=CLIP[0],
+        epsilon_high=CLIP[1],
+        num_iterations=1,
+        temperature=1.0,
+        num_generations=num_generations,
+        per_device_train_batch_size=micro_batch,
+        generation_batch_size=batch,
+        gradient_accumulation_steps=batch // micro_batch,
+        max_steps=num_steps,
+        shuffle_dataset=False,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        max_grad_norm=1.0,
+        optim="adamw_torch_fused",
+        bf16=case.dtype == "mixed",
+        model_init_kwargs={"dtype": dtype, "attn_implementation": "sdpa"},
+        gradient_checkpointing=case.checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        use_liger_kernel=case.system == "trl-liger",
+        use_cpu=not torch.cuda.is_available(),
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=0,
+    )
 
 
 def _rollouts(batches: list[Batch], alone: bool) -> tuple[dict[str, list[dict[str, Any]]], int]:
@@ -123,10 +148,12 @@ def _rollouts(batches: list[Batch], alone: bool) -> tuple[dict[str, list[dict[st
         for index, group in enumerate(batch.group_ids):
             by_prompt.setdefault(str(number if alone else group), []).append(
                 {
-                    "prompt_ids": batch.prompts[index].tolist(), "completion_ids": batch.responses[index].tolist(),
-                    "logprobs": batch.logprobs[index].tolist(), "reward": batch.rewards[index],
+                    "prompt_ids": batch.prompts[index].tolist(),
+                    "completion_ids": batch.responses[index].tolist(),
+                    "logprobs": batch.logprobs[index].tolist(),
+                    "reward": batch.rewards[index],
                 }
-            )  # fmt: skip
+            )
     if alone:
         for members in by_prompt.values():
             cut = {name: members[0][name][:1] for name in ("completion_ids", "logprobs")}
@@ -143,6 +170,10 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     special = ["<pad>", "<bos>", "<eos>", "<unk>"]
     words = {word: index for index, word in enumerate([*special, *map(str, range(NUM_FIRST_TOKENS - len(special)))])}
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")), pad_token="<pad>", bos_token="<bos>",
-        eos_token="<eos>", unk_token="<unk>", padding_side="left",
-    )  # fmt: skip
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")),
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+    )

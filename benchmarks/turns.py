@@ -47,9 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case = turns_case.Case(shape, options.turns, options.scale, processes.device["threads"], on_gpu)
             rows += _run(processes, case, deadline, options.output)
         result = {
-            "device": processes.device, "versions": {"torch": version("torch"), "vllm": vllm_version()}, "rows": rows,
+            "device": processes.device,
+            "versions": {"torch": version("torch"), "vllm": vllm_version()},
+            "rows": rows,
             "wrong": [f"{row['shape']} {row['section']}" for row in rows if turns_case.is_wrong(row)],
-        }  # fmt: skip
+        }
     print(json.dumps(result, indent=1))
     return int(bool(result["wrong"]))
 

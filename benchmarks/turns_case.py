@@ -141,18 +141,30 @@ class _Bench:
         if not agree:
             print(received, flush=True)
         return {
-            "send": send_seconds, "receive": max(getattr(each, "seconds", float("inf")) for each in received),
-            "pause": max(pauses, default=None), "agree": agree, "num_bytes": sent.num_bytes, "join": sent.join_seconds,
-        }  # fmt: skip
+            "send": send_seconds,
+            "receive": max(getattr(each, "seconds", float("inf")) for each in received),
+            "pause": max(pauses, default=None),
+            "agree": agree,
+            "num_bytes": sent.num_bytes,
+            "join": sent.join_seconds,
+        }
 
     def plan(self, backend: str, num_ranks: int) -> TransferPlan:
         from rftcore.sync.addresses import LOOPBACK
 
         return TransferPlan(
-            transfer_id=self.version, group_id=self.group, backend=backend, host=LOOPBACK, port=self._store.port, num_ranks=num_ranks,
-            first_rank=0, tensors=self.learner.weight_tensors(), dtype=WIRE_DTYPE, bucket_bytes=_BUCKET_MIB * _MIB,
+            transfer_id=self.version,
+            group_id=self.group,
+            backend=backend,
+            host=LOOPBACK,
+            port=self._store.port,
+            num_ranks=num_ranks,
+            first_rank=0,
+            tensors=self.learner.weight_tensors(),
+            dtype=WIRE_DTYPE,
+            bucket_bytes=_BUCKET_MIB * _MIB,
             timeout_s=_TIMEOUT_S,
-        )  # fmt: skip
+        )
 
     def write_file(self) -> float:
         """Write the learner's weights as a run does; seconds."""
@@ -199,10 +211,16 @@ def _sleep(bench: _Bench) -> Row:
         asleep = bench.used()
         wake_seconds, has_weights = bench.engine.call("wake", False)
         load_seconds = None if has_weights else bench.engine.call("load", bench.blank, 0)
-        levels.append({
-            "level": level, "sleep_seconds": seconds, "wake_seconds": wake_seconds, "load_seconds": load_seconds, "awake_bytes": awake,
-            "asleep_bytes": asleep,
-        })  # fmt: skip
+        levels.append(
+            {
+                "level": level,
+                "sleep_seconds": seconds,
+                "wake_seconds": wake_seconds,
+                "load_seconds": load_seconds,
+                "awake_bytes": awake,
+                "asleep_bytes": asleep,
+            }
+        )
         checks[f"level {level} {'loses' if level == 2 else 'keeps'} weights"] = has_weights == (level == 1)
         if awake is not None and asleep is not None:
             checks[f"level {level} frees 9 tenths"] = asleep < 0.1 * awake + 0.9 * (4 << 30)
@@ -260,9 +278,16 @@ def _turn(bench: _Bench) -> Row:
         "the learner's state survives the host": all(turn["is_same"] for turn in turns[1:]),
     }
     return {
-        "open_seconds": open_seconds, "num_turns": len(turns), "medians": medians, "first": turns[0], "last": turns[-1], "peak_bytes": peak,
-        "free_beside_bytes": free, "fits_beside": None if peak is None or free is None else peak < free, "checks": checks,
-    }  # fmt: skip
+        "open_seconds": open_seconds,
+        "num_turns": len(turns),
+        "medians": medians,
+        "first": turns[0],
+        "last": turns[-1],
+        "peak_bytes": peak,
+        "free_beside_bytes": free,
+        "fits_beside": None if peak is None or free is None else peak < free,
+        "checks": checks,
+    }
 
 
 def _one_turn(bench: _Bench, *, is_asleep: bool = False) -> Row:
@@ -292,9 +317,15 @@ def _one_turn(bench: _Bench, *, is_asleep: bool = False) -> Row:
     times["turn_seconds"] = time.perf_counter() - whole  # with what the benchmark itself computes of the state
     times |= {"send_seconds": sent["send"], "receive_seconds": sent["receive"]}
     return times | {
-        "peak_bytes": peak, "moved_bytes": moved, "asleep_bytes": asleep_bytes, "sent_bytes": sent_bytes, "left_bytes": left_bytes,
-        "agree": sent["agree"], "has_weights": has_weights, "is_same": is_same,
-    }  # fmt: skip
+        "peak_bytes": peak,
+        "moved_bytes": moved,
+        "asleep_bytes": asleep_bytes,
+        "sent_bytes": sent_bytes,
+        "left_bytes": left_bytes,
+        "agree": sent["agree"],
+        "has_weights": has_weights,
+        "is_same": is_same,
+    }
 
 
 def _requests(bench: _Bench) -> Row:
@@ -317,9 +348,13 @@ def _requests(bench: _Bench) -> Row:
         "versions are named": all(versions == [before, bench.version] for versions in both),
     }
     return {
-        "write_seconds": write_seconds, "load_seconds": load_seconds, "num_requests": len(ends), "with_both_versions": len(both),
-        "tokens": sum(tokens for tokens, _, _ in ends), "checks": checks,
-    }  # fmt: skip
+        "write_seconds": write_seconds,
+        "load_seconds": load_seconds,
+        "num_requests": len(ends),
+        "with_both_versions": len(both),
+        "tokens": sum(tokens for tokens, _, _ in ends),
+        "checks": checks,
+    }
 
 
 def _right(bench: _Bench) -> Row:
@@ -414,8 +449,13 @@ def _killed(bench: _Bench) -> Row:
     checks["a file heals it"] = bool(ends) and all(tokens > 0 for tokens, _, _ in ends)
     checks["no tensor differs"] = bench.engine.call("differing", bench.file) == []
     return {
-        "before_bytes": before, "after_bytes": after, "noticed": noticed, "noticed_seconds": seconds, "broken": broken, "checks": checks,
-    }  # fmt: skip
+        "before_bytes": before,
+        "after_bytes": after,
+        "noticed": noticed,
+        "noticed_seconds": seconds,
+        "broken": broken,
+        "checks": checks,
+    }
 
 
 def _broken(bench: _Bench) -> tuple[Any, bool]:
@@ -446,5 +486,12 @@ def _broken(bench: _Bench) -> tuple[Any, bool]:
 
 
 _SECTIONS: tuple[Callable[[_Bench], Row], ...] = (
-    _start, _sleep, _empty, _turn, _requests, _right, _transfer, _killed,
-)  # fmt: skip
+    _start,
+    _sleep,
+    _empty,
+    _turn,
+    _requests,
+    _right,
+    _transfer,
+    _killed,
+)

@@ -25,9 +25,14 @@ class TurnReceiver(EngineReceiver):
 
     def __init__(self, model: Path, place: Place) -> None:
         config = EngineConfig(
-            dtype=WIRE_DTYPE, context_length=4 * CONTEXT_LENGTH, max_num_seqs=64, num_threads=place.num_threads, kv_cache_gib=0.25,
-            gpu_memory_utilization=GPU_MEMORY, sleep=True,
-        )  # fmt: skip
+            dtype=WIRE_DTYPE,
+            context_length=4 * CONTEXT_LENGTH,
+            max_num_seqs=64,
+            num_threads=place.num_threads,
+            kv_cache_gib=0.25,
+            gpu_memory_utilization=GPU_MEMORY,
+            sleep=True,
+        )
         from rftcore.engines.vllm_engine import VllmEngine
 
         os.environ.update(VllmEngine.process_environment(config))

@@ -87,9 +87,12 @@ class _Benchmark:
         weights_table.complete(self._rows, self._limits)
         packages = ("torch", "transformers")
         return {
-            "device": self._device, "versions": {name: version(name) for name in packages} | {"vllm": vllm_version()},
-            "limits": self._limits, "rows": self._rows, "not_run": self._not_run,
-        }  # fmt: skip
+            "device": self._device,
+            "versions": {name: version(name) for name in packages} | {"vllm": vllm_version()},
+            "limits": self._limits,
+            "rows": self._rows,
+            "not_run": self._not_run,
+        }
 
     def _cases(self, shape: str) -> Iterator[Case]:
         options = self._options
@@ -97,9 +100,16 @@ class _Benchmark:
         for layout in options.layouts:
             for kind in kinds:
                 yield Case(
-                    shape, layout.ranks, layout.engines, layout.tensor_parallel, kind, following=options.following,
-                    bucket_mib=options.bucket_mib, threads=self._device["threads"], on_gpu=self._on_gpu,
-                )  # fmt: skip
+                    shape,
+                    layout.ranks,
+                    layout.engines,
+                    layout.tensor_parallel,
+                    kind,
+                    following=options.following,
+                    bucket_mib=options.bucket_mib,
+                    threads=self._device["threads"],
+                    on_gpu=self._on_gpu,
+                )
 
     def _measure_shape(self, shape: str, cases: Sequence[Case]) -> None:
         parent = self._processes.folder

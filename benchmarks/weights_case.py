@@ -176,12 +176,18 @@ class _Transfers:
         received: list[Received] = [receiver.answer() for receiver in self._receivers]
         pauses = [each.pause_seconds for each in received if each.pause_seconds is not None]
         return {
-            "seconds": max(each.seconds for each in received), "join_seconds": sent.join_seconds, "send_seconds": sent.seconds,
+            "seconds": max(each.seconds for each in received),
+            "join_seconds": sent.join_seconds,
+            "send_seconds": sent.seconds,
             "trainer_seconds": trainer_seconds,
-            "pause_seconds": max(pauses, default=None), "num_bytes": sent.num_bytes, "num_tensors": len(self._tensors),
-            "dtype": own.dtype, "backend": self._backend, "backend_reason": self._reason,
+            "pause_seconds": max(pauses, default=None),
+            "num_bytes": sent.num_bytes,
+            "num_tensors": len(self._tensors),
+            "dtype": own.dtype,
+            "backend": self._backend,
+            "backend_reason": self._reason,
             "hashes_agree": all(each.checksum == sent.checksum for each in received),
-        }  # fmt: skip
+        }
 
     def close(self) -> None:
         self._learner.leave_weight_group()
@@ -192,10 +198,18 @@ class _Transfers:
         tensor_parallel = self._case.tensor_parallel
         engine = number if self._case.receivers == "engines" else number // tensor_parallel
         return TransferPlan(
-            transfer_id=self._num_sent, group_id=1, backend=self._backend, host=LOOPBACK, port=self._store.port,
-            num_ranks=self._case.num_devices, first_rank=self._case.ranks + engine * tensor_parallel,
-            tensors=self._tensors, dtype=WIRE_DTYPE, bucket_bytes=self._case.bucket_mib * _MIB, timeout_s=TIMEOUT_S,
-        )  # fmt: skip
+            transfer_id=self._num_sent,
+            group_id=1,
+            backend=self._backend,
+            host=LOOPBACK,
+            port=self._store.port,
+            num_ranks=self._case.num_devices,
+            first_rank=self._case.ranks + engine * tensor_parallel,
+            tensors=self._tensors,
+            dtype=WIRE_DTYPE,
+            bucket_bytes=self._case.bucket_mib * _MIB,
+            timeout_s=TIMEOUT_S,
+        )
 
 
 def _open_learner(case: Case, model: Path) -> LearnerGroup:

@@ -29,10 +29,15 @@ def measure_limits(num_bytes: int, num_ranks: int, threads: int, on_gpu: bool, r
     for process in others:
         process.join()
     found = {
-        "num_bytes": num_bytes, "num_ranks": num_ranks, "backend": "nccl" if on_gpu else "gloo",
-        "copy": None if copy is None else ("peer" if on_gpu else "memory"), "copy_seconds": copy, "broadcast_seconds": broadcast,
-        "copy_gb_per_s": None if copy is None else num_bytes / copy / 1e9, "broadcast_gb_per_s": num_bytes / broadcast / 1e9,
-    }  # fmt: skip
+        "num_bytes": num_bytes,
+        "num_ranks": num_ranks,
+        "backend": "nccl" if on_gpu else "gloo",
+        "copy": None if copy is None else ("peer" if on_gpu else "memory"),
+        "copy_seconds": copy,
+        "broadcast_seconds": broadcast,
+        "copy_gb_per_s": None if copy is None else num_bytes / copy / 1e9,
+        "broadcast_gb_per_s": num_bytes / broadcast / 1e9,
+    }
     output.write_text(json.dumps(found))
 
 

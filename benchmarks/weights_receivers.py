@@ -186,9 +186,14 @@ def agrees(found: Probe, expected: Probe) -> bool:
 
 def _open_engine(model: Path, place: Place) -> Any:
     config = EngineConfig(
-        dtype=WIRE_DTYPE, context_length=CONTEXT_LENGTH, max_num_seqs=2 * _NUM_PROBES, num_threads=place.num_threads,
-        kv_cache_gib=0.25, gpu_memory_utilization=_GPU_MEMORY, tensor_parallel_size=place.num_processes,
-    )  # fmt: skip
+        dtype=WIRE_DTYPE,
+        context_length=CONTEXT_LENGTH,
+        max_num_seqs=2 * _NUM_PROBES,
+        num_threads=place.num_threads,
+        kv_cache_gib=0.25,
+        gpu_memory_utilization=_GPU_MEMORY,
+        tensor_parallel_size=place.num_processes,
+    )
     from rftcore.engines.vllm_engine import VllmEngine
 
     os.environ.update(VllmEngine.process_environment(config))

@@ -26,16 +26,28 @@ def row_of(case: Case, lines: Sequence[Line]) -> Line:
     first = lines[0] if lines else {}
     middle = medians(lines)
     known = ("num_bytes", "num_tensors", "dtype", "backend", "backend_reason")
-    return setting | {name: first.get(name) for name in known} | {
-        "first_seconds": first.get("seconds"), "first_join_seconds": first.get("join_seconds"), "first_pause_seconds": first.get("pause_seconds"),
-        "seconds": middle["seconds"], "send_seconds": middle["send_seconds"], "trainer_seconds": middle["trainer_seconds"],
-        "pause_seconds": middle["pause_seconds"],
-        "transfer_seconds": None, "gb_per_s": None, "of_broadcast": None, "landing_seconds": None, "of_first": None,
-        "hashes_agree": all(line["hashes_agree"] for line in lines) if lines else None,
-        "probes_differ": lines[-1].get("probes_differ") if lines else None,
-        "weights_agree": lines[-1].get("weights_agree") if lines else None,
-        "transfers": list(lines),
-    }  # fmt: skip
+    return (
+        setting
+        | {name: first.get(name) for name in known}
+        | {
+            "first_seconds": first.get("seconds"),
+            "first_join_seconds": first.get("join_seconds"),
+            "first_pause_seconds": first.get("pause_seconds"),
+            "seconds": middle["seconds"],
+            "send_seconds": middle["send_seconds"],
+            "trainer_seconds": middle["trainer_seconds"],
+            "pause_seconds": middle["pause_seconds"],
+            "transfer_seconds": None,
+            "gb_per_s": None,
+            "of_broadcast": None,
+            "landing_seconds": None,
+            "of_first": None,
+            "hashes_agree": all(line["hashes_agree"] for line in lines) if lines else None,
+            "probes_differ": lines[-1].get("probes_differ") if lines else None,
+            "weights_agree": lines[-1].get("weights_agree") if lines else None,
+            "transfers": list(lines),
+        }
+    )
 
 
 def is_wrong(row: Line) -> bool:
@@ -82,19 +94,43 @@ def cells(row: Line) -> tuple[str, ...]:
     if row["probes_differ"] is False:
         end += " THE ENGINES ANSWER THE SAME WITH WEIGHTS OF ZEROS"
     return (
-        *_setting(row), _number(row["num_bytes"], 1e-9, ".2f"), row["backend"] or "", _number(row["first_seconds"], 1e3, ",.1f"),
-        _number(row["seconds"], 1e3, ",.1f"), _number(row["transfer_seconds"], 1e3, ",.1f"), _number(row["gb_per_s"], 1, ".2f"),
-        _number(row["of_broadcast"], 1, ".2f"), _number(row["landing_seconds"], 1e3, ",.1f"), _number(row["first_pause_seconds"], 1e3, ",.1f"),
-        _number(row["pause_seconds"], 1e3, ",.1f"), _number(row["of_first"], 1, ".2f"), end,
-    )  # fmt: skip
+        *_setting(row),
+        _number(row["num_bytes"], 1e-9, ".2f"),
+        row["backend"] or "",
+        _number(row["first_seconds"], 1e3, ",.1f"),
+        _number(row["seconds"], 1e3, ",.1f"),
+        _number(row["transfer_seconds"], 1e3, ",.1f"),
+        _number(row["gb_per_s"], 1, ".2f"),
+        _number(row["of_broadcast"], 1, ".2f"),
+        _number(row["landing_seconds"], 1e3, ",.1f"),
+        _number(row["first_pause_seconds"], 1e3, ",.1f"),
+        _number(row["pause_seconds"], 1e3, ",.1f"),
+        _number(row["of_first"], 1, ".2f"),
+        end,
+    )
 
 
 def text(result: Line) -> str:
     """The whole result as tables."""
     heads = (
-        "shape", "ranks", "engines", "TP", "receivers", "GB", "by", "first ms", "all ms", "transfer ms", "GB/s", "of limit", "landing ms",
-        "first pause", "pause ms", "of first", "",
-    )  # fmt: skip
+        "shape",
+        "ranks",
+        "engines",
+        "TP",
+        "receivers",
+        "GB",
+        "by",
+        "first ms",
+        "all ms",
+        "transfer ms",
+        "GB/s",
+        "of limit",
+        "landing ms",
+        "first pause",
+        "pause ms",
+        "of first",
+        "",
+    )
     limits = [("shape", "GB", "processes", "by", "copy GB/s", "broadcast GB/s")]
     for each in result["limits"]:
         copy = f"{each['copy']} {_number(each['copy_gb_per_s'], 1, '.2f')}" if each["copy"] else "–"

@@ -293,8 +293,9 @@ def check_plain(args: Mapping[str, object]) -> None:
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the argument {str(key)!r} is neither a finite number, a text, true or false nor a list or mapping of them: {error}",
-                value=str(value), todo="write a date as a text, in quotes",
-            ) from error  # fmt: skip
+                value=str(value),
+                todo="write a date as a text, in quotes",
+            ) from error
 
 
 def source_digest(plugin: object) -> str:

@@ -60,8 +60,9 @@ def _refuse_hidden_package() -> None:
         )
         print(
             f"rft: the package operators of rftdata, in {ours}, {hidden}; allowed: no other package of this name; rename that one, or take the folder "
-            "that contains it off the path.", file=sys.stderr,
-        )  # fmt: skip
+            "that contains it off the path.",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 

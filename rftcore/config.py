@@ -149,11 +149,20 @@ class RunConfig(Section):
             source: of the rollouts of planned groups.
         """
         return PlanConfig(
-            tasksets=tuple(self.tasks), selector=self.selector, seed=self.run.seed, batch_groups=self.trainer.batch_groups,
-            group_size=self.algorithm.group_size, max_refill=self.explorer.max_refill, pacing=self.pacing,
-            over_sampling=self.sampling.over_sampling, source=source, fresh_share=self.sampling.fresh_share(), base_dir=self.base_dir,
-            max_waiting_groups=self.pipelines.max_waiting_groups, mixing=self.mixing,
-        )  # fmt: skip
+            tasksets=tuple(self.tasks),
+            selector=self.selector,
+            seed=self.run.seed,
+            batch_groups=self.trainer.batch_groups,
+            group_size=self.algorithm.group_size,
+            max_refill=self.explorer.max_refill,
+            pacing=self.pacing,
+            over_sampling=self.sampling.over_sampling,
+            source=source,
+            fresh_share=self.sampling.fresh_share(),
+            base_dir=self.base_dir,
+            max_waiting_groups=self.pipelines.max_waiting_groups,
+            mixing=self.mixing,
+        )
 
     @property
     def has_explorer(self) -> bool:
@@ -286,9 +295,10 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
     raw = _read_mapping(file, overrides)
     if STAGES in raw:
         raise ConfigError(
-            f"{file} has stages, and this command works on one run", allowed="`rft run` and `rft check` take such a file",
+            f"{file} has stages, and this command works on one run",
+            allowed="`rft run` and `rft check` take such a file",
             todo="name the run of a stage, which `rft status` lists, instead of the file",
-        )  # fmt: skip
+        )
     return parse_config(raw, file.resolve().parent, str(file))
 
 

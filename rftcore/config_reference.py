@@ -90,9 +90,11 @@ def find_keys(name: str) -> list[Key]:
     if found:
         return found
     ends = [key.name for key in every if _plain(key.name).rpartition(".")[2] == plain.rpartition(".")[2]]
-    todo = f"did you mean {' or '.join(map(repr, ends[:3]))}?" if ends else did_you_mean(
-        plain, [_plain(key.name) for key in every], "`rft config` lists the sections", most=3
-    )  # fmt: skip
+    todo = (
+        f"did you mean {' or '.join(map(repr, ends[:3]))}?"
+        if ends
+        else did_you_mean(plain, [_plain(key.name) for key in every], "`rft config` lists the sections", most=3)
+    )
     raise ConfigError(f"there is no key {name!r}", todo=todo)
 
 

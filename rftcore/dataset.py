@@ -37,9 +37,15 @@ class ExperienceDataset(IterableDataset[Example]):
     """
 
     def __init__(
-        self, buffer: str | BufferConfig, columns: Sequence[str], where: str | None = None, *, run: str | int | None = None,
-        rank: int | None = None, world_size: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        buffer: str | BufferConfig,
+        columns: Sequence[str],
+        where: str | None = None,
+        *,
+        run: str | int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
         super().__init__()
         self._buffer, self._columns, self._where, self._run = buffer, list(columns), where, run
         self._rank, self._world_size = rank, world_size
@@ -62,8 +68,13 @@ class ExperienceDataset(IterableDataset[Example]):
 
 
 def huggingface_dataset(
-    buffer: str | BufferConfig, columns: Sequence[str], where: str | None = None, *, run: str | int | None = None, num_shards: int = 8
-) -> datasets.IterableDataset:  # fmt: skip
+    buffer: str | BufferConfig,
+    columns: Sequence[str],
+    where: str | None = None,
+    *,
+    run: str | int | None = None,
+    num_shards: int = 8,
+) -> datasets.IterableDataset:
     """Return experiences as an iterable dataset of the library `datasets`; arrays are lists.
 
     `datasets.distributed.split_dataset_by_node` and `torch.utils.data.DataLoader` divide its shards over ranks and workers.
@@ -77,9 +88,13 @@ def huggingface_dataset(
     with _opened(buffer) as opened:
         features = datasets.Features.from_arrow_schema(opened.scan(columns, "false", run=run).schema)
     arguments = {
-        "buffer": buffer, "columns": tuple(columns), "where": where, "run": run, "num_shards": num_shards,
+        "buffer": buffer,
+        "columns": tuple(columns),
+        "where": where,
+        "run": run,
+        "num_shards": num_shards,
         "shards": list(range(num_shards)),
-    }  # fmt: skip
+    }
     return datasets.IterableDataset.from_generator(_of_shards, features=features, gen_kwargs=arguments)
 
 
@@ -88,15 +103,26 @@ def _opened(buffer: str | BufferConfig) -> rftdata.Buffer:
 
 
 def _of_shards(
-    buffer: str | BufferConfig, columns: tuple[str, ...], where: str | None, run: str | int | None, num_shards: int, shards: list[int]
-) -> Iterator[Example]:  # fmt: skip
+    buffer: str | BufferConfig,
+    columns: tuple[str, ...],
+    where: str | None,
+    run: str | int | None,
+    num_shards: int,
+    shards: list[int],
+) -> Iterator[Example]:
     for shard in shards:
         yield from _examples(buffer, columns, where, run, (shard, num_shards), as_tensors=False)
 
 
 def _examples(
-    buffer: str | BufferConfig, columns: Sequence[str], where: str | None, run: str | int | None, share: tuple[int, int], *, as_tensors: bool
-) -> Iterator[Example]:  # fmt: skip
+    buffer: str | BufferConfig,
+    columns: Sequence[str],
+    where: str | None,
+    run: str | int | None,
+    share: tuple[int, int],
+    *,
+    as_tensors: bool,
+) -> Iterator[Example]:
     with _opened(buffer) as opened, opened.scan(columns, where, run=run, share=share) as batches:
         for batch in batches:
             values = [

@@ -160,9 +160,11 @@ def _describe_stages(
     """
     config = resolved.config
     context = StageContext(
-        config.base_dir, model_path=config.model.path, generate=refuse_to_generate,
+        config.base_dir,
+        model_path=config.model.path,
+        generate=refuse_to_generate,
         read_taskset=functools.partial(_task_texts, config, buffer, read_s),
-    )  # fmt: skip
+    )
     chains = (
         ("task", resolved.task_chain, TrialBatch([], 1)),
         ("experience", resolved.experience_chain, experiences),
@@ -244,14 +246,16 @@ def _describe_device(resolved: ResolvedRun) -> Iterator[str]:
     engine = resolved.engine(worker_index=0)
     if config.explorer.engine == "vllm" and installed_version("vllm"):
         raise ConfigError(
-            "the installed vLLM is the build for GPUs, but this machine has no working GPU", value=config.explorer.engine,
+            "the installed vLLM is the build for GPUs, but this machine has no working GPU",
+            value=config.explorer.engine,
             todo="install the CPU build (`rft setup cpu`), or run on a machine with an NVIDIA GPU and driver",
-        )  # fmt: skip
+        )
     if engine.async_scheduling:
         raise ConfigError(
-            "explorer.engine_args.async_scheduling needs a GPU, but this machine has no working GPU", value=True,
+            "explorer.engine_args.async_scheduling needs a GPU, but this machine has no working GPU",
+            value=True,
             todo="remove it, or run on a machine with an NVIDIA GPU and driver",
-        )  # fmt: skip
+        )
     if "gpu_memory_utilization" in config.explorer.engine_args:
         yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib applies"
 

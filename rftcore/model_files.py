@@ -54,9 +54,10 @@ def _refuse_doubled(folder: Path) -> None:
         for name in read_shapes(file):
             if name in seen and not _same(name, seen[name], file):
                 raise ModelError(
-                    f"two files of the model {folder} have different values of one weight", value=f"{name} in {seen[name].name} and {file.name}",
+                    f"two files of the model {folder} have different values of one weight",
+                    value=f"{name} in {seen[name].name} and {file.name}",
                     todo="copy or download the model again",
-                )  # fmt: skip
+                )
             seen[name] = file
 
 
@@ -77,6 +78,7 @@ def refuse_missing(folder: Path | str, names: Iterable[str], new: str = "") -> N
     missing = sorted(name for name in names if not (new and name.startswith(new)))
     if missing:
         raise ModelError(
-            f"the files of the model {folder} lack {len(missing)} of its weights", value=", ".join(missing[:3]),
+            f"the files of the model {folder} lack {len(missing)} of its weights",
+            value=", ".join(missing[:3]),
             todo="copy or download the model again; its safetensors files and their index must be complete",
-        )  # fmt: skip
+        )

@@ -55,9 +55,11 @@ def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model
         return _checked(local, key)
     if names_folder(path):
         raise ModelError(
-            "the model's folder does not exist", value=path, allowed="a folder with config.json and *.safetensors, or a Hugging Face id (owner/name)",
+            "the model's folder does not exist",
+            value=path,
+            allowed="a folder with config.json and *.safetensors, or a Hugging Face id (owner/name)",
             todo=f"correct {key}; it is relative to the configuration file",
-        )  # fmt: skip
+        )
     cache = cache_dir or _cache_dir()
     converted = cache / path.replace("/", "--")
     if (converted / "config.json").is_file():
@@ -119,8 +121,9 @@ def refuse_other_tokenizer(policy: Path, other: Path, key: str) -> None:
         raise ConfigError(
             f"the model of {key} has another tokenizer than the policy: the policy's token {first!r} (number {ours[first]}) is {there} in it, and "
             f"{len(different):,} of {len(ours):,} tokens differ, so it cannot read what the policy writes",
-            value=str(other), todo=f"name a model with the policy's tokenizer in {key}",
-        )  # fmt: skip
+            value=str(other),
+            todo=f"name a model with the policy's tokenizer in {key}",
+        )
 
 
 def _cache_dir() -> Path:
@@ -170,10 +173,11 @@ def _from_hub(name: str, key: str) -> Path:
         folder = Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
     except Exception as error:
         raise ModelError(
-            f"the model {name} is neither a folder nor available from the hub ({type(error).__name__})", value=name,
+            f"the model {name} is neither a folder nor available from the hub ({type(error).__name__})",
+            value=name,
             allowed="a folder with config.json and *.safetensors, or a Hugging Face id",
             todo=f"correct {key}, or download the model on a machine with network access",
-        ) from error  # fmt: skip
+        ) from error
     return _checked(folder, key)
 
 

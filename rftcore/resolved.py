@@ -188,8 +188,12 @@ class ResolvedRun:
             ("critic", self.critic_folder, "algorithm.critic.path"),
             ("teacher", self.teacher_folder, "algorithm.teacher"),
             ("teacher", self.scoring_teacher_folder, "explorer.teacher"),
-            *(("reward", reward.folder, "explorer.reward") for reward in self.rewards.values() if isinstance(reward, RewardModel)),
-        ]  # fmt: skip
+            *(
+                ("reward", reward.folder, "explorer.reward")
+                for reward in self.rewards.values()
+                if isinstance(reward, RewardModel)
+            ),
+        ]
         policy = ModelFolder("policy", self.model_folder, "model.path")
         return [policy, *(ModelFolder(use, folder, key) for use, folder, key in others if folder is not None)]
 
@@ -296,13 +300,16 @@ class ResolvedRun:
         for name, (setting, value) in elsewhere.items():
             if name in explorer.engine_args:
                 raise ConfigError(
-                    f"explorer.engine_args.{name} has a place of its own", value=explorer.engine_args[name], allowed=f"{setting}, now {value}",
+                    f"explorer.engine_args.{name} has a place of its own",
+                    value=explorer.engine_args[name],
+                    allowed=f"{setting}, now {value}",
                     todo=f"remove it there and set {setting}",
-                )  # fmt: skip
+                )
         settings = {
-            "seed": self.config.run.seed * 1000 + worker_index, **{name: value for name, (_, value) in elsewhere.items()},
+            "seed": self.config.run.seed * 1000 + worker_index,
+            **{name: value for name, (_, value) in elsewhere.items()},
             **explorer.engine_args,
-        }  # fmt: skip
+        }
         engine = parse_section(EngineConfig, settings, "the engine's settings", within="explorer.engine_args")
         if explorer.engine == "vllm":
             refuse_unknown_arguments(engine.vllm)
@@ -310,9 +317,10 @@ class ResolvedRun:
         elif explorer.engine in ENGINES.builtins and (engine.vllm or engine.quantization):
             name = "vllm" if engine.vllm else "quantization"
             raise ConfigError(
-                f"explorer.engine_args.{name} has no effect in the engine {explorer.engine!r}", value=getattr(engine, name),
+                f"explorer.engine_args.{name} has no effect in the engine {explorer.engine!r}",
+                value=getattr(engine, name),
                 todo="remove it, or set explorer.engine: vllm",
-            )  # fmt: skip
+            )
         return engine
 
     @cached_property

@@ -20,14 +20,34 @@ if TYPE_CHECKING:
 
 # Imported when first used: a process that needs one module of this package, as that of reward functions, starts without the database.
 _HOMES = {
-    "Attempt": "training.attempt", "Batch": "training.batch", "Buffer": "buffer", "Group": "experience", "RftError": "errors",
-    "Rollout": "experience", "Run": "run", "SamplingConfig": "training.sampling", "Sequence": "experience", "Writer": "writing.writer",
-    "create": "connection", "open": "connection",
-}  # fmt: skip
+    "Attempt": "training.attempt",
+    "Batch": "training.batch",
+    "Buffer": "buffer",
+    "Group": "experience",
+    "RftError": "errors",
+    "Rollout": "experience",
+    "Run": "run",
+    "SamplingConfig": "training.sampling",
+    "Sequence": "experience",
+    "Writer": "writing.writer",
+    "create": "connection",
+    "open": "connection",
+}
 
 __all__ = [
-    "Attempt", "Batch", "Buffer", "Group", "RftError", "Rollout", "Run", "SamplingConfig", "Sequence", "Writer", "create", "open",
-]  # fmt: skip
+    "Attempt",
+    "Batch",
+    "Buffer",
+    "Group",
+    "RftError",
+    "Rollout",
+    "Run",
+    "SamplingConfig",
+    "Sequence",
+    "Writer",
+    "create",
+    "open",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -110,8 +110,13 @@ class Buffer:
         return pa.table([_column([row[i] for row in rows]) for i in range(len(names))], names=names)
 
     def query(
-        self, text: str, *, run: Run | str | int | None = None, limit_bytes: int | None = None, on_damage: OnDamage | None = None
-    ) -> pa.RecordBatchReader:  # fmt: skip
+        self,
+        text: str,
+        *,
+        run: Run | str | int | None = None,
+        limit_bytes: int | None = None,
+        on_damage: OnDamage | None = None,
+    ) -> pa.RecordBatchReader:
         """Return the result of a DuckDB query over the tables, views and token arrays, as a stream; `read_all()` makes it a table.
 
         The tables are those of schema rft. `experience` has the columns of rft.v_experience and the arrays token_ids, loss_mask and
@@ -142,9 +147,14 @@ class Buffer:
         )
 
     def scan(
-        self, columns: Sequence[str], where: str | None = None, *, run: Run | str | int | None = None, share: tuple[int, int] = (0, 1),
+        self,
+        columns: Sequence[str],
+        where: str | None = None,
+        *,
+        run: Run | str | int | None = None,
+        share: tuple[int, int] = (0, 1),
         on_damage: OnDamage | None = None,
-    ) -> pa.RecordBatchReader:  # fmt: skip
+    ) -> pa.RecordBatchReader:
         """Return experiences with their arrays as a stream of record batches, in ascending order of `experience_id`.
 
         Rows are those of one moment, and memory is bounded whatever their number. Of PostgreSQL and the segments only the named columns
@@ -174,9 +184,18 @@ class Buffer:
         )
 
     def create_run(
-        self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both",
-        selected: Selection | None = None, epochs: int = 1, parent: Run | None = None,
-    ) -> Run:  # fmt: skip
+        self,
+        *,
+        name: str,
+        config: dict[str, Any],
+        seed: int,
+        steps: int,
+        pipeline_version: str,
+        mode: str = "both",
+        selected: Selection | None = None,
+        epochs: int = 1,
+        parent: Run | None = None,
+    ) -> Run:
         """Store a new run; a number is appended to a name that is taken.
 
         Args:
@@ -195,9 +214,16 @@ class Buffer:
         with self.database.transaction() as connection:
             execute(connection, "lock_run_names")
             row = fetch(
-                connection, "insert_run", name=name, mode=mode, config=Jsonb(config), seed=seed, planned_steps=steps,
-                pipeline_version=pipeline_version, parent_run_id=parent.run_id if parent else None,
-            )[0]  # fmt: skip
+                connection,
+                "insert_run",
+                name=name,
+                mode=mode,
+                config=Jsonb(config),
+                seed=seed,
+                planned_steps=steps,
+                pipeline_version=pipeline_version,
+                parent_run_id=parent.run_id if parent else None,
+            )[0]
             if selected is not None:
                 row = stored_selection.store(connection, row["run_id"], selected, epochs)
         return self._run(row)
@@ -259,9 +285,14 @@ class Buffer:
         )
 
     def attempt(
-        self, run: Run | str | int, *, lease_s: float = 30.0, sampling: SamplingConfig | None = None, max_refill: int = 0,
+        self,
+        run: Run | str | int,
+        *,
+        lease_s: float = 30.0,
+        sampling: SamplingConfig | None = None,
+        max_refill: int = 0,
         tasksets: Sequence[str] = (),
-    ) -> Attempt:  # fmt: skip
+    ) -> Attempt:
         """Start training a run, or continue from its last checkpoint; holds the run's lease until closed.
 
         Args:
@@ -307,9 +338,16 @@ class Buffer:
         rewind(self._own(run), step, keep_rollouts=keep_rollouts)
 
     def fork(
-        self, run: Run | str | int, *, name: str, step: int | None = None, keep_rollouts: bool = False,
-        config: dict[str, Any] | None = None, steps: int | None = None, pipeline_version: str | None = None,
-    ) -> Run:  # fmt: skip
+        self,
+        run: Run | str | int,
+        *,
+        name: str,
+        step: int | None = None,
+        keep_rollouts: bool = False,
+        config: dict[str, Any] | None = None,
+        steps: int | None = None,
+        pipeline_version: str | None = None,
+    ) -> Run:
         """Create a run that continues from a step of another run, which is not changed.
 
         Groups that the history up to the step did not draw are copied, and the new run's pipeline decides on them. Copies share the
@@ -328,14 +366,18 @@ class Buffer:
         check_run_name(name)
         parent = self._own(run).refreshed()
         check_run_settings(
-            parent.config if config is None else config, parent.planned_steps if steps is None else steps,
+            parent.config if config is None else config,
+            parent.planned_steps if steps is None else steps,
             pipeline_version or parent.pipeline_version,
-        )  # fmt: skip
+        )
         new = {
-            "name": name, "mode": parent.mode, "config": Jsonb(parent.config if config is None else config), "seed": parent.seed,
+            "name": name,
+            "mode": parent.mode,
+            "config": Jsonb(parent.config if config is None else config),
+            "seed": parent.seed,
             "planned_steps": parent.planned_steps if steps is None else steps,
             "pipeline_version": pipeline_version or parent.pipeline_version,
-        }  # fmt: skip
+        }
         row = fork(parent, new, step, keep_rollouts=keep_rollouts)
         return self._run(row)
 

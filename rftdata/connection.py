@@ -86,8 +86,15 @@ def open(
     """
     if waits:
         again = partial(
-            open, uri, create=create, schema=schema, application=application, patience_s=patience_s, idle_s=idle_s, report=report
-        )  # fmt: skip
+            open,
+            uri,
+            create=create,
+            schema=schema,
+            application=application,
+            patience_s=patience_s,
+            idle_s=idle_s,
+            report=report,
+        )
         return ride_out(again, limit_s=patience_s)
     config = with_segments(uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri))
     if is_server(config.uri):

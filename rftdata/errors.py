@@ -146,9 +146,15 @@ class SegmentCorruptError(RftError):
     """
 
     def __init__(
-        self, what: str, *, segment_id: int, experience_ids: Sequence[int] = (), value: object = None,
-        allowed: str | None = None, todo: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        what: str,
+        *,
+        segment_id: int,
+        experience_ids: Sequence[int] = (),
+        value: object = None,
+        allowed: str | None = None,
+        todo: str | None = None,
+    ) -> None:
         super().__init__(what, value=value, allowed=allowed, todo=todo)
         self.segment_id = segment_id
         self.experience_ids = tuple(experience_ids)
@@ -213,9 +219,17 @@ class TimeLimitError(RftError):
     """
 
     def __init__(
-        self, what: str, *, value: object = None, allowed: str | None = None, todo: str | None = None, stack: str = "",
-        blocked: bool = False, subject: object = None, num_done: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        what: str,
+        *,
+        value: object = None,
+        allowed: str | None = None,
+        todo: str | None = None,
+        stack: str = "",
+        blocked: bool = False,
+        subject: object = None,
+        num_done: int = 0,
+    ) -> None:
         super().__init__(what, value=value, allowed=allowed, todo=todo)
         self.stack = stack
         self.blocked = blocked

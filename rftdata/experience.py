@@ -154,12 +154,18 @@ class Baseline:
         )
         reward = None if rollout.reward is None else rollout.reward + of_tokens
         return cls(
-            outcome=rollout.outcome, reward=reward, reward_parts=last.reward_parts if last else {},
-            response=last.response if last else "", messages=last.messages if last else None, num_turns=len(rollout.sequences),
+            outcome=rollout.outcome,
+            reward=reward,
+            reward_parts=last.reward_parts if last else {},
+            response=last.response if last else "",
+            messages=last.messages if last else None,
+            num_turns=len(rollout.sequences),
             num_response_tokens=sum(len(s.token_ids) - s.num_prompt_tokens for s in rollout.sequences),
-            finish_reason=last.finish_reason if last else "abort", policy_version_min=min(versions, default=None),
-            seconds=rollout.seconds, error=rollout.error,
-        )  # fmt: skip
+            finish_reason=last.finish_reason if last else "abort",
+            policy_version_min=min(versions, default=None),
+            seconds=rollout.seconds,
+            error=rollout.error,
+        )
 
 
 @dataclass

@@ -98,9 +98,11 @@ def import_rewards(
     missing = [name for name in ("experience_id", "reward") if name not in table.column_names]
     if missing:
         raise QueryError(
-            f"{file} lacks the column {' and '.join(missing)}", value=", ".join(table.column_names),
-            allowed="experience_id, reward and, optionally, reason", todo="rename the columns",
-        )  # fmt: skip
+            f"{file} lacks the column {' and '.join(missing)}",
+            value=", ".join(table.column_names),
+            allowed="experience_id, reward and, optionally, reason",
+            todo="rename the columns",
+        )
     if twice := sorted({name for name in table.column_names if table.column_names.count(name) > 1}):
         raise QueryError(f"{file} has two columns {twice[0]}", todo="remove one of them")
     opinions = []
@@ -110,13 +112,17 @@ def import_rewards(
         except (TypeError, ValueError) as error:
             raise QueryError(
                 f"row {number} of {file} has no usable experience_id and reward",
-                value=f"{row['experience_id']}, {row['reward']}", allowed="a whole number and a number", todo="correct the row",
-            ) from error  # fmt: skip
+                value=f"{row['experience_id']}, {row['reward']}",
+                allowed="a whole number and a number",
+                todo="correct the row",
+            ) from error
         if not math.isfinite(value):
             raise QueryError(
                 f"row {number} of {file} has a reward for experience {key} that is not a finite number",
-                value=value, allowed="a finite number", todo="correct the row; nothing was written",
-            )  # fmt: skip
+                value=value,
+                allowed="a finite number",
+                todo="correct the row; nothing was written",
+            )
         opinions.append(Opinion(key, value, final, _reason(row.get("reason")) or reason))
     return apply(buffer, opinions, author=author, source="import")
 
@@ -190,9 +196,11 @@ def _check(opinions: Sequence[Opinion]) -> None:
     for opinion in opinions:
         if opinion.reward is None or not math.isfinite(opinion.reward):
             raise QueryError(
-                f"the reward of experience {opinion.experience_id} is not a finite number", value=opinion.reward,
-                allowed="a finite number", todo="correct it; nothing was written",
-            )  # fmt: skip
+                f"the reward of experience {opinion.experience_id} is not a finite number",
+                value=opinion.reward,
+                allowed="a finite number",
+                todo="correct it; nothing was written",
+            )
         if opinion.experience_id in seen:
             raise QueryError(
                 "an experience is labelled twice in one batch", value=opinion.experience_id, todo="keep one of its rows"
@@ -225,9 +233,12 @@ def _write(connection: Connection, opinions: Sequence[Opinion], author: str, sou
         same = list(rows)
         fetch(connection, "label_settings", author=author, reason=reason, source=source, label_batch_id=str(batch))
         changed += execute(
-            connection, "label_set_rewards", experience_ids=[o.experience_id for o in same],
-            rewards=[o.reward for o in same], finals=[o.final for o in same],
-        )  # fmt: skip
+            connection,
+            "label_set_rewards",
+            experience_ids=[o.experience_id for o in same],
+            rewards=[o.reward for o in same],
+            finals=[o.final for o in same],
+        )
     if asked:
         # The labels answered questions about rows with a new reward. Giving the current reward again counts as an answer, too.
         execute(connection, "answer_reviews", experience_ids=ids)
@@ -280,9 +291,10 @@ def _check_quotes(file: Path) -> None:
         except csv.Error as error:
             where = f"row {number} of {file}" if number else f"the header of {file}"
             raise QueryError(
-                f"{where} is not CSV: {error}", allowed='a value in quotes ends with one, and a quote within it is written ""',
+                f"{where} is not CSV: {error}",
+                allowed='a value in quotes ends with one, and a quote within it is written ""',
                 todo="correct the row, or copy the whole file again; nothing was written",
-            ) from error  # fmt: skip
+            ) from error
 
 
 def _read(file: Path) -> pa.Table:

@@ -56,8 +56,11 @@ def check_integer(what: str, value: Any, limits: tuple[int, int] = INT8) -> None
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
     if not is_whole or not low <= value <= high:
         raise QueryError(
-            f"{what} is not valid", value=_shown(value), allowed=f"a whole number from {low} to {high}", todo="correct it"
-        )  # fmt: skip
+            f"{what} is not valid",
+            value=_shown(value),
+            allowed=f"a whole number from {low} to {high}",
+            todo="correct it",
+        )
 
 
 def check_text(what: str, value: Any, max_bytes: int | None = None) -> None:
@@ -68,12 +71,18 @@ def check_text(what: str, value: Any, max_bytes: int | None = None) -> None:
     """
     if not isinstance(value, str) or not is_storable(value):
         raise QueryError(
-            f"{what} cannot be stored", value=_shown(value), allowed="a text without NUL and half surrogate pairs", todo="correct it"
-        )  # fmt: skip
+            f"{what} cannot be stored",
+            value=_shown(value),
+            allowed="a text without NUL and half surrogate pairs",
+            todo="correct it",
+        )
     if max_bytes is not None and len(value.encode()) > max_bytes:
         raise QueryError(
-            f"{what} is too long: {len(value):,} characters", value=_shown(value), allowed=f"up to {max_bytes:,} bytes", todo="shorten it"
-        )  # fmt: skip
+            f"{what} is too long: {len(value):,} characters",
+            value=_shown(value),
+            allowed=f"up to {max_bytes:,} bytes",
+            todo="shorten it",
+        )
 
 
 def check_name(what: str, value: Any) -> None:
@@ -94,9 +103,11 @@ def check_run_name(value: Any) -> None:
     check_text("the name of a run", value, _MAX_RUN_NAME_BYTES)
     if value.strip() != value or value in ("", ".", "..") or _NO_FOLDER.search(value):
         raise QueryError(
-            "the name of a run is not valid", value=value, allowed="the name of a folder: not empty, without slashes and control characters",
+            "the name of a run is not valid",
+            value=value,
+            allowed="the name of a folder: not empty, without slashes and control characters",
             todo="choose another name",
-        )  # fmt: skip
+        )
 
 
 def check_task_name(taskset: Any, task_key: Any) -> None:

@@ -115,8 +115,10 @@ def trained_on(run: Run, step: int | None) -> list[TrainedOn]:
     steps = [row["trainer_step"] for row in run.database.fetch("lineage_steps", run_id=run.run_id)]
     if step not in steps:
         raise QueryError(
-            f"run {run.name!r} has no checkpoint at this step", value=step, allowed=", ".join(map(str, steps)) or "none yet"
-        )  # fmt: skip
+            f"run {run.name!r} has no checkpoint at this step",
+            value=step,
+            allowed=", ".join(map(str, steps)) or "none yet",
+        )
     return records(TrainedOn, run.database.fetch("lineage_of_checkpoint", run_id=run.run_id, step=step))
 
 

@@ -56,9 +56,11 @@ def check_path(path: str) -> None:
 
 def _not_plain(name: str, allowed: str) -> RftError:
     return RftError(
-        "a row of the database names a file that cannot be one of the buffer", value=name, allowed=allowed,
+        "a row of the database names a file that cannot be one of the buffer",
+        value=name,
+        allowed=allowed,
         todo="nothing was read or changed; find out who wrote the row, and run `rft doctor`",
-    )  # fmt: skip
+    )
 
 
 def open_plain(folder: Path, path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:

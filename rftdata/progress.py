@@ -160,8 +160,14 @@ class Progress:
         self._read_rewards()
         newest = max(self._rewards, default=None)
         return Snapshot(
-            run=run["name"], run_id=run["run_id"], status=run["status"], outcome=run["outcome"],
-            archived=run["archived"], step=run["step"], planned_steps=run["planned_steps"], num_skipped=run["num_skipped"],
+            run=run["name"],
+            run_id=run["run_id"],
+            status=run["status"],
+            outcome=run["outcome"],
+            archived=run["archived"],
+            step=run["step"],
+            planned_steps=run["planned_steps"],
+            num_skipped=run["num_skipped"],
             seconds=self._row("run_seconds")["seconds"],
             remaining_seconds=_remaining(run["planned_steps"] - run["step"], steps),
             mean_reward=None if newest is None else self._rewards[newest]["mean_reward"],
@@ -172,7 +178,8 @@ class Progress:
             policy_step=min(policies, default=None),
             published_step=published[0]["trainer_step"] if published else None,
             queue=records(Queue, self._rows("progress_queue", step=run["step"] + 1))[0],
-            refills=groups["refilled"], closed_groups=groups["closed"],
+            refills=groups["refilled"],
+            closed_groups=groups["closed"],
             failures=self._commonest_failure(),
             dropped=self._dropped(newest or 0),
             metrics=steps[0]["metrics"] if steps else {},
@@ -180,7 +187,7 @@ class Progress:
             evaluations_open=len(self._rows("open_evaluations")),
             open_reviews=self._row("num_open_reviews")["n"],
             workers=workers,
-        )  # fmt: skip
+        )
 
     def _read_rewards(self) -> None:
         from_step = max(self._rewards, default=0) - _OPEN_STEPS

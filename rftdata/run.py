@@ -92,8 +92,12 @@ class Run:
         """
         check_run_settings(config, steps, pipeline_version)
         self.database.run(
-            "set_run_config", run_id=self.run_id, config=Jsonb(config), planned_steps=steps, pipeline_version=pipeline_version
-        )  # fmt: skip
+            "set_run_config",
+            run_id=self.run_id,
+            config=Jsonb(config),
+            planned_steps=steps,
+            pipeline_version=pipeline_version,
+        )
         return self.refreshed()
 
     def refuse_archived(self, purpose: str) -> None:

@@ -9,9 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Activity = Literal[
-    "starting", "waiting", "asleep", "sampling", "evaluating", "transferring", "checking", "deciding", "replaying", "training", "publishing",
-    "checkpointing", "watching", "working",
-]  # fmt: skip
+    "starting",
+    "waiting",
+    "asleep",
+    "sampling",
+    "evaluating",
+    "transferring",
+    "checking",
+    "deciding",
+    "replaying",
+    "training",
+    "publishing",
+    "checkpointing",
+    "watching",
+    "working",
+]
 # A worker that changes its activity more often between two heartbeats has its spans of that time put together, so that rows stay few.
 MOST_SPANS = 8
 
@@ -85,9 +97,12 @@ def condensed(spans: list[Span]) -> list[Span]:
     for number, ((activity, detail), length) in enumerate(seconds.items()):
         found.append(
             Span(
-                ordinal=spans[0].ordinal + number, activity=activity, detail=detail, started=started,
+                ordinal=spans[0].ordinal + number,
+                activity=activity,
+                detail=detail,
+                started=started,
                 ended=started + length,
             )
-        )  # fmt: skip
+        )
         started += length
     return found

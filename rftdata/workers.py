@@ -165,10 +165,14 @@ class Worker:
         spans = self._spans.pending()
         now = spans[-1].ended
         self._database.run(
-            "store_spans", worker_id=self.worker_id, ordinals=[span.ordinal for span in spans],
-            activities=[span.activity for span in spans], details=[span.detail for span in spans],
-            start_ages=[now - span.started for span in spans], end_ages=[now - span.ended for span in spans],
-        )  # fmt: skip
+            "store_spans",
+            worker_id=self.worker_id,
+            ordinals=[span.ordinal for span in spans],
+            activities=[span.activity for span in spans],
+            details=[span.detail for span in spans],
+            start_ages=[now - span.started for span in spans],
+            end_ages=[now - span.ended for span in spans],
+        )
         self._spans.stored(spans)
 
     def _beat(self) -> None:
@@ -243,8 +247,14 @@ def end_worker(run: Run, host: str, pid: int, error: str, *, pid_space: str, cra
         crashed: whether its work may be the reason. Work that several processes crashed on is set aside.
     """
     run.database.run(
-        "end_worker_of_process", run_id=run.run_id, host=host, pid=pid, pid_space=pid_space, error=error, crashed=crashed,
-    )  # fmt: skip
+        "end_worker_of_process",
+        run_id=run.run_id,
+        host=host,
+        pid=pid,
+        pid_space=pid_space,
+        error=error,
+        crashed=crashed,
+    )
 
 
 def pipeline_errors(run: Run) -> list[str]:

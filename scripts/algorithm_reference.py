@@ -92,11 +92,17 @@ def preset_section(name: str, preset: Preset) -> str:
 def _needs(name: str) -> str:
     algorithm = build_algorithm(name)
     words = {
-        "behavior": "log-probabilities of the policy that sampled", "old": "a forward pass before the step",
-        "entropy": "entropies before the step", "discriminator": "entropies before the step", "collision": "a forward pass before the step",
+        "behavior": "log-probabilities of the policy that sampled",
+        "old": "a forward pass before the step",
+        "entropy": "entropies before the step",
+        "discriminator": "entropies before the step",
+        "collision": "a forward pass before the step",
         "reference": "the reference model",
-        "teacher": "a teacher", "teacher_logits": "a teacher", "values": "a critic", "mismatched": "the reference model",
-    }  # fmt: skip
+        "teacher": "a teacher",
+        "teacher_logits": "a teacher",
+        "values": "a critic",
+        "mismatched": "the reference model",
+    }
     found = [words[signal] for signal in sorted(algorithm.signals)]
     found += [f"{column.replace('_', ' ')} of sequences" for column in sorted(algorithm.columns)]
     found += ["rewards"] if algorithm.uses_rewards else []

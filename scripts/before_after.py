@@ -63,9 +63,12 @@ def _run(checkout: Path, options: argparse.Namespace, cores: list[int]) -> dict[
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="before-after-") as folder:
         result = subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", *(argument.format(folder=folder) for argument in arguments)],
-            cwd=checkout, stdout=subprocess.PIPE, stderr=None if options.verbose else subprocess.DEVNULL, check=True,
+            cwd=checkout,
+            stdout=subprocess.PIPE,
+            stderr=None if options.verbose else subprocess.DEVNULL,
+            check=True,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
-        )  # fmt: skip
+        )
     leaves = dict(_leaves(json.loads(result.stdout)))
     found = {key: value for key, value in leaves.items() if fnmatch.fnmatch(key, options.figures)}
     if not found:

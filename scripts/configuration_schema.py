@@ -74,11 +74,16 @@ def config_schema() -> dict[str, Any]:
     stage["properties"] = {**names, **sections_of_stages}
     description = "Runs one after the other, each from the checkpoint of the one before, with what differs from the rest of the file."
     return {
-        "$schema": DIALECT, **root, "title": "rftdata configuration", "properties": {
-            **sections_of_stages, STAGES: {"type": "array", "items": stage, "description": description},
+        "$schema": DIALECT,
+        **root,
+        "title": "rftdata configuration",
+        "properties": {
+            **sections_of_stages,
+            STAGES: {"type": "array", "items": stage, "description": description},
         },
-        "anyOf": [{"required": required}, {"required": [STAGES]}], "$defs": definitions,
-    }  # fmt: skip
+        "anyOf": [{"required": required}, {"required": [STAGES]}],
+        "$defs": definitions,
+    }
 
 
 def _models_within(section: type[BaseModel]) -> Iterator[type[BaseModel]]:

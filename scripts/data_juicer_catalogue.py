@@ -29,11 +29,26 @@ DECIDING = frozenset({"min_closed_interval", "max_closed_interval", "reversed_ra
 """Arguments of all filters that only say how the bounds are compared."""
 
 NUMBERS_OF_TEXT = frozenset(
-    {"alpha_token_ratio", "alnum_ratio", "avg_line_length", "char_rep_ratio", "flagged_words_ratio", "special_char_ratio"}
-    | {"in_context_influence", "ifd_score", "lang_score", "max_line_length", "perplexity", "stopwords_ratio", "text_len"}
+    {
+        "alpha_token_ratio",
+        "alnum_ratio",
+        "avg_line_length",
+        "char_rep_ratio",
+        "flagged_words_ratio",
+        "special_char_ratio",
+    }
+    | {
+        "in_context_influence",
+        "ifd_score",
+        "lang_score",
+        "max_line_length",
+        "perplexity",
+        "stopwords_ratio",
+        "text_len",
+    }
     | {"text_embd_similarity", "num_action", "num_token", "num_words", "word_rep_ratio", "llm_analysis_score"}
     | {"llm_quality_score", "llm_difficulty_score", "llm_perplexity", "llm_task_relevance"}
-)  # fmt: skip
+)
 TRUTHS = frozenset({"llm_condition_filter_result", "general_field_filter_condition"})
 TEXTS = frozenset({"lang", "llm_semantic_usage"})
 NUMBERS_OF_META = frozenset(
@@ -98,7 +113,7 @@ def entry(name: str) -> dict[str, Any]:
         "rewrites": not metas or bool(re.search(r"samples?\[(?:self\.\w+_key|'\w+')\]\s*=(?!=)", source)),
         "tags": "Fields.meta" in source or bool(metas),
         "makes_rows": kind == "mapper" and bool(_MAKES_ROWS.search(process)),
-    }  # fmt: skip
+    }
     described = None if arguments is None else {one: _described(one, annotations, defaults) for one in arguments}
     return {"kind": kind, "arguments": described, **{key: value for key, value in found.items() if value}}
 

@@ -31,9 +31,13 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup-stamp"
 INPUTS = (
-    ROOT / "pyproject.toml", CONSTRAINTS, OVERRIDES, ROOT / "rftcore" / "installation" / "installer.py", ROOT / "scripts" / "setup",
+    ROOT / "pyproject.toml",
+    CONSTRAINTS,
+    OVERRIDES,
+    ROOT / "rftcore" / "installation" / "installer.py",
+    ROOT / "scripts" / "setup",
     Path(__file__).resolve(),
-)  # fmt: skip
+)
 
 
 def main() -> int:

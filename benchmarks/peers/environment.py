@@ -55,8 +55,14 @@ def python_of(requirements: tuple[str, ...]) -> Path:
 def _run(command: list[str], environment: dict[str, str]) -> None:
     try:
         done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_INSTALL_S, check=False
-        )  # fmt: skip
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_INSTALL_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
         raise InstallationError(f"the installation did not end within {_INSTALL_S} s") from error
     if done.returncode:

@@ -21,9 +21,14 @@ def start(address: dict[str, Any]) -> dict[str, Any]:
     """Start it; the address with that of its head."""
     # "local": without an address Ray joins any cluster that runs on this machine.
     context = ray.init(
-        "local", num_cpus=8, num_gpus=0, object_store_memory=_OBJECT_STORE_BYTES, include_dashboard=False, namespace=NAMESPACE,
+        "local",
+        num_cpus=8,
+        num_gpus=0,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        namespace=NAMESPACE,
         log_to_driver=False,
-    )  # fmt: skip
+    )
     return {**address, "ray": context.address_info["gcs_address"]}
 
 

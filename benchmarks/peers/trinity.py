@@ -72,9 +72,13 @@ class TrinitySql(_Trinity):
 
     def config(self, space: str) -> StorageConfig:
         return StorageConfig(
-            name=f"trinity_{space}", storage_type=StorageType.SQL.value, schema_type="experience", path=self.address["uri"],
-            batch_size=256, wrap_in_ray=False,
-        )  # fmt: skip
+            name=f"trinity_{space}",
+            storage_type=StorageType.SQL.value,
+            schema_type="experience",
+            path=self.address["uri"],
+            batch_size=256,
+            wrap_in_ray=False,
+        )
 
     def create(self, space: str) -> None:
         self.open(space)  # the first connection creates the table
@@ -105,9 +109,12 @@ class TrinityQueue(_Trinity):
 
     def config(self, space: str) -> StorageConfig:
         return StorageConfig(
-            name=space, storage_type=StorageType.QUEUE.value, path=f"{self.address['folder']}/trinity_{space}.jsonl",
-            batch_size=256, ray_namespace=ray_cluster.NAMESPACE,
-        )  # fmt: skip
+            name=space,
+            storage_type=StorageType.QUEUE.value,
+            path=f"{self.address['folder']}/trinity_{space}.jsonl",
+            batch_size=256,
+            ray_namespace=ray_cluster.NAMESPACE,
+        )
 
     def create(self, space: str) -> None:
         self.open(space)

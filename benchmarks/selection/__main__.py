@@ -55,8 +55,9 @@ def measure(
                 last = record["points"][-1]
                 print(
                     f"{name}, {number} of {len(jobs)}: {job.selector}, seed {job.seed}: {last['score']:.3f} after "
-                    f"{last['rollouts']:,} rollouts, {last['seconds']:.1f} s", file=sys.stderr,
-                )  # fmt: skip
+                    f"{last['rollouts']:,} rollouts, {last['seconds']:.1f} s",
+                    file=sys.stderr,
+                )
             results[name] = {
                 "what": experiment.what,
                 "plan": asdict(experiment.plan),

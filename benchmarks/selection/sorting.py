@@ -282,9 +282,14 @@ def prepare(folder: Path, course: Course, seed: int) -> dict[str, Any]:
 
 def _open_for_imitation(folder: Path, steps: int, seed: int) -> Learner:
     config = TrainerConfig(
-        learning_rate=2.0e-3, warmup_steps=20, lr_schedule="cosine", min_lr_ratio=0.05, optimizer=OptimizerConfig(weight_decay=0.01),
-        autocast="none", num_threads=1,
-    )  # fmt: skip
+        learning_rate=2.0e-3,
+        warmup_steps=20,
+        lr_schedule="cosine",
+        min_lr_ratio=0.05,
+        optimizer=OptimizerConfig(weight_decay=0.01),
+        autocast="none",
+        num_threads=1,
+    )
     return Learner(str(folder), config, build_algorithm("sft"), seed, device="cpu", total_steps=steps)
 
 

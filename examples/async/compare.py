@@ -28,9 +28,14 @@ HERE = Path(__file__).resolve().parent
 MODES = ("on_policy", "every_four", "one_step_off", "asynchronous")
 WARM_UP_STEPS = 150
 COLOURS = {
-    "training": "#1b6ca8", "publishing": "#c8553d", "checkpointing": "#b8860b", "sampling": "#2a9d6f", "evaluating": "#b5cf6b",
-    "transferring": "#e08e45", "waiting": "#ececec",
-}  # fmt: skip
+    "training": "#1b6ca8",
+    "publishing": "#c8553d",
+    "checkpointing": "#b8860b",
+    "sampling": "#2a9d6f",
+    "evaluating": "#b5cf6b",
+    "transferring": "#e08e45",
+    "waiting": "#ececec",
+}
 
 
 def main() -> None:
@@ -120,18 +125,22 @@ def summary(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
             for base, run in zip(first, runs, strict=True)
             if base["to_target"] and run["to_target"]
         ]
-        rows.append({
-            "mode": mode, "reached": sum(run["to_target"] is not None for run in runs), "runs": len(runs),
-            "seconds_to_target": [round(run["to_target"]["seconds"], 1) for run in runs if run["to_target"]],
-            "steps_to_target": [run["to_target"]["step"] for run in runs if run["to_target"]],
-            "times_as_fast": [round(pair, 2) for pair in pairs],
-            "seconds": [round(run["seconds"], 1) for run in runs],
-            "trainer_waits": [round(run["shares"]["trainer"].get("waiting", 0.0), 3) for run in runs],
-            "explorer_waits": [round(run["shares"]["explorer"].get("waiting", 0.0), 3) for run in runs],
-            "mean_staleness": [round(run["mean_staleness"], 2) for run in runs],
-            "aged_out": [run["aged_out"] for run in runs],
-            "last_scores": [round(mean(point["score"] for point in run["points"][-3:]), 3) for run in runs],
-        })  # fmt: skip
+        rows.append(
+            {
+                "mode": mode,
+                "reached": sum(run["to_target"] is not None for run in runs),
+                "runs": len(runs),
+                "seconds_to_target": [round(run["to_target"]["seconds"], 1) for run in runs if run["to_target"]],
+                "steps_to_target": [run["to_target"]["step"] for run in runs if run["to_target"]],
+                "times_as_fast": [round(pair, 2) for pair in pairs],
+                "seconds": [round(run["seconds"], 1) for run in runs],
+                "trainer_waits": [round(run["shares"]["trainer"].get("waiting", 0.0), 3) for run in runs],
+                "explorer_waits": [round(run["shares"]["explorer"].get("waiting", 0.0), 3) for run in runs],
+                "mean_staleness": [round(run["mean_staleness"], 2) for run in runs],
+                "aged_out": [run["aged_out"] for run in runs],
+                "last_scores": [round(mean(point["score"] for point in run["points"][-3:]), 3) for run in runs],
+            }
+        )
     return rows
 
 

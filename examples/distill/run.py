@@ -103,13 +103,24 @@ def main() -> None:
     teacher = checkpoint(buffer, "teacher")
     train(buffer, "distill", HERE / "distill.yaml", start, f"explorer.teacher.path={teacher}", *common)
     train(
-        buffer, "distill-jsd", HERE / "distill.yaml", start, "explorer.teacher=null",
-        f"algorithm={{name: jsd, group_size: 1, teacher: {teacher}}}", *common,
-    )  # fmt: skip
+        buffer,
+        "distill-jsd",
+        HERE / "distill.yaml",
+        start,
+        "explorer.teacher=null",
+        f"algorithm={{name: jsd, group_size: 1, teacher: {teacher}}}",
+        *common,
+    )
     train(
-        buffer, "grpo", HERE / "distill.yaml", start, "explorer.teacher=null", "algorithm={name: grpo, group_size: 8}",
-        "trainer.batch_groups=16", *common,
-    )  # fmt: skip
+        buffer,
+        "grpo",
+        HERE / "distill.yaml",
+        start,
+        "explorer.teacher=null",
+        "algorithm={name: grpo, group_size: 8}",
+        "trainer.batch_groups=16",
+        *common,
+    )
     train(buffer, "distill-offline", HERE / "offline.yaml", start, *common)
     show(buffer, ["distill", "distill-jsd", "grpo", "distill-offline"], options.goal)
 

@@ -50,9 +50,10 @@ def _from_files(place: Path, split: str) -> Iterator[dict[str, Any]]:
     files = [file for file in files if file.is_file() and file.suffix in (".jsonl", ".parquet")]
     if not files:
         raise TaskSourceError(
-            f"there are no questions of GSM8K in {place}", allowed=f"a .jsonl or .parquet file, or a folder with {split}*.jsonl or {split}*.parquet",
+            f"there are no questions of GSM8K in {place}",
+            allowed=f"a .jsonl or .parquet file, or a folder with {split}*.jsonl or {split}*.parquet",
             todo="correct args.path; it is relative to tasks.py",
-        )  # fmt: skip
+        )
     for file in files:
         if file.suffix == ".parquet":
             import pyarrow.parquet as pq

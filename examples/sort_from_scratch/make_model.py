@@ -29,17 +29,31 @@ def make_model(folder: Path, hidden_size: int = 128, num_layers: int = 3, seed: 
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",
-        chat_template=CHAT_TEMPLATE, clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(vocabulary), hidden_size=hidden_size, intermediate_size=4 * hidden_size, num_hidden_layers=num_layers,
-            num_attention_heads=hidden_size // 32, num_key_value_heads=hidden_size // 64, max_position_embeddings=128,
-            tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype="float32",
+            vocab_size=len(vocabulary),
+            hidden_size=hidden_size,
+            intermediate_size=4 * hidden_size,
+            num_hidden_layers=num_layers,
+            num_attention_heads=hidden_size // 32,
+            num_key_value_heads=hidden_size // 64,
+            max_position_embeddings=128,
+            tie_word_embeddings=False,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            dtype="float32",
         )
-    )  # fmt: skip
+    )
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -47,9 +47,10 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
         )
     if decided.columns or decided.waiting:
         raise OperatorError(
-            "`decide` of a stage that scores changes columns or asks a person", allowed="reasons, and new tasks or groups",
+            "`decide` of a stage that scores changes columns or asks a person",
+            allowed="reasons, and new tasks or groups",
             todo="let a stage after it do that",
-        )  # fmt: skip
+        )
     for one in decided.created:
         check_created(one)
     outcome = StageOutcome(decided.reasons, columns, created=decided.created)

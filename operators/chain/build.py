@@ -105,9 +105,11 @@ def _options(args: object) -> tuple[object, RunOptions]:
 def _check_rowwise(operator: Operator, options: RunOptions) -> None:
     if not operator.rowwise and (options.concurrency > 1 or options.batch_rows is not None):
         raise ConfigError(
-            "this stage sees whole groups, so its batches cannot be cut", value={"run": options.model_dump(exclude_defaults=True)},
-            allowed="run: {retries: N, timeout_s: SECONDS}", todo="leave run.batch_rows and run.concurrency out",
-        )  # fmt: skip
+            "this stage sees whole groups, so its batches cannot be cut",
+            value={"run": options.model_dump(exclude_defaults=True)},
+            allowed="run: {retries: N, timeout_s: SECONDS}",
+            todo="leave run.batch_rows and run.concurrency out",
+        )
 
 
 def _check_questions(operator: Operator, before: Sequence[Stage]) -> None:
@@ -116,9 +118,10 @@ def _check_questions(operator: Operator, before: Sequence[Stage]) -> None:
         twice = (operator.asks or frozenset()) & (stage.operator.asks or frozenset())
         if twice:
             raise ConfigError(
-                f"asks a question of a name that stage {stage.index} ({stage.name}) asks already", value=min(twice),
+                f"asks a question of a name that stage {stage.index} ({stage.name}) asks already",
+                value=min(twice),
                 todo="set another name with the argument name",
-            )  # fmt: skip
+            )
 
 
 def _entries(spec: object) -> Sequence[object]:

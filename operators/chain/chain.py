@@ -123,8 +123,13 @@ class Chain:
         self._prepared = False
 
     def run(
-        self, table: pa.Table, min_group_size: int | None = None, *, known: Known | None = None, watch: Watch | None = None
-    ) -> Verdicts:  # fmt: skip
+        self,
+        table: pa.Table,
+        min_group_size: int | None = None,
+        *,
+        known: Known | None = None,
+        watch: Watch | None = None,
+    ) -> Verdicts:
         """Decide on every row of a batch of whole groups.
 
         Args:

@@ -31,9 +31,10 @@ def checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcom
             raise OperatorError(f"changes {name}, which identifies a row and must not change")
         if written is not None and name not in written:
             raise OperatorError(
-                f"returned the column {name}, which it does not declare", allowed=", ".join(sorted(written)) or "none",
+                f"returned the column {name}, which it does not declare",
+                allowed=", ".join(sorted(written)) or "none",
                 todo="add it to `writes` of the operator",
-            )  # fmt: skip
+            )
         if len(values) != table.num_rows:
             raise OperatorError(f"returned {len(values)} values of {name} for {table.num_rows} rows")
     missing = sorted(set(stage.operator.scores) - set(outcome.columns))
@@ -67,9 +68,10 @@ def _check_waiting(stage: Stage, outcome: StageOutcome, num_rows: int) -> None:
             review.name and review.otherwise in ("pass", "drop") and 0 < review.timeout_s < math.inf
         ):
             raise OperatorError(
-                "asks a question that is not valid", value=review,
+                "asks a question that is not valid",
+                value=review,
                 allowed="a Review with a name, a finite timeout_s above 0, and otherwise: pass or drop",
-            )  # fmt: skip
+            )
         try:
             check_name("the name of a question", review.name)
         except QueryError as error:
@@ -77,9 +79,10 @@ def _check_waiting(stage: Stage, outcome: StageOutcome, num_rows: int) -> None:
         declared = stage.operator.asks
         if declared is not None and review.name not in declared:
             raise OperatorError(
-                f"asks the question {review.name!r}, which it does not declare", allowed=", ".join(sorted(declared)) or "none",
+                f"asks the question {review.name!r}, which it does not declare",
+                allowed=", ".join(sorted(declared)) or "none",
                 todo="add it to `asks` of the operator",
-            )  # fmt: skip
+            )
 
 
 def check_created(made: object) -> None:
@@ -103,6 +106,7 @@ def check_created(made: object) -> None:
         json.dumps([[dict(task.payload), dict(task.features)] if task else None, answers])
     except (TypeError, ValueError) as error:
         raise OperatorError(
-            f"created a task that JSON cannot hold: {error}", value=task.task_key if task else made.parent_id,
+            f"created a task that JSON cannot hold: {error}",
+            value=task.task_key if task else made.parent_id,
             allowed="texts, numbers, true, false, null, lists and mappings of these",
-        ) from error  # fmt: skip
+        ) from error

@@ -67,7 +67,8 @@ def _validated(stage: Stage, operator: Operator, schema: pa.Schema, creator: Sta
         behind = ConfigError(
             f"{error.what}; rows end at stage {creator.index} ({creator.name}), and the tasks created there reach this stage "
             "without the columns of the grouping",
-            value=error.value, allowed=error.allowed,
+            value=error.value,
+            allowed=error.allowed,
             todo=f"read what those tasks have instead: {', '.join(creator.operator.replaces_with)}; or keep the rows of the group",
-        )  # fmt: skip
+        )
         raise at(stage.index, stage.name, behind) from error

@@ -52,9 +52,16 @@ class Recorder(Protocol):
 
 
 def decide(
-    chain: Chain, table: pa.Table, known: Known | None = None, *, patient: bool = False, as_whole: bool = False,
-    min_group_size: int | None = None, retried: bool = False, recorder: Recorder | None = None,
-) -> Verdicts:  # fmt: skip
+    chain: Chain,
+    table: pa.Table,
+    known: Known | None = None,
+    *,
+    patient: bool = False,
+    as_whole: bool = False,
+    min_group_size: int | None = None,
+    retried: bool = False,
+    recorder: Recorder | None = None,
+) -> Verdicts:
     """Return verdicts on every row of a batch, even if stages raise on some of them.
 
     Args:

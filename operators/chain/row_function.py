@@ -92,10 +92,12 @@ class RowFunction(Operator):
             else:
                 raise OperatorError(
                     f"{self.name} returned {type(answer).__name__} for experience {table['experience_id'][position]}",
-                    value=answer, allowed="True, False, drop(reason), or a dict of changed columns",
+                    value=answer,
+                    allowed="True, False, drop(reason), or a dict of changed columns",
                     todo="return drop(…) with this text as the reason: from operators.base import drop"
-                    if isinstance(answer, str) else None,
-                )  # fmt: skip
+                    if isinstance(answer, str)
+                    else None,
+                )
         return StageOutcome(pa.array(reasons, pa.string()), self._changed_columns(table, changes))
 
     def _answer(self, row: dict[str, Any], table: pa.Table, position: int) -> object:

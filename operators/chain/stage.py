@@ -74,9 +74,15 @@ class StageError(OperatorError):
     """
 
     def __init__(
-        self, what: str, *, value: object = None, allowed: str | None = None, todo: str | None = None,
-        run: StageRun | None = None, stages: Sequence[StageRun] = (),
-    ) -> None:  # fmt: skip
+        self,
+        what: str,
+        *,
+        value: object = None,
+        allowed: str | None = None,
+        todo: str | None = None,
+        run: StageRun | None = None,
+        stages: Sequence[StageRun] = (),
+    ) -> None:
         super().__init__(what, value=value, allowed=allowed, todo=todo)
         self.run = run
         self.stages = list(stages)
@@ -147,6 +153,8 @@ def _failed(stage: Stage, error: Exception, rows_in: int, seconds: float, done: 
             what + error.what, value=error.value, allowed=error.allowed, todo=error.todo, run=run, stages=done
         )
     return StageError(
-        f"{what}{type(error).__name__}: {error}", run=run, stages=done,
+        f"{what}{type(error).__name__}: {error}",
+        run=run,
+        stages=done,
         todo="run smaller batches to find the failing row, or fix the stage",
-    )  # fmt: skip
+    )

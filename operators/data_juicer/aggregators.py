@@ -34,7 +34,7 @@ from operators.data_juicer.groupers import (
     found_about,
     group_position,
     grouping,
-)  # fmt: skip
+)
 from operators.data_juicer.runtime import BATCH_META, META
 from rftdata.errors import ConfigError, OperatorError
 
@@ -95,9 +95,11 @@ class AggregatorStage(JuicerOperator):
         if found is None:
             argument = "input_key" if self.may_make else _TAGS
             raise ConfigError(
-                f"{argument} is neither a column of the batch nor a tag that an earlier stage finds", value=self._input_name,
-                allowed=", ".join(schema.names), todo=f"set {argument} to the column or tag to aggregate",
-            )  # fmt: skip
+                f"{argument} is neither a column of the batch nor a tag that an earlier stage finds",
+                value=self._input_name,
+                allowed=", ".join(schema.names),
+                todo=f"set {argument} to the column or tag to aggregate",
+            )
         if not self.may_make and (found.path or not pa.types.is_string(schema.field(found.column).type)):
             raise ConfigError(f"{_TAGS} is not a column of tags", value=self._input_name, allowed="a column of text")
         if self.may_make and self._found_column in schema.names:
@@ -173,9 +175,10 @@ class AggregatorStage(JuicerOperator):
             texts = value if isinstance(value, list) and not self.may_make else [value]
             if any(text is not None and not isinstance(text, str) for text in texts):
                 raise OperatorError(
-                    f"{self._input_name} holds something that {self.name} cannot aggregate", value=value,
+                    f"{self._input_name} holds something that {self.name} cannot aggregate",
+                    value=value,
                     allowed="a text" if self.may_make else "a text, or a list of texts",
-                )  # fmt: skip
+                )
         return values
 
     def _aggregated(self, values: Sequence[Any], rows: Sequence[int]) -> _Finding:
@@ -229,9 +232,12 @@ class AggregatorStage(JuicerOperator):
         besides = {name.removeprefix(self.prefix): unpacked(table[name][rows[0]].as_py()) for name in self._besides}
         metadata = {GROUP: unpacked(group), **besides, self._found_column.removeprefix(self.prefix): found}
         return CreatedTask(
-            str(table["taskset"][rows[0]]), key, {"prompt": prompt, "metadata": metadata}, parents[0],
+            str(table["taskset"][rows[0]]),
+            key,
+            {"prompt": prompt, "metadata": metadata},
+            parents[0],
             {"parent_task_ids": parents},
-        )  # fmt: skip
+        )
 
 
 class _Finding(NamedTuple):

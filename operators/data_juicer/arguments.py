@@ -22,12 +22,25 @@ from rftdata.config_errors import reasons
 from rftdata.errors import ConfigError
 
 _NAMES: Mapping[str, Any] = {
-    **{name: getattr(typing, name) for name in ("Any", "Dict", "List", "Literal", "Optional", "Sequence", "Set", "Tuple", "Union")},
-    **{name: getattr(pydantic, name) for name in ("Field", "NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt")},
+    **{
+        name: getattr(typing, name)
+        for name in ("Any", "Dict", "List", "Literal", "Optional", "Sequence", "Set", "Tuple", "Union")
+    },
+    **{
+        name: getattr(pydantic, name)
+        for name in ("Field", "NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt")
+    },
     "Annotated": typing.Annotated,
     "ClosedUnitInterval": typing.Annotated[float, pydantic.Field(ge=0, le=1)],
-    "bool": bool, "dict": dict, "float": float, "int": int, "list": list, "set": set, "str": str, "tuple": tuple,
-}  # fmt: skip
+    "bool": bool,
+    "dict": dict,
+    "float": float,
+    "int": int,
+    "list": list,
+    "set": set,
+    "str": str,
+    "tuple": tuple,
+}
 
 
 def check_types(facts: Facts, args: Mapping[str, Any]) -> None:

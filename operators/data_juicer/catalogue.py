@@ -46,10 +46,28 @@ AGGREGATED = frozenset({"input_key", "meta_tag_key"})
 """Arguments of aggregators that name a tag; here they may also name a column."""
 
 RUNNING = frozenset(
-    {"num_proc", "batch_size", "batch_mode", "skip_op_error", "auto_op_parallelism", "adaptive_batching", "turbo", "work_dir"}
-    | {"cpu_required", "gpu_required", "mem_required", "num_cpus", "num_gpus", "memory", "runtime_env", "ray_execution_mode"}
+    {
+        "num_proc",
+        "batch_size",
+        "batch_mode",
+        "skip_op_error",
+        "auto_op_parallelism",
+        "adaptive_batching",
+        "turbo",
+        "work_dir",
+    }
+    | {
+        "cpu_required",
+        "gpu_required",
+        "mem_required",
+        "num_cpus",
+        "num_gpus",
+        "memory",
+        "runtime_env",
+        "ray_execution_mode",
+    }
     | {"accelerator", "stats_export_path", "input_columns", "output_columns"}
-)  # fmt: skip
+)
 """Arguments that change where or how an operator runs, but not its results."""
 
 _TYPES = {"double": pa.float64(), "string": pa.string(), "bool": pa.bool_(), "list<double>": pa.list_(pa.float64())}
@@ -171,7 +189,9 @@ def installed_version() -> str:
     if version != described:
         raise PluginError(
             "the installed Data-Juicer is not the version that the catalogue describes: arguments, bounds and "
-            "statistics may differ", value=f"{PACKAGE} {version}", allowed=f"{PACKAGE} {described}",
+            "statistics may differ",
+            value=f"{PACKAGE} {version}",
+            allowed=f"{PACKAGE} {described}",
             todo=f"{todo}, or generate the catalogue for the other version in a checkout with scripts/data_juicer_catalogue.py",
-        )  # fmt: skip
+        )
     return version

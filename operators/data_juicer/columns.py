@@ -195,9 +195,11 @@ def _data_source(key: str, wanted: object, schema: pa.Schema) -> Source | None:
             return source
     if wanted or key in NEEDED:
         raise ConfigError(
-            f"{key} is not a column of the batch", value=wanted or " or ".join(candidates), allowed=", ".join(schema.names),
+            f"{key} is not a column of the batch",
+            value=wanted or " or ".join(candidates),
+            allowed=", ".join(schema.names),
             todo=None if wanted else f"set {key} to the column to read",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -250,9 +252,11 @@ def _add_reference(
         column = column_name(prefix, rest.partition(".")[0])
         if rest and column not in schema.names:
             raise ConfigError(
-                "it reads a statistic or tag that no earlier stage computes", value=reference, allowed=", ".join(schema.names),
+                "it reads a statistic or tag that no earlier stage computes",
+                value=reference,
+                allowed=", ".join(schema.names),
                 todo=f"put the operator that computes {column} before it",
-            )  # fmt: skip
+            )
         if rest:
             nested.append((root, rest.partition(".")[0], column))
         return

@@ -56,9 +56,10 @@ def no_answer(stage: JuicerOperator, what: str, *, is_silent: bool = False) -> O
     )
     kind = UnavailableError if is_silent else OperatorError
     return kind(
-        f"{stage.name} got no answer that it understands for any of {what}", value=model,
+        f"{stage.name} got no answer that it understands for any of {what}",
+        value=model,
         todo="check that the endpoint runs and knows the model (api_endpoint, model_params.base_url, OPENAI_BASE_URL)",
-    )  # fmt: skip
+    )
 
 
 def _has_answer(stats: Mapping[str, Any]) -> bool:

@@ -50,9 +50,10 @@ class GrouperStage(JuicerOperator):
             raise ConfigError(
                 "on experiences a group must lie within one rollout group: a batch contains the rollout groups that were ready, "
                 "so another batch would divide it differently",
-                value=keys or self.name, allowed="key_value_grouper: {group_by_keys: [group_id, …]}",
+                value=keys or self.name,
+                allowed="key_value_grouper: {group_by_keys: [group_id, …]}",
                 todo="add group_id to its group_by_keys, or group the tasks (pipelines.task)",
-            )  # fmt: skip
+            )
         # With its own keys it reads no other column.
         reads = replace(self.facts, data_keys=frozenset()) if keys or self.name == "naive_grouper" else self.facts
         self._plan = make_plan(reads, self.args, self.prefix, schema)
@@ -104,9 +105,10 @@ class ReverseGrouperStage(JuicerOperator):
         super()._check()
         if "batch_meta_export_path" in self.args:
             raise ConfigError(
-                "it writes no file here; the results of aggregators are columns", value=self.args["batch_meta_export_path"],
+                "it writes no file here; the results of aggregators are columns",
+                value=self.args["batch_meta_export_path"],
                 todo="leave batch_meta_export_path out",
-            )  # fmt: skip
+            )
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         position = group_position(schema, self.prefix)
@@ -126,9 +128,10 @@ def group_position(schema: pa.Schema, prefix: str) -> int:
     position: int = schema.get_field_index(prefix + GROUP)
     if position < 0:
         raise ConfigError(
-            "no stage before it groups the rows", allowed="a place after key_value_grouper or naive_grouper",
+            "no stage before it groups the rows",
+            allowed="a place after key_value_grouper or naive_grouper",
             todo="put a grouper with the same prefix before it",
-        )  # fmt: skip
+        )
     return position
 
 

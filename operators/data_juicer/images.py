@@ -54,8 +54,9 @@ def check_arrays(facts: Facts, mode: str, *, is_task: bool) -> None:
         raise ConfigError(f"{facts.name} reads images from files only", todo="name a column of paths with image_key")
     if facts.kind == "mapper" and (facts.rewrites or facts.makes_rows):
         raise ConfigError(
-            "it changes images, but arrays stay as they were sampled", allowed="filters, deduplicators, selectors and mappers that tag"
-        )  # fmt: skip
+            "it changes images, but arrays stay as they were sampled",
+            allowed="filters, deduplicators, selectors and mappers that tag",
+        )
     if mode != "default":
         raise ConfigError("arrays are read in the pipeline worker only", value=f"mode: {mode}", todo="leave mode out")
 

@@ -87,9 +87,10 @@ def _process(settings: Mapping[str, Any], recipe: str | None) -> Sequence[Any]:
     process = settings.get("process")
     if not isinstance(process, list) or not process:
         raise ConfigError(
-            "process is not a list of operators", value=process if recipe is None else recipe,
+            "process is not a list of operators",
+            value=process if recipe is None else recipe,
             allowed="process: [{operator: arguments}, …]",
-        )  # fmt: skip
+        )
     return process
 
 
@@ -103,9 +104,10 @@ def _stage(
     name, args = next(iter(entry.items()))
     if name not in operator_names():
         raise ConfigError(
-            f"entry {place} of process is not an operator of Data-Juicer", value=name,
+            f"entry {place} of process is not an operator of Data-Juicer",
+            value=name,
             todo="put other stages in the chain itself, before or after data_juicer",
-        )  # fmt: skip
+        )
     if not isinstance(args, Mapping | None):
         raise ConfigError(f"entry {place} of process ({name}): the arguments are not a mapping", value=args)
     own = _with_columns(str(name), dict(args or {}), settings, config.keys)

@@ -73,9 +73,10 @@ def make_aggregator(name: str, arguments: Mapping[str, Any], model_path: str | N
         return op
     if model_path is None:
         raise ConfigError(
-            f"{name} finds no tokenizer for its model", value=arguments.get("api_model"),
+            f"{name} finds no tokenizer for its model",
+            value=arguments.get("api_model"),
             todo="name one: model_params: {processor_config: {pretrained_model_name_or_path: FOLDER}}",
-        )  # fmt: skip
+        )
     params = {**(arguments.get("model_params") or {}), "processor_config": {_TOKENIZER: model_path}}
     return make_operator(name, {**arguments, "model_params": params})
 

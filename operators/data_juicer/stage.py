@@ -116,9 +116,10 @@ class DataJuicerStage(JuicerOperator):
         """
         if self.facts.makes_rows and not on_tasks(schema) and self.args.get("keep_original_sample") is not False:
             raise ConfigError(
-                "it makes several rows from one", allowed="on experiences, mappers that give one row for one row",
+                "it makes several rows from one",
+                allowed="on experiences, mappers that give one row for one row",
                 todo="use it on tasks (pipelines.task), where each row becomes a task",
-            )  # fmt: skip
+            )
 
     @property
     def _rewrites(self) -> bool:

@@ -111,9 +111,11 @@ class LlmJudge(Judge, revision=1):
         self._bounds = {"min": f"{low:g}", "max": f"{high:g}"}
         number = {"type": "number", "minimum": low, "maximum": high}
         self._schema = {
-            "type": "object", "properties": {"reason": {"type": "string"}, "score": number},
-            "required": ["reason", "score"], "additionalProperties": False,
-        }  # fmt: skip
+            "type": "object",
+            "properties": {"reason": {"type": "string"}, "score": number},
+            "required": ["reason", "score"],
+            "additionalProperties": False,
+        }
 
     def apply(self, table: pa.Table) -> StageOutcome:
         answers = self.ask([self._question(row) for row in table.to_pylist()])

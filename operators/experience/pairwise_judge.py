@@ -60,8 +60,9 @@ Reply with a JSON object and nothing else: {"reason": "one short sentence", "win
 _SCHEMA = {
     "type": "object",
     "properties": {"reason": {"type": "string"}, "winner": {"type": "string", "enum": ["1", "2", "tie"]}},
-    "required": ["reason", "winner"], "additionalProperties": False,
-}  # fmt: skip
+    "required": ["reason", "winner"],
+    "additionalProperties": False,
+}
 _FIRST_WINS = {"1": 1.0, "tie": 0.5, "2": 0.0}
 
 

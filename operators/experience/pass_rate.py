@@ -37,9 +37,11 @@ class PassRate(FormulaOperator, revision=1):
         super().__init__(config)
         if not self.formula.rowwise:
             raise ConfigError(
-                "the formula reads other rows than its own, so its results cannot be stored", value=self.formula.text,
-                allowed="an expression over the columns of one row", todo="compare with a number, or use `sql` or `priority`",
-            )  # fmt: skip
+                "the formula reads other rows than its own, so its results cannot be stored",
+                value=self.formula.text,
+                allowed="an expression over the columns of one row",
+                todo="compare with a number, or use `sql` or `priority`",
+            )
         self.scores = {"pass_rate": pa.float64(), "num_correct": pa.int64()}
         self.reads = self.formula.columns | {"group_id", "rollout_index"}
         self.rowwise = False

@@ -144,8 +144,11 @@ class Rubric(Judge, revision=1):
             else {"type": "number", "minimum": 0, "maximum": 1}
         )
         schema = {
-            "type": "object", "properties": dict.fromkeys(numbers, grade), "required": numbers, "additionalProperties": False,
-        }  # fmt: skip
+            "type": "object",
+            "properties": dict.fromkeys(numbers, grade),
+            "required": numbers,
+            "additionalProperties": False,
+        }
         return Question(
             chat(self.config.system, self._template.fill(values), schema), lambda text: self._read(text, numbers)
         )

@@ -62,10 +62,13 @@ Reply with a JSON object and nothing else, with an entry for every response:
 _ENTRY = {
     "type": "object",
     "properties": {
-        "id": {"type": "integer"}, "reason": {"type": "string"}, "score": {"type": "number", "minimum": 0, "maximum": 1},
+        "id": {"type": "integer"},
+        "reason": {"type": "string"},
+        "score": {"type": "number", "minimum": 0, "maximum": 1},
     },
-    "required": ["id", "reason", "score"], "additionalProperties": False,
-}  # fmt: skip
+    "required": ["id", "reason", "score"],
+    "additionalProperties": False,
+}
 _ALONE = "there is no other response to the same prompt in the group"
 
 
@@ -113,8 +116,11 @@ class Ruler(Judge, revision=1):
         values = row_values(row, self._template.names) | {"rubric": self.config.rubric, "responses": "\n\n".join(shown)}
         items = {"type": "array", "items": _ENTRY, "minItems": len(texts), "maxItems": len(texts)}
         schema = {
-            "type": "object", "properties": {"scores": items}, "required": ["scores"], "additionalProperties": False,
-        }  # fmt: skip
+            "type": "object",
+            "properties": {"scores": items},
+            "required": ["scores"],
+            "additionalProperties": False,
+        }
         return Question(
             chat(self.config.system, self._template.fill(values), schema), lambda text: _read(text, len(texts))
         )

@@ -103,8 +103,20 @@ class Synthesize(AskingOperator, revision=1):
             return self
 
     reads = frozenset(
-        {"group_id", "task_id", "taskset", "answer", "prompt", "messages", "response", "reward", "source", "metadata", "metrics"}
-    )  # fmt: skip
+        {
+            "group_id",
+            "task_id",
+            "taskset",
+            "answer",
+            "prompt",
+            "messages",
+            "response",
+            "reward",
+            "source",
+            "metadata",
+            "metrics",
+        }
+    )
     writes = frozenset({"synthesis_error"})
 
     def __init__(self, config: Synthesize.Config) -> None:
@@ -208,8 +220,9 @@ class Synthesize(AskingOperator, revision=1):
             if not isinstance(new, Mapping) or not ("prompt" in new or "response" in new):
                 raise OperatorError(
                     f"{self.config.kind} returned something other than tasks and answers for experience {parent.row['experience_id']}",
-                    value=new, allowed="mappings with prompt (a task) or response (an answer)",
-                )  # fmt: skip
+                    value=new,
+                    allowed="mappings with prompt (a task) or response (an answer)",
+                )
             if "prompt" in new:
                 tasks.append(parent.task(self.config.kind, self.config.taskset, new, number))
             else:
@@ -296,6 +309,7 @@ def _check_arguments(function: Callable[..., Any], args: Mapping[str, Any]) -> N
         inspect.signature(function).bind({}, **args)
     except TypeError as error:
         raise ConfigError(
-            f"the function cannot be called with a row and these args: {error}", value=dict(args),
+            f"the function cannot be called with a row and these args: {error}",
+            value=dict(args),
             todo="its first parameter is the row; the others come from args",
-        ) from error  # fmt: skip
+        ) from error

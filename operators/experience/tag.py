@@ -41,9 +41,10 @@ class Tag(Operator, revision=1):
         for name, expression in self._expressions.items():
             if not expression.rowwise:
                 raise ConfigError(
-                    f"{name!r} reads other rows than its own, so it cannot be stored", value=expression.text,
+                    f"{name!r} reads other rows than its own, so it cannot be stored",
+                    value=expression.text,
                     todo="use `sql`, `pass_rate` or `priority` for what depends on the group",
-                )  # fmt: skip
+                )
         self.reads = frozenset().union(*(expression.columns for expression in self._expressions.values()))
         self.scores = dict.fromkeys(self._expressions, pa.null())
 

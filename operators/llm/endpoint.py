@@ -93,9 +93,10 @@ class EndpointConfig(StageConfig):
         if parts.username or parts.password or parts.query:
             # Without the value: it may be a secret.
             raise ConfigError(
-                "endpoint.url has a user, a password or a query in it", allowed="scheme, host, port and path",
+                "endpoint.url has a user, a password or a query in it",
+                allowed="scheme, host, port and path",
                 todo="put the key into an environment variable and name that in endpoint.api_key_env",
-            )  # fmt: skip
+            )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("it is not an http:// or https:// address")
         return url.rstrip("/").removesuffix("/chat/completions")
@@ -168,16 +169,19 @@ class BudgetConfig(StageConfig):
                 raise ConfigError(
                     f"budget.{key} allows no call: each reserves the most it may use, {takes:.10g} even with empty placeholders"
                     f" ({call.tokens - max_tokens} tokens of the prompt, max_tokens {max_tokens} of the answer)",
-                    value=limit, todo=f"raise budget.{key}, or lower the stage's max_tokens",
-                )  # fmt: skip
+                    value=limit,
+                    todo=f"raise budget.{key}, or lower the stage's max_tokens",
+                )
 
 
 def _policy_or_server(value: object) -> object:
     if isinstance(value, str) and value != "policy":
         raise ConfigError(  # a value that is not a plain word is not repeated, since an address may contain a password
-            "endpoint is not a model to ask", value=value if value.isidentifier() else None,
-            allowed="policy, or a mapping with url and model", todo="write policy for the run's own model",
-        )  # fmt: skip
+            "endpoint is not a model to ask",
+            value=value if value.isidentifier() else None,
+            allowed="policy, or a mapping with url and model",
+            todo="write policy for the run's own model",
+        )
     return value
 
 
@@ -243,11 +247,12 @@ class Meter:
         counted = [
             (used, limit, takes, unit)
             for used, limit, takes, unit in (
-                (spent.calls, limits.max_calls, 1, "calls"), (spent.tokens, limits.max_tokens, call.tokens, "tokens"),
+                (spent.calls, limits.max_calls, 1, "calls"),
+                (spent.tokens, limits.max_tokens, call.tokens, "tokens"),
                 (spent.cost, limits.max_cost, call.cost, "cost"),
             )
             if limit is not None
-        ]  # fmt: skip
+        ]
         gone = ", ".join(f"{used:.10g} of {limit:.10g} {unit}" for used, limit, _, unit in counted)
         takes = ", ".join(f"{takes:.10g} {unit}" for _, _, takes, unit in counted if unit != "calls")
         return f"the budget {self.name!r} allows no further call: {gone} are spent" + (
@@ -272,8 +277,9 @@ class PolicyEndpoint:
         if context.generate is None:
             raise ConfigError(
                 "endpoint: policy needs the run's model, which is not available here",
-                allowed="policy in the pipeline of a run with a model, or {url: …, model: …}", todo="name a server",
-            )  # fmt: skip
+                allowed="policy in the pipeline of a run with a model, or {url: …, model: …}",
+                todo="name a server",
+            )
         self._generate = context.generate
         self._sampling = sampling
         self._meter = meter

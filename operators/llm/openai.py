@@ -131,9 +131,11 @@ class OpenAIEndpoint:
     def _body(self, chat: Chat, with_schema: bool) -> dict[str, Any]:
         sampling = self._sampling
         body: dict[str, Any] = {
-            "model": self._config.model, "messages": list(chat.messages), "max_tokens": sampling.max_tokens,
+            "model": self._config.model,
+            "messages": list(chat.messages),
+            "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
-        }  # fmt: skip
+        }
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         if with_schema:
@@ -160,8 +162,10 @@ def _read(body: str, chat: Chat) -> _Answer | Failure:
     usage = answer.get("usage")
     reply = Reply(text or "", None, choice.get("finish_reason") == "length")
     return _Answer(
-        reply, _count(usage, "prompt_tokens", estimated_tokens(chat)), _count(usage, "completion_tokens", tokens_of(reply.text))
-    )  # fmt: skip
+        reply,
+        _count(usage, "prompt_tokens", estimated_tokens(chat)),
+        _count(usage, "completion_tokens", tokens_of(reply.text)),
+    )
 
 
 def _count(usage: object, key: str, otherwise: int) -> int:

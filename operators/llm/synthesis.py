@@ -71,9 +71,12 @@ class Parent:
         }
         name = kind.rpartition(":")[2]
         return CreatedTask(
-            taskset or str(self.row["taskset"]), f"{SOURCE}-{name}-{self.key}" + (f"-{number}" if number else ""), payload,
-            self.row["experience_id"], made.get("features") or {},
-        )  # fmt: skip
+            taskset or str(self.row["taskset"]),
+            f"{SOURCE}-{name}-{self.key}" + (f"-{number}" if number else ""),
+            payload,
+            self.row["experience_id"],
+            made.get("features") or {},
+        )
 
 
 def generation_of(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:
@@ -103,9 +106,11 @@ def mean_rewards(rows: Sequence[Mapping[str, Any]]) -> list[float | None]:
 
 def _object(*keys: str) -> dict[str, Any]:
     return {
-        "type": "object", "properties": {key: {"type": "string"} for key in keys}, "required": list(keys),
+        "type": "object",
+        "properties": {key: {"type": "string"} for key in keys},
+        "required": list(keys),
         "additionalProperties": False,
-    }  # fmt: skip
+    }
 
 
 def retelling(request: str, new_answer: bool) -> Question:

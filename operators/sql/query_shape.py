@@ -81,15 +81,17 @@ def refuse_changing(query: str, columns: Collection[str]) -> None:
             word = word if word in TIME_WORDS and word not in columns else None
         if word is not None and word not in SEEDED:
             raise OperatorError(
-                f"{word} gives another answer every time", value=query,
+                f"{word} gives another answer every time",
+                value=query,
                 todo="use only columns of the batch and of reference tables, so that the same batch always gets the same decisions",
-            )  # fmt: skip
+            )
         sample = node.get("sample")
         if isinstance(sample, dict) and not sample["repeatable"]:
             raise OperatorError(
-                "a sample without a seed is another one every time", value=query,
+                "a sample without a seed is another one every time",
+                value=query,
                 todo="add REPEATABLE (7) to TABLESAMPLE, write USING SAMPLE 20 PERCENT (bernoulli, 7), or use the stage sample",
-            )  # fmt: skip
+            )
 
 
 @lru_cache(maxsize=16)

@@ -55,9 +55,10 @@ class TaskPriority(Operator, revision=1):
             self._weights = {name: weight for name, weight in DEFAULT_WEIGHTS.items() if name in schema.names}
             if not self._weights:
                 raise ConfigError(
-                    "no stage before this one scores anything", allowed=", ".join(DEFAULT_WEIGHTS),
+                    "no stage before this one scores anything",
+                    allowed=", ".join(DEFAULT_WEIGHTS),
                     todo="put quality_score, difficulty_score, diversity_score or usage_frequency before it, or give weights",
-                )  # fmt: skip
+                )
         self.reads = columns_for(self._weights, schema)
         self.keys = keys_for(self._weights, schema)
         return super().validate_schema(schema)

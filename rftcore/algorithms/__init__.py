@@ -28,68 +28,86 @@ if TYPE_CHECKING:
 
 PartT = TypeVar("PartT", bound="Part")
 
-ADVANTAGES: Registry[type[Advantage]] = Registry("advantage", {
-    "best": "rftcore.algorithms.advantages.best:Best",
-    "discounted": "rftcore.algorithms.advantages.discounted:Discounted",
-    "gae": "rftcore.algorithms.advantages.gae:GAE",
-    "gdpo": "rftcore.algorithms.advantages.gdpo:GDPO",
-    "gigpo": "rftcore.algorithms.advantages.gigpo:GiGPO",
-    "group": "rftcore.algorithms.advantages.group:Group",
-    "jsd": "rftcore.algorithms.advantages.jsd:SampledJSD",
-    "otb": "rftcore.algorithms.advantages.otb:OTB",
-    "pass_at_k": "rftcore.algorithms.advantages.pass_at_k:PassAtK",
-    "remax": "rftcore.algorithms.advantages.remax:ReMax",
-    "teacher": "rftcore.algorithms.advantages.teacher:Teacher",
-    "turns": "rftcore.algorithms.advantages.turns:Turns",
-})  # fmt: skip
-LOSSES: Registry[type[Term]] = Registry("loss", {
-    "bradley_terry": "rftcore.algorithms.losses.bradley_terry:BradleyTerry",
-    "cispo": "rftcore.algorithms.losses.cispo:CISPO",
-    "cpo": "rftcore.algorithms.losses.cpo:CPO",
-    "dpo": "rftcore.algorithms.losses.dpo:DPO",
-    "dppo": "rftcore.algorithms.losses.dppo:DPPO",
-    "gmpo": "rftcore.algorithms.losses.gmpo:GMPO",
-    "jsd": "rftcore.algorithms.losses.jsd:JSD",
-    "kl_cov": "rftcore.algorithms.losses.kl_cov:KLCov",
-    "kto": "rftcore.algorithms.losses.kto:KTO",
-    "opmd": "rftcore.algorithms.losses.opmd:OPMD",
-    "orpo": "rftcore.algorithms.losses.orpo:ORPO",
-    "ppo": "rftcore.algorithms.losses.ppo:PPO",
-    "rec": "rftcore.algorithms.losses.rec:REC",
-    "reinforce": "rftcore.algorithms.losses.reinforce:Reinforce",
-    "sapo": "rftcore.algorithms.losses.sapo:SAPO",
-    "sft": "rftcore.algorithms.losses.sft:SFT",
-    "simpo": "rftcore.algorithms.losses.simpo:SimPO",
-    "smoothed_sft": "rftcore.algorithms.losses.smoothed_sft:SmoothedSFT",
-    "sppo": "rftcore.algorithms.losses.sppo:SPPO",
-    "topr": "rftcore.algorithms.losses.topr:TOPR",
-    "value": "rftcore.algorithms.losses.value:Value",
-    "vespo": "rftcore.algorithms.losses.vespo:VESPO",
-})  # fmt: skip
-MASKS: Registry[type[TokenMask]] = Registry("mask", {
-    "clip_b": "rftcore.algorithms.masks.clip_b:ClipB",
-    "clip_v": "rftcore.algorithms.masks.clip_v:ClipV",
-    "cov": "rftcore.algorithms.masks.cov:Cov",
-    "entropy": "rftcore.algorithms.masks.entropy:Entropy",
-    "m2po": "rftcore.algorithms.masks.m2po:M2PO",
-})  # fmt: skip
-KL_ESTIMATORS: Registry[type[KLEstimator]] = Registry("kl", {
-    "abs": "rftcore.algorithms.kl:Absolute",
-    "corrected": "rftcore.algorithms.kl:Corrected",
-    "k1": "rftcore.algorithms.kl:K1",
-    "k2": "rftcore.algorithms.kl:K2",
-    "k3": "rftcore.algorithms.kl:K3",
-})  # fmt: skip
-AGGREGATIONS: Registry[type[Aggregation]] = Registry("aggregation", {
-    "seq-mean-token-mean": "rftcore.algorithms.aggregation:SequenceMeanTokenMean",
-    "seq-mean-token-sum": "rftcore.algorithms.aggregation:SequenceMeanTokenSum",
-    "seq-mean-token-sum-norm": "rftcore.algorithms.aggregation:SequenceMeanTokenSumNorm",
-    "token-mean": "rftcore.algorithms.aggregation:TokenMean",
-})  # fmt: skip
-CORRECTIONS: Registry[type[Correction]] = Registry("correction", {
-    "mask": "rftcore.algorithms.correction:Mask",
-    "truncate": "rftcore.algorithms.correction:Truncate",
-})  # fmt: skip
+ADVANTAGES: Registry[type[Advantage]] = Registry(
+    "advantage",
+    {
+        "best": "rftcore.algorithms.advantages.best:Best",
+        "discounted": "rftcore.algorithms.advantages.discounted:Discounted",
+        "gae": "rftcore.algorithms.advantages.gae:GAE",
+        "gdpo": "rftcore.algorithms.advantages.gdpo:GDPO",
+        "gigpo": "rftcore.algorithms.advantages.gigpo:GiGPO",
+        "group": "rftcore.algorithms.advantages.group:Group",
+        "jsd": "rftcore.algorithms.advantages.jsd:SampledJSD",
+        "otb": "rftcore.algorithms.advantages.otb:OTB",
+        "pass_at_k": "rftcore.algorithms.advantages.pass_at_k:PassAtK",
+        "remax": "rftcore.algorithms.advantages.remax:ReMax",
+        "teacher": "rftcore.algorithms.advantages.teacher:Teacher",
+        "turns": "rftcore.algorithms.advantages.turns:Turns",
+    },
+)
+LOSSES: Registry[type[Term]] = Registry(
+    "loss",
+    {
+        "bradley_terry": "rftcore.algorithms.losses.bradley_terry:BradleyTerry",
+        "cispo": "rftcore.algorithms.losses.cispo:CISPO",
+        "cpo": "rftcore.algorithms.losses.cpo:CPO",
+        "dpo": "rftcore.algorithms.losses.dpo:DPO",
+        "dppo": "rftcore.algorithms.losses.dppo:DPPO",
+        "gmpo": "rftcore.algorithms.losses.gmpo:GMPO",
+        "jsd": "rftcore.algorithms.losses.jsd:JSD",
+        "kl_cov": "rftcore.algorithms.losses.kl_cov:KLCov",
+        "kto": "rftcore.algorithms.losses.kto:KTO",
+        "opmd": "rftcore.algorithms.losses.opmd:OPMD",
+        "orpo": "rftcore.algorithms.losses.orpo:ORPO",
+        "ppo": "rftcore.algorithms.losses.ppo:PPO",
+        "rec": "rftcore.algorithms.losses.rec:REC",
+        "reinforce": "rftcore.algorithms.losses.reinforce:Reinforce",
+        "sapo": "rftcore.algorithms.losses.sapo:SAPO",
+        "sft": "rftcore.algorithms.losses.sft:SFT",
+        "simpo": "rftcore.algorithms.losses.simpo:SimPO",
+        "smoothed_sft": "rftcore.algorithms.losses.smoothed_sft:SmoothedSFT",
+        "sppo": "rftcore.algorithms.losses.sppo:SPPO",
+        "topr": "rftcore.algorithms.losses.topr:TOPR",
+        "value": "rftcore.algorithms.losses.value:Value",
+        "vespo": "rftcore.algorithms.losses.vespo:VESPO",
+    },
+)
+MASKS: Registry[type[TokenMask]] = Registry(
+    "mask",
+    {
+        "clip_b": "rftcore.algorithms.masks.clip_b:ClipB",
+        "clip_v": "rftcore.algorithms.masks.clip_v:ClipV",
+        "cov": "rftcore.algorithms.masks.cov:Cov",
+        "entropy": "rftcore.algorithms.masks.entropy:Entropy",
+        "m2po": "rftcore.algorithms.masks.m2po:M2PO",
+    },
+)
+KL_ESTIMATORS: Registry[type[KLEstimator]] = Registry(
+    "kl",
+    {
+        "abs": "rftcore.algorithms.kl:Absolute",
+        "corrected": "rftcore.algorithms.kl:Corrected",
+        "k1": "rftcore.algorithms.kl:K1",
+        "k2": "rftcore.algorithms.kl:K2",
+        "k3": "rftcore.algorithms.kl:K3",
+    },
+)
+AGGREGATIONS: Registry[type[Aggregation]] = Registry(
+    "aggregation",
+    {
+        "seq-mean-token-mean": "rftcore.algorithms.aggregation:SequenceMeanTokenMean",
+        "seq-mean-token-sum": "rftcore.algorithms.aggregation:SequenceMeanTokenSum",
+        "seq-mean-token-sum-norm": "rftcore.algorithms.aggregation:SequenceMeanTokenSumNorm",
+        "token-mean": "rftcore.algorithms.aggregation:TokenMean",
+    },
+)
+CORRECTIONS: Registry[type[Correction]] = Registry(
+    "correction",
+    {
+        "mask": "rftcore.algorithms.correction:Mask",
+        "truncate": "rftcore.algorithms.correction:Truncate",
+    },
+)
 
 
 def build_algorithm(
@@ -122,11 +140,17 @@ def build_algorithm(
     expert = build(LOSSES, config.expert.loss, "expert.loss") if config.expert else None
     value = build(LOSSES, config.critic.loss, "critic.loss") if config.critic else None
     algorithm = Algorithm(
-        name, config, loss=loss, advantage=advantage, mask=mask, expert=expert, value=value,
+        name,
+        config,
+        loss=loss,
+        advantage=advantage,
+        mask=mask,
+        expert=expert,
+        value=value,
         aggregation=build(AGGREGATIONS, config.aggregation, "aggregation"),
         kl=build(KL_ESTIMATORS, config.kl.type, "kl.type") if config.kl.type else None,
         corrections=tuple(build(CORRECTIONS, choice, "correction") for choice in config.correction),
-    )  # fmt: skip
+    )
     check_parts(algorithm, group_size)
     return algorithm
 

@@ -49,10 +49,19 @@ class Algorithm:
     """
 
     def __init__(
-        self, name: str, config: AlgorithmConfig, *, loss: Term, aggregation: Aggregation, advantage: Advantage | None = None,
-        mask: TokenMask | None = None, kl: KLEstimator | None = None, corrections: tuple[Correction, ...] = (),
-        expert: Term | None = None, value: Term | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        config: AlgorithmConfig,
+        *,
+        loss: Term,
+        aggregation: Aggregation,
+        advantage: Advantage | None = None,
+        mask: TokenMask | None = None,
+        kl: KLEstimator | None = None,
+        corrections: tuple[Correction, ...] = (),
+        expert: Term | None = None,
+        value: Term | None = None,
+    ) -> None:
         self.name = name
         self.config = config
         self.loss = loss
@@ -199,11 +208,19 @@ class Algorithm:
             metrics["expert_sequences"] = float(batch.expert_B.sum())
         everything_B = batch.expert_B.new_ones(batch.num_sequences)
         return Plan(
-            batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=credit.returns_N,
-            counted_N=counted_N, corrected_N=corrected_N, kept_N=kept_N, kl_coef=self._kl_coef, metrics=metrics,
+            batch=batch,
+            signals=signals,
+            anchor_N=anchor_N,
+            advantages_N=advantages_N,
+            returns_N=credit.returns_N,
+            counted_N=counted_N,
+            corrected_N=corrected_N,
+            kept_N=kept_N,
+            kl_coef=self._kl_coef,
+            metrics=metrics,
             over_update_B=self.loss.over_update(batch, signals, everything_B),
             **self._weights(batch, counted_N, self._factor(corrected_N, kept_N), everything_B),
-        )  # fmt: skip
+        )
 
     def restrict(self, plan: Plan, members_B: Tensor) -> Plan:
         """The plan of an optimizer update on some of the step's sequences: the same advantages, weights of its own.
@@ -257,12 +274,14 @@ class Algorithm:
             whole_B = batch.whole_pairs_B
             num_units, unit_weights_B = int((members_B & whole_B).sum()) // 2, unit_weights_B * whole_B
         return {
-            "policy_weights_N": policy_weights_N, "expert_weights_N": expert_weights_N,
+            "policy_weights_N": policy_weights_N,
+            "expert_weights_N": expert_weights_N,
             "kl_weights_N": weights_N if self.kl is not None and config.kl.where == "loss" else None,
             "entropy_weights_N": weights_N if config.entropy.coef > 0 else None,
             "unit_weights_B": unit_weights_B / max(1, num_units),
-            "num_units": num_units, "num_tokens": num_tokens,
-        }  # fmt: skip
+            "num_units": num_units,
+            "num_tokens": num_tokens,
+        }
 
     def objective(self, plan: Plan, index_N: Tensor, view: TokenView) -> tuple[Tensor, dict[str, Tensor]]:
         """What a micro-batch adds to the batch's loss and to its metrics, which are means over the whole batch.
@@ -310,9 +329,11 @@ class Algorithm:
         """
         if self.trains_scorer:
             raise ConfigError(
-                "trainer.lora cannot train a reward model: adapters leave its new head untrained", value=self.name,
-                allowed="algorithms that train a language model", todo="leave trainer.lora out",
-            )  # fmt: skip
+                "trainer.lora cannot train a reward model: adapters leave its new head untrained",
+                value=self.name,
+                allowed="algorithms that train a language model",
+                todo="leave trainer.lora out",
+            )
 
     def observe(self, plan: Plan, metrics: Mapping[str, float]) -> None:
         """Adapt what changes from step to step, after a step with these metrics."""
@@ -342,9 +363,11 @@ class Algorithm:
         advantages_N = spread(found.advantages_N)
         assert advantages_N is not None
         return Credit(
-            advantages_N=advantages_N, returns_N=spread(found.returns_N), counted_N=spread(found.counted_N),
+            advantages_N=advantages_N,
+            returns_N=spread(found.returns_N),
+            counted_N=spread(found.counted_N),
             metrics=metrics | found.metrics,
-        )  # fmt: skip
+        )
 
     def _with_kl_in_reward(
         self, batch: StepBatch, signals: Signals, anchor_N: Tensor

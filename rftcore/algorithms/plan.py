@@ -89,11 +89,22 @@ class Plan:
         )
         mismatched_kl = None if signals.mismatched_kl is None else signals.mismatched_kl.to(logprobs_N.device)
         return TokenView(
-            logprobs_N=logprobs_N, anchor_N=anchor_N, advantages_N=advantages_N, sequences=sequences,
-            reference_N=part(signals.reference_N), teacher_N=part(signals.teacher_N), entropy_N=entropy_N,
-            values_N=values_N, old_values_N=part(signals.values_N), returns_N=part(self.returns_N),
-            rewards_N=rewards_N, read_N=read_N, kept_N=part(self.kept_N), mismatched_kl=mismatched_kl, over_update_S=over_update_S,
-        )  # fmt: skip
+            logprobs_N=logprobs_N,
+            anchor_N=anchor_N,
+            advantages_N=advantages_N,
+            sequences=sequences,
+            reference_N=part(signals.reference_N),
+            teacher_N=part(signals.teacher_N),
+            entropy_N=entropy_N,
+            values_N=values_N,
+            old_values_N=part(signals.values_N),
+            returns_N=part(self.returns_N),
+            rewards_N=rewards_N,
+            read_N=read_N,
+            kept_N=part(self.kept_N),
+            mismatched_kl=mismatched_kl,
+            over_update_S=over_update_S,
+        )
 
 
 def _on(value: Any, device: torch.device) -> Any:

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 _RECORDING_NOTHING = ("single_turn", "demonstration")
 _FOR_A_BASELINE = {
-    "greedy_baseline": "true, or leave it out", "engine": "an engine that samples, such as vllm", "workflow": "a workflow that samples",
+    "greedy_baseline": "true, or leave it out",
+    "engine": "an engine that samples, such as vllm",
+    "workflow": "a workflow that samples",
     "temperature": "a temperature above 0",
-}  # fmt: skip
+}
 
 
 def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
@@ -43,14 +45,17 @@ def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
         )
     if advantage is not None and not loss.uses_advantages:
         raise ConfigError(
-            f"the loss {name}, one per {loss.unit}, reads no advantages", value=f"algorithm.advantage: {config.advantage and config.advantage.name}",
+            f"the loss {name}, one per {loss.unit}, reads no advantages",
+            value=f"algorithm.advantage: {config.advantage and config.advantage.name}",
             todo="leave the advantage out (advantage: null), or name a loss that reads them, such as ppo",
-        )  # fmt: skip
+        )
     if config.train_on == "all" and (loss.unit != "token" or algorithm.uses_behavior_logprobs or advantage is not None):
         raise ConfigError(
-            f"algorithm.train_on: all is for losses that imitate text, and {name} judges responses", value="all",
-            allowed="responses", todo="leave train_on out, or name the loss sft",
-        )  # fmt: skip
+            f"algorithm.train_on: all is for losses that imitate text, and {name} judges responses",
+            value="all",
+            allowed="responses",
+            todo="leave train_on out, or name the loss sft",
+        )
     if loss.reads_mask and algorithm.mask is None:
         raise ConfigError(f"the loss {name} acts on tokens that a mask names", todo="name a mask: algorithm.mask: cov")
     _check_token_parts(algorithm)
@@ -70,18 +75,22 @@ def _check_token_parts(algorithm: Algorithm) -> None:
     """Parts that go with losses per token, or with advantages, only."""
     config = algorithm.config
     per_token = {
-        "kl": config.kl.is_on, "entropy": config.entropy.coef > 0, "mask": config.mask is not None,
-        "correction": bool(config.correction), "expert": config.expert is not None,
-    }  # fmt: skip
+        "kl": config.kl.is_on,
+        "entropy": config.entropy.coef > 0,
+        "mask": config.mask is not None,
+        "correction": bool(config.correction),
+        "expert": config.expert is not None,
+    }
     for key in (key for key, is_on in per_token.items() if is_on and algorithm.loss.unit != "token"):
         raise ConfigError(
             f"algorithm.{key} is for losses per token, and the loss {config.loss.name} has one per {algorithm.loss.unit}",
             todo=f"leave {key} out, or name a loss per token, such as ppo or sft",
         )
     needs_advantage = {
-        "mask": config.mask is not None, "correction": bool(config.correction),
+        "mask": config.mask is not None,
+        "correction": bool(config.correction),
         "kl.where: reward": config.kl.is_on and config.kl.where == "reward",
-    }  # fmt: skip
+    }
     for key in (key for key, is_on in needs_advantage.items() if is_on and algorithm.advantage is None):
         raise ConfigError(
             f"algorithm.{key} changes how advantages count, and the loss {config.loss.name} has none",
@@ -90,8 +99,10 @@ def _check_token_parts(algorithm: Algorithm) -> None:
     if config.kl.is_on and config.kl.where == "reward" and algorithm.kl is not None and algorithm.kl.compares:
         raise ConfigError(
             "algorithm.kl: this estimator is for the loss; in the reward the anchor policy itself is measured",
-            value=config.kl.type.name if config.kl.type else None, allowed="k1, k2 or k3", todo="change kl.type, or set kl.where: loss",
-        )  # fmt: skip
+            value=config.kl.type.name if config.kl.type else None,
+            allowed="k1, k2 or k3",
+            todo="change kl.type, or set kl.where: loss",
+        )
     if (
         algorithm.advantage is not None
         and "reward_parts" in algorithm.advantage.columns
@@ -99,20 +110,26 @@ def _check_token_parts(algorithm: Algorithm) -> None:
     ):
         raise ConfigError(
             "algorithm.kl.where: reward changes the sum of rewards, and the advantage reads each of them by name",
-            value=config.advantage.name if config.advantage else None, allowed="kl.where: loss", todo="set kl.where: loss",
-        )  # fmt: skip
+            value=config.advantage.name if config.advantage else None,
+            allowed="kl.where: loss",
+            todo="set kl.where: loss",
+        )
     if config.correction and config.old_logprobs == "behavior":
         raise ConfigError(
             "algorithm.correction compares the recomputed log-probabilities with those of the engine",
-            value="old_logprobs: behavior", allowed="recomputed", todo="leave old_logprobs out",
-        )  # fmt: skip
+            value="old_logprobs: behavior",
+            allowed="recomputed",
+            todo="leave old_logprobs out",
+        )
     expert = algorithm.expert
     if expert is not None and (expert.unit != "token" or expert.uses_advantages or isinstance(expert, HeadTerm)):
         assert config.expert is not None
         raise ConfigError(
-            "algorithm.expert.loss is for responses that have no advantage", value=config.expert.loss.name,
-            allowed="a loss per token without advantages and whole distributions", todo="name sft",
-        )  # fmt: skip
+            "algorithm.expert.loss is for responses that have no advantage",
+            value=config.expert.loss.name,
+            allowed="a loss per token without advantages and whole distributions",
+            todo="name sft",
+        )
 
 
 def _check_critic(algorithm: Algorithm) -> None:
@@ -148,9 +165,11 @@ def check_steps(algorithm: Algorithm, steps: int) -> None:
     critic = algorithm.config.critic
     if critic is not None and critic.warmup_steps >= steps:
         raise ConfigError(
-            f"algorithm.critic.warmup_steps leaves no step for the policy: the run has {steps} steps", value=critic.warmup_steps,
-            allowed=f"0 to {steps - 1}", todo="lower it, or raise steps",
-        )  # fmt: skip
+            f"algorithm.critic.warmup_steps leaves no step for the policy: the run has {steps} steps",
+            value=critic.warmup_steps,
+            allowed=f"0 to {steps - 1}",
+            todo="lower it, or raise steps",
+        )
 
 
 def check_models(algorithm: Algorithm, has_evaluation: bool) -> None:
@@ -232,8 +251,9 @@ def _check_sampled_pairs(algorithm: Algorithm, explorer: ExplorerConfig) -> None
     if explorer.temperature == 0:
         raise ConfigError(
             f"explorer.temperature 0 makes the answers of a group equal, and {algorithm.name} forms pairs of better and worse ones",
-            value=explorer.temperature, allowed="a temperature above 0",
-        )  # fmt: skip
+            value=explorer.temperature,
+            allowed="a temperature above 0",
+        )
 
 
 _ARRAYS: dict[Column, str] = {"state": "state_hash", "step_rewards": "step_reward"}
@@ -269,8 +289,10 @@ def check_inputs(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
         if reason:
             raise ConfigError(
                 f"{algorithm.name} compares sampled rollouts with a greedy one of the same task, and explorer.{key} prevents that",
-                value=value, allowed=_FOR_A_BASELINE[key], todo="change it, or name an algorithm without a baseline, such as rloo",
-            )  # fmt: skip
+                value=value,
+                allowed=_FOR_A_BASELINE[key],
+                todo="change it, or name an algorithm without a baseline, such as rloo",
+            )
 
 
 def check_recorded(algorithm: Algorithm, explorer: ExplorerConfig, recorded: frozenset[str]) -> None:
@@ -324,19 +346,24 @@ def check_selected(algorithm: Algorithm, kind: str) -> None:
         return
     if algorithm.forms_pairs and kind == "pair":
         raise ConfigError(
-            f"sampling.source selects stored pairs, and {algorithm.name} forms its pairs from the rewards of groups", value="pair_id",
-            allowed="group_id", todo="select the groups, or set algorithm.pairs: null to learn from the stored pairs",
-        )  # fmt: skip
+            f"sampling.source selects stored pairs, and {algorithm.name} forms its pairs from the rewards of groups",
+            value="pair_id",
+            allowed="group_id",
+            todo="select the groups, or set algorithm.pairs: null to learn from the stored pairs",
+        )
     if algorithm.group_relative and kind == "experience":
         raise ConfigError(
             f"sampling.source selects single experiences, and {algorithm.name} compares the rollouts of whole groups",
-            value="experience_id", allowed="group_id", todo="select the groups: select distinct group_id from rft.v_experience where …",
-        )  # fmt: skip
+            value="experience_id",
+            allowed="group_id",
+            todo="select the groups: select distinct group_id from rft.v_experience where …",
+        )
     raise ConfigError(
-        f"sampling.source selects {kind}s, and {algorithm.name} learns from {wanted[0]}s", value=f"{kind}_id",
+        f"sampling.source selects {kind}s, and {algorithm.name} learns from {wanted[0]}s",
+        value=f"{kind}_id",
         allowed=" or ".join(f"{each}_id" for each in wanted),
         todo="select the other column, or use an algorithm of single experiences (sft), groups (grpo) or pairs (dpo)",
-    )  # fmt: skip
+    )
 
 
 def check_answers(algorithm: Algorithm, smallest: int, answers: int) -> None:
@@ -356,9 +383,11 @@ def check_answers(algorithm: Algorithm, smallest: int, answers: int) -> None:
         )
     if answers < smallest:
         raise ConfigError(
-            "it makes groups that the run would drop, since they have too few answers", value=answers,
-            allowed=f"{smallest} or more: algorithm.min_group_size, by default 2 (1 where group_size is 1)", todo=todo,
-        )  # fmt: skip
+            "it makes groups that the run would drop, since they have too few answers",
+            value=answers,
+            allowed=f"{smallest} or more: algorithm.min_group_size, by default 2 (1 where group_size is 1)",
+            todo=todo,
+        )
 
 
 def check_made(algorithm: Algorithm, smallest: int, chain: Chain) -> None:

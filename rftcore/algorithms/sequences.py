@@ -49,9 +49,12 @@ class Sequences:
         sequence_S, place_N, num_tokens_S = np.unique(sequence_N.numpy(), return_inverse=True, return_counts=True)
         pair_P, place_S = np.unique(sequence_S // 2, return_inverse=True)
         found = (sequence_S, num_tokens_S, place_N, pair_P, 2 * place_S + sequence_S % 2)
-        return cls(**{
-            entry.name: torch.from_numpy(each.astype(np.int64)) for entry, each in zip(fields(cls), found, strict=True)
-        })  # fmt: skip
+        return cls(
+            **{
+                entry.name: torch.from_numpy(each.astype(np.int64))
+                for entry, each in zip(fields(cls), found, strict=True)
+            }
+        )
 
     def to(self, device: torch.device) -> Sequences:
         """The same with its tensors on `device`."""

@@ -134,12 +134,14 @@ def compact(
     grace: Annotated[
         float | None,
         typer.Option(
-            "--grace", min=0, metavar="SECONDS",
+            "--grace",
+            min=0,
+            metavar="SECONDS",
             help="Skip files written or moved within this time; buffer.compaction_grace_s, an hour, by default.",
         ),
     ] = None,
     as_json: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Merge small segment files of ended writers, and remove unreferenced files. Safe during runs."""
     from dataclasses import asdict
 

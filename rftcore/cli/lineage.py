@@ -16,8 +16,15 @@ if TYPE_CHECKING:
     from rftdata.lineage import Finding, Place, Use
 
 _STEPS = (
-    "run", "attempt_id", "trainer_step", "reward_used", "reward_now", "corrected_since", "checkpoint_step", "checkpoint_uri",
-)  # fmt: skip
+    "run",
+    "attempt_id",
+    "trainer_step",
+    "reward_used",
+    "reward_now",
+    "corrected_since",
+    "checkpoint_step",
+    "checkpoint_uri",
+)
 _OF_CHECKPOINT = ("trainer_step", "experience_id", "reward_used", "reward_now", "corrected_since")
 
 

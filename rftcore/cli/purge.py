@@ -62,8 +62,14 @@ def purge(
         done = None
         if where is not None:
             done = purging.purge(
-                found, where, reason=reason or "", author=by or author(), runs=run or (), tasks_too=with_tasks, dry_run=dry_run
-            )  # fmt: skip
+                found,
+                where,
+                reason=reason or "",
+                author=by or author(),
+                runs=run or (),
+                tasks_too=with_tasks,
+                dry_run=dry_run,
+            )
         rewritten = 0
         if not dry_run and (rewrite_tables or (done is not None and done.num_experiences)):
             rewritten = purging.vacuum(found, rewrite=rewrite_tables)

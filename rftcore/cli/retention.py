@@ -54,10 +54,13 @@ def retention(
         else:
             done, erased = rules.enforce(found, wanted, author=author())
     if as_json:
-        print_json({
-            "purged": {text: asdict(part) for text, part in done.purged.items()}, "num_protected": done.num_protected,
-            "erased": erased and asdict(erased),
-        })  # fmt: skip
+        print_json(
+            {
+                "purged": {text: asdict(part) for text, part in done.purged.items()},
+                "num_protected": done.num_protected,
+                "erased": erased and asdict(erased),
+            }
+        )
         return
     for text, part in done.purged.items():
         print(f"{text}: {part.num_experiences} experiences {'would be ' if dry_run else ''}purged")

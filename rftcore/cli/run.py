@@ -85,13 +85,16 @@ def run(
         stages = stage_configurations(file, overrides, buffer)
     if keep_running:
         options = [
-            *(["--resume"] if resume else []), *([f"--at-step={at_step}"] if at_step is not None else []),
-            *(["--keep-rollouts"] if keep_rollouts else []), *([f"--fork={fork}"] if fork is not None else []),
-        ]  # fmt: skip
+            *(["--resume"] if resume else []),
+            *([f"--at-step={at_step}"] if at_step is not None else []),
+            *(["--keep-rollouts"] if keep_rollouts else []),
+            *([f"--fork={fork}"] if fork is not None else []),
+        ]
         given = [
-            *(f"--set={override}" for override in overrides or []), *([f"--buffer={buffer}"] if buffer else []),
+            *(f"--set={override}" for override in overrides or []),
+            *([f"--buffer={buffer}"] if buffer else []),
             *(["--plain"] if plain else []),
-        ]  # fmt: skip
+        ]
 
         def later(stored: str) -> list[str]:
             # A chain of stages goes on in the first that has not finished.

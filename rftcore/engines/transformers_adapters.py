@@ -45,11 +45,14 @@ class AdaptersBeside:
             self._model.get_submodule(name.removeprefix(PREFIX).removesuffix(A)).register_forward_hook(
                 partial(_add, a_RI, self.tensors[name.removesuffix(A) + B], scaling)
             )
-            for name, a_RI in self.tensors.items() if name.endswith(A)
-        ]  # fmt: skip
+            for name, a_RI in self.tensors.items()
+            if name.endswith(A)
+        ]
 
 
-def _add(a_RI: Tensor, b_OR: Tensor, scaling: float, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:  # fmt: skip
+def _add(
+    a_RI: Tensor, b_OR: Tensor, scaling: float, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+) -> Tensor:
     del layer
     delta = scaling * linear(linear(inputs[0].float(), a_RI), b_OR)
     return (output.float() + delta).to(output.dtype)

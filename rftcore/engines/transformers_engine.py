@@ -187,9 +187,10 @@ class TransformersEngine(DrivenEngine):
         weights = (named for file in files for named in iterate_weights(file))
         found = [name for name, tensor in weights if not state[name].equal(tensor.to(state[name]))]
         return found + sorted(
-            name for name in {*own, *published}
+            name
+            for name in {*own, *published}
             if name not in own or name not in published or not own[name].equal(published[name].to(own[name]))
-        )  # fmt: skip
+        )
 
     def _close_model(self) -> None:
         if self._receiver is not None:

@@ -91,7 +91,9 @@ def slot_rank(rank: int | None) -> int | None:
     enough = [size for size in SLOT_RANKS if size >= rank]
     if not enough:
         raise ConfigError(
-            "vLLM takes no adapters of this rank beside the model (trainer.lora.rank)", value=rank, allowed=f"up to {SLOT_RANKS[-1]}",
+            "vLLM takes no adapters of this rank beside the model (trainer.lora.rank)",
+            value=rank,
+            allowed=f"up to {SLOT_RANKS[-1]}",
             todo="set sync.adapters: merged, or a smaller rank",
-        )  # fmt: skip
+        )
     return enough[0]

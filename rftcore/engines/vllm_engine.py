@@ -101,8 +101,9 @@ class VllmEngine(DrivenEngine):
         if on_gpu:
             self._refuse_too_few_gpus(torch.cuda.device_count())
             memory: dict[str, Any] = {
-                "gpu_memory_utilization": config.gpu_memory_utilization, "enable_sleep_mode": config.sleep,
-            }  # fmt: skip
+                "gpu_memory_utilization": config.gpu_memory_utilization,
+                "enable_sleep_mode": config.sleep,
+            }
         else:
             # OMP_NUM_THREADS has no effect if torch was already imported; vLLM later forbids this call.
             torch.set_num_threads(config.resolve_num_threads())
@@ -145,9 +146,11 @@ class VllmEngine(DrivenEngine):
     def _refuse_too_few_gpus(self, num_gpus: int) -> None:
         if num_gpus < self.config.tensor_parallel_size:
             raise RftError(
-                "explorer.tensor_parallel_size is more than the GPUs that this explorer sees", value=self.config.tensor_parallel_size,
-                allowed=f"up to {num_gpus}", todo="lower it, or give the explorer more GPUs (CUDA_VISIBLE_DEVICES)",
-            )  # fmt: skip
+                "explorer.tensor_parallel_size is more than the GPUs that this explorer sees",
+                value=self.config.tensor_parallel_size,
+                allowed=f"up to {num_gpus}",
+                todo="lower it, or give the explorer more GPUs (CUDA_VISIBLE_DEVICES)",
+            )
 
     def _add(self, request: Request) -> None:
         from vllm import SamplingParams
@@ -286,8 +289,12 @@ class VllmEngine(DrivenEngine):
         asked = () if self.config.adapter_rank is not None else tuple(self._fit.shapes.items())
         in_float32: list[list[str]] = engine.collective_rpc("names_in_float32", args=(asked,))
         return Reception(
-            dtype=dtype, device=",".join(devices), num_ranks=len(devices), kv_cache=self.config.kv_cache, in_float32=tuple(in_float32[0])
-        )  # fmt: skip
+            dtype=dtype,
+            device=",".join(devices),
+            num_ranks=len(devices),
+            kv_cache=self.config.kv_cache,
+            in_float32=tuple(in_float32[0]),
+        )
 
     def _receive_weights(self, plan: TransferPlan) -> str:
         if plan.adapters is not None:

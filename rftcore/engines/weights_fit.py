@@ -59,6 +59,8 @@ class WeightsFit:
             )
         if adapters is not None and rank is not None and adapters["r"] > rank:
             raise ModelError(
-                f"{what} consists of adapters of a rank that this engine has no room for", value=adapters["r"], allowed=f"up to {rank}",
+                f"{what} consists of adapters of a rank that this engine has no room for",
+                value=adapters["r"],
+                allowed=f"up to {rank}",
                 todo="start trainer and explorers with the same trainer.lora",
-            )  # fmt: skip
+            )

@@ -217,12 +217,20 @@ class _GroupDraft:
             else:
                 continue
             answer = PartialAnswer(
-                rollout_index=rollout.index, generation_index=draft.index, input_digest=draft.digest, token_ids=new.token_ids,
-                logprobs=new.logprobs, version_spans=new.version_spans, finish_reason=finished.finish_reason if finished else None,
-            )  # fmt: skip
+                rollout_index=rollout.index,
+                generation_index=draft.index,
+                input_digest=draft.digest,
+                token_ids=new.token_ids,
+                logprobs=new.logprobs,
+                version_spans=new.version_spans,
+                finish_reason=finished.finish_reason if finished else None,
+            )
             part = Part(
-                group_id=self.claimed.group_id, claim_token=self.claimed.claim_token, first_token=draft.stored, answer=answer
-            )  # fmt: skip
+                group_id=self.claimed.group_id,
+                claim_token=self.claimed.claim_token,
+                first_token=draft.stored,
+                answer=answer,
+            )
             found.append((part, draft, finished is not None))
         return found
 

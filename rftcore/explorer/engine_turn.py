@@ -37,8 +37,13 @@ class EngineTurn:
     """
 
     def __init__(
-        self, worker: Worker, engine: Engine, weights: EngineWeights, turn: GpuTurn | None, stop_time: Callable[[bool], None]
-    ) -> None:  # fmt: skip
+        self,
+        worker: Worker,
+        engine: Engine,
+        weights: EngineWeights,
+        turn: GpuTurn | None,
+        stop_time: Callable[[bool], None],
+    ) -> None:
         self._worker, self._engine, self._weights, self._turn = worker, engine, weights, turn
         self._stop_time = stop_time
         self._is_awake = True

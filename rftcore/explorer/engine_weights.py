@@ -58,9 +58,13 @@ class EngineWeights:
             reception = None if only_evaluates else engine.reception
             self._listens = reception is not None and (sync.method == "nccl" or reception.device != "cpu")
             self._live = LiveReceiver(
-                self._run, worker.worker_id, sync, engine.receive_weights if reception else None, engine.refuse_unfit,
+                self._run,
+                worker.worker_id,
+                sync,
+                engine.receive_weights if reception else None,
+                engine.refuse_unfit,
                 **({} if reception is None else vars(reception)),
-            )  # fmt: skip
+            )
 
     def set_ready(self, ready: bool) -> None:
         """Report whether the engine could take weights now."""

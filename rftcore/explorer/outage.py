@@ -26,8 +26,12 @@ class Outage:
     """
 
     def __init__(
-        self, patience_s: float, groups_per_step: int, num_succeeded: Callable[[], int], clock: Callable[[], float] = time.monotonic
-    ) -> None:  # fmt: skip
+        self,
+        patience_s: float,
+        groups_per_step: int,
+        num_succeeded: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._patience_s, self._num_succeeded, self._clock = patience_s, num_succeeded, clock
         self._enough = min(groups_per_step, _MOST_GROUPS)
         self._num_groups = 0

@@ -108,8 +108,10 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
         # This outer limit is for code that keeps the interpreter's lock; the inner limits need other threads.
         rollout = time_limits.call(
             lambda: asyncio.run(loop.run(runner.rollout(task, 0, Decoding(max_tokens=explorer.max_tokens)))),
-            _WHOLE_S, f"a rollout of the task {task.task_key!r} of {task.taskset!r}", cap=False,
-        )  # fmt: skip
+            _WHOLE_S,
+            f"a rollout of the task {task.task_key!r} of {task.taskset!r}",
+            cap=False,
+        )
     finally:
         loop.close()
         scorer.close()
@@ -119,7 +121,7 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
             f"a rollout of the task {task.task_key!r} of {task.taskset!r} fails with the answer {engine._answer[:60]!r} in place of "
             f"the model's: {text.rstrip('.')}",
             stack=stack,
-        )  # fmt: skip
+        )
     return Rehearsal(engine.num_prompt_tokens, rollout)
 
 
@@ -139,9 +141,10 @@ def check_context(resolved: ResolvedRun, longest: Task, num_prompt_tokens: int) 
     if num_prompt_tokens >= context_length:
         raise ConfigError(
             f"the prompt of the task {longest.task_key!r} of {longest.taskset!r} does not fit the engine's context",
-            value=f"{num_prompt_tokens} tokens", allowed=f"up to {context_length - 1}",
+            value=f"{num_prompt_tokens} tokens",
+            allowed=f"up to {context_length - 1}",
             todo="drop long tasks (pipelines.task: text_length_filter), or raise explorer.engine_args.context_length",
-        )  # fmt: skip
+        )
     room = context_length - num_prompt_tokens
     if room >= max_tokens:
         return None

@@ -58,9 +58,12 @@ class RewardProcess:
         # -P: a file in the current folder must not replace a module of the same name. A separate session, so that processes started by
         # a function end with it.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, *map(str, fds)], pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True,
+            [sys.executable, "-P", "-m", __name__, *map(str, fds)],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
             env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
+        )
         theirs.close()
 
     def load(self, names: list[str], base_dir: Path) -> None:

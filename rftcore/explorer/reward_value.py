@@ -38,8 +38,9 @@ def _number(name: str, value: object, task: Task) -> float:
     raise RftError(
         # The value as text, because it comes from another process, and some values cannot be sent.
         f"the reward {name} returned {_what(value)} for the task {task.task_key!r} of {task.taskset!r}",
-        allowed="a finite number, TokenRewards, or a mapping of names to these", todo=_advice(value),
-    )  # fmt: skip
+        allowed="a finite number, TokenRewards, or a mapping of names to these",
+        todo=_advice(value),
+    )
 
 
 def _is_number(value: object) -> TypeGuard[numbers.Real]:

@@ -64,10 +64,12 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
     with (
         joined.buffer,
         Worker(
-            joined.run, "explorer", lease_s=config.explorer.lease_s,
+            joined.run,
+            "explorer",
+            lease_s=config.explorer.lease_s,
             on_waiting=joined.on_waiting,
         ) as worker,
-    ):  # fmt: skip
+    ):
         engine_class = resolved.engine_class
         turn = GpuTurn(joined.run, worker.worker_id, own_device()) if config.explorer.sleep else None
         if turn is not None and not await_first_turn(turn, worker):
@@ -96,8 +98,14 @@ class Explorer:
     """
 
     def __init__(
-        self, joined: JoinedRun, worker: Worker, engine: Engine, turn: GpuTurn | None = None, *, missing_weights_s: float = 10.0
-    ) -> None:  # fmt: skip
+        self,
+        joined: JoinedRun,
+        worker: Worker,
+        engine: Engine,
+        turn: GpuTurn | None = None,
+        *,
+        missing_weights_s: float = 10.0,
+    ) -> None:
         resolved, config = joined.resolved, joined.resolved.config
         self.resolved, self.config = resolved, config.explorer
         self.pacing = config.pacing
@@ -111,20 +119,28 @@ class Explorer:
         )
         self.turn = EngineTurn(worker, engine, self.weights, turn, self._stop_time)
         self.decoding = Decoding(
-            temperature=self.config.temperature, top_p=self.config.top_p, top_k=self.config.top_k,
-            max_tokens=self.config.max_tokens, stop=tuple(self.config.stop),
-        )  # fmt: skip
+            temperature=self.config.temperature,
+            top_p=self.config.top_p,
+            top_k=self.config.top_k,
+            max_tokens=self.config.max_tokens,
+            stop=tuple(self.config.stop),
+        )
         source = "import" if self.config.engine == "none" else "explorer"
         groups_per_step = max(1, int(config.trainer.batch_groups * config.sampling.fresh_share()))
         self.outage = Outage(self.config.patience_s, groups_per_step, partial(num_succeeded, joined.run))
         self.failures = RunFailures(
-            joined.run, self.outage, groups_per_step,
+            joined.run,
+            self.outage,
+            groups_per_step,
             min(self.config.max_failed_steps, config.steps or self.config.max_failed_steps),
-        )  # fmt: skip
+        )
         self.scorer = Scorer(
-            resolved.rewards, config.base_dir, timeout_s=self.config.reward_limit[0], limit=self.config.reward_limit[1],
+            resolved.rewards,
+            config.base_dir,
+            timeout_s=self.config.reward_limit[0],
+            limit=self.config.reward_limit[1],
             max_processes=self.config.reward_processes,
-        )  # fmt: skip
+        )
         self.drafts = Drafts(joined.run, engine, self.config.keep_partial_s)
         self.max_staleness = config.sampling.max_staleness
         self.runner = RolloutRunner(
@@ -140,13 +156,22 @@ class Explorer:
             drafts=self.drafts,
         )
         self.workflows = WorkflowLoop(
-            min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
+            min(self.config.block_timeout_s, self.config.rollout_timeout_s),
+            self._show_blocking,
+            end_blocked_process,
             report_path(joined.run.folder, os.getpid()),
-        )  # fmt: skip
+        )
         self.evaluator = Evaluator(
-            worker=worker, weights=self.weights, runner=self.runner, workflows=self.workflows, failures=self.failures, decoding=self.decoding,
-            record_rate=self._record_rate, only_evaluates=self.only_evaluates, lease_s=self.config.lease_s,
-        )  # fmt: skip
+            worker=worker,
+            weights=self.weights,
+            runner=self.runner,
+            workflows=self.workflows,
+            failures=self.failures,
+            decoding=self.decoding,
+            record_rate=self._record_rate,
+            only_evaluates=self.only_evaluates,
+            lease_s=self.config.lease_s,
+        )
         self.planner = Planner(joined.run, config.plan(source))
         self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
         self.writer = joined.buffer.writer(joined.run)
@@ -201,9 +226,10 @@ class Explorer:
             self.worker.set_state(f"samples {len(self.in_flight)} groups", activity="sampling")
             started, before = time.monotonic(), self.engine.num_generated_tokens
             await asyncio.wait(
-                [*self.in_flight, *self.weights.news(), *self.turn.news()], timeout=0.5,
+                [*self.in_flight, *self.weights.news(), *self.turn.news()],
+                timeout=0.5,
                 return_when=asyncio.FIRST_COMPLETED,
-            )  # fmt: skip
+            )
             self._record_rate(before, time.monotonic() - started)
             return
         self.worker.set_state("pauses" if self.outage.lasts else "waits", self._waiting_for())
@@ -262,9 +288,14 @@ class Explorer:
         self.planner.plan()
         policy_step = self.weights.trainer_step
         groups = claim_groups(
-            self.run, self.worker.worker_id, policy_step=policy_step, last_step=self.pacing.last_step(policy_step), count=room,
-            lease_s=self.config.lease_s, held=[claimed.group_id for claimed in self.in_flight.values()],
-        )  # fmt: skip
+            self.run,
+            self.worker.worker_id,
+            policy_step=policy_step,
+            last_step=self.pacing.last_step(policy_step),
+            count=room,
+            lease_s=self.config.lease_s,
+            held=[claimed.group_id for claimed in self.in_flight.values()],
+        )
         if groups:
             self.outage.claimed()
         if groups and not self._has_claimed:

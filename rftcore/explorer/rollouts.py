@@ -163,9 +163,11 @@ def checked_score(score: object, task: Task) -> Score:
     if isinstance(score, Score) and _is_finite(score.reward):
         return score
     raise RftError(
-        f"the workflow returned no score for the task {task.task_key!r} of {task.taskset!r}", value=score,
-        allowed="Score(reward) with a finite number", todo="return the result of score(turn, task) (awaited in an async workflow), or a Score",
-    )  # fmt: skip
+        f"the workflow returned no score for the task {task.task_key!r} of {task.taskset!r}",
+        value=score,
+        allowed="Score(reward) with a finite number",
+        todo="return the result of score(turn, task) (awaited in an async workflow), or a Score",
+    )
 
 
 def refuse_partly_recorded(sequences: list[Sequence]) -> None:

@@ -34,9 +34,14 @@ class Scorer:
     """
 
     def __init__(
-        self, rewards: Mapping[str, Reward], base_dir: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, limit: str = "",
+        self,
+        rewards: Mapping[str, Reward],
+        base_dir: Path,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        limit: str = "",
         max_processes: int = 8,
-    ) -> None:  # fmt: skip
+    ) -> None:
         limit = limit or f"explorer.reward_timeout_s = {timeout_s:g} s"
         self._functions = rewards
         outside = [name for name, function in self._functions.items() if not _runs_here(function)]
@@ -88,8 +93,9 @@ def _record(turn: Turn, token_rewards: list[TokenRewards], task: Task) -> None:
         if len(found.values) != num_tokens:
             raise RftError(
                 f"a reward returned TokenRewards of {len(found.values)} numbers for the task {task.task_key!r} of {task.taskset!r}, whose response has "
-                f"{num_tokens} tokens", todo="return one number for each of turn.response_token_ids, which include the end token",
-            )  # fmt: skip
+                f"{num_tokens} tokens",
+                todo="return one number for each of turn.response_token_ids, which include the end token",
+            )
     turn.record(
         token_rewards=[math.fsum(values) for values in zip(*(found.values for found in token_rewards), strict=True)]
     )

@@ -57,7 +57,7 @@ class WeightsCheck:
                 raise RftError(
                     f"sync.check_weights: the trainer has not written policy version {policy_version_id} as a file within {self._timeout_s:g} s",
                     todo="raise sync.timeout_s, or set sync.check_weights: false",
-                )  # fmt: skip
+                )
             await asyncio.sleep(_POLL_S)
 
     async def compare(self, weights: PolicyVersion | Evaluation) -> None:
@@ -84,5 +84,5 @@ class WeightsCheck:
                 f"{', '.join(differing[:_NAMED])}{more} differ",
                 value=weights.uri,
                 todo="do not train on its samples; compare with sync.method: checkpoint, and report the engine's version and settings",
-            )  # fmt: skip
+            )
         self._worker.progress["checked_version"] = version

@@ -294,9 +294,13 @@ def _start(task: RoleTask, seats: Seats) -> RoleActorProcess:
     environment = {**task.environment, **python_path()}
     actor = RoleActor.options(runtime_env={"env_vars": environment}, **seats.options(task.name)).remote()
     return RoleActorProcess(
-        name=task.name, role=task.role, start=lambda: _start(task, seats), actor=actor, identity=actor.identity.remote(),
+        name=task.name,
+        role=task.role,
+        start=lambda: _start(task, seats),
+        actor=actor,
+        identity=actor.identity.remote(),
         done=actor.run.remote(task.role, task.config, task.run, task.options),
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager

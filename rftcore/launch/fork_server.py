@@ -353,11 +353,13 @@ def _redirect(output: int) -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - they stay open as long as the process
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
-            io.BufferedWriter(_Log(number, "w", closefd=False)), encoding="utf-8", errors="backslashreplace",
+            io.BufferedWriter(_Log(number, "w", closefd=False)),
+            encoding="utf-8",
+            errors="backslashreplace",
             line_buffering=True,
         )
         for number in (1, 2)
-    )  # fmt: skip
+    )
 
 
 class _Log(io.FileIO):

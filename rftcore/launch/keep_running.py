@@ -37,9 +37,14 @@ _FINAL = (0, ConfigError.exit_code, *(128 + number for number in (signal.SIGINT,
 
 
 def keep_running(
-    first: Sequence[str], later: Callable[[str], Sequence[str]], num_steps: Callable[[str], int], say: Callable[[str], None], *,
-    pause_s: float = _PAUSE_S, command: Sequence[str] = (sys.executable, "-P", "-m", "rftcore", "run"),
-) -> int:  # fmt: skip
+    first: Sequence[str],
+    later: Callable[[str], Sequence[str]],
+    num_steps: Callable[[str], int],
+    say: Callable[[str], None],
+    *,
+    pause_s: float = _PAUSE_S,
+    command: Sequence[str] = (sys.executable, "-P", "-m", "rftcore", "run"),
+) -> int:
     """Run `rft run` until it ends for good; return its exit code.
 
     Args:

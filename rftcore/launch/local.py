@@ -113,8 +113,12 @@ class LocalLauncher(Launcher):
     def _start(self, task: RoleTask, logs: Path) -> ForkedRole:
         key, log = next(self._keys), logs / f"{task.name.replace(' ', '-')}.log"
         role = ForkedRole(
-            name=task.name, role=task.role, start=lambda: self._start(task, logs), key=key, log=log,
-        )  # fmt: skip
+            name=task.name,
+            role=task.role,
+            start=lambda: self._start(task, logs),
+            key=key,
+            log=log,
+        )
         self._roles[key] = role
         self._server.start(key, task, log)
         return role

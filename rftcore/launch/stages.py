@@ -63,9 +63,14 @@ def _run_each(stages: Sequence[RunConfig], launcher: Launcher, resume: bool, vie
         if stored is None or not has_finished(config, stored):
             view.message(f"stage {number} of {len(stages)}: {config.run.name}")
             code = supervisor.run(
-                config if parent is None else _from_checkpoint(config, parent), launcher, resume=stored is not None,
-                name=stored.name if stored else None, parent=parent, view=view, interrupts=interrupts,
-            )  # fmt: skip
+                config if parent is None else _from_checkpoint(config, parent),
+                launcher,
+                resume=stored is not None,
+                name=stored.name if stored else None,
+                parent=parent,
+                view=view,
+                interrupts=interrupts,
+            )
             if code:
                 return code
         else:
@@ -88,9 +93,10 @@ def _from_checkpoint(config: RunConfig, parent: Run) -> RunConfig:
         folder = _checkpoint(buffer, buffer.find_run(parent.run_id))
     if not folder.is_dir():
         raise ModelError(
-            f"the checkpoint of the run {parent.name!r}, from which {config.run.name!r} starts, is not on this host", value=str(folder),
+            f"the checkpoint of the run {parent.name!r}, from which {config.run.name!r} starts, is not on this host",
+            value=str(folder),
             todo="run the chain on the host that has the folder, or run the stages from separate files with model.path",
-        )  # fmt: skip
+        )
     changed = config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
     changed._base_dir = config.base_dir
     return changed

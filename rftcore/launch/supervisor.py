@@ -63,9 +63,16 @@ _STOPPED_S = 10.0
 
 
 def run(
-    config: RunConfig, launcher: Launcher, *, resume: bool = False, name: str | None = None, go_back: GoBack | None = None,
-    parent: Run | None = None, view: View, interrupts: Interrupts | None = None,
-) -> int:  # fmt: skip
+    config: RunConfig,
+    launcher: Launcher,
+    *,
+    resume: bool = False,
+    name: str | None = None,
+    go_back: GoBack | None = None,
+    parent: Run | None = None,
+    view: View,
+    interrupts: Interrupts | None = None,
+) -> int:
     """Run a configuration to its end.
 
     Args:
@@ -94,9 +101,15 @@ def run(
 
 
 def _run(
-    config: RunConfig, launcher: Launcher, resume: bool, name: str | None, go_back: GoBack | None, parent: Run | None,
-    view: View, interrupts: Interrupts,
-) -> int:  # fmt: skip
+    config: RunConfig,
+    launcher: Launcher,
+    resume: bool,
+    name: str | None,
+    go_back: GoBack | None,
+    parent: Run | None,
+    view: View,
+    interrupts: Interrupts,
+) -> int:
     config, chosen = with_defaults(reachable(config))
     resolved = ResolvedRun(config)
     check_gpus(resolved)
@@ -133,9 +146,15 @@ def _run(
 
 
 def _work(
-    resolved: ResolvedRun, launcher: Launcher, buffer: Buffer, run: Run, view: View, interrupts: Interrupts, *,
+    resolved: ResolvedRun,
+    launcher: Launcher,
+    buffer: Buffer,
+    run: Run,
+    view: View,
+    interrupts: Interrupts,
+    *,
     is_resumed: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Start the roles of a stored run and watch them until they end."""
     config = resolved.config
     started = time.monotonic()
@@ -216,9 +235,15 @@ def _resumed(run: Run) -> str:
 
 
 def _supervise(
-    resolved: ResolvedRun, launcher: Launcher, buffer: Buffer, run: Run, view: View, interrupts: Interrupts, *,
+    resolved: ResolvedRun,
+    launcher: Launcher,
+    buffer: Buffer,
+    run: Run,
+    view: View,
+    interrupts: Interrupts,
+    *,
     is_resumed: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Watch the roles until the run ends.
 
     Raises:

@@ -30,8 +30,15 @@ from rftdata.workers import doing
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_METRICS = (
-    "loss", "grad_norm", "kl_reference", "clip_fraction", "entropy", "value_loss", "explained_variance", "pair_accuracy",
-)  # fmt: skip
+    "loss",
+    "grad_norm",
+    "kl_reference",
+    "clip_fraction",
+    "entropy",
+    "value_loss",
+    "explained_variance",
+    "pair_accuracy",
+)
 # Shares of the newest rows that a stage drops.
 _WORTH_A_LINE = 0.1
 _WORTH_A_MESSAGE = 0.5
@@ -188,8 +195,11 @@ def block(snapshot: Snapshot, width: int) -> Group:
     queue = snapshot.queue
     # In a run that has ended nothing is planned, sampled or decided; `rft status` prints the command that decides the rest.
     verdicts = "await verdicts" if snapshot.status in ("created", "running") else "undecided"
-    facts.add_row("groups", f"{queue.planned} planned, {queue.claimed} being sampled, {queue.sealed} {verdicts}, {queue.ready} ready to train on; "
-                  f"{snapshot.closed_groups} given up, {snapshot.refills} sampled in their place")  # fmt: skip
+    facts.add_row(
+        "groups",
+        f"{queue.planned} planned, {queue.claimed} being sampled, {queue.sealed} {verdicts}, {queue.ready} ready to train on; "
+        f"{snapshot.closed_groups} given up, {snapshot.refills} sampled in their place",
+    )
     for dropped in snapshot.dropped:
         if dropped.share >= _WORTH_A_LINE:
             facts.add_row("dropped", loss(dropped))

@@ -9,8 +9,11 @@ from __future__ import annotations
 from rftcore.monitor.base import Monitor
 from rftdata.plugins import Registry
 
-MONITORS = Registry[type[Monitor]]("monitor", {
-    "tensorboard": "rftcore.monitor.tensorboard:TensorBoard",
-})  # fmt: skip
+MONITORS = Registry[type[Monitor]](
+    "monitor",
+    {
+        "tensorboard": "rftcore.monitor.tensorboard:TensorBoard",
+    },
+)
 
 __all__ = ["MONITORS", "Monitor"]

@@ -59,9 +59,12 @@ def _culprit(batch: SealedBatch, error: TimeLimitError) -> SealedBatch | None:
         return None
     (group_id,) = group_ids
     return replace(
-        batch, table=batch.table.filter(pc.equal(batch.table["group_id"], group_id)), group_ids=[group_id],
-        label_cuts={group_id: batch.label_cuts[group_id]}, failed=batch.failed.filter(pc.equal(batch.failed["group_id"], group_id)),
-    )  # fmt: skip
+        batch,
+        table=batch.table.filter(pc.equal(batch.table["group_id"], group_id)),
+        group_ids=[group_id],
+        label_cuts={group_id: batch.label_cuts[group_id]},
+        failed=batch.failed.filter(pc.equal(batch.failed["group_id"], group_id)),
+    )
 
 
 def with_report(batch: SealedBatch, run: Run) -> SealedBatch:

@@ -47,8 +47,14 @@ class BuiltPairs:
 
 
 def build_pairs(
-    run: Run, builder: PairBuilder, *, author: str, dry_run: bool = False, include_dropped: bool = False, page_groups: int = 512
-) -> BuiltPairs:  # fmt: skip
+    run: Run,
+    builder: PairBuilder,
+    *,
+    author: str,
+    dry_run: bool = False,
+    include_dropped: bool = False,
+    page_groups: int = 512,
+) -> BuiltPairs:
     """Build the pairs of a run's finished groups and store the new ones, all or none.
 
     Args:
@@ -71,10 +77,17 @@ def build_pairs(
             found += pairs
     count = max(1, len(found))
     return BuiltPairs(
-        run.name, groups, len({pair.group_id for pair in found}), len(found), num_new,
+        run.name,
+        groups,
+        len({pair.group_id for pair in found}),
+        len(found),
+        num_new,
         chosen_longer=sum(pair.chosen_tokens > pair.rejected_tokens for pair in found) / count,
         rejected_longer=sum(pair.chosen_tokens < pair.rejected_tokens for pair in found) / count,
         chosen_tokens=sum(pair.chosen_tokens for pair in found) / count,
         rejected_tokens=sum(pair.rejected_tokens for pair in found) / count,
-        label_cut=build.label_cut, stored=not dry_run, dropped=drop_counts(dropped), include_dropped=include_dropped,
-    )  # fmt: skip
+        label_cut=build.label_cut,
+        stored=not dry_run,
+        dropped=drop_counts(dropped),
+        include_dropped=include_dropped,
+    )

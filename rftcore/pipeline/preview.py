@@ -98,8 +98,9 @@ def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Previe
         known_ids = {key for key, _ in seen.dropped}
         seen.dropped += [
             (row["experience_id"], row["reason"])
-            for row in decisions if row["stage"] == seen.stage and row["experience_id"] not in known_ids
-        ]  # fmt: skip
+            for row in decisions
+            if row["stage"] == seen.stage and row["experience_id"] not in known_ids
+        ]
     ran = {(seen.index, seen.stage): seen for seen in stages}
     for run in result.stages:
         if (run.index, run.stage) in ran:
@@ -108,8 +109,9 @@ def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Previe
         # The chain's own rules: the group size is checked before the first stage (index 0) and after the last.
         dropped = [
             (row["experience_id"], row["reason"])
-            for row in decisions if row["stage"] == run.stage and (row["experience_id"] in came_in) == (run.index > 0)
-        ]  # fmt: skip
+            for row in decisions
+            if row["stage"] == run.stage and (row["experience_id"] in came_in) == (run.index > 0)
+        ]
         stages.append(StagePreview(run.index, run.stage, run.rows_in, run.rows_kept, dropped))
     stages.sort(key=lambda seen: seen.index)
     return Preview(table.num_rows, pc.count_distinct(table["group_id"]).as_py(), stages, decisions)
@@ -123,11 +125,14 @@ def _stage(stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcom
     seen = StagePreview(stage.index, stage.name, before.num_rows, before.num_rows)
     seen.dropped = [
         (key, reason)
-        for key, group, reason in zip(ids, groups, reasons, strict=True) if reason is not None and group not in open_groups
-    ]  # fmt: skip
+        for key, group, reason in zip(ids, groups, reasons, strict=True)
+        if reason is not None and group not in open_groups
+    ]
     seen.undecided = [
-        key for row, (key, group) in enumerate(zip(ids, groups, strict=True)) if group in open_groups and row not in outcome.waiting
-    ]  # fmt: skip
+        key
+        for row, (key, group) in enumerate(zip(ids, groups, strict=True))
+        if group in open_groups and row not in outcome.waiting
+    ]
     seen.waiting = [(ids[row], review.question) for row, review in sorted(outcome.waiting.items())]
     seen.num_created = len(outcome.created)
     for name in sorted(set(outcome.columns) - IDENTITY_COLUMNS):

@@ -220,14 +220,18 @@ def checked_name(chain: Chain, run: Run, version: str | None) -> str:
     name = f"replay-{chain.version}" if version is None else version
     if name == NO_PIPELINE or name == run.pipeline_version or _DIGEST.fullmatch(name):
         raise ConfigError(
-            "runs train on verdicts of this version, which only pipeline workers create", value=name,
-            allowed="any other name", todo="choose another --version",
-        )  # fmt: skip
+            "runs train on verdicts of this version, which only pipeline workers create",
+            value=name,
+            allowed="any other name",
+            todo="choose another --version",
+        )
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            "invalid name of a version", value=name,
-            allowed="up to 64 letters, digits, points, dashes and underscores, beginning with a letter or digit", todo="choose another --version",
-        )  # fmt: skip
+            "invalid name of a version",
+            value=name,
+            allowed="up to 64 letters, digits, points, dashes and underscores, beginning with a letter or digit",
+            todo="choose another --version",
+        )
     if not has_sealed_groups(run):
         raise QueryError(
             f"run {run.name!r} has no sealed group of experiences yet: there is nothing to decide on",

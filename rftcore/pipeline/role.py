@@ -66,9 +66,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
     chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
     register(buffer, chain)
     check_pipeline(run, chain.version)
-    queue = SealedQueue(
-        run, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
-    )  # fmt: skip
+    queue = SealedQueue(run, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns)
     created, patience, decided = Created(resolved, buffer, writer), Patience(config.pipelines.patience_s), 0
 
     def store_aside(aside: SealedBatch) -> None:
@@ -119,9 +117,14 @@ def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, buffer:
     """Return what the stages of a run may use."""
     read = functools.partial(taskset_texts, buffer.database)
     return StageContext(
-        config.base_dir, policy, config.model.path, usage, read_taskset=read, policy_version=policy.version,
+        config.base_dir,
+        policy,
+        config.model.path,
+        usage,
+        read_taskset=read,
+        policy_version=policy.version,
         read_arrays=buffer.arrays,
-    )  # fmt: skip
+    )
 
 
 def register(buffer: Buffer, chain: Chain, version: str | None = None) -> None:

@@ -62,14 +62,24 @@ class TrialBatch:
 
 def _row(task: Task, features: Mapping[str, Any], sequence: Trained) -> dict[str, Any]:
     return {
-        "taskset": task.taskset, "answer": task.answer, "prompt": sequence.prompt, "response": sequence.response,
-        "reward": sequence.reward, "reward_sampled": sequence.reward, "num_prompt_tokens": sequence.num_prompt_tokens,
-        "num_response_tokens": len(sequence.token_ids) - sequence.num_prompt_tokens, "finish_reason": sequence.finish_reason,
-        "metrics": json.dumps(sequence.metrics), "source": "explorer",
+        "taskset": task.taskset,
+        "answer": task.answer,
+        "prompt": sequence.prompt,
+        "response": sequence.response,
+        "reward": sequence.reward,
+        "reward_sampled": sequence.reward,
+        "num_prompt_tokens": sequence.num_prompt_tokens,
+        "num_response_tokens": len(sequence.token_ids) - sequence.num_prompt_tokens,
+        "finish_reason": sequence.finish_reason,
+        "metrics": json.dumps(sequence.metrics),
+        "source": "explorer",
         "messages": None if sequence.messages is None else json.dumps(sequence.messages),
-        "reward_parts": json.dumps(sequence.reward_parts), "metadata": json.dumps(task.metadata), "features": json.dumps(dict(features)),
-        "staleness": 0, "labelled": False,
-    }  # fmt: skip
+        "reward_parts": json.dumps(sequence.reward_parts),
+        "metadata": json.dumps(task.metadata),
+        "features": json.dumps(dict(features)),
+        "staleness": 0,
+        "labelled": False,
+    }
 
 
 def try_chain(chain: Chain, context: StageContext, batch: TrialBatch) -> dict[str, str]:

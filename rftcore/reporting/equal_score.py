@@ -39,12 +39,16 @@ def measured(buffer: Buffer, run: Run, target: float) -> dict[str, Any]:
     drawn = "SELECT avg(staleness)::float8 AS mean, max(staleness) AS max FROM rft.v_consumption WHERE run_id = %s"
     staleness = buffer.sql(drawn, [run.run_id]).to_pylist()[0]
     return {
-        "run": run.name, "points": points, "to_target": to_target(points, target), "seconds": end - start,
+        "run": run.name,
+        "points": points,
+        "to_target": to_target(points, target),
+        "seconds": end - start,
         "shares": {role: shares(spans, role, start, end) for role in ("trainer", "explorer")},
-        "mean_staleness": staleness["mean"], "max_staleness": staleness["max"],
+        "mean_staleness": staleness["mean"],
+        "max_staleness": staleness["max"],
         "aged_out": sum(num for why, num in results.closed_because().items() if why.startswith("aged out")),
         "sampled_tokens": results.totals().sampled_tokens,
-    }  # fmt: skip
+    }
 
 
 def to_target(points: Sequence[Point], target: float) -> dict[str, Any] | None:

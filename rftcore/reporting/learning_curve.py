@@ -72,9 +72,16 @@ def _draw_training(axes: Any, curve: list[Point]) -> None:
 
 def _draw_points(axes: Any, points: list[Point], label: str, colour: str, style: str, size: int) -> None:
     axes.errorbar(
-        [p.step for p in points], [p.mean for p in points], yerr=[p.standard_error or 0.0 for p in points],
-        fmt=style, color=colour, markersize=size, linewidth=1.3, capsize=3, label=label,
-    )  # fmt: skip
+        [p.step for p in points],
+        [p.mean for p in points],
+        yerr=[p.standard_error or 0.0 for p in points],
+        fmt=style,
+        color=colour,
+        markersize=size,
+        linewidth=1.3,
+        capsize=3,
+        label=label,
+    )
 
 
 def _gain_text(gain: Any) -> str:

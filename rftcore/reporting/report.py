@@ -142,28 +142,52 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
     curves = _by_curve(evaluations)
     alone = {key: _why_alone(curve, best, steps.before_fork) for key, curve in curves.items()}
     return Report(
-        run=run.name, run_id=run.run_id, status=run.status, outcome=run.outcome, seed=run.seed,
-        model=str(config.get("model", {}).get("path", "–")), algorithm=str(config.get("algorithm", {}).get("name", "–")),
+        run=run.name,
+        run_id=run.run_id,
+        status=run.status,
+        outcome=run.outcome,
+        seed=run.seed,
+        model=str(config.get("model", {}).get("path", "–")),
+        algorithm=str(config.get("algorithm", {}).get("name", "–")),
         models=models_of(run),
-        buffer=buffer.location, num_attempts=totals.num_attempts, wall_seconds=totals.seconds,
-        sampled_tokens=totals.sampled_tokens, trained_tokens=steps.num_tokens,
+        buffer=buffer.location,
+        num_attempts=totals.num_attempts,
+        wall_seconds=totals.seconds,
+        sampled_tokens=totals.sampled_tokens,
+        trained_tokens=steps.num_tokens,
         evaluated_tokens=sum(e.num_tokens for e in evaluations),
         tokens_per_s=totals.sampled_tokens / totals.seconds if totals.seconds else None,
-        num_experiences=totals.num_experiences, rollouts=results.rollouts(), failed_because=results.failed_because(),
-        steps=_steps(run, results, steps), groups=_groups(results, steps.num_groups), dropped=results.dropped(),
-        receipts=results.receipts(), activities=results.activities(),
-        best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
+        num_experiences=totals.num_experiences,
+        rollouts=results.rollouts(),
+        failed_because=results.failed_because(),
+        steps=_steps(run, results, steps),
+        groups=_groups(results, steps.num_groups),
+        dropped=results.dropped(),
+        receipts=results.receipts(),
+        activities=results.activities(),
+        best_step=best,
+        best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
         last_checkpoint=checkpoints[-1] if checkpoints else None,
-        gains=[gain for gain in (_gain(results, curve, best, steps.before_fork) for key, curve in curves.items() if alone[key] is None) if gain],
-        not_compared=[f"{evaluation_title(key[0], key[1])}, {key[2]}: {why}" for key, why in alone.items() if why is not None],
-        train_curve=results.train_curve(), metric_curves=results.metric_curves(_METRICS),
+        gains=[
+            gain
+            for gain in (
+                _gain(results, curve, best, steps.before_fork) for key, curve in curves.items() if alone[key] is None
+            )
+            if gain
+        ],
+        not_compared=[
+            f"{evaluation_title(key[0], key[1])}, {key[2]}: {why}" for key, why in alone.items() if why is not None
+        ],
+        train_curve=results.train_curve(),
+        metric_curves=results.metric_curves(_METRICS),
         evaluation_curves=[_curve(curve) for curve in _by_curve(evaluations).values()],
         unscored=[
             f"{evaluation_title(e.purpose, e.taskset)}, {e.decoding}, step {e.trainer_step}: {e.error}"
-            for e in evaluations if e.error
+            for e in evaluations
+            if e.error
         ],
         warnings=_warnings(steps),
-    )  # fmt: skip
+    )
 
 
 def _warnings(steps: StepTotals) -> list[str]:
@@ -230,10 +254,14 @@ def _paired(results: RunResults, before: EvaluationResult, after: EvaluationResu
     if not pair.num_questions:
         return None
     return Gain(
-        purpose=before.purpose, taskset=before.taskset, decoding=before.decoding,
-        before_step=before.trainer_step, after_step=after.trainer_step,
-        z=pair.difference / pair.standard_error if pair.standard_error else None, **vars(pair),
-    )  # fmt: skip
+        purpose=before.purpose,
+        taskset=before.taskset,
+        decoding=before.decoding,
+        before_step=before.trainer_step,
+        after_step=after.trainer_step,
+        z=pair.difference / pair.standard_error if pair.standard_error else None,
+        **vars(pair),
+    )
 
 
 def _curve(curve: Sequence[EvaluationResult]) -> EvaluationCurve:
@@ -246,10 +274,16 @@ def _curve(curve: Sequence[EvaluationResult]) -> EvaluationCurve:
 
 def _steps(run: Run, results: RunResults, steps: StepTotals) -> Steps:
     return Steps(
-        planned=run.planned_steps, done=steps.trained + steps.skipped, before_fork=steps.before_fork, skipped=steps.skipped,
-        skipped_because=results.skipped_because(), without_gradient=steps.without_gradient,
-        wait_seconds=steps.wait_seconds, train_seconds=steps.train_seconds, publish_seconds=steps.publish_seconds,
-    )  # fmt: skip
+        planned=run.planned_steps,
+        done=steps.trained + steps.skipped,
+        before_fork=steps.before_fork,
+        skipped=steps.skipped,
+        skipped_because=results.skipped_because(),
+        without_gradient=steps.without_gradient,
+        wait_seconds=steps.wait_seconds,
+        train_seconds=steps.train_seconds,
+        publish_seconds=steps.publish_seconds,
+    )
 
 
 def _groups(results: RunResults, trained: int) -> Groups:

@@ -47,10 +47,13 @@ def _gains(gains: Sequence[Gain], title: str, before: str, after: str) -> Table:
     for gain in gains:
         error = "" if gain.standard_error is None else f" ± {gain.standard_error:.3f}"
         table.add_row(
-            f"{evaluation_title(gain.purpose, gain.taskset)}, {gain.decoding}", str(gain.num_questions),
-            f"{gain.before:.3f} (step {gain.before_step})", f"{gain.after:.3f} (step {gain.after_step})",
-            f"{gain.difference:+.3f}{error}", "–" if gain.z is None else f"{gain.z:.1f}",
-        )  # fmt: skip
+            f"{evaluation_title(gain.purpose, gain.taskset)}, {gain.decoding}",
+            str(gain.num_questions),
+            f"{gain.before:.3f} (step {gain.before_step})",
+            f"{gain.after:.3f} (step {gain.after_step})",
+            f"{gain.difference:+.3f}{error}",
+            "–" if gain.z is None else f"{gain.z:.1f}",
+        )
     return table
 
 
@@ -97,16 +100,24 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         ("tokens", f"{one.sampled_tokens:,} sampled for training{rate}, {one.evaluated_tokens:,} for evaluation"),
         learned,
         *([("critic", f"value loss {_metric(one, 'value_loss')}")] if "value_loss" in one.metric_curves else []),
-        *([("explained variance", _metric(one, "explained_variance"))] if "explained_variance" in one.metric_curves else []),
+        *(
+            [("explained variance", _metric(one, "explained_variance"))]
+            if "explained_variance" in one.metric_curves
+            else []
+        ),
         *([("pair accuracy", _metric(one, "pair_accuracy"))] if "pair_accuracy" in one.metric_curves else []),
         ("experiences", f"{one.num_experiences:,}; rollouts: {_counts(one.rollouts)}"),
-        *([("failed rollouts", "; ".join(f"{num} × {error}" for error, num in one.failed_because.items()))] if one.failed_because else []),
+        *(
+            [("failed rollouts", "; ".join(f"{num} × {error}" for error, num in one.failed_because.items()))]
+            if one.failed_because
+            else []
+        ),
         ("groups", f"{planned}, {groups.trained} trained on, {groups.closed} closed{closed}"),
         *[(f"live weights, KV cache {_KV_CACHE[found.kv_cache]}", _receipts(found)) for found in one.receipts],
         ("best checkpoint", _checkpoint(one.best_checkpoint, one.best_step)),
         ("last checkpoint", _checkpoint(one.last_checkpoint, None)),
         ("buffer", one.buffer),
-    ]  # fmt: skip
+    ]
 
 
 def _time_lines(one: Report) -> list[tuple[str, str]]:

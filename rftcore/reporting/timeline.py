@@ -14,10 +14,20 @@ from rftdata.results import WorkerSpan
 
 _ROLES = ("explorer", "pipeline", "trainer")
 _COLOURS = {
-    "training": "#1b6ca8", "sampling": "#2a9d6f", "deciding": "#8f5bb5", "evaluating": "#b5cf6b", "publishing": "#c8553d",
-    "transferring": "#e08e45", "checkpointing": "#b8860b", "checking": "#5fa8d3", "replaying": "#6d597a", "starting": "#a8a29e",
-    "working": "#555555", "asleep": "#c9d6e8", "waiting": "#ececec",
-}  # fmt: skip
+    "training": "#1b6ca8",
+    "sampling": "#2a9d6f",
+    "deciding": "#8f5bb5",
+    "evaluating": "#b5cf6b",
+    "publishing": "#c8553d",
+    "transferring": "#e08e45",
+    "checkpointing": "#b8860b",
+    "checking": "#5fa8d3",
+    "replaying": "#6d597a",
+    "starting": "#a8a29e",
+    "working": "#555555",
+    "asleep": "#c9d6e8",
+    "waiting": "#ececec",
+}
 
 
 def write_timeline(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:
@@ -91,10 +101,16 @@ def _write_trace(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:
         place = {"pid": hosts[lane[0].host], "tid": lane[0].worker_id}
         events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": f"{name} (process {lane[0].pid})"}})
         for span in lane:
-            events.append({
-                "ph": "X", "name": span.activity, "cat": span.role, **place, "ts": round(1e6 * (span.started - start)),
-                "dur": round(1e6 * (span.ended - span.started)),
-                "args": {} if span.detail is None else {"for": span.detail},
-            })  # fmt: skip
+            events.append(
+                {
+                    "ph": "X",
+                    "name": span.activity,
+                    "cat": span.role,
+                    **place,
+                    "ts": round(1e6 * (span.started - start)),
+                    "dur": round(1e6 * (span.ended - span.started)),
+                    "args": {} if span.detail is None else {"for": span.detail},
+                }
+            )
     trace = {"displayTimeUnit": "ms", "otherData": {"run": run}, "traceEvents": events}
     write_whole(path, "trace", lambda draft: draft.write_text(json.dumps(trace)))

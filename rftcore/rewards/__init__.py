@@ -26,10 +26,13 @@ RewardPart = float | TokenRewards
 RewardValue = RewardPart | Mapping[str, RewardPart]
 Reward = Callable[[Turn, Task], RewardValue | Awaitable[RewardValue]]
 
-REWARDS = Registry[Reward]("reward", {
-    "exact_match": "rftcore.rewards.exact_match:exact_match",
-    "reasoning_gym": "rftcore.rewards.reasoning_gym:verify",
-})  # fmt: skip
+REWARDS = Registry[Reward](
+    "reward",
+    {
+        "exact_match": "rftcore.rewards.exact_match:exact_match",
+        "reasoning_gym": "rftcore.rewards.reasoning_gym:verify",
+    },
+)
 
 
 def load_rewards(names: list[str], base_dir: Path) -> dict[str, Reward]:

@@ -43,14 +43,18 @@ class RewardModel:
     def __init__(self, folder: Path) -> None:
         if not (folder / "config.json").is_file():
             raise PluginError(
-                "there is no model in the folder of the reward model", value=str(folder), allowed="a folder with config.json and safetensors",
+                "there is no model in the folder of the reward model",
+                value=str(folder),
+                allowed="a folder with config.json and safetensors",
                 todo=f"correct the path after {PREFIX}; it is relative to the configuration file",
-            )  # fmt: skip
+            )
         if not gives_scores(folder):
             raise PluginError(
-                "the model in the folder of the reward model has no scalar head, so it gives no scores", value=str(folder),
-                allowed="a checkpoint of a run with algorithm: reward_model", todo="train one from preference pairs first",
-            )  # fmt: skip
+                "the model in the folder of the reward model has no scalar head, so it gives no scores",
+                value=str(folder),
+                allowed="a checkpoint of a run with algorithm: reward_model",
+                todo="train one from preference pairs first",
+            )
         self.folder = folder
 
     def __call__(self, turn: Turn, task: Task) -> dict[str, float]:
@@ -72,9 +76,10 @@ class RewardModel:
         size = self._model.get_input_embeddings().weight.shape[0]
         if max(token_ids) >= size:
             raise RftError(
-                f"the reward model {self.folder} has no token {max(token_ids)}, which the policy uses", allowed=f"0 to {size - 1}",
+                f"the reward model {self.folder} has no token {max(token_ids)}, which the policy uses",
+                allowed=f"0 to {size - 1}",
                 todo="train the reward model from a model with the policy's tokenizer",
-            )  # fmt: skip
+            )
         with torch.inference_mode():
             scores_1T1 = self._model(input_ids=torch.tensor([token_ids], device=self._model.device)).logits
         return float(scores_1T1[0, -1, 0])

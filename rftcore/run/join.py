@@ -78,9 +78,12 @@ def join_run(resolved: ResolvedRun, run: str | None, *, by_hand: str | None = No
     report = functools.partial(print, file=sys.stderr, flush=True)
     # A person learns at once that there is no database. A role of a run that is under way waits for it, as it does later.
     buffer = rftdata.open(
-        config.buffer, application=f"rft {socket.gethostname()}", idle_s=_IDLE_TRANSACTION_S, report=report,
+        config.buffer,
+        application=f"rft {socket.gethostname()}",
+        idle_s=_IDLE_TRANSACTION_S,
+        report=report,
         waits=by_hand is None,
-    )  # fmt: skip
+    )
     try:
         joined, is_new = (
             _named(buffer, run, by_hand) if run is not None else _of_name(resolved, buffer, by_hand, report)
@@ -139,8 +142,9 @@ def _ended(buffer: Buffer, run: Run, role: str) -> ConfigError:
     ways.append(f"start a new run: rft run CONFIG, or {verb} --set run.name=NAME for every role")
     return ConfigError(
         f"the run {name!r} {how}: there is nothing to do in it for {'an' if role == 'explorer' else 'a'} {role}",
-        allowed="a run that is at work or has not begun, or a name that no run has yet", todo="; ".join(ways),
-    )  # fmt: skip
+        allowed="a run that is at work or has not begun, or a name that no run has yet",
+        todo="; ".join(ways),
+    )
 
 
 @dataclass

@@ -30,9 +30,11 @@ def check_models_fit(resolved: ResolvedRun) -> None:
     policy, *others = resolved.models
     if not resolved.algorithm.trains_scorer and gives_scores(policy.folder):
         raise ModelError(
-            "the model has a scalar head, which gives scores and writes no answers", value=resolved.config.model.path,
-            allowed="a language model", todo=f"name it as a reward (explorer.reward: {PREFIX}FOLDER), and a language model in model.path",
-        )  # fmt: skip
+            "the model has a scalar head, which gives scores and writes no answers",
+            value=resolved.config.model.path,
+            allowed="a language model",
+            todo=f"name it as a reward (explorer.reward: {PREFIX}FOLDER), and a language model in model.path",
+        )
     for model in others:
         refuse_other_tokenizer(policy.folder, model.folder, model.key)
     if resolved.config.has_explorer and resolved.sends_adapters_alone and resolved.config.explorer.engine == "vllm":
@@ -57,7 +59,7 @@ def describe_adapters(resolved: ResolvedRun) -> Iterator[str]:
             f"warning: merged weights are rounded to {dtype or 'the type of the engine'}, which loses most of a small update, so that engines sample and are "
             "evaluated with less than was trained; merged_update_error in rft.v_train_step is the lost share. Set sync.adapters: alone, or "
             "explorer.engine_args.dtype: float32"
-        )  # fmt: skip
+        )
 
 
 def refuse_indivisible_engine(folder: Path, size: int) -> None:
@@ -76,9 +78,11 @@ def refuse_indivisible_engine(folder: Path, size: int) -> None:
     fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
     if size not in fitting:
         raise ConfigError(
-            f"explorer.tensor_parallel_size does not divide the model's {heads} attention heads and {kv_heads} key heads", value=size,
-            allowed=", ".join(map(str, fitting)), todo="set one of these; for more GPUs, raise explorer.num_explorers",
-        )  # fmt: skip
+            f"explorer.tensor_parallel_size does not divide the model's {heads} attention heads and {kv_heads} key heads",
+            value=size,
+            allowed=", ".join(map(str, fitting)),
+            todo="set one of these; for more GPUs, raise explorer.num_explorers",
+        )
 
 
 def refuse_adapters_beside_experts(folder: Path) -> None:
@@ -90,9 +94,11 @@ def refuse_adapters_beside_experts(folder: Path) -> None:
     values = _text_config(folder)
     if any(values.get(name) for name in _NUM_EXPERTS):
         raise ConfigError(
-            "vLLM does not keep adapters beside a mixture of experts", value=f"sync.adapters: alone, {values.get('model_type')}",
-            allowed="sync.adapters: merged", todo="set it; explorer.engine: transformers takes adapters alone, too",
-        )  # fmt: skip
+            "vLLM does not keep adapters beside a mixture of experts",
+            value=f"sync.adapters: alone, {values.get('model_type')}",
+            allowed="sync.adapters: merged",
+            todo="set it; explorer.engine: transformers takes adapters alone, too",
+        )
 
 
 def _text_config(folder: Path) -> dict[str, Any]:
@@ -111,4 +117,4 @@ def check_stages(stages: Sequence[ResolvedRun]) -> None:
             raise ConfigError(
                 f"{later.config.run.name} would start from the model of {earlier.config.run.name}, which gives scores and writes no answers",
                 todo=f"train the reward model with a file of its own, and name its checkpoint in explorer.reward: {PREFIX}FOLDER",
-            )  # fmt: skip
+            )

@@ -191,9 +191,11 @@ def _refuse_several_sleepers(roles: tuple[str, ...]) -> None:
     num_engines = len(roles) - 1
     if num_engines > 1:
         raise ConfigError(
-            "explorer.sleep is for one explorer on the trainer's device, on which one process computes at a time", value=num_engines, allowed="1",
+            "explorer.sleep is for one explorer on the trainer's device, on which one process computes at a time",
+            value=num_engines,
+            allowed="1",
             todo="lower explorer.num_explorers to the number of GPUs, or set explorer.sleep: false",
-        )  # fmt: skip
+        )
 
 
 def _assigned(

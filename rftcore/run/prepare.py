@@ -63,8 +63,9 @@ def check_plugins(resolved: ResolvedRun) -> None:
         if taskset.group_size is not None and taskset.group_size < algorithm.min_group_size:
             raise ConfigError(
                 f"group_size of the taskset {taskset.name!r} is too small for {algorithm.name}, which compares rollouts of one group",
-                value=taskset.group_size, allowed=f"{algorithm.min_group_size} or more",
-            )  # fmt: skip
+                value=taskset.group_size,
+                allowed=f"{algorithm.min_group_size} or more",
+            )
     check_models(algorithm, bool(config.eval.tasks or config.eval.test))
     if config.steps is not None:
         check_steps(algorithm, config.steps)
@@ -90,8 +91,10 @@ def check_selectors(resolved: ResolvedRun) -> None:
         if screening is not None and screening.rollouts >= size:
             raise ConfigError(
                 f"the selector {chosen.type!r} screens groups of the taskset {taskset.name!r} by their first rollouts, but they have no further rollouts",
-                value=screening.rollouts, allowed=f"1 to {size - 1}, below the group's size", todo="lower screen_rollouts, or raise group_size",
-            )  # fmt: skip
+                value=screening.rollouts,
+                allowed=f"1 to {size - 1}, below the group's size",
+                todo="lower screen_rollouts, or raise group_size",
+            )
 
 
 def check_run(resolved: ResolvedRun) -> None:
@@ -131,10 +134,11 @@ def check_max_tokens(resolved: ResolvedRun) -> None:
         return
     if config.has_explorer and explorer.engine != "none":
         raise ConfigError(
-            "explorer.max_tokens leaves no room for a prompt in the engine's context", value=explorer.max_tokens,
+            "explorer.max_tokens leaves no room for a prompt in the engine's context",
+            value=explorer.max_tokens,
             allowed=f"up to {context - 1}, less the prompt (its context is {context} tokens)",
             todo="lower explorer.max_tokens, or raise explorer.engine_args.context_length if the model allows it",
-        )  # fmt: skip
+        )
 
 
 def prepare_run(
@@ -204,9 +208,13 @@ def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
     sampling = resolved.config.sampling
     exponent = sampling.priority.exponent if sampling.order == "prioritized" else None
     selected = select(
-        buffer.database, source.sql, pin_labels=source.pin_labels, priority_exponent=exponent, include_dropped=source.include_dropped,
+        buffer.database,
+        source.sql,
+        pin_labels=source.pin_labels,
+        priority_exponent=exponent,
+        include_dropped=source.include_dropped,
         min_rollouts=resolved.algorithm.min_group_size,
-    )  # fmt: skip
+    )
     check_selected(resolved.algorithm, selected.kind)
     refuse_untrainable(resolved.algorithm, buffer, selected)
     return selected
@@ -226,8 +234,10 @@ def planned_steps(config: RunConfig, num_selected: int | None) -> int:
     if config.steps is not None and config.steps > last:
         raise ConfigError(
             f"steps exceeds what the stored selection provides: {num_selected} rows, trainer.batch_groups {batch}, sampling.epochs {epochs}",
-            value=config.steps, allowed=f"up to {last}", todo="raise sampling.epochs, or omit steps",
-        )  # fmt: skip
+            value=config.steps,
+            allowed=f"up to {last}",
+            todo="raise sampling.epochs, or omit steps",
+        )
     return config.steps or last
 
 
@@ -264,8 +274,10 @@ def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
         if asked != begun:
             raise ConfigError(
                 f"the run {resumed.name!r} continues with the batches it began with, but {key} has changed",
-                value=asked, allowed=str(begun), todo="set it back, or start a new run from the checkpoint",
-            )  # fmt: skip
+                value=asked,
+                allowed=str(begun),
+                todo="set it back, or start a new run from the checkpoint",
+            )
 
 
 def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Run:
@@ -320,18 +332,24 @@ def take_back(resolved: ResolvedRun, buffer: Buffer, run: Run, go_back: GoBack) 
     steps = planned_steps(resolved.config, run.source_rows)
     if go_back.step is not None and go_back.step >= steps:
         raise ConfigError(
-            "no step would be left to train after going back", value=f"--at-step {go_back.step} with steps: {steps}",
+            "no step would be left to train after going back",
+            value=f"--at-step {go_back.step} with steps: {steps}",
             todo="name an earlier step, or raise steps: --set steps=N",
-        )  # fmt: skip
+        )
     if go_back.fork is None:
         assert go_back.step is not None
         buffer.rewind(run, go_back.step, keep_rollouts=go_back.keep_rollouts)
         return resolved, run.refreshed()
     forked = resolved.renamed(go_back.fork)
     new = buffer.fork(
-        run, name=go_back.fork, step=go_back.step, keep_rollouts=go_back.keep_rollouts, config=stored_config(forked.config), steps=steps,
+        run,
+        name=go_back.fork,
+        step=go_back.step,
+        keep_rollouts=go_back.keep_rollouts,
+        config=stored_config(forked.config),
+        steps=steps,
         pipeline_version=forked.experience_chain.version,
-    )  # fmt: skip
+    )
     return forked, new
 
 

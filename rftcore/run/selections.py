@@ -28,9 +28,11 @@ def refuse_untrainable(algorithm: Algorithm, buffer: Buffer, selected: Selection
         if small:
             raise ConfigError(
                 f"{len(small)} of the {len(selected.item_ids)} groups that sampling.source selects have too few rollouts for {algorithm.name}; "
-                f"the first is group {min(small)}", value=small[min(small)],
-                allowed=f"{algorithm.min_group_size} or more", todo="leave them out: select group_id from rft.v_group where num_ok > 1",
-            )  # fmt: skip
+                f"the first is group {min(small)}",
+                value=small[min(small)],
+                allowed=f"{algorithm.min_group_size} or more",
+                todo="leave them out: select group_id from rft.v_group where num_ok > 1",
+            )
     # An expert's responses have neither.
     needs_logprobs = algorithm.uses_behavior_logprobs and algorithm.expert is None
     needs_rewards = algorithm.uses_rewards and algorithm.expert is None
@@ -52,9 +54,10 @@ def refuse_untrainable(algorithm: Algorithm, buffer: Buffer, selected: Selection
     if untaught:
         raise ConfigError(
             f"{algorithm.name} reads the teacher's stored log-probabilities, and {len(untaught):,} of the experiences that sampling.source "
-            f"selects have none; the first is experience {untaught[0]}", value=f"no array {TEACHER_ARRAY}",
+            f"selects have none; the first is experience {untaught[0]}",
+            value=f"no array {TEACHER_ARRAY}",
             todo="select the experiences of runs with explorer.teacher, or set algorithm.teacher to a model, which the trainer then computes",
-        )  # fmt: skip
+        )
     if unrewarded:
         raise ConfigError(
             f"{len(unrewarded)} of the experiences that sampling.source selects have no reward, which {algorithm.name} needs; the first is "

@@ -12,7 +12,10 @@ from __future__ import annotations
 from rftcore.sync.base import Publisher
 from rftdata.plugins import Registry
 
-METHODS = Registry[type[Publisher]]("sync method", {
-    "memory": "rftcore.sync.publishers:MemoryPublisher",
-    "checkpoint": "rftcore.sync.publishers:FolderPublisher",
-})  # fmt: skip
+METHODS = Registry[type[Publisher]](
+    "sync method",
+    {
+        "memory": "rftcore.sync.publishers:MemoryPublisher",
+        "checkpoint": "rftcore.sync.publishers:FolderPublisher",
+    },
+)

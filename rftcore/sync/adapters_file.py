@@ -46,7 +46,7 @@ def adapters_config(path: Path) -> AdaptersConfig | None:
 
 def refuse_unfit_adapters(
     found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str
-) -> None:  # fmt: skip
+) -> None:
     """Refuse adapters of another model.
 
     Args:
@@ -63,6 +63,8 @@ def refuse_unfit_adapters(
         weight = expected.get(layer.removeprefix(PREFIX) + ".weight", ())
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or (b[0], a[1]) != weight:
             raise ModelError(
-                f"{what} does not fit the model in the engine: {layer}", value=(a, b), allowed=f"A and B of a matrix {weight}",
+                f"{what} does not fit the model in the engine: {layer}",
+                value=(a, b),
+                allowed=f"A and B of a matrix {weight}",
                 todo="start the engine with the model.path that the trainer began with",
-            )  # fmt: skip
+            )

@@ -183,6 +183,7 @@ def _is_whole(name: str, pieces: list[Piece], source: Tensor) -> bool:
 def _unknown_layout(model: PreTrainedModel, reason: str) -> ConfigError:
     return ConfigError(
         f"weights of this model cannot be handed over: transformers holds them in another form than its checkpoint, and {reason}",
-        value=model.config.model_type, allowed="models whose weights are stacks of those of the checkpoint, such as qwen3_moe, mixtral",
+        value=model.config.model_type,
+        allowed="models whose weights are stacks of those of the checkpoint, such as qwen3_moe, mixtral",
         todo="name another model in model.path",
-    )  # fmt: skip
+    )

@@ -34,9 +34,17 @@ class IpcGroup(TransferGroup):
     """
 
     def __init__(
-        self, store: TCPStore | tuple[str, int], group_id: int, rank: int, num_ranks: int, timeout_s: float, *,
-        check: Callable[[], None] = always_wanted, device: torch.device | None = None, buffer_bytes: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        store: TCPStore | tuple[str, int],
+        group_id: int,
+        rank: int,
+        num_ranks: int,
+        timeout_s: float,
+        *,
+        check: Callable[[], None] = always_wanted,
+        device: torch.device | None = None,
+        buffer_bytes: int | None = None,
+    ) -> None:
         self._own: list[Staging] = []
         self._buffers: list[Tensor] = []
         self._open_reads: list[list[_Number]] = [

@@ -51,10 +51,19 @@ class LiveReceiver:
     """
 
     def __init__(
-        self, run: Run, worker_id: int, config: SyncConfig, receive: Callable[[TransferPlan, int], str] | None,
-        refuse: Refuse = lambda tensors, adapters: None, *, dtype: str = "",
-        in_float32: Sequence[str] = (), device: str = "", num_ranks: int = 1, kv_cache: str = "recompute",
-    ) -> None:  # fmt: skip
+        self,
+        run: Run,
+        worker_id: int,
+        config: SyncConfig,
+        receive: Callable[[TransferPlan, int], str] | None,
+        refuse: Refuse = lambda tensors, adapters: None,
+        *,
+        dtype: str = "",
+        in_float32: Sequence[str] = (),
+        device: str = "",
+        num_ranks: int = 1,
+        kv_cache: str = "recompute",
+    ) -> None:
         self._run = run
         self._answers = Answers(run, worker_id)
         self._config = config
@@ -104,9 +113,15 @@ class LiveReceiver:
             self._set_state(True, version)
             return Outcome()
         self._answers.acknowledge(
-            transfer.transfer_id, host=socket.gethostname(), device=self._device, dtype=self._dtype, in_float32=self._in_float32,
-            num_ranks=self._num_ranks, group_id=self._group_id, kv_cache=self._kv_cache,
-        )  # fmt: skip
+            transfer.transfer_id,
+            host=socket.gethostname(),
+            device=self._device,
+            dtype=self._dtype,
+            in_float32=self._in_float32,
+            num_ranks=self._num_ranks,
+            group_id=self._group_id,
+            kv_cache=self._kv_cache,
+        )
         failpoint("explorer.weights_acknowledged")
         plan = self._await_group(transfer.transfer_id, version, stop)
         return Outcome() if plan is None else self._apply(plan, version)
@@ -153,12 +168,20 @@ class LiveReceiver:
         assert transfer.dtype and transfer.bucket_bytes and own.first_rank
         host, _, port = transfer.address.rpartition(":")
         return TransferPlan(
-            transfer_id=transfer.transfer_id, group_id=transfer.group_id, backend=transfer.backend, host=host, port=int(port),
-            num_ranks=transfer.num_ranks, first_rank=own.first_rank,
-            tensors=self._tensors, dtype=transfer.dtype,
-            bucket_bytes=transfer.bucket_bytes, timeout_s=self._config.timeout_s, adapters=self._adapters,
+            transfer_id=transfer.transfer_id,
+            group_id=transfer.group_id,
+            backend=transfer.backend,
+            host=host,
+            port=int(port),
+            num_ranks=transfer.num_ranks,
+            first_rank=own.first_rank,
+            tensors=self._tensors,
+            dtype=transfer.dtype,
+            bucket_bytes=transfer.bucket_bytes,
+            timeout_s=self._config.timeout_s,
+            adapters=self._adapters,
             in_float32=tuple(transfer.in_float32 or ()),
-        )  # fmt: skip
+        )
 
     def _apply(self, plan: TransferPlan, version: int) -> Outcome:
         assert self._receive is not None

@@ -95,9 +95,14 @@ class LiveWeights:
     """
 
     def __init__(
-        self, attempt: Attempt, config: SyncConfig, source: WeightSource, write_file: Callable[[str], Publication],
-        report: Callable[[str], None] = lambda choice: None, adapters: AdaptersConfig | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        attempt: Attempt,
+        config: SyncConfig,
+        source: WeightSource,
+        write_file: Callable[[str], Publication],
+        report: Callable[[str], None] = lambda choice: None,
+        adapters: AdaptersConfig | None = None,
+    ) -> None:
         self._attempt = attempt
         self._config = config
         self._source = source
@@ -286,15 +291,32 @@ class LiveWeights:
             num_ranks += member.num_ranks
         host, port = self._address
         plan = TransferPlan(
-            transfer_id=transfer_id, group_id=group_id, backend=self._backend, host=host, port=port, num_ranks=num_ranks, first_rank=0,
-            tensors=self._tensors, dtype=members[0].dtype if self._adapters is None else ADAPTERS_DTYPE,
-            bucket_bytes=self._config.bucket_mib * _MIB, timeout_s=self._config.timeout_s, adapters=self._adapters,
+            transfer_id=transfer_id,
+            group_id=group_id,
+            backend=self._backend,
+            host=host,
+            port=port,
+            num_ranks=num_ranks,
+            first_rank=0,
+            tensors=self._tensors,
+            dtype=members[0].dtype if self._adapters is None else ADAPTERS_DTYPE,
+            bucket_bytes=self._config.bucket_mib * _MIB,
+            timeout_s=self._config.timeout_s,
+            adapters=self._adapters,
             in_float32=self.in_float32,
-        )  # fmt: skip
+        )
         self._offers.begin(
-            transfer_id, ranks, left_out, group_id=group_id, backend=self._backend, address=f"{host}:{port}", num_ranks=num_ranks,
-            dtype=plan.dtype, in_float32=[*plan.in_float32], bucket_bytes=plan.bucket_bytes,
-        )  # fmt: skip
+            transfer_id,
+            ranks,
+            left_out,
+            group_id=group_id,
+            backend=self._backend,
+            address=f"{host}:{port}",
+            num_ranks=num_ranks,
+            dtype=plan.dtype,
+            in_float32=[*plan.in_float32],
+            bucket_bytes=plan.bucket_bytes,
+        )
         return plan
 
     def _meeting_place(self, members: list[Receipt]) -> str:
@@ -310,9 +332,10 @@ class LiveWeights:
             return self._config.address or own_address(self._attempt.run.server_address())
         except OSError as error:
             raise GroupError(
-                f"explorers on other machines, or in other containers, do not know where to reach the trainer: {error}", value=socket.gethostname(),
+                f"explorers on other machines, or in other containers, do not know where to reach the trainer: {error}",
+                value=socket.gethostname(),
                 todo="set sync.address to an address of this machine",
-            ) from error  # fmt: skip
+            ) from error
 
     def _in_float32(self, members: list[Receipt]) -> tuple[str, ...]:
         """Return the tensors that any member keeps in float32; the loaders of the others round them as the trainer would."""
@@ -331,6 +354,7 @@ def _members(receipts: list[Receipt], any_dtype: bool) -> tuple[list[Receipt], d
     alive = [receipt for receipt in receipts if receipt.alive]
     left_out = {
         receipt.worker_id: f"its engine is {receipt.dtype}, that of explorer {alive[0].worker_id} is {alive[0].dtype}"
-        for receipt in alive if not any_dtype and receipt.dtype != alive[0].dtype
-    }  # fmt: skip
+        for receipt in alive
+        if not any_dtype and receipt.dtype != alive[0].dtype
+    }
     return [receipt for receipt in alive if receipt.worker_id not in left_out], left_out

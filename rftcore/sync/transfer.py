@@ -74,9 +74,12 @@ class TransferSender:
         self.group: TransferGroup | None = None
 
     def send(
-        self, plan: TransferPlan, held: Iterable[HeldRows], store: TCPStore | None = None,
+        self,
+        plan: TransferPlan,
+        held: Iterable[HeldRows],
+        store: TCPStore | None = None,
         check: Callable[[], None] = always_wanted,
-    ) -> Sent:  # fmt: skip
+    ) -> Sent:
         """Send what this rank holds, in the plan's group, which is formed unless it exists.
 
         Args:
@@ -177,7 +180,7 @@ class TransferReceiver:
 
     def receive(
         self, plan: TransferPlan, worker_rank: int, load: Callable[[Iterator[tuple[str, Tensor]]], object]
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Load all tensors of a transfer; return the checksum of their hashes. On a GPU they have been loaded when it returns.
 
         Args:

@@ -75,9 +75,15 @@ class TransferGroup:
     """
 
     def __init__(
-        self, backend: str, store: TCPStore | tuple[str, int], group_id: int, rank: int, num_ranks: int, timeout_s: float,
+        self,
+        backend: str,
+        store: TCPStore | tuple[str, int],
+        group_id: int,
+        rank: int,
+        num_ranks: int,
+        timeout_s: float,
         check: Callable[[], None] = always_wanted,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.check = check
         self.group_id = group_id
         self.rank = rank

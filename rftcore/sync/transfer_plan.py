@@ -207,15 +207,18 @@ class TransferPlan:
         dtype = dtype if self.adapters is None else ADAPTERS_DTYPE
         if self.dtype != dtype:
             raise RftError(
-                f"transfer {self.transfer_id} sends weights in a type that is not the engine's", value=self.dtype, allowed=dtype,
+                f"transfer {self.transfer_id} sends weights in a type that is not the engine's",
+                value=self.dtype,
+                allowed=dtype,
                 todo="give all explorers of the run the same explorer.engine_args.dtype",
-            )  # fmt: skip
+            )
         sent = {tensor.name for tensor in self.tensors if tensor.same_as is None}
         if rounded := sorted(sent.intersection(in_float32).difference(self.in_float32)):
             raise RftError(
-                f"transfer {self.transfer_id} rounds tensors that the engine keeps in float32", value=", ".join(rounded[:3]),
+                f"transfer {self.transfer_id} rounds tensors that the engine keeps in float32",
+                value=", ".join(rounded[:3]),
                 todo="start the trainer again; if it happens again, set sync.method: memory",
-            )  # fmt: skip
+            )
 
 
 def num_blocks(offset: int, num_bytes: int) -> int:
@@ -232,19 +235,26 @@ def to_json(tensors: Sequence[WireTensor]) -> list[dict[str, Any]]:
     """Return the elements of `rft.weight_transfer.tensors`."""
     return [
         {"name": tensor.name, "shape": list(tensor.shape)}
-        | ({"same_as": tensor.same_as} if tensor.same_as else {"parts": [[p.sender, p.first_row, p.num_rows] for p in tensor.parts]})
+        | (
+            {"same_as": tensor.same_as}
+            if tensor.same_as
+            else {"parts": [[p.sender, p.first_row, p.num_rows] for p in tensor.parts]}
+        )
         for tensor in tensors
-    ]  # fmt: skip
+    ]
 
 
 def from_json(entries: Sequence[dict[str, Any]]) -> tuple[WireTensor, ...]:
     """The reverse of `to_json`."""
     return tuple(
         WireTensor(
-            entry["name"], tuple(entry["shape"]), tuple(Part(*part) for part in entry.get("parts", ())), entry.get("same_as")
+            entry["name"],
+            tuple(entry["shape"]),
+            tuple(Part(*part) for part in entry.get("parts", ())),
+            entry.get("same_as"),
         )
         for entry in entries
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=4)

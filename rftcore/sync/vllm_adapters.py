@@ -32,9 +32,11 @@ def load_adapters(worker_manager: Any, tensors: dict[str, Tensor], config: Adapt
     packed = (part for parts in manager.packed_modules.values() for part in parts)
     if unknown := sorted(adapters.loras.keys() - {*manager.modules, *packed}):
         raise ModelError(
-            "vLLM computes no adapters of some layers", value=", ".join(unknown[:3]), allowed=", ".join(sorted(manager.supported_lora_modules)),
+            "vLLM computes no adapters of some layers",
+            value=", ".join(unknown[:3]),
+            allowed=", ".join(sorted(manager.supported_lora_modules)),
             todo="name others in trainer.lora.target_modules, or set sync.adapters: merged",
-        )  # fmt: skip
+        )
     manager.remove_adapter(ADAPTERS_ID)
     manager.add_adapter(adapters)
     manager.activate_adapter(ADAPTERS_ID)

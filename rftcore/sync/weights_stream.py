@@ -88,9 +88,13 @@ class Layout:
     def header(self) -> bytes:
         """The bytes before the first tensor."""
         entries = {
-            name: {"dtype": _NAMES[slot.dtype], "shape": slot.shape, "data_offsets": [slot.start, slot.start + slot.num_bytes]}
+            name: {
+                "dtype": _NAMES[slot.dtype],
+                "shape": slot.shape,
+                "data_offsets": [slot.start, slot.start + slot.num_bytes],
+            }
             for name, slot in self.slots.items()
-        }  # fmt: skip
+        }
         header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
         header += b" " * (-len(header) % _ALIGNMENT)
         return struct.pack("<Q", len(header)) + header
@@ -149,8 +153,13 @@ def begin_file(places: Layout, path: Path) -> None:
 
 
 def write_rows(
-    places: Layout, tensors: Sequence[WireTensor], rank: int, held: Iterable[HeldRows], path: Path, done: Callable[[], None]
-) -> None:  # fmt: skip
+    places: Layout,
+    tensors: Sequence[WireTensor],
+    rank: int,
+    held: Iterable[HeldRows],
+    path: Path,
+    done: Callable[[], None],
+) -> None:
     """Write a rank's share of all tensors into a file that has been begun; together the ranks write every row once.
 
     All that is held is taken even if the disk is full, because the ranks of a trainer produce some of it together.
@@ -197,8 +206,9 @@ def _rows_of_part(held: HeldRows, part: Part) -> Tensor:
     if first < 0 or _num_rows(tuple(rows.shape)) != part.num_rows:
         raise ModelError(
             f"a rank holds other rows of the weight {held.name} than it has to write",
-            value=f"{len(held.rows)} from row {held.first_row} on", allowed=f"{part.num_rows} from row {part.first_row} on",
-        )  # fmt: skip
+            value=f"{len(held.rows)} from row {held.first_row} on",
+            allowed=f"{part.num_rows} from row {part.first_row} on",
+        )
     return rows
 
 

@@ -71,8 +71,9 @@ class Changes:
             if "prompt" in texts and not (self._is_text[task_id] and texts["prompt"]):
                 raise OperatorError(
                     f"a stage of pipelines.task changes the prompt of task {task_id}, which is a chat, or empties it",
-                    allowed="prompts that are texts", todo="drop such tasks, or correct them in their source",
-                )  # fmt: skip
+                    allowed="prompts that are texts",
+                    todo="drop such tasks, or correct them in their source",
+                )
         self.kept.update(self._pending)
 
 

@@ -84,9 +84,14 @@ def check_tasks(resolved: ResolvedRun, buffer: Buffer | None = None, *, looking_
 
 
 def first_tasks(
-    taskset: TasksetConfig, base_dir: Path, buffer: Buffer | None, count: int, reading: Reading, *,
+    taskset: TasksetConfig,
+    base_dir: Path,
+    buffer: Buffer | None,
+    count: int,
+    reading: Reading,
+    *,
     looking_s: float = LOOKING_S,
-) -> Tasks:  # fmt: skip
+) -> Tasks:
     """Return up to `count` tasks of a source, which is read for at most `looking_s` seconds.
 
     Raises:
@@ -108,8 +113,9 @@ def _check_numbers(chain: Chain, taskset: TasksetConfig, tasks: Tasks) -> None:
         if missing:
             error = OperatorError(
                 f"no task has the number {missing[0]!r}, neither as a column nor among its features or metadata",
-                allowed=", ".join(sorted(there)) or None, todo="correct the name, or put the stage that computes it before this one",
-            )  # fmt: skip
+                allowed=", ".join(sorted(there)) or None,
+                todo="correct the name, or put the stage that computes it before this one",
+            )
             raise of_taskset(taskset.name, at(stage.index, stage.name, error))
         if stage.operator.writes is None:
             return

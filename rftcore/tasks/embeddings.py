@@ -54,8 +54,12 @@ class TaskEmbeddings:
                 if self._keep:
                     # Portion by portion, so that an interrupted computation continues where it stopped.
                     self.kept_as = store_vectors(
-                        self._database, name, [task_ids[place] for place in places], [texts[place] for place in places], vectors
-                    )  # fmt: skip
+                        self._database,
+                        name,
+                        [task_ids[place] for place in places],
+                        [texts[place] for place in places],
+                        vectors,
+                    )
                 found.update(zip(places, vectors))
             kept = f", kept as {self.kept_as}" if self._keep else ""
             print(f"tasks: {len(missing):,} texts encoded by {name}{kept}", file=sys.stderr, flush=True)

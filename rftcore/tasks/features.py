@@ -75,9 +75,10 @@ class FeatureCheck:
                 found.append(f"{what}: the stages of pipelines.task must drop those")
                 continue
             raise ConfigError(
-                what, allowed=f"features of these tasks: {', '.join(sorted(self._there)) or 'none'}",
+                what,
+                allowed=f"features of these tasks: {', '.join(sorted(self._there)) or 'none'}",
                 todo="name another feature, give the source a column `features` with it, or add a stage to pipelines.task that computes it",
-            )  # fmt: skip
+            )
         return found
 
 

@@ -76,9 +76,11 @@ class TaskNeeds:
             self._check_task(found, tokenizer, **self._resolved.config.explorer.workflow_args)
         except RftError as error:
             raise TaskSourceError(
-                f"row {task['row']} of the taskset {self._taskset.name!r}: {error.what}", value=error.value,
-                allowed=error.allowed, todo=error.todo,
-            ) from error  # fmt: skip
+                f"row {task['row']} of the taskset {self._taskset.name!r}: {error.what}",
+                value=error.value,
+                allowed=error.allowed,
+                todo=error.todo,
+            ) from error
 
     def _opened_tokenizer(self) -> Any:
         """Return the model's tokenizer for the first tasks, None for later ones."""

@@ -55,8 +55,9 @@ class EndpointTeacher(Teacher):
         ):
             raise ConfigError(
                 f"the teacher at {self._config.url} has another tokenizer than the policy, so it cannot score the policy's tokens",
-                value=self._config.model, todo="serve a model of the policy's family",
-            )  # fmt: skip
+                value=self._config.model,
+                todo="serve a model of the policy's family",
+            )
 
     async def logprobs(self, token_ids: Sequence[list[int]], starts: Sequence[int]) -> list[list[float] | str]:
         return await asyncio.gather(*(self._score(ids, start) for ids, start in zip(token_ids, starts, strict=True)))
@@ -79,8 +80,13 @@ class EndpointTeacher(Teacher):
 
     async def _ask(self, prompt: dict[str, Any]) -> str | Failure:
         body = {
-            "model": self._config.model, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0, **self._config.extra, **prompt,
-        }  # fmt: skip
+            "model": self._config.model,
+            "max_tokens": 1,
+            "temperature": 0,
+            "prompt_logprobs": 0,
+            **self._config.extra,
+            **prompt,
+        }
         return await self._server.persist(lambda: self._server.post("/completions", body))
 
     def _rows(self, answer: str) -> list[Any]:

@@ -10,8 +10,14 @@ _PLACES_BYTES = 34
 
 
 def activation_bytes(
-    shape: ModelShape, tokens: int, *, checkpointing: bool = False, compiled: bool = True, tensor_parallel: int = 1, item: int = 2
-) -> int:  # fmt: skip
+    shape: ModelShape,
+    tokens: int,
+    *,
+    checkpointing: bool = False,
+    compiled: bool = True,
+    tensor_parallel: int = 1,
+    item: int = 2,
+) -> int:
     """Return the bytes that are kept of a forward pass, and those of the layer that is differentiated.
 
     A compiled layer keeps for each token its input, the two normalised inputs, the output of attention after o_proj (4 · hidden),

@@ -133,9 +133,11 @@ def refuse_unpackable(config: PretrainedConfig) -> None:
 def unpackable(reason: str, config: PretrainedConfig) -> ConfigError:
     """The error for a model that the trainer cannot compute."""
     return ConfigError(
-        f"the trainer packs sequences without padding, which this model cannot: {reason}", value=config.model_type,
-        allowed="models of plain softmax attention, such as llama, mistral, qwen2, qwen3, phi", todo="name another model in model.path",
-    )  # fmt: skip
+        f"the trainer packs sequences without padding, which this model cannot: {reason}",
+        value=config.model_type,
+        allowed="models of plain softmax attention, such as llama, mistral, qwen2, qwen3, phi",
+        todo="name another model in model.path",
+    )
 
 
 def length_limit(config: PretrainedConfig) -> int | None:
@@ -145,8 +147,9 @@ def length_limit(config: PretrainedConfig) -> int | None:
     by_layer = [each for each in rope.values() if isinstance(each, dict)] or [rope]
     limits = [
         int(each.get("original_max_position_embeddings") or text.max_position_embeddings)
-        for each in by_layer if each.get("rope_type") in ("dynamic", "longrope")
-    ]  # fmt: skip
+        for each in by_layer
+        if each.get("rope_type") in ("dynamic", "longrope")
+    ]
     return min(limits, default=None)
 
 
@@ -159,9 +162,10 @@ def refuse_longer(length: int, longest: int, config: PretrainedConfig) -> None:
     if length > longest:
         raise ConfigError(
             "this model's rotary frequencies depend on the length of a text beyond its original context, so longer sequences cannot be packed",
-            value=f"{length} tokens, {config.model_type}", allowed=f"up to {longest} tokens",
+            value=f"{length} tokens, {config.model_type}",
+            allowed=f"up to {longest} tokens",
             todo="set explorer.max_tokens and prompts so that sequences stay within it, or train a model with another rope_type",
-        )  # fmt: skip
+        )
 
 
 def suits_flash(config: PretrainedConfig) -> bool:
@@ -224,8 +228,14 @@ def packed_attention(
 
 
 def _attend_rows(
-    query_HLD: Tensor, key_HLD: Tensor, value_HLD: Tensor, rows: Rows, scaling: float | None, window: int | None, groups: int
-) -> Tensor:  # fmt: skip
+    query_HLD: Tensor,
+    key_HLD: Tensor,
+    value_HLD: Tensor,
+    rows: Rows,
+    scaling: float | None,
+    window: int | None,
+    groups: int,
+) -> Tensor:
     num_rows, width = rows.place_RW.shape
     place = rows.place_RW.flatten()
 
@@ -255,19 +265,37 @@ def _attend_rows(
 # A custom operator, so that torch.compile takes it as one node and autograd calls the backward kernels with the merged result.
 @torch.library.custom_op("rftcore::packed_attention", mutates_args=())
 def _packed_attention(
-    query_LHD: Tensor, key_LHD: Tensor, value_LHD: Tensor, starts_S: Tensor, longest: int, prompt_starts_G: Tensor | None,
-    continuation_starts_G: Tensor | None, longest_prompt: int, longest_continuations: int, first_prompt: int,
-    first_continuation: int, scaling: float | None, window: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query_LHD: Tensor,
+    key_LHD: Tensor,
+    value_LHD: Tensor,
+    starts_S: Tensor,
+    longest: int,
+    prompt_starts_G: Tensor | None,
+    continuation_starts_G: Tensor | None,
+    longest_prompt: int,
+    longest_continuations: int,
+    first_prompt: int,
+    first_continuation: int,
+    scaling: float | None,
+    window: int,
+) -> tuple[Tensor, Tensor]:
     """Output [L, heads, head size] and log-sum-exp, float32 [heads, L]."""
     out, lse = _flash(query_LHD, key_LHD, value_LHD, starts_S, starts_S, longest, longest, True, scaling, window)
     if prompt_starts_G is None or continuation_starts_G is None:
         return out, lse
     prompts, continuations = slice(first_prompt, first_continuation), slice(first_continuation, None)
     to_prompt, to_prompt_lse = _flash(
-        query_LHD[continuations], key_LHD[prompts], value_LHD[prompts], continuation_starts_G, prompt_starts_G,
-        longest_continuations, longest_prompt, False, scaling, -1,
-    )  # fmt: skip
+        query_LHD[continuations],
+        key_LHD[prompts],
+        value_LHD[prompts],
+        continuation_starts_G,
+        prompt_starts_G,
+        longest_continuations,
+        longest_prompt,
+        False,
+        scaling,
+        -1,
+    )
     own_lse = lse[:, continuations]
     merged_lse = torch.logaddexp(own_lse, to_prompt_lse)
     own_share, prompt_share = ((x - merged_lse).exp().T[:, :, None] for x in (own_lse, to_prompt_lse))
@@ -284,22 +312,57 @@ def _(query_LHD: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("rftcore::packed_attention_backward", mutates_args=())
 def _packed_attention_backward(
-    grad_LHD: Tensor, query_LHD: Tensor, key_LHD: Tensor, value_LHD: Tensor, out_LHD: Tensor, lse_HL: Tensor, starts_S: Tensor,
-    longest: int, prompt_starts_G: Tensor | None, continuation_starts_G: Tensor | None, longest_prompt: int,
-    longest_continuations: int, first_prompt: int, first_continuation: int, scaling: float | None, window: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_LHD: Tensor,
+    query_LHD: Tensor,
+    key_LHD: Tensor,
+    value_LHD: Tensor,
+    out_LHD: Tensor,
+    lse_HL: Tensor,
+    starts_S: Tensor,
+    longest: int,
+    prompt_starts_G: Tensor | None,
+    continuation_starts_G: Tensor | None,
+    longest_prompt: int,
+    longest_continuations: int,
+    first_prompt: int,
+    first_continuation: int,
+    scaling: float | None,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     grads = _flash_backward(
-        grad_LHD, query_LHD, key_LHD, value_LHD, out_LHD, lse_HL, starts_S, starts_S, longest, longest, True, scaling, window
-    )  # fmt: skip
+        grad_LHD,
+        query_LHD,
+        key_LHD,
+        value_LHD,
+        out_LHD,
+        lse_HL,
+        starts_S,
+        starts_S,
+        longest,
+        longest,
+        True,
+        scaling,
+        window,
+    )
     if prompt_starts_G is None or continuation_starts_G is None:
         return grads
     prompts, continuations = slice(first_prompt, first_continuation), slice(first_continuation, None)
     of_prompt = _flash_backward(
-        grad_LHD[continuations], query_LHD[continuations], key_LHD[prompts], value_LHD[prompts], out_LHD[continuations],
-        lse_HL[:, continuations].contiguous(), continuation_starts_G, prompt_starts_G, longest_continuations, longest_prompt,
-        False, scaling, -1,
-    )  # fmt: skip
+        grad_LHD[continuations],
+        query_LHD[continuations],
+        key_LHD[prompts],
+        value_LHD[prompts],
+        out_LHD[continuations],
+        lse_HL[:, continuations].contiguous(),
+        continuation_starts_G,
+        prompt_starts_G,
+        longest_continuations,
+        longest_prompt,
+        False,
+        scaling,
+        -1,
+    )
     for grad, more, where in zip(grads, of_prompt, (continuations, prompts, prompts), strict=True):
         grad[where] += more
     return grads
@@ -311,25 +374,70 @@ def _(grad_LHD: Tensor, query_LHD: Tensor, key_LHD: Tensor, value_LHD: Tensor, *
 
 
 def _flash(
-    query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor, longest_query: int, longest_key: int,
-    causal: bool, scaling: float | None, window: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    longest_query: int,
+    longest_key: int,
+    causal: bool,
+    scaling: float | None,
+    window: int,
+) -> tuple[Tensor, Tensor]:
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        query, key, value, query_starts, key_starts, longest_query, longest_key, 0.0, causal, False, scale=scaling,
-        window_size_left=window, window_size_right=0 if causal else -1,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        query_starts,
+        key_starts,
+        longest_query,
+        longest_key,
+        0.0,
+        causal,
+        False,
+        scale=scaling,
+        window_size_left=window,
+        window_size_right=0 if causal else -1,
+    )
     return out, lse
 
 
 def _flash_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, query_starts: Tensor, key_starts: Tensor,
-    longest_query: int, longest_key: int, causal: bool, scaling: float | None, window: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    longest_query: int,
+    longest_key: int,
+    causal: bool,
+    scaling: float | None,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     random_state = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, of which there is none
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-        grad.contiguous(), query, key, value, out, lse, query_starts, key_starts, longest_query, longest_key, 0.0, causal,
-        random_state, random_state, scale=scaling, window_size_left=window, window_size_right=0 if causal else -1,
-    )  # fmt: skip
+        grad.contiguous(),
+        query,
+        key,
+        value,
+        out,
+        lse,
+        query_starts,
+        key_starts,
+        longest_query,
+        longest_key,
+        0.0,
+        causal,
+        random_state,
+        random_state,
+        scale=scaling,
+        window_size_left=window,
+        window_size_right=0 if causal else -1,
+    )
     return grads
 
 

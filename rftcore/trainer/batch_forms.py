@@ -40,9 +40,14 @@ def scored(batch: TrainBatch) -> TrainBatch:
     end_BT = torch.arange(batch.attention_mask_BT.shape[1] + 1) == lengths_B[:, None]
     end_BT[:, 0] = False
     return replace(
-        batch, token_ids_BT=_widened(batch.token_ids_BT), attention_mask_BT=_widened(batch.attention_mask_BT), loss_mask_BT=end_BT,
-        behavior_logprobs_BT=torch.zeros(end_BT.shape).masked_fill(end_BT, torch.nan), token_rewards_BT=None, teacher_logprobs_BT=None,
-    )  # fmt: skip
+        batch,
+        token_ids_BT=_widened(batch.token_ids_BT),
+        attention_mask_BT=_widened(batch.attention_mask_BT),
+        loss_mask_BT=end_BT,
+        behavior_logprobs_BT=torch.zeros(end_BT.shape).masked_fill(end_BT, torch.nan),
+        token_rewards_BT=None,
+        teacher_logprobs_BT=None,
+    )
 
 
 def paired(batch: TrainBatch, rules: PairRules) -> tuple[TrainBatch, dict[str, float]]:
@@ -113,10 +118,15 @@ def mismatched(batch: TrainBatch) -> TrainBatch | None:
         masks[b] = torch.cat([batch.loss_mask_BT[b, prompt], batch.loss_mask_BT[other, response]])
     loss_mask_BT = _padded(masks)
     return replace(
-        batch, token_ids_BT=_padded(tokens), attention_mask_BT=_padded([torch.ones_like(mask) for mask in masks]),
-        loss_mask_BT=loss_mask_BT, behavior_logprobs_BT=torch.zeros(loss_mask_BT.shape).masked_fill(loss_mask_BT, torch.nan),
-        token_rewards_BT=None, teacher_logprobs_BT=None, paired=False,
-    )  # fmt: skip
+        batch,
+        token_ids_BT=_padded(tokens),
+        attention_mask_BT=_padded([torch.ones_like(mask) for mask in masks]),
+        loss_mask_BT=loss_mask_BT,
+        behavior_logprobs_BT=torch.zeros(loss_mask_BT.shape).masked_fill(loss_mask_BT, torch.nan),
+        token_rewards_BT=None,
+        teacher_logprobs_BT=None,
+        paired=False,
+    )
 
 
 def _next_different(values: list[bytes]) -> list[int]:

@@ -105,13 +105,22 @@ class TrainBatch:
         """
         counted = self.loss_mask_BT
         return StepBatch(
-            step=step, rewards_B=self.rewards_B, group_B=self.group_index_B, rollout_B=self.rollout_index_B,
-            turn_B=self.turn_index_B, sequence_N=counted.nonzero()[:, 0], behavior_N=self.behavior_logprobs_BT[counted],
-            importance_weights_B=self.importance_weights_B, expert_B=self.expert_B,
+            step=step,
+            rewards_B=self.rewards_B,
+            group_B=self.group_index_B,
+            rollout_B=self.rollout_index_B,
+            turn_B=self.turn_index_B,
+            sequence_N=counted.nonzero()[:, 0],
+            behavior_N=self.behavior_logprobs_BT[counted],
+            importance_weights_B=self.importance_weights_B,
+            expert_B=self.expert_B,
             token_rewards_N=None if self.token_rewards_BT is None else self.token_rewards_BT[counted],
-            step_rewards_B=self.step_rewards_B, state_B=self.state_B, baseline_rewards_B=self.baseline_rewards_B,
-            reward_parts_B=self.reward_parts_B, reward_names=self.reward_names,
-        )  # fmt: skip
+            step_rewards_B=self.step_rewards_B,
+            state_B=self.state_B,
+            baseline_rewards_B=self.baseline_rewards_B,
+            reward_parts_B=self.reward_parts_B,
+            reward_names=self.reward_names,
+        )
 
     @property
     def expert_B(self) -> Tensor:
@@ -160,31 +169,48 @@ class TrainBatch:
         """
         lengths = np.diff(token_ids[1])
         _check_tokens(
-            lengths, loss_mask=loss_mask, behavior_logprobs=behavior_logprobs, token_rewards=token_rewards,
+            lengths,
+            loss_mask=loss_mask,
+            behavior_logprobs=behavior_logprobs,
+            token_rewards=token_rewards,
             teacher_logprobs=teacher_logprobs,
-        )  # fmt: skip
+        )
         _check_entries(
-            lengths, paired, rewards=rewards, group_ids=group_ids, rollout_index=rollout_index, importance_weights=importance_weights,
-            turn_index=turn_index, step_rewards=step_rewards, state=state, baseline_rewards=baseline_rewards,
+            lengths,
+            paired,
+            rewards=rewards,
+            group_ids=group_ids,
+            rollout_index=rollout_index,
+            importance_weights=importance_weights,
+            turn_index=turn_index,
+            step_rewards=step_rewards,
+            state=state,
+            baseline_rewards=baseline_rewards,
             reward_parts=reward_parts,
-        )  # fmt: skip
+        )
         present_BT = np.arange(lengths.max(initial=1))[None, :] < lengths[:, None]
         loss_mask_BT, behavior_BT = _counted(loss_mask, behavior_logprobs, present_BT)
         _, group_index = np.unique(np.asarray(group_ids, np.int64), return_inverse=True)
         ones, zeros = np.ones(len(lengths)), np.zeros(len(lengths))
         return cls(
             token_ids_BT=torch.from_numpy(_pad(token_ids, present_BT, np.int64, pad_token_id)),
-            attention_mask_BT=torch.from_numpy(present_BT), loss_mask_BT=loss_mask_BT, behavior_logprobs_BT=behavior_BT,
-            rewards_B=_tensor(rewards, torch.float32), group_index_B=_tensor(group_index, torch.int64),
+            attention_mask_BT=torch.from_numpy(present_BT),
+            loss_mask_BT=loss_mask_BT,
+            behavior_logprobs_BT=behavior_BT,
+            rewards_B=_tensor(rewards, torch.float32),
+            group_index_B=_tensor(group_index, torch.int64),
             rollout_index_B=_tensor(rollout_index, torch.int64),
             importance_weights_B=_tensor(ones if importance_weights is None else importance_weights, torch.float32),
             turn_index_B=_tensor(zeros if turn_index is None else turn_index, torch.int64),
             token_rewards_BT=_optional_tokens(token_rewards, present_BT),
             teacher_logprobs_BT=_optional_tokens(teacher_logprobs, present_BT, fill=math.nan),
-            step_rewards_B=_optional(step_rewards, torch.float32), state_B=_optional(state, torch.int64),
-            baseline_rewards_B=_optional(baseline_rewards, torch.float32), paired=paired,
-            reward_parts_B=_optional(reward_parts, torch.float32), reward_names=reward_names,
-        )  # fmt: skip
+            step_rewards_B=_optional(step_rewards, torch.float32),
+            state_B=_optional(state, torch.int64),
+            baseline_rewards_B=_optional(baseline_rewards, torch.float32),
+            paired=paired,
+            reward_parts_B=_optional(reward_parts, torch.float32),
+            reward_names=reward_names,
+        )
 
 
 def _counted(

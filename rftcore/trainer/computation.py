@@ -32,9 +32,11 @@ class Computation(nn.Module):
             attention.refuse_longer(micro_batch.longest, self.longest, self.model.config)
         with autocast:
             hidden_1LH = self.model.base_model(
-                input_ids=micro_batch.token_ids_L[None], position_ids=micro_batch.position_ids_L[None], packing=micro_batch.packing,
+                input_ids=micro_batch.token_ids_L[None],
+                position_ids=micro_batch.position_ids_L[None],
+                packing=micro_batch.packing,
                 use_cache=False,
-            ).last_hidden_state  # fmt: skip
+            ).last_hidden_state
         return head(hidden_1LH[0].index_select(0, micro_batch.source_N))
 
 
@@ -44,7 +46,9 @@ def output_layer(model: PreTrainedModel, temperature: float) -> Output:
     assert isinstance(layer, nn.Linear)
     config = model.config.get_text_config()
     return Output(
-        weight_VH=layer.weight, bias_V=layer.bias, temperature=temperature,
+        weight_VH=layer.weight,
+        bias_V=layer.bias,
+        temperature=temperature,
         scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
         soft_cap=getattr(config, "final_logit_softcapping", None),
-    )  # fmt: skip
+    )

@@ -200,7 +200,7 @@ def _refuse_more_tokens(model: PretrainedConfig, tokenizer: PreTrainedTokenizerB
         raise ConfigError(
             f"the tokenizer has tokens that the model has not: {token!r} is number {last}, and the model's embedding has {rows:,} rows",
             todo="put the tokenizer into model.path with which the model was trained, or enlarge the model with resize_token_embeddings and save it",
-        )  # fmt: skip
+        )
 
 
 def _refuse_uneven_division(config: TrainerConfig, models: Trained) -> None:

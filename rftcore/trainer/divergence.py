@@ -39,7 +39,7 @@ class Divergence:
                 f"{MAX_EMPTY_IN_A_ROW} steps in a row had nothing to train: no pair, or no token that counts",
                 todo="see pairs_formed, groups_without_pair, pairs_dropped and num_tokens in the metrics of rft.v_train_step; pairs are formed of rollouts "
                 "of one turn with different rewards, and have two answers that are not empty",
-            )  # fmt: skip
+            )
 
     def saw(self, norms: dict[str, float]) -> bool:
         """Return whether one of an update's gradient norms is not finite.
@@ -59,5 +59,5 @@ class Divergence:
                 value=", ".join(f"{name} {norm}" for name, norm in norms.items()),
                 todo="go back to an earlier checkpoint with a smaller learning rate (trainer.learning_rate, algorithm.critic.learning_rate) or a "
                 "longer warm-up",
-            )  # fmt: skip
+            )
         return skipped

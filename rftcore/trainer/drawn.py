@@ -113,9 +113,11 @@ def _items(batch: Batch, name: str) -> list[Any]:
     for experience_id, value in zip(batch.rows["experience_id"].to_pylist(), values, strict=True):
         if value is not None and value.size != 1:
             raise RoleFailedError(
-                f"the array {name!r} of experience {experience_id} has not one value", value=value.size, allowed="1",
+                f"the array {name!r} of experience {experience_id} has not one value",
+                value=value.size,
+                allowed="1",
                 todo="store it as an array of one number",
-            )  # fmt: skip
+            )
     return [None if value is None else value.item() for value in values]
 
 

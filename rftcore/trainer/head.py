@@ -125,8 +125,14 @@ class _LogprobsAndEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, scale: float, chunk: int, entropy_has_gradient: bool
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        target_N: Tensor,
+        scale: float,
+        chunk: int,
+        entropy_has_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
         num, product_VH = len(target_N), weight_VH.to(hidden_NH.dtype)
         logprobs_N, entropy_N, lse_N = (hidden_NH.new_empty(num, dtype=torch.float32) for _ in range(3))
         kept = None
@@ -153,9 +159,14 @@ class _LogprobsAndEntropy(torch.autograd.Function):
             rows = slice(start, start + ctx.chunk)
             logits_CV = linear(hidden_NH[rows], weight_VH) if kept is None else kept
             grad_CV = _fused(_gradient, logits_CV)(
-                logits_CV, target_N[rows], lse_N[rows], entropy_N[rows], grad_logprobs_N[rows],
-                grad_entropy_N[rows] if ctx.entropy_has_gradient and grad_entropy_N is not None else None, ctx.scale,
-            )  # fmt: skip
+                logits_CV,
+                target_N[rows],
+                lse_N[rows],
+                entropy_N[rows],
+                grad_logprobs_N[rows],
+                grad_entropy_N[rows] if ctx.entropy_has_gradient and grad_entropy_N is not None else None,
+                ctx.scale,
+            )
             if grad_hidden_NH is not None:
                 grad_hidden_NH[rows] = grad_CV @ weight_VH
             if grad_weight_VH is not None:
@@ -172,9 +183,14 @@ def _reduced(logits_CV: Tensor, target_C: Tensor, scale: float) -> tuple[Tensor,
 
 
 def _gradient(
-    logits_CV: Tensor, target_C: Tensor, lse_C: Tensor, entropy_C: Tensor, grad_logprobs_C: Tensor,
-    grad_entropy_C: Tensor | None, scale: float,
-) -> Tensor:  # fmt: skip
+    logits_CV: Tensor,
+    target_C: Tensor,
+    lse_C: Tensor,
+    entropy_C: Tensor,
+    grad_logprobs_C: Tensor,
+    grad_entropy_C: Tensor | None,
+    scale: float,
+) -> Tensor:
     """The gradient by the logits, in their type."""
     logprobs_CV = logits_CV.float() * scale - lse_C[:, None]
     p_CV = logprobs_CV.exp()

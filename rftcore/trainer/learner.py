@@ -282,10 +282,15 @@ class Learner:
         for prefix, network in self._trained().items():
             tensors |= {f"{prefix}/{key}": value for key, value in network.optimizer_state().items()}
         tensors = staged(tensors)
-        scalars = encoded_state({
-            "step": self.step, "algorithm": self.algorithm.name, "skipped_in_a_row": self._divergence.skipped_in_a_row,
-            "empty_in_a_row": self._divergence.empty_in_a_row, "algorithm_state": self.algorithm.state_dict(),
-        })  # fmt: skip
+        scalars = encoded_state(
+            {
+                "step": self.step,
+                "algorithm": self.algorithm.name,
+                "skipped_in_a_row": self._divergence.skipped_in_a_row,
+                "empty_in_a_row": self._divergence.empty_in_a_row,
+                "algorithm_state": self.algorithm.state_dict(),
+            }
+        )
         write_policy = self.policy.stage()
         write_critic = None if self.critic is None else self.critic.stage()
 
@@ -353,9 +358,14 @@ class Learner:
     @property
     def _models(self) -> Models:
         return Models(
-            algorithm=self.algorithm, temperature=self.temperature, policy=self.policy, reference=self.reference,
-            teacher=self.teacher, critic=self.critic, mark=self.progress.mark,
-        )  # fmt: skip
+            algorithm=self.algorithm,
+            temperature=self.temperature,
+            policy=self.policy,
+            reference=self.reference,
+            teacher=self.teacher,
+            critic=self.critic,
+            mark=self.progress.mark,
+        )
 
     def _mini_batches(self, batch: TrainBatch, step: int, epoch: int) -> list[list[int] | None]:
         """The experiences of each optimizer update of an epoch; None for all at once."""

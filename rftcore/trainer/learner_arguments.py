@@ -45,6 +45,13 @@ class LearnerArguments:
             algorithm: the algorithm where it is built already.
         """
         return Learner(
-            self.model_path, self.config, algorithm or self.build_algorithm(), self.seed, temperature=self.temperature,
-            total_steps=self.total_steps, teacher_path=self.teacher_path, critic_path=self.critic_path, base_dir=self.base_dir,
-        )  # fmt: skip
+            self.model_path,
+            self.config,
+            algorithm or self.build_algorithm(),
+            self.seed,
+            temperature=self.temperature,
+            total_steps=self.total_steps,
+            teacher_path=self.teacher_path,
+            critic_path=self.critic_path,
+            base_dir=self.base_dir,
+        )

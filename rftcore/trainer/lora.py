@@ -44,16 +44,19 @@ def named_layers(model: PreTrainedModel, config: LoraConfig, stacked: Collection
     output = model.get_output_embeddings()
     linear = {
         name.rpartition(".")[2]
-        for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not output
-    }  # fmt: skip
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not output
+    }
     others = sorted(linear.difference(stacked))
     if config.target_modules == "all-linear":
         return config.model_copy(update={"target_modules": others})
     if refused := [name for name in config.target_modules if name.rpartition(".")[2] in stacked]:
         raise ConfigError(
-            "trainer.lora.target_modules names experts, which can have no adapter", value=refused, allowed=f"all-linear, or a list of {', '.join(others)}",
+            "trainer.lora.target_modules names experts, which can have no adapter",
+            value=refused,
+            allowed=f"all-linear, or a list of {', '.join(others)}",
             todo="remove them, or leave trainer.lora out and train all weights",
-        )  # fmt: skip
+        )
     return config
 
 
@@ -75,9 +78,11 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> list[nn.Paramete
             {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         )
         raise ConfigError(
-            "trainer.lora.target_modules names no layer of the model", value=config.target_modules, allowed=", ".join(linear),
+            "trainer.lora.target_modules names no layer of the model",
+            value=config.target_modules,
+            allowed=", ".join(linear),
             todo="name some of these, or all-linear",
-        ) from error  # fmt: skip
+        ) from error
     _refuse_outside_layers(model, config)
     adapters = [parameter for name, parameter in model.named_parameters() if ".lora_" in name]
     for parameter in adapters:
@@ -93,9 +98,11 @@ def _refuse_outside_layers(model: PreTrainedModel, config: LoraConfig) -> None:
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer) and (module is output or not isinstance(module.get_base_layer(), nn.Linear)):
             raise ConfigError(
-                "trainer.lora.target_modules names a module that can have no adapter", value=name, allowed="linear layers of the model's blocks",
+                "trainer.lora.target_modules names a module that can have no adapter",
+                value=name,
+                allowed="linear layers of the model's blocks",
                 todo=f"remove it from {config.target_modules}, or name q_proj, v_proj and the like",
-            )  # fmt: skip
+            )
 
 
 def merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -228,9 +235,10 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
         name = min(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
         raise ModelError(
             f"the checkpoint {folder.parent} has other adapters than trainer.lora asks for: {name}",
-            value=shapes.get(name, "none"), allowed=str(expected.get(name, "none")),
+            value=shapes.get(name, "none"),
+            allowed=str(expected.get(name, "none")),
             todo="resume with the trainer.lora that the run began with",
-        )  # fmt: skip
+        )
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(tensors[name])
@@ -240,5 +248,9 @@ def _peft_config(config: LoraConfig) -> PeftConfig:
     from peft import LoraConfig as Config
 
     return Config(
-        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=config.target_modules, task_type="CAUSAL_LM",
-    )  # fmt: skip
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=config.target_modules,
+        task_type="CAUSAL_LM",
+    )

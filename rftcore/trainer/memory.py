@@ -112,11 +112,15 @@ def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
     # Policy and critic are differentiated one after the other, so the larger one counts.
     activations = max(
         activation_bytes(
-            shape, tokens, checkpointing=config.gradient_checkpointing, compiled=config.compile is not False,
-            tensor_parallel=config.tensor_parallel, item=item,
+            shape,
+            tokens,
+            checkpointing=config.gradient_checkpointing,
+            compiled=config.compile is not False,
+            tensor_parallel=config.tensor_parallel,
+            item=item,
         )
         for shape in trained
-    )  # fmt: skip
+    )
     checkpointed = ", with gradient_checkpointing" if config.gradient_checkpointing else ""
     parts.append(Part("activations", activations, f"{tokens:,} tokens a micro-batch{checkpointed}"))
     parts += _logits(models, tokens, item)
@@ -134,9 +138,17 @@ def _logits(models: Trained, tokens: int, item: int) -> list[Part]:
     rows = max(1, min(tokens, LOGITS_BYTES // row))
     if models.compares_logits and models.teacher is not None:
         parts = [
-            Part("logits", _ROWS_COMPARED * rows * row, f"of {rows:,} tokens, of policy and teacher, and what the loss makes of them"),
-            Part("gathered teacher", item * models.teacher.root_parameters, f"embedding and output layer, {item} bytes a weight"),
-        ]  # fmt: skip
+            Part(
+                "logits",
+                _ROWS_COMPARED * rows * row,
+                f"of {rows:,} tokens, of policy and teacher, and what the loss makes of them",
+            ),
+            Part(
+                "gathered teacher",
+                item * models.teacher.root_parameters,
+                f"embedding and output layer, {item} bytes a weight",
+            ),
+        ]
     elif models.reads_logits:
         parts = [Part("logits", _ROWS_READ * rows * row, f"of {rows:,} tokens, and what the loss makes of them")]
     else:
@@ -280,9 +292,7 @@ class EngineMemory:
 def engine_memory(shape: ModelShape, dtype: Literal["auto", "float32", "bfloat16", "float16"]) -> EngineMemory:
     """Return what an engine of `explorer.engine_args.dtype` holds."""
     item = TYPE_BYTES.get(shape.dtype if dtype == "auto" else dtype, 2)
-    return EngineMemory(
-        weights_bytes=shape.parameters * item, cache_token_bytes=2 * shape.layers * shape.kv * item
-    )  # fmt: skip
+    return EngineMemory(weights_bytes=shape.parameters * item, cache_token_bytes=2 * shape.layers * shape.kv * item)
 
 
 def refuse_too_little_memory(config: TrainerConfig, models: Trained, available_bytes: float) -> Estimate:

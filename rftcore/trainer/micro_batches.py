@@ -73,9 +73,15 @@ class MicroBatch:
             for tensor in (self.token_ids_L, self.position_ids_L, self.source_N, self.target_N, self.index_N)
         )
         return replace(
-            self, token_ids_L=token_ids_L, position_ids_L=position_ids_L, packing=to_device(self.packing, device), source_N=source_N,
-            target_N=target_N, sequences=self.sequences.to(device), index_N=index_N,
-        )  # fmt: skip
+            self,
+            token_ids_L=token_ids_L,
+            position_ids_L=position_ids_L,
+            packing=to_device(self.packing, device),
+            source_N=source_N,
+            target_N=target_N,
+            sequences=self.sequences.to(device),
+            index_N=index_N,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,10 +247,13 @@ def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row], kernel: 
         token_ids_L=torch.from_numpy(np.concatenate([ids[b, start:stop] for b, start, stop in pieces])),
         position_ids_L=torch.from_numpy(np.concatenate([np.arange(start, stop) for _, start, stop in pieces])),
         packing=_segments(starts, single, shared) if kernel == "segments" else _padded_rows(starts, single, shared),
-        source_N=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *source])), target_N=batch.token_ids_BT[b_N, t_N],
-        sequences=Sequences.of(b_N), index_N=place_BT[b_N, t_N], longest=max(stop for *_, stop in pieces),
+        source_N=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *source])),
+        target_N=batch.token_ids_BT[b_N, t_N],
+        sequences=Sequences.of(b_N),
+        index_N=place_BT[b_N, t_N],
+        longest=max(stop for *_, stop in pieces),
         num_tokens=int(starts[-1]) if rows else 0,
-    )  # fmt: skip
+    )
 
 
 def _segments(starts: npt.NDArray[np.int64], single: list[_Row], shared: list[_Row]) -> Segments:
@@ -258,9 +267,15 @@ def _segments(starts: npt.NDArray[np.int64], single: list[_Row], shared: list[_R
         _int32(np.concatenate([[0], np.cumsum(sizes)])) for sizes in (prompts, continuations)
     )
     return Segments(
-        _int32(starts), longest, prompt_starts_G, continuation_starts_G, int(prompts.max()), int(continuations.max()),
-        first_prompt, first_continuation,
-    )  # fmt: skip
+        _int32(starts),
+        longest,
+        prompt_starts_G,
+        continuation_starts_G,
+        int(prompts.max()),
+        int(continuations.max()),
+        first_prompt,
+        first_continuation,
+    )
 
 
 def _int32(values: npt.NDArray[np.int64]) -> Tensor:

@@ -23,10 +23,14 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 _EXPERT_DEFAULTS = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen2_moe": {
-        "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "qkv_bias": True,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "qkv_bias": True,
     },
     "qwen3_moe": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +99,11 @@ class ModelShape:
     def matrices(self) -> dict[str, tuple[int, int]]:
         """The linear layers of one layer that may have an adapter: inputs and outputs by name. Experts, and an MLP beside layers with experts, may not."""
         attention = {
-            "q_proj": (self.hidden, self.query), "k_proj": (self.hidden, self.kv), "v_proj": (self.hidden, self.kv), "o_proj": (self.query, self.hidden),
-        }  # fmt: skip
+            "q_proj": (self.hidden, self.query),
+            "k_proj": (self.hidden, self.kv),
+            "v_proj": (self.hidden, self.kv),
+            "o_proj": (self.query, self.hidden),
+        }
         return attention if self.experts is not None else attention | self._mlp
 
     @property
@@ -175,18 +182,23 @@ class ModelShape:
             refused = [name for name in target_modules if name.rpartition(".")[2] not in self.matrices]
             if refused:
                 raise ConfigError(
-                    "trainer.lora.target_modules names layers of a mixture of experts that can have no adapter", value=refused,
-                    allowed=f"all-linear, or a list of {', '.join(self.matrices)}", todo="remove them, or leave trainer.lora out",
-                )  # fmt: skip
+                    "trainer.lora.target_modules names layers of a mixture of experts that can have no adapter",
+                    value=refused,
+                    allowed=f"all-linear, or a list of {', '.join(self.matrices)}",
+                    todo="remove them, or leave trainer.lora out",
+                )
         chosen = [
-            sizes for name, sizes in self.matrices.items()
+            sizes
+            for name, sizes in self.matrices.items()
             if target_modules == "all-linear" or any(name == module.rpartition(".")[2] for module in target_modules)
-        ]  # fmt: skip
+        ]
         if not chosen:
             raise ConfigError(
-                "trainer.lora.target_modules names no linear layer of the model", value=target_modules,
-                allowed=f"all-linear, or a list of {', '.join(self.matrices)}", todo="correct it",
-            )  # fmt: skip
+                "trainer.lora.target_modules names no linear layer of the model",
+                value=target_modules,
+                allowed=f"all-linear, or a list of {', '.join(self.matrices)}",
+                todo="correct it",
+            )
         return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in chosen)
 
     def refuse_uneven_division(self, tensor_parallel: int) -> None:
@@ -199,8 +211,10 @@ class ModelShape:
             possible = [gpus for gpus in range(1, self.kv_heads + 1) if not any(size % gpus for size in sizes.values())]
             raise ConfigError(
                 f"trainer.tensor_parallel must divide the model's {', '.join(sizes)}, and does not divide {' and '.join(uneven)}",
-                value=tensor_parallel, allowed=", ".join(map(str, possible)), todo="change it; trainer.num_gpus may stay above it",
-            )  # fmt: skip
+                value=tensor_parallel,
+                allowed=", ".join(map(str, possible)),
+                todo="change it; trainer.num_gpus may stay above it",
+            )
 
 
 def refuse_indivisible(values: Mapping[str, Any], tensor_parallel: int) -> None:
@@ -216,9 +230,11 @@ def refuse_indivisible(values: Mapping[str, Any], tensor_parallel: int) -> None:
 
 def _unsplittable(model_type: object) -> ConfigError:
     return ConfigError(
-        "trainer.tensor_parallel cannot split this model", value=model_type, allowed=", ".join(DENSE_FAMILIES),
+        "trainer.tensor_parallel cannot split this model",
+        value=model_type,
+        allowed=", ".join(DENSE_FAMILIES),
         todo="set trainer.tensor_parallel: 1; the model is sharded over all GPUs anyway",
-    )  # fmt: skip
+    )
 
 
 def _size(matrices: Mapping[str, tuple[int, int]]) -> int:
@@ -286,8 +302,9 @@ def _experts(values: Mapping[str, Any]) -> Experts:
     without = values.get("mlp_only_layers") or ()
     num: int = values.get("num_local_experts") or values["num_experts"]
     return Experts(
-        num=num, chosen=values["num_experts_per_tok"],
+        num=num,
+        chosen=values["num_experts_per_tok"],
         intermediate=values.get("moe_intermediate_size") or values["intermediate_size"],
         shared=values.get("shared_expert_intermediate_size") or 0,
         layers=sum(layer not in without and (layer + 1) % step == 0 for layer in layers),
-    )  # fmt: skip
+    )

@@ -269,8 +269,10 @@ def refuse_other_vocabulary(policy: Network, teacher: Network | None) -> None:
     if sizes[0] != sizes[1]:
         raise ConfigError(
             "the teacher has another vocabulary than the policy, so their distributions cannot be compared",
-            value=f"{sizes[1]} tokens", allowed=f"{sizes[0]} tokens", todo="name a teacher of the same family in algorithm.teacher",
-        )  # fmt: skip
+            value=f"{sizes[1]} tokens",
+            allowed=f"{sizes[0]} tokens",
+            todo="name a teacher of the same family in algorithm.teacher",
+        )
 
 
 def refuse_fewer_tokens(policy: Network, critic: Network) -> None:
@@ -282,9 +284,11 @@ def refuse_fewer_tokens(policy: Network, critic: Network) -> None:
     sizes = [network.num_tokens for network in (policy, critic)]
     if sizes[1] < sizes[0]:
         raise ConfigError(
-            "the critic has fewer tokens than the policy, so it cannot read what the policy writes", value=f"{sizes[1]} tokens",
-            allowed=f"{sizes[0]} or more", todo="name a model with the policy's tokenizer in algorithm.critic.path, or leave it out",
-        )  # fmt: skip
+            "the critic has fewer tokens than the policy, so it cannot read what the policy writes",
+            value=f"{sizes[1]} tokens",
+            allowed=f"{sizes[0]} or more",
+            todo="name a model with the policy's tokenizer in algorithm.critic.path, or leave it out",
+        )
 
 
 def _stored_teacher(batch: TrainBatch) -> Tensor:
@@ -297,5 +301,5 @@ def _stored_teacher(batch: TrainBatch) -> Tensor:
             + (f"; the first is experience {wrong[0]} of the batch" if wrong else ""),
             todo="set explorer.teacher, so that rollouts are stored with them, or algorithm.teacher to a model that the trainer computes; a "
             "workflow may also store them: turn.record(teacher_logprobs=…)",
-        )  # fmt: skip
+        )
     return logprobs_BT[counted_BT]

@@ -80,9 +80,16 @@ class Network:
     """
 
     def __init__(
-        self, path: str, config: TrainerConfig, grid: Grid, *, head: Head = "vocabulary", learning_rate: float | None = None,
-        adapters: bool = False, offload: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        config: TrainerConfig,
+        grid: Grid,
+        *,
+        head: Head = "vocabulary",
+        learning_rate: float | None = None,
+        adapters: bool = False,
+        offload: bool = False,
+    ) -> None:
         self.config = config
         self.grid = grid
         self.learning_rate = learning_rate
@@ -109,9 +116,15 @@ class Network:
             compile_layers(layers)
         self._computation = Computation(self.model)
         shard(
-            self._computation, layers, grid, master=master, compute=None if self._adapters else compute, offload=offload,
-            replicated=self._adapters, unread=unread,
-        )  # fmt: skip
+            self._computation,
+            layers,
+            grid,
+            master=master,
+            compute=None if self._adapters else compute,
+            offload=offload,
+            replicated=self._adapters,
+            unread=unread,
+        )
         if learning_rate is not None:
             self.optimizers = build_optimizers(self.model, config.optimizer, learning_rate)
 
@@ -218,8 +231,10 @@ class Network:
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         return {
             f"{names[id(parameter)]}/{key}": value
-            for optimizer in self.optimizers for parameter, state in optimizer.state.items() for key, value in state.items()
-        }  # fmt: skip
+            for optimizer in self.optimizers
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+        }
 
     def empty_optimizer_state(self, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
         """Tensors for `optimizer_state` of these names and sizes, to read a checkpoint into, sharded as the parameters are now.
@@ -242,9 +257,10 @@ class Network:
         if others and config.on_change == "refuse":
             raise ConfigError(
                 f"the checkpoint has moments of another optimizer for {len(others)} of {len(keys_of)} parameters",
-                value=f"trainer.optimizer.name: {config.name}", allowed="the optimizer that the run has had until now",
+                value=f"trainer.optimizer.name: {config.name}",
+                allowed="the optimizer that the run has had until now",
                 todo="change it back, or begin those moments at 0: trainer.optimizer.on_change: reset",
-            )  # fmt: skip
+            )
         found: dict[str, Tensor] = {}
         for key, size in sizes.items():
             name = key.rpartition("/")[0]
@@ -265,8 +281,10 @@ class Network:
         """The optimizer of each parameter, by the parameter's identity."""
         return {
             id(parameter): optimizer
-            for optimizer in self.optimizers for group in optimizer.param_groups for parameter in group["params"]
-        }  # fmt: skip
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
 
     def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
         """What the ranks hand over to engines together, straight or in a file: every weight, a tied one as the first of its names, or adapters.
@@ -284,8 +302,13 @@ class Network:
         return wire_tensors(self._weights(), tied, self.grid, self._layout)
 
     def held_rows(
-        self, tensors: Iterable[WireTensor], dtype: str, in_float32: Collection[str] = (), *, adapters_alone: bool = False
-    ) -> Iterator[HeldRows]:  # fmt: skip
+        self,
+        tensors: Iterable[WireTensor],
+        dtype: str,
+        in_float32: Collection[str] = (),
+        *,
+        adapters_alone: bool = False,
+    ) -> Iterator[HeldRows]:
         """The rows that this rank holds of each weight that travels. All ranks walk it together.
 
         Args:

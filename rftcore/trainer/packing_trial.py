@@ -166,9 +166,13 @@ def _packed(model: PreTrainedModel, lengths: list[int]) -> Tensor:
     token_ids = torch.cat(_sequences(lengths)).numpy() % model.config.vocab_size
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     batch = TrainBatch.from_packed(
-        token_ids=(token_ids, offsets), loss_mask=(np.ones(len(token_ids), bool), offsets), behavior_logprobs=None,
-        rewards=[0.0] * len(lengths), group_ids=[0] * len(lengths), rollout_index=range(len(lengths)),
-    )  # fmt: skip
+        token_ids=(token_ids, offsets),
+        loss_mask=(np.ones(len(token_ids), bool), offsets),
+        behavior_logprobs=None,
+        rewards=[0.0] * len(lengths),
+        group_ids=[0] * len(lengths),
+        rollout_index=range(len(lengths)),
+    )
     ((micro_batch,),) = split_batch(batch, Cutting(max_tokens=sum(lengths), sharing="never", kernel="rows"))
 
     def head(hidden_NH: Tensor) -> Tensor:

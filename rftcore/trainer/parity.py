@@ -105,7 +105,7 @@ class WeightParity:
                 f"whether the engines sample from the trainer's weights is unknown: all {self._num_skipped} steps since weights were sent into them"
                 " were skipped, because no experience was left. Engines with wrong weights are a possible reason",
                 todo="look at the answers (`rft query`), and start the run again with sync.check_weights: true or with sync.method: checkpoint",
-            )  # fmt: skip
+            )
         if self._num_trained and not self._is_settled:
             return "no batch could tell whether the engines sample from the trainer's weights"
         return None

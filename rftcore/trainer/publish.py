@@ -109,9 +109,13 @@ def live_weights(
     if config.method not in _LIVE:
         return None
     return LiveWeights(
-        attempt, config, learner, write_file, lambda choice: worker.progress.update(weights=choice),
+        attempt,
+        config,
+        learner,
+        write_file,
+        lambda choice: worker.progress.update(weights=choice),
         None if adapters is None else adapters_json(adapters),
-    )  # fmt: skip
+    )
 
 
 def folder_bytes(folder: Path) -> int:

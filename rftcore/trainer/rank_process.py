@@ -45,9 +45,12 @@ class RankProcess:
         path = os.pathsep.join(folder for folder in sys.path if folder)
         # -P: a file in the current folder must not replace a module of the same name.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE, *map(str, numbers)], pass_fds=fds, stdin=subprocess.DEVNULL,
-            start_new_session=True, env={**os.environ, "PYTHONPATH": path, "TQDM_DISABLE": "1"},
-        )  # fmt: skip
+            [sys.executable, "-P", "-m", _MODULE, *map(str, numbers)],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path, "TQDM_DISABLE": "1"},
+        )
         theirs.close()
         self.connection = Connection(ours.detach())
 

@@ -262,9 +262,14 @@ class OtherRanks:
             return self._run(own)
 
     def attempt(
-        self, own: Callable[[], T], failure: type[RftError], method: str, *arguments: object,
-        limit_s: float | None = None, check: Callable[[], None] = always_wanted,
-    ) -> T:  # fmt: skip
+        self,
+        own: Callable[[], T],
+        failure: type[RftError],
+        method: str,
+        *arguments: object,
+        limit_s: float | None = None,
+        check: Callable[[], None] = always_wanted,
+    ) -> T:
         """Like `call`, for a method that may fail in a way that leaves every rank whole.
 
         Args:

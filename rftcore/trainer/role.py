@@ -100,11 +100,18 @@ class TrainerRole:
         self.planned_steps: int = config.steps or joined.run.planned_steps
         self.model = resolved.model_folder
         arguments = LearnerArguments(
-            model_path=str(self.model), config=config.trainer, algorithm=config.algorithm.name, algorithm_settings=config.algorithm.args,
-            base_dir=config.base_dir, seed=config.run.seed, temperature=config.explorer.temperature, total_steps=self.planned_steps,
+            model_path=str(self.model),
+            config=config.trainer,
+            algorithm=config.algorithm.name,
+            algorithm_settings=config.algorithm.args,
+            base_dir=config.base_dir,
+            seed=config.run.seed,
+            temperature=config.explorer.temperature,
+            total_steps=self.planned_steps,
             teacher_path=None if resolved.teacher_folder is None else str(resolved.teacher_folder),
-            critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder), run_folder=self.run.folder,
-        )  # fmt: skip
+            critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
+            run_folder=self.run.folder,
+        )
         self.turns = turns
         self.learner = turns.learner = LearnerGroup(arguments, resolved.algorithm)
         self.next_batch = NextBatch(attempt, self.learner.algorithm, config.trainer.batch_groups)
@@ -121,9 +128,7 @@ class TrainerRole:
         adapters = config.trainer.lora if resolved.sends_adapters_alone else None
         merges = config.trainer.lora is not None and adapters is None
         self.exports = Exports(self.learner, adapters, dtype, merges)
-        self.live = live_weights(
-            config.sync, attempt, worker, self.learner, self._write_file, adapters
-        )  # fmt: skip
+        self.live = live_weights(config.sync, attempt, worker, self.learner, self._write_file, adapters)
         self.parity = weight_parity(config)
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None
@@ -206,7 +211,7 @@ class TrainerRole:
             raise RftError(
                 f"{self._skipped_in_a_row} steps in a row had nothing to train on; the last one: {batch.short_reason}",
                 todo="see rft.v_dropped (what the chain drops, and why) and rft.v_group.closed_reason; other tasks, or fewer stages, leave something",
-            )  # fmt: skip
+            )
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
         self.turns.give()
@@ -314,10 +319,15 @@ class TrainerRole:
 
     def _plan_validation(self, step: int, policy_version_id: int, publication: Publication) -> None:
         plan_evaluations(
-            self.attempt, policy_version_id=policy_version_id, trainer_step=step,
-            purpose="validation", tasksets=[taskset.name for taskset in self.config.eval.tasks], decodings=self.config.eval.decodings,
-            uri=publication.uri, checksum=publication.checksum,
-        )  # fmt: skip
+            self.attempt,
+            policy_version_id=policy_version_id,
+            trainer_step=step,
+            purpose="validation",
+            tasksets=[taskset.name for taskset in self.config.eval.tasks],
+            decodings=self.config.eval.decodings,
+            uri=publication.uri,
+            checksum=publication.checksum,
+        )
 
     def _leave(self, step: int) -> None:
         """Asked to stop: keep what was trained."""
@@ -353,7 +363,7 @@ class TrainerRole:
                 todo="see state and reward in rft.v_experience (groups of equal rewards have no gradient), rft.v_dropped, and skipped, grad_norm, num_tokens"
                 " and, of pairs, pairs_formed, groups_without_pair and pairs_dropped in the metrics of rft.v_train_step; pairs are formed of rollouts of one"
                 " turn with different rewards",
-            )  # fmt: skip
+            )
 
     def _ask_for_tests(self) -> None:
         """The test sets are read once: by the initial weights and by the checkpoint that validation chose."""
@@ -366,10 +376,15 @@ class TrainerRole:
         ):
             publication = self._hand_over(name, self.exports.of_folder(folder))
             plan_evaluations(
-                self.attempt, policy_version_id=version, trainer_step=step, purpose="test",
-                tasksets=[taskset.name for taskset in self.config.eval.test], decodings=["greedy", "sampled"],
-                uri=publication.uri, checksum=publication.checksum,
-            )  # fmt: skip
+                self.attempt,
+                policy_version_id=version,
+                trainer_step=step,
+                purpose="test",
+                tasksets=[taskset.name for taskset in self.config.eval.test],
+                decodings=["greedy", "sampled"],
+                uri=publication.uri,
+                checksum=publication.checksum,
+            )
 
     def _wait_for_evaluations(self, what: str) -> bool:
         """False when the run was asked to stop instead."""

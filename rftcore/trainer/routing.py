@@ -65,8 +65,10 @@ class Routers:
         if coef and not self._modules:
             raise ConfigError(
                 "trainer.router_aux_coef balances the routers of a mixture of experts, and this model has none that are known",
-                value=f"{coef:g}, {config.model_type}", allowed="0, or models such as qwen3_moe, mixtral", todo="leave trainer.router_aux_coef out",
-            )  # fmt: skip
+                value=f"{coef:g}, {config.model_type}",
+                allowed="0, or models such as qwen3_moe, mixtral",
+                todo="leave trainer.router_aux_coef out",
+            )
         own = config.router_aux_loss_coef if self._modules and config.output_router_logits else 0.0
         self.coef: float = own if coef is None else coef
         self._chosen: int = config.num_experts_per_tok if self._modules else 0

@@ -41,7 +41,7 @@ class RunCheckpoints:
 
     def __init__(
         self, attempt: Attempt, worker: Worker, learner: LearnerGroup, folder: Path, config: RunConfig
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._attempt, self._worker, self._learner = attempt, worker, learner
         self._folder = folder / "checkpoints"
         self._num_kept = config.trainer.keep_checkpoints
@@ -72,8 +72,11 @@ class RunCheckpoints:
         self._learner.end_checkpoint()
         failpoint("trainer.checkpoint_written")
         self._attempt.commit_checkpoint(
-            written.step, str(written.folder), policy_version_id=written.policy_version_id, num_bytes=folder_bytes(written.folder),
-        )  # fmt: skip
+            written.step,
+            str(written.folder),
+            policy_version_id=written.policy_version_id,
+            num_bytes=folder_bytes(written.folder),
+        )
         self.forget_old()
 
     def forget_old(self) -> None:

@@ -102,9 +102,11 @@ def make_grid(device: torch.device, tensor_parallel: int = 1) -> Grid:
     num_ranks = dist.get_world_size()
     if num_ranks % tensor_parallel:
         raise ConfigError(
-            "trainer.tensor_parallel does not divide the number of ranks", value=f"{tensor_parallel} of {num_ranks} ranks",
-            allowed=", ".join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0), todo="set trainer.tensor_parallel to one of these",
-        )  # fmt: skip
+            "trainer.tensor_parallel does not divide the number of ranks",
+            value=f"{tensor_parallel} of {num_ranks} ranks",
+            allowed=", ".join(str(n) for n in range(1, num_ranks + 1) if num_ranks % n == 0),
+            todo="set trainer.tensor_parallel to one of these",
+        )
     sizes = {_DATA: num_ranks // tensor_parallel, _TENSOR: tensor_parallel}
     # A named backend makes groups of parts of the ranks anew. By default they are split from the group of all, and gloo's split crashes
     # a process that has had another gloo group before (pytorch #192106).
@@ -112,9 +114,11 @@ def make_grid(device: torch.device, tensor_parallel: int = 1) -> Grid:
         name: dist.get_backend_config() for name, size in sizes.items() if size < num_ranks
     }
     mesh = init_device_mesh(
-        device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes),
+        device.type,
+        tuple(sizes.values()),
+        mesh_dim_names=tuple(sizes),
         backend_override=backends if device.type == "cuda" else None,
-    )  # fmt: skip
+    )
     return Grid(device, mesh)
 
 
@@ -131,9 +135,16 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
 
 
 def shard(
-    root: nn.Module, layers: list[nn.Module], grid: Grid, *, master: torch.dtype, compute: torch.dtype | None, offload: bool = False,
-    replicated: Sequence[nn.Parameter] = (), unread: Unread | None = None,
-) -> None:  # fmt: skip
+    root: nn.Module,
+    layers: list[nn.Module],
+    grid: Grid,
+    *,
+    master: torch.dtype,
+    compute: torch.dtype | None,
+    offload: bool = False,
+    replicated: Sequence[nn.Parameter] = (),
+    unread: Unread | None = None,
+) -> None:
     """Put `root` on the device and shard it in place: each layer a unit of its own, the rest of `root` one more.
 
     One layer at a time is whole on the device, so a model may be larger than the memory of one. Where `root` is a mapped file, no more than that is
@@ -158,9 +169,11 @@ def shard(
         return
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
     options: dict[str, Any] = {
-        "mesh": grid.mesh[_DATA], "mp_policy": policy, "offload_policy": CPUOffloadPolicy() if offload and grid.device.type == "cuda" else OffloadPolicy(),
+        "mesh": grid.mesh[_DATA],
+        "mp_policy": policy,
+        "offload_policy": CPUOffloadPolicy() if offload and grid.device.type == "cuda" else OffloadPolicy(),
         "ignored_params": whole,
-    }  # fmt: skip
+    }
     for layer in layers:
         place(layer)
         if grid.num_tensor_ranks > 1:

@@ -57,8 +57,11 @@ def wire_tensors(
 
 
 def held_rows(
-    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, in_float32: Collection[str] = (), layout: CheckpointLayout | None = None
-) -> Iterator[HeldRows]:  # fmt: skip
+    weights: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    in_float32: Collection[str] = (),
+    layout: CheckpointLayout | None = None,
+) -> Iterator[HeldRows]:
     """Yield the rows of each weight that this rank holds; all ranks walk it together.
 
     Args:

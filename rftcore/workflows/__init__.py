@@ -19,10 +19,13 @@ from rftcore.workflows.task import Workflow
 from rftdata.errors import ConfigError
 from rftdata.plugins import Registry
 
-WORKFLOWS = Registry[Workflow]("workflow", {
-    "single_turn": "rftcore.workflows.single_turn:single_turn",
-    "demonstration": "rftcore.workflows.demonstration:demonstration",
-})  # fmt: skip
+WORKFLOWS = Registry[Workflow](
+    "workflow",
+    {
+        "single_turn": "rftcore.workflows.single_turn:single_turn",
+        "demonstration": "rftcore.workflows.demonstration:demonstration",
+    },
+)
 
 
 def check_workflow_args(name: str, function: Callable[..., object], num_given: int, args: Mapping[str, Any]) -> None:
@@ -44,6 +47,8 @@ def check_workflow_args(name: str, function: Callable[..., object], num_given: i
         parameters = list(signature.parameters.values())[num_given:]
         names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
         raise ConfigError(
-            f"the workflow {name!r} does not accept its explorer.workflow_args: {error}", value=dict(args),
-            allowed=", ".join(names) or "none", todo="correct explorer.workflow_args",
-        ) from error  # fmt: skip
+            f"the workflow {name!r} does not accept its explorer.workflow_args: {error}",
+            value=dict(args),
+            allowed=", ".join(names) or "none",
+            todo="correct explorer.workflow_args",
+        ) from error

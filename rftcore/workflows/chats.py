@@ -190,9 +190,10 @@ def _cut(rendered: str, content: str, specials: list[str], place: int) -> tuple[
     wanted = content if content in rendered else content.strip()  # templates may trim
     if wanted not in rendered:
         raise ConfigError(
-            f"the model's chat template changes the answer in message {place + 1}", value=rendered[:200],
+            f"the model's chat template changes the answer in message {place + 1}",
+            value=rendered[:200],
             todo="correct the answer (for example, remove markup that the template removes), or use another chat template",
-        )  # fmt: skip
+        )
     stops = [match.start() + len(wanted) for match in re.finditer(f"(?={re.escape(wanted)})", rendered)]
     # A template may write the same words before the answer; after it there are only special tokens and space.
     stop = next((stop for stop in stops if not _without(specials, rendered[stop:]).strip()), stops[0])
@@ -218,5 +219,6 @@ def _render(tokenizer: Any, messages: list[Message], *, add_generation_prompt: b
     except Exception as error:  # a template is a program and may raise anything
         raise ConfigError(
             f"the model's chat template refuses the first {len(messages)} messages of the chat: {type(error).__name__}: {error}",
-            value=[message["role"] for message in messages], todo="correct the order of the roles, or remove the row",
-        ) from error  # fmt: skip
+            value=[message["role"] for message in messages],
+            todo="correct the order of the roles, or remove the row",
+        ) from error

@@ -11,9 +11,16 @@ from rftdata.errors import ConfigError
 
 
 async def demonstration(
-    task: Task, model: Model, score: Scorer, *, column: str = "demonstration", system: str | None = None,
-    examples: list[dict[str, str]] | None = None, template: str | None = None, turns: str = "all",
-) -> Score:  # fmt: skip
+    task: Task,
+    model: Model,
+    score: Scorer,
+    *,
+    column: str = "demonstration",
+    system: str | None = None,
+    examples: list[dict[str, str]] | None = None,
+    template: str | None = None,
+    turns: str = "all",
+) -> Score:
     """Record the task's demonstration as the answer, without sampling.
 
     The demonstration is the metadata column `column`; else, if the prompt is a chat that ends with an assistant's turn, that chat;
@@ -32,9 +39,15 @@ async def demonstration(
 
 
 def check_task(
-    task: Task, tokenizer: Any = None, *, column: str = "demonstration", system: str | None = None,
-    examples: list[dict[str, str]] | None = None, template: str | None = None, turns: str = "all",
-) -> None:  # fmt: skip
+    task: Task,
+    tokenizer: Any = None,
+    *,
+    column: str = "demonstration",
+    system: str | None = None,
+    examples: list[dict[str, str]] | None = None,
+    template: str | None = None,
+    turns: str = "all",
+) -> None:
     """Refuse a task without a demonstration and, given the model's tokenizer, a chat that its template cannot render.
 
     Raises:
@@ -69,12 +82,14 @@ def _response(task: Task, column: str, template: str | None, turns: str) -> str 
         what = "a chat without a turn of the assistant" if chat else f"neither {column!r} nor an answer to imitate"
         raise ConfigError(
             f"task {task.task_key!r} of {task.taskset!r} has {what}",
-            todo="add a message with the role assistant, or remove the row" if chat else
-            "name the column: `answer: …` in the taskset, or explorer.workflow_args: {column: …}; or remove the row",
-        )  # fmt: skip
+            todo="add a message with the role assistant, or remove the row"
+            if chat
+            else "name the column: `answer: …` in the taskset, or explorer.workflow_args: {column: …}; or remove the row",
+        )
     if template is not None:
         raise ConfigError(
-            f"explorer.workflow_args: template has no effect on task {task.task_key!r} of {task.taskset!r}, a chat to imitate", value=template,
+            f"explorer.workflow_args: template has no effect on task {task.task_key!r} of {task.taskset!r}, a chat to imitate",
+            value=template,
             todo="remove it",
-        )  # fmt: skip
+        )
     return None

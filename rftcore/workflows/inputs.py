@@ -37,9 +37,10 @@ def token_array(name: str, values: Sequence[float] | Array, num_prompt_tokens: i
     found = np.asarray(values, dtype=np.float64)
     if found.shape != (num_response_tokens,):
         raise RftError(
-            f"{name} must have one value for each token of the response", value=list(found.shape),
+            f"{name} must have one value for each token of the response",
+            value=list(found.shape),
             allowed=f"{num_response_tokens} values, as many as turn.response_token_ids",
-        )  # fmt: skip
+        )
     # A teacher may exclude a token; a reward is a number.
     if np.isnan(found).any() or (name == "token_rewards" and np.isinf(found).any()):
         place = int(np.flatnonzero(~np.isfinite(found))[0])
@@ -76,6 +77,7 @@ def state_hash(state: object) -> Array:
     if isinstance(state, int) and -(2**63) <= state < 2**63:
         return np.array([state], PER_TURN["state_hash"])
     raise RftError(
-        "a state must be text, bytes or a 64-bit integer", value=type(state).__name__,
+        "a state must be text, bytes or a 64-bit integer",
+        value=type(state).__name__,
         todo="write it as text, such as json.dumps(state, sort_keys=True)",
-    )  # fmt: skip
+    )

@@ -8,8 +8,14 @@ from rftdata.errors import ConfigError
 
 
 async def single_turn(
-    task: Task, model: Model, score: Scorer, *, system: str | None = None, examples: list[dict[str, str]] | None = None, template: str | None = None
-) -> Score:  # fmt: skip
+    task: Task,
+    model: Model,
+    score: Scorer,
+    *,
+    system: str | None = None,
+    examples: list[dict[str, str]] | None = None,
+    template: str | None = None,
+) -> Score:
     """Prompt the model once with the task.
 
     Args:
@@ -38,6 +44,8 @@ def chat_messages(
     except (KeyError, IndexError) as error:
         raise ConfigError(
             f"the template of explorer.workflow_args names {error}, which task {task.task_key!r} of {task.taskset!r} does not have",
-            value=template, allowed="{prompt}, {answer}, " + ", ".join(f"{{metadata[{key}]}}" for key in task.metadata), todo="correct the template",
-        ) from error  # fmt: skip
+            value=template,
+            allowed="{prompt}, {answer}, " + ", ".join(f"{{metadata[{key}]}}" for key in task.metadata),
+            todo="correct the template",
+        ) from error
     return [*messages, {"role": "user", "content": question}]

@@ -70,9 +70,13 @@ class Turn:
         return [int(token) for token in self.sequence.token_ids[self.sequence.num_prompt_tokens :]]
 
     def record(
-        self, *, state: str | bytes | int | None = None, step_reward: float | None = None,
-        token_rewards: TokenValues | None = None, teacher_logprobs: TokenValues | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        state: str | bytes | int | None = None,
+        step_reward: float | None = None,
+        token_rewards: TokenValues | None = None,
+        teacher_logprobs: TokenValues | None = None,
+    ) -> None:
         """Store inputs of algorithms with the turn, see `rftcore.workflows.inputs`; a repeated input replaces the earlier value.
 
         Args:

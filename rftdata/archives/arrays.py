@@ -16,8 +16,14 @@ import pyarrow as pa
 
 # The columns of the table `segment`.
 SEGMENT_FIELDS = pa.schema(
-    [("segment_id", pa.int64()), ("num_rows", pa.int64()), ("path", pa.string()), ("ipc_schema", pa.binary()), ("data", pa.binary())]
-)  # fmt: skip
+    [
+        ("segment_id", pa.int64()),
+        ("num_rows", pa.int64()),
+        ("path", pa.string()),
+        ("ipc_schema", pa.binary()),
+        ("data", pa.binary()),
+    ]
+)
 
 
 _CLASH = "array."

@@ -205,9 +205,10 @@ class _DiskErrors:
                 f"the disk of the archives in {self._folder} is full", todo="free some space; no row was moved"
             ) from error
         raise QueryError(
-            f"the folder of the archives cannot be written: {error.strerror or error}", value=str(self._folder),
+            f"the folder of the archives cannot be written: {error.strerror or error}",
+            value=str(self._folder),
             todo="correct its permissions, or free the name",
-        ) from error  # fmt: skip
+        ) from error
 
 
 class ParquetPart:
@@ -218,8 +219,13 @@ class ParquetPart:
         # Dictionaries pay for texts that repeat. Arrays have too many different values.
         plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
         self._writer = pq.ParquetWriter(
-            file, schema, compression="zstd", compression_level=_COMPRESSION_LEVEL, use_dictionary=plain, write_page_checksum=True
-        )  # fmt: skip
+            file,
+            schema,
+            compression="zstd",
+            compression_level=_COMPRESSION_LEVEL,
+            use_dictionary=plain,
+            write_page_checksum=True,
+        )
         self.num_rows = 0
 
     def write(self, table: pa.Table) -> None:

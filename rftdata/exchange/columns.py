@@ -25,11 +25,17 @@ from rftdata.segments.codec import Array, named_dtype
 _TIME = pa.timestamp("us", tz="UTC")
 _LABEL = pa.struct(
     [
-        ("old_value", pa.float64()), ("new_value", pa.float64()), ("author", pa.string()), ("session_user_name", pa.string()),
-        ("source", pa.string()), ("reason", pa.string()), ("label_batch_id", pa.int64()), ("final", pa.bool_()),
+        ("old_value", pa.float64()),
+        ("new_value", pa.float64()),
+        ("author", pa.string()),
+        ("session_user_name", pa.string()),
+        ("source", pa.string()),
+        ("reason", pa.string()),
+        ("label_batch_id", pa.int64()),
+        ("final", pa.bool_()),
         ("labelled_at", _TIME),
     ]
-)  # fmt: skip
+)
 _ARRAY = pa.struct(
     [("name", pa.string()), ("dtype", pa.string()), ("shape", pa.list_(pa.int64())), ("data", pa.large_binary())]
 )
@@ -37,30 +43,86 @@ _SPAN = pa.struct([("start", pa.int32()), ("policy_version_id", pa.int64())])
 
 SCHEMA = pa.schema(
     [
-        ("buffer_id", pa.string()), ("run_id", pa.int64()), ("run", pa.string()), ("group_id", pa.int64()),
-        ("group_size", pa.int32()), ("baseline", pa.string()), ("explore_step", pa.int32()), ("taskset", pa.string()), ("task_key", pa.string()),
-        ("task_payload", pa.string()), ("task_features", pa.string()), ("rollout_index", pa.int32()), ("outcome", pa.string()),
-        ("rollout_reward", pa.float64()), ("seconds", pa.float64()), ("error", pa.string()), ("experience_id", pa.int64()),
-        ("turn_index", pa.int32()), ("source", pa.string()), ("parent_id", pa.int64()), ("prompt", pa.string()),
-        ("response", pa.string()), ("messages", pa.string()), ("reward_sampled", pa.float64()), ("reward", pa.float64()),
-        ("reward_final", pa.bool_()), ("reward_parts", pa.string()), ("metrics", pa.string()), ("policy_version_min", pa.int64()),
-        ("policy_version_max", pa.int64()), ("policy_step", pa.int32()), ("num_prompt_tokens", pa.int32()),
-        ("finish_reason", pa.string()), ("created_at", _TIME), ("labels", pa.list_(_LABEL)), ("earlier", pa.string()),
-        ("token_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8())), ("behavior_logprobs", pa.list_(pa.float32())),
-        ("policy_spans", pa.list_(_SPAN)), ("arrays", pa.list_(_ARRAY)),
+        ("buffer_id", pa.string()),
+        ("run_id", pa.int64()),
+        ("run", pa.string()),
+        ("group_id", pa.int64()),
+        ("group_size", pa.int32()),
+        ("baseline", pa.string()),
+        ("explore_step", pa.int32()),
+        ("taskset", pa.string()),
+        ("task_key", pa.string()),
+        ("task_payload", pa.string()),
+        ("task_features", pa.string()),
+        ("rollout_index", pa.int32()),
+        ("outcome", pa.string()),
+        ("rollout_reward", pa.float64()),
+        ("seconds", pa.float64()),
+        ("error", pa.string()),
+        ("experience_id", pa.int64()),
+        ("turn_index", pa.int32()),
+        ("source", pa.string()),
+        ("parent_id", pa.int64()),
+        ("prompt", pa.string()),
+        ("response", pa.string()),
+        ("messages", pa.string()),
+        ("reward_sampled", pa.float64()),
+        ("reward", pa.float64()),
+        ("reward_final", pa.bool_()),
+        ("reward_parts", pa.string()),
+        ("metrics", pa.string()),
+        ("policy_version_min", pa.int64()),
+        ("policy_version_max", pa.int64()),
+        ("policy_step", pa.int32()),
+        ("num_prompt_tokens", pa.int32()),
+        ("finish_reason", pa.string()),
+        ("created_at", _TIME),
+        ("labels", pa.list_(_LABEL)),
+        ("earlier", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.uint8())),
+        ("behavior_logprobs", pa.list_(pa.float32())),
+        ("policy_spans", pa.list_(_SPAN)),
+        ("arrays", pa.list_(_ARRAY)),
     ]
-)  # fmt: skip
+)
 JSON_COLUMNS = ("baseline", "task_payload", "task_features", "messages", "reward_parts", "metrics", "earlier")
 BASE_ARRAYS: dict[str, Any] = {"token_ids": np.int32, "loss_mask": np.uint8, "behavior_logprobs": np.float32}
 # Columns that need a value in every row, and in every row with an experience. The others may be missing or empty.
 REQUIRED = (
-    "buffer_id", "run_id", "run", "group_id", "group_size", "explore_step", "taskset", "task_key", "task_payload", "task_features",
-    "rollout_index", "outcome", "seconds",
-)  # fmt: skip
+    "buffer_id",
+    "run_id",
+    "run",
+    "group_id",
+    "group_size",
+    "explore_step",
+    "taskset",
+    "task_key",
+    "task_payload",
+    "task_features",
+    "rollout_index",
+    "outcome",
+    "seconds",
+)
 REQUIRED_OF_EXPERIENCE = (
-    "turn_index", "source", "prompt", "response", "reward_final", "reward_parts", "metrics", "num_prompt_tokens", "finish_reason",
-    "created_at", "labels", "earlier", "token_ids", "loss_mask", "behavior_logprobs", "policy_spans", "arrays",
-)  # fmt: skip
+    "turn_index",
+    "source",
+    "prompt",
+    "response",
+    "reward_final",
+    "reward_parts",
+    "metrics",
+    "num_prompt_tokens",
+    "finish_reason",
+    "created_at",
+    "labels",
+    "earlier",
+    "token_ids",
+    "loss_mask",
+    "behavior_logprobs",
+    "policy_spans",
+    "arrays",
+)
 
 Row = dict[str, Any]
 
@@ -216,9 +278,12 @@ def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_integer(kind):
         return partial(_integer_from_json, kind)
     return {
-        pa.string(): _text_from_json, pa.bool_(): _truth_from_json, pa.float64(): _number_from_json, _TIME: _time_from_json,
+        pa.string(): _text_from_json,
+        pa.bool_(): _truth_from_json,
+        pa.float64(): _number_from_json,
+        _TIME: _time_from_json,
         pa.large_binary(): _bytes_from_json,
-    }[kind]  # fmt: skip
+    }[kind]
 
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")

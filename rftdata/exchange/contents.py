@@ -40,9 +40,10 @@ class Contents:
             unchanged = False
         if not unchanged:
             raise QueryError(
-                "the file was changed while it was imported", value=str(self.path),
+                "the file was changed while it was imported",
+                value=str(self.path),
                 todo="remove what was imported of it or import it into another run (--run), and leave the file alone meanwhile",
-            )  # fmt: skip
+            )
 
 
 def check(path: Path, *, taskset_prefix: str = "") -> Contents:

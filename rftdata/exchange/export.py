@@ -149,9 +149,13 @@ class _Arrays:
     def __init__(self, batches: dict[int, pa.RecordBatch]) -> None:
         self._spans = {i: batch.column("policy_spans") for i, batch in batches.items()}
         self._columns = {
-            i: {name: ColumnReader(batch, name) for name in batch.schema.names if name != "policy_spans" and not name.endswith(SHAPE_SUFFIX)}
+            i: {
+                name: ColumnReader(batch, name)
+                for name in batch.schema.names
+                if name != "policy_spans" and not name.endswith(SHAPE_SUFFIX)
+            }
             for i, batch in batches.items()
-        }  # fmt: skip
+        }
 
     def of(self, segment_id: int, row: int) -> dict[str, Any]:
         columns = self._columns[segment_id]

@@ -34,9 +34,20 @@ FORMATS = {
 _BATCH_ROWS = 256
 # Columns whose values repeat from row to row. Dictionaries of tokens or log-probabilities take most of the time of an export, and more bytes.
 _REPEATED = [
-    "buffer_id", "run", "baseline", "taskset", "task_key", "task_payload", "task_features", "outcome", "error", "source", "prompt", "messages",
+    "buffer_id",
+    "run",
+    "baseline",
+    "taskset",
+    "task_key",
+    "task_payload",
+    "task_features",
+    "outcome",
+    "error",
+    "source",
+    "prompt",
+    "messages",
     "finish_reason",
-]  # fmt: skip
+]
 
 
 def check_format(path: Path) -> None:
@@ -210,8 +221,10 @@ def _cast(column: pa.Array, name: str, num_before: int, path: Path) -> pa.Array:
                 break
         raise QueryError(
             f"{place}: the column {name} cannot be read: {' '.join(str(error).split())}",
-            value=str(column.type), allowed=str(kind), todo="correct the file; nothing was imported",
-        ) from error  # fmt: skip
+            value=str(column.type),
+            allowed=str(kind),
+            todo="correct the file; nothing was imported",
+        ) from error
 
 
 def _refuse_lost_fields(given: pa.DataType, kind: pa.DataType) -> None:
@@ -232,9 +245,11 @@ def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
 def _dataset(path: Path) -> Iterator[pa.RecordBatch]:
     if not (path / "state.json").is_file():
         raise QueryError(
-            "this is not a dataset folder", value=str(path), allowed="what `Dataset.save_to_disk` or rft export writes",
+            "this is not a dataset folder",
+            value=str(path),
+            allowed="what `Dataset.save_to_disk` or rft export writes",
             todo="name a folder that contains state.json, or a .parquet or .jsonl file",
-        )  # fmt: skip
+        )
     found = _datasets().load_from_disk(os.fspath(path)).with_format("arrow")
     for table in found.iter(_BATCH_ROWS):
         yield from table.combine_chunks().to_batches()

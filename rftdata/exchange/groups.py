@@ -103,9 +103,10 @@ def _check_same(whose: str, names: tuple[str, ...], first: Row, row: Row) -> Non
     for name in names:
         if first[name] != row[name] and (first[name] == first[name] or row[name] == row[name]):  # NaN equals NaN
             raise RftError(
-                f"the column {name} differs from the first row of its {whose}", value=reprlib.repr(row[name]),
+                f"the column {name} differs from the first row of its {whose}",
+                value=reprlib.repr(row[name]),
                 allowed=reprlib.repr(first[name]),
-            )  # fmt: skip
+            )
 
 
 def group_of(rows: list[Placed], prefix: str, batches: Mapping[int, int]) -> Group:
@@ -134,9 +135,14 @@ def group_of(rows: list[Placed], prefix: str, batches: Mapping[int, int]) -> Gro
         group_size=first["group_size"],
     )
     return Group(
-        list(rollouts.values()), source="import", taskset=prefix + first["taskset"], task_key=first["task_key"],
-        payload=_json(first["task_payload"]), origin=origin, baseline=_baseline(first["baseline"]),
-    )  # fmt: skip
+        list(rollouts.values()),
+        source="import",
+        taskset=prefix + first["taskset"],
+        task_key=first["task_key"],
+        payload=_json(first["task_payload"]),
+        origin=origin,
+        baseline=_baseline(first["baseline"]),
+    )
 
 
 def _baseline(text: str | None) -> Baseline | None:
@@ -163,12 +169,21 @@ def _sequence(row: Row, batches: Mapping[int, int]) -> Sequence:
         labels=labels,
     )
     return Sequence(
-        row["prompt"], row["response"], row["token_ids"], prompt, row["finish_reason"], reward=row["reward_sampled"],
-        behavior_logprobs=row["behavior_logprobs"][prompt:], loss_mask=row["loss_mask"][prompt:],
-        policy_spans=[(span["start"], span["policy_version_id"]) for span in row["policy_spans"]], reward_parts=_json(row["reward_parts"]),
-        metrics=_json(row["metrics"]), messages=None if row["messages"] is None else json.loads(row["messages"]),
-        arrays={array["name"]: unpacked(array) for array in row["arrays"]}, origin=origin,
-    )  # fmt: skip
+        row["prompt"],
+        row["response"],
+        row["token_ids"],
+        prompt,
+        row["finish_reason"],
+        reward=row["reward_sampled"],
+        behavior_logprobs=row["behavior_logprobs"][prompt:],
+        loss_mask=row["loss_mask"][prompt:],
+        policy_spans=[(span["start"], span["policy_version_id"]) for span in row["policy_spans"]],
+        reward_parts=_json(row["reward_parts"]),
+        metrics=_json(row["metrics"]),
+        messages=None if row["messages"] is None else json.loads(row["messages"]),
+        arrays={array["name"]: unpacked(array) for array in row["arrays"]},
+        origin=origin,
+    )
 
 
 def _json(text: str) -> Any:

@@ -103,13 +103,17 @@ def _check_storable(buffer: Buffer, contents: Contents, run: str | None) -> None
             check_run_name(name)
         except QueryError as error:
             raise QueryError(
-                error.what, value=error.value, allowed=error.allowed, todo="import into a run of another name (--run); nothing was imported"
-            ) from error  # fmt: skip
+                error.what,
+                value=error.value,
+                allowed=error.allowed,
+                todo="import into a run of another name (--run); nothing was imported",
+            ) from error
     if contents.has_labels and not buffer.database.fetch("may_import_labels", right="INSERT")[0]["may"]:
         raise QueryError(
-            "the file has labels, and this account lacks the right to write rft.label", value=str(contents.path),
+            "the file has labels, and this account lacks the right to write rft.label",
+            value=str(contents.path),
             todo="import it with the account that owns the schema; nothing was imported",
-        )  # fmt: skip
+        )
 
 
 def _check_interrupted(buffer: Buffer, run: Run, contents: Contents) -> None:
@@ -117,9 +121,10 @@ def _check_interrupted(buffer: Buffer, run: Run, contents: Contents) -> None:
         if row["digest"] != contents.digest:
             raise QueryError(
                 f"the file was changed since {row['started_at']:%Y-%m-%d %H:%M:%S %Z}, when its import into the run {run.name!r} was interrupted",
-                value=str(contents.path), allowed=f"the content whose xxh3-128 is {row['digest']}",
+                value=str(contents.path),
+                allowed=f"the content whose xxh3-128 is {row['digest']}",
                 todo="put the old file back, or import this one into another run (--run); nothing was imported",
-            )  # fmt: skip
+            )
 
 
 def _path(contents: Contents) -> str:
@@ -154,12 +159,13 @@ def _store_tasks(buffer: Buffer, tasks: dict[tuple[str, str], tuple[str, str]]) 
     items = list(tasks.items())
     pieces = [
         {
-            "tasksets": [storable(taskset) for (taskset, _), _ in piece], "task_keys": [storable(key) for (_, key), _ in piece],
+            "tasksets": [storable(taskset) for (taskset, _), _ in piece],
+            "task_keys": [storable(key) for (_, key), _ in piece],
             "payloads": [Jsonb(storable(json.loads(payload))) for _, (payload, _) in piece],
             "features": [Jsonb(storable(json.loads(features))) for _, (_, features) in piece],
         }
         for piece in (items[start : start + _TASKS_AT_ONCE] for start in range(0, len(items), _TASKS_AT_ONCE))
-    ]  # fmt: skip
+    ]
     for piece in pieces:
         for row in buffer.database.fetch_by_index("tasks_that_differ", **piece):
             raise QueryError(

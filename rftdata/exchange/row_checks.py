@@ -112,13 +112,16 @@ def _check_experience(row: Row) -> None:
             raise RftError(f"the column {name} has NULL among its values", allowed=f"{np.dtype(dtype).name} values")
         if len(row[name]) != num_tokens:
             raise RftError(
-                f"the column {name} must have one value per token of token_ids", value=len(row[name]), allowed=str(num_tokens)
-            )  # fmt: skip
+                f"the column {name} must have one value per token of token_ids",
+                value=len(row[name]),
+                allowed=str(num_tokens),
+            )
     if not 0 <= row["num_prompt_tokens"] <= num_tokens:
         raise RftError(
-            "the column num_prompt_tokens is a wrong number of prompt tokens", value=row["num_prompt_tokens"],
+            "the column num_prompt_tokens is a wrong number of prompt tokens",
+            value=row["num_prompt_tokens"],
             allowed=f"0 to {num_tokens}, the number of token_ids",
-        )  # fmt: skip
+        )
     _check_spans(row["policy_spans"], num_tokens)
     for i, label in enumerate(row["labels"]):
         _check_label(f"the column labels, label {i + 1}", label)
@@ -255,9 +258,10 @@ def _check_spans(spans: list[Any], num_tokens: int) -> None:
         starts.append(span["start"])
     if starts != sorted(set(starts)) or any(not 0 <= start < num_tokens for start in starts):
         raise RftError(
-            "the column policy_spans must begin at ascending tokens of the sequence", value=starts[:10],
+            "the column policy_spans must begin at ascending tokens of the sequence",
+            value=starts[:10],
             allowed=f"0 to {num_tokens - 1}, the places in token_ids",
-        )  # fmt: skip
+        )
 
 
 def _check_label(where: str, label: Any) -> None:

@@ -84,9 +84,14 @@ def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: boo
         Compactor(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s).run()
     row = buffer.database.fetch("archive_of_run", run_id=run.run_id)[0]
     return Archived(
-        run.name, row["num_groups"], row["num_experiences"], len(written.files), sum(file.num_bytes for file in written.files),
-        row["array_bytes"], str(folder.folder),
-    )  # fmt: skip
+        run.name,
+        row["num_groups"],
+        row["num_experiences"],
+        len(written.files),
+        sum(file.num_bytes for file in written.files),
+        row["array_bytes"],
+        str(folder.folder),
+    )
 
 
 def _give_up(database: Database, folder: ArchiveFolder, run: Run, started_at: datetime.datetime) -> None:
@@ -105,8 +110,9 @@ def lock_archives(database: Database) -> Iterator[None]:
     with holding(database, "archive") as held_by:
         if held_by is not None:
             raise ConflictError(
-                f"another process is archiving or restoring a run of this buffer: {held_by}", todo="run it again when it has finished"
-            )  # fmt: skip
+                f"another process is archiving or restoring a run of this buffer: {held_by}",
+                todo="run it again when it has finished",
+            )
         yield
 
 
@@ -128,20 +134,23 @@ def _refuse_unless_ready(connection: Connection, run: Run) -> None:
         raise QueryError(
             f"{found['num_reviews']} questions about experiences of the run {run.name!r} wait for an answer of a person",
             allowed="a run whose questions are answered or past their deadline",
-            todo="answer them (`rft sql \"select * from rft.v_review_queue\"`), or wait",
-        )  # fmt: skip
+            todo='answer them (`rft sql "select * from rft.v_review_queue"`), or wait',
+        )
     if found["sharers"]:
         names = ", ".join(found["sharers"])
         raise QueryError(
-            f"forks use the arrays of the run {run.name!r}", value=names, allowed="a run whose forks are archived",
+            f"forks use the arrays of the run {run.name!r}",
+            value=names,
+            allowed="a run whose forks are archived",
             todo=f"archive these first: {names}",
-        )  # fmt: skip
+        )
     if found["selecting"]:
         names = ", ".join(found["selecting"])
         raise QueryError(
-            f"runs that have not ended train on experiences of the run {run.name!r}", value=names,
+            f"runs that have not ended train on experiences of the run {run.name!r}",
+            value=names,
             todo="wait until they have ended",
-        )  # fmt: skip
+        )
 
 
 def _refuse_unless_ended(run: Run, found: Row) -> None:
@@ -154,9 +163,11 @@ def _refuse_unless_ended(run: Run, found: Row) -> None:
     else:
         todo = f"no process works for it: resume it, or record its end in Python: buffer.find_run({run.name!r}).end('interrupted', 'why')"
     raise QueryError(
-        f"the run {run.name!r} has not ended" + (f": {active} works for it" if active else ""), value=found["status"],
-        allowed="a run that is finished, interrupted or failed", todo=todo,
-    )  # fmt: skip
+        f"the run {run.name!r} has not ended" + (f": {active} works for it" if active else ""),
+        value=found["status"],
+        allowed="a run that is finished, interrupted or failed",
+        todo=todo,
+    )
 
 
 def _move(connection: Connection, run: Run, written: Written, started_at: datetime.datetime) -> None:
@@ -182,8 +193,12 @@ def _move(connection: Connection, run: Run, written: Written, started_at: dateti
     for name in ("empty_experiences", "empty_prompts", "empty_baselines"):
         execute(connection, name, run_id=run_id, marker=marker)
     moved = execute(
-        connection, "move_segments_to_archive", run_id=run_id, segment_ids=list(written.segments), checksums=list(written.segments.values())
-    )  # fmt: skip
+        connection,
+        "move_segments_to_archive",
+        run_id=run_id,
+        segment_ids=list(written.segments),
+        checksums=list(written.segments.values()),
+    )
     if moved != len(written.segments):
         raise _changed(run)
     for file in written.files:
@@ -199,9 +214,15 @@ def _move(connection: Connection, run: Run, written: Written, started_at: dateti
 
 def _record(connection: Connection, run_id: int, file: ArchiveFile) -> None:
     execute(
-        connection, "insert_archive_file", run_id=run_id, path=file.path, table_name=file.table_name, num_rows=file.num_rows,
-        num_bytes=file.num_bytes, checksum=file.checksum,
-    )  # fmt: skip
+        connection,
+        "insert_archive_file",
+        run_id=run_id,
+        path=file.path,
+        table_name=file.table_name,
+        num_rows=file.num_rows,
+        num_bytes=file.num_bytes,
+        checksum=file.checksum,
+    )
 
 
 def _changed(run: Run) -> ConflictError:

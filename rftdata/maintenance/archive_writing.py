@@ -27,8 +27,11 @@ _CHUNK_SEGMENTS = 256
 # What of an experience the database loses, and what the view does not have.
 EXPERIENCE_TEXTS = ("experience_id", "response", "response_messages", "reward_parts", "metrics")
 _BESIDE_VIEW = {
-    "rollout_id": "bigint", "prompt_digest": "bytea", "reward_final": "boolean", "response_messages": "jsonb",
-}  # fmt: skip
+    "rollout_id": "bigint",
+    "prompt_digest": "bytea",
+    "reward_final": "boolean",
+    "response_messages": "jsonb",
+}
 # Tables whose rows of a run are archived as they are, with the join that finds them.
 TABLES = {
     "group_prompt": "JOIN rft.rollout_group g ON g.group_id = t.group_id AND g.run_id = {run_id}",
@@ -242,8 +245,12 @@ class _ExperienceFiles:
         same = checksum(memoryview(rebuilt(rows, schema_of(ipc_schema)))) == address.checksum
         data = None if same else self._buffer.segments.read_bytes(address).to_pybytes()
         record = {
-            "segment_id": address.segment_id, "num_rows": rows.num_rows, "path": path, "ipc_schema": ipc_schema, "data": data,
-        }  # fmt: skip
+            "segment_id": address.segment_id,
+            "num_rows": rows.num_rows,
+            "path": path,
+            "ipc_schema": ipc_schema,
+            "data": data,
+        }
         return record, address.checksum
 
 

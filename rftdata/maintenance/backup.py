@@ -99,9 +99,15 @@ def _write(buffer: Buffer, draft: Path) -> Manifest:
         counts = fetch(connection, "doctor_counts")[0]
         server_version = str(connection.info.parameter_status("server_version"))
         _run(
-            "pg_dump", buffer.database.uri, "--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}",
-            f"--file={draft / DUMP}", f"--compress={_COMPRESSION}",
-        )  # fmt: skip
+            "pg_dump",
+            buffer.database.uri,
+            "--format=custom",
+            "--no-owner",
+            "--no-privileges",
+            f"--snapshot={snapshot}",
+            f"--file={draft / DUMP}",
+            f"--compress={_COMPRESSION}",
+        )
     sync_path(draft / DUMP)
     size = _copy_segments(buffer, addresses, draft / SEGMENTS)
     try:
@@ -250,9 +256,10 @@ def _copy_archive_files(source: ArchiveFolder, target: ArchiveFolder, undo: cont
                 target.copy(path, source)
             elif not target.same(path, source):
                 raise QueryError(
-                    "an archive file with other content is in the way", value=str(target.folder / path),
+                    "an archive file with other content is in the way",
+                    value=str(target.folder / path),
                     todo="restore with a folder for the arrays that has no folder `archives` beside it; nothing was restored",
-                )  # fmt: skip
+                )
 
 
 @contextlib.contextmanager
@@ -300,9 +307,13 @@ def _run(program: str, uri: str, *arguments: str, stdin: IO[bytes] | int = subpr
     address, password = without_password(uri)
     try:
         done = subprocess.run(
-            [client_program(program), f"--dbname={address}", *arguments], env={**os.environ, **password, "LC_ALL": "C"},
-            stdin=stdin, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [client_program(program), f"--dbname={address}", *arguments],
+            env={**os.environ, **password, "LC_ALL": "C"},
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except FileNotFoundError as error:
         raise BufferUnavailableError(
             f"{program} is not installed",

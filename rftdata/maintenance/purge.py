@@ -37,9 +37,20 @@ _CHUNK_BYTES = 256 * 2**20
 _WAIT_S = 600.0
 _CLOSING_S = 2.0
 _WITH_TEXTS = (
-    "rft.experience", "rft.group_prompt", "rft.group_baseline", "rft.rollout", "rft.task", "rft.evaluation_answer", "rft.verdict",
-    "rft.operator_run", "rft.score", "rft.review", "rft.task_verdict", "rft.task_score", "rft.task_embedding",
-)  # fmt: skip
+    "rft.experience",
+    "rft.group_prompt",
+    "rft.group_baseline",
+    "rft.rollout",
+    "rft.task",
+    "rft.evaluation_answer",
+    "rft.verdict",
+    "rft.operator_run",
+    "rft.score",
+    "rft.review",
+    "rft.task_verdict",
+    "rft.task_score",
+    "rft.task_embedding",
+)
 
 
 @dataclass(frozen=True)
@@ -72,9 +83,16 @@ class Erased:
 
 
 def purge(
-    buffer: Buffer, where: str, *, reason: str, author: str, runs: Sequence[str] = (), tasks_too: bool = False,
-    dry_run: bool = False, tries: int = 5,
-) -> Purged:  # fmt: skip
+    buffer: Buffer,
+    where: str,
+    *,
+    reason: str,
+    author: str,
+    runs: Sequence[str] = (),
+    tasks_too: bool = False,
+    dry_run: bool = False,
+    tries: int = 5,
+) -> Purged:
     """Purge the experiences that meet a condition.
 
     Args:
@@ -94,9 +112,16 @@ def purge(
     if not choice.choose():
         raise QueryError("no experience meets the condition", value=where, todo="nothing was purged")
     return purge_chosen(
-        buffer, choice, kind="request", selection=where, reason=reason, author=author, tasks_too=tasks_too, dry_run=dry_run,
+        buffer,
+        choice,
+        kind="request",
+        selection=where,
+        reason=reason,
+        author=author,
+        tasks_too=tasks_too,
+        dry_run=dry_run,
         tries=tries,
-    )  # fmt: skip
+    )
 
 
 class Choice(Protocol):
@@ -136,9 +161,17 @@ class _Condition:
 
 
 def purge_chosen(
-    buffer: Buffer, choice: Choice, *, kind: str, selection: str, reason: str, author: str, tasks_too: bool = False,
-    dry_run: bool = False, tries: int = 5,
-) -> Purged:  # fmt: skip
+    buffer: Buffer,
+    choice: Choice,
+    *,
+    kind: str,
+    selection: str,
+    reason: str,
+    author: str,
+    tasks_too: bool = False,
+    dry_run: bool = False,
+    tries: int = 5,
+) -> Purged:
     """Purge experiences of a choice; see `purge`.
 
     Retention leaves archived runs alone.
@@ -170,9 +203,7 @@ def purge_chosen(
         with contextlib.closing(_appender(buffer)) as appender:
             done = sum(_purge_chunk(chunk, appender, ids, tries) for ids in _chunks(candidates))
     buffer.database.run("finish_purge", purge_id=purge_id)
-    return replace(
-        expected, purge_id=purge_id, num_experiences=done, num_tasks=0 if tasks_too else expected.num_tasks
-    )  # fmt: skip
+    return replace(expected, purge_id=purge_id, num_experiences=done, num_tasks=0 if tasks_too else expected.num_tasks)
 
 
 def _plan(buffer: Buffer, choice: Choice, kind: str) -> tuple[Purged, list[Row]]:
@@ -304,10 +335,15 @@ def _commit_chunk(connection: Connection, chunk: _Chunk, moves: list[Move], ids:
         )
     origins = [move.origin for move in moves]
     execute(
-        connection, "retire_ranges", purge_id=purge_id, segment_ids=[o.segment_id for o in origins],
-        uris=[o.uri for o in origins], offsets=[o.offset_bytes for o in origins], lengths=[o.length_bytes for o in origins],
+        connection,
+        "retire_ranges",
+        purge_id=purge_id,
+        segment_ids=[o.segment_id for o in origins],
+        uris=[o.uri for o in origins],
+        offsets=[o.offset_bytes for o in origins],
+        lengths=[o.length_bytes for o in origins],
         checksums=[o.checksum for o in origins],
-    )  # fmt: skip
+    )
     saved = sum(move.origin.length_bytes - move.copy.length_bytes for move in moves)
     execute(connection, "count_purged", purge_id=purge_id, num_experiences=purged, num_bytes=saved)
     return purged

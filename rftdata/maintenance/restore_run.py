@@ -110,7 +110,7 @@ def _bring_back(buffer: Buffer, folder: ArchiveFolder, run: Run, archive: Row) -
                 raise RftError(
                     f"the archive of the run {run.name!r} has {num_rows} rows of {table}, and the database another number",
                     todo="`rft doctor` compares them; nothing was changed",
-                )  # fmt: skip
+                )
         _commit_segments(connection, run, written)
         execute(connection, "forget_archive_files", run_id=run_id)
         failpoint("restore.moving")
@@ -144,8 +144,9 @@ def _write_segments(
         appender.sync()
     if missing := known.keys() - written.keys():
         raise RftError(
-            f"segment {min(missing)} is in no file of the archive", todo="`rft doctor` compares them; nothing was changed"
-        )  # fmt: skip
+            f"segment {min(missing)} is in no file of the archive",
+            todo="`rft doctor` compares them; nothing was changed",
+        )
     return written
 
 
@@ -182,9 +183,14 @@ def _commit_segments(connection: Connection, run: Run, written: dict[int, Append
     uris, ends = [place.uri for place in places], [place.offset_bytes + place.length_bytes for place in places]
     fetch(connection, "register_files", uris=uris, sizes=ends)
     restored = execute(
-        connection, "restore_segments", segment_ids=list(written), uris=uris, offsets=[place.offset_bytes for place in places],
-        lengths=[place.length_bytes for place in places], checksums=[place.checksum for place in places],
-    )  # fmt: skip
+        connection,
+        "restore_segments",
+        segment_ids=list(written),
+        uris=uris,
+        offsets=[place.offset_bytes for place in places],
+        lengths=[place.length_bytes for place in places],
+        checksums=[place.checksum for place in places],
+    )
     if restored != len(written):
         raise RftError("a segment file was closed while arrays were written to it", todo="run it again")
     execute(connection, "forget_archived_segments", run_id=run.run_id)

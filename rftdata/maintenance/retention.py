@@ -55,8 +55,14 @@ def apply(
                 else f"{scope}{limit} {getattr(rule, limit)}"
             )
             purged = purge_chosen(
-                buffer, choice, kind="retention", selection=text, reason=f"retention: {text}", author=author, dry_run=dry_run
-            )  # fmt: skip
+                buffer,
+                choice,
+                kind="retention",
+                selection=text,
+                reason=f"retention: {text}",
+                author=author,
+                dry_run=dry_run,
+            )
             if choice.ids:
                 done.purged[text] = purged
             chosen |= choice.groups

@@ -13,9 +13,13 @@ def wrong_states(database: Database) -> list[str]:
     """Return one sentence per verdict or draw whose stored part of a state is wrong."""
     return [
         f"the state of experience {row['experience_id']} is wrong: {row['part']} {row['part_id']} "
-        + ("is marked as the newest and is not, or the reverse" if row["part"] == "verdict" else "has a wrong number of uses")
+        + (
+            "is marked as the newest and is not, or the reverse"
+            if row["part"] == "verdict"
+            else "has a wrong number of uses"
+        )
         for row in database.fetch("wrong_states")
-    ]  # fmt: skip
+    ]
 
 
 def correct_states(database: Database) -> int:

@@ -103,9 +103,16 @@ class RunUsage:
 
         def reserve() -> int:
             return self._database.run(
-                "reserve_usage", run_id=self._run_id, name=name, calls=amount.calls, tokens=amount.tokens, cost=amount.cost,
-                max_calls=limits.max_calls, max_tokens=limits.max_tokens, max_cost=limits.max_cost,
-            )  # fmt: skip
+                "reserve_usage",
+                run_id=self._run_id,
+                name=name,
+                calls=amount.calls,
+                tokens=amount.tokens,
+                cost=amount.cost,
+                max_calls=limits.max_calls,
+                max_tokens=limits.max_tokens,
+                max_cost=limits.max_cost,
+            )
 
         # Reserved twice if the answer to the first try was lost: usage is overestimated, never underestimated.
         return ride_out(reserve) > 0

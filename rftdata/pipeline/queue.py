@@ -23,9 +23,15 @@ _MAX_REASON = 500
 
 
 def claim_sealed_groups(
-    run: Run, worker_id: int, *, count: int, lease_s: float, from_key: int = 0,
-    columns: Collection[str] = BATCH_SCHEMA.names, suspects: bool = False,
-) -> SealedBatch | None:  # fmt: skip
+    run: Run,
+    worker_id: int,
+    *,
+    count: int,
+    lease_s: float,
+    from_key: int = 0,
+    columns: Collection[str] = BATCH_SCHEMA.names,
+    suspects: bool = False,
+) -> SealedBatch | None:
     """Claim up to `count` sealed groups that need verdicts, first in first out from `from_key` on; None if there are none.
 
     Only `columns` are read from the store. With `suspects`, a group on which a worker crashed comes first.
@@ -36,9 +42,15 @@ def claim_sealed_groups(
     # A group on which a worker crashed is claimed alone, when its turn comes or no other group is left.
     for with_suspects in (suspects,) if suspects else (False, True):
         claim = functools.partial(
-            run.database.fetch, "claim_sealed_groups", run_id=run.run_id, worker_id=worker_id, count=count, lease_s=lease_s, from_key=from_key,
+            run.database.fetch,
+            "claim_sealed_groups",
+            run_id=run.run_id,
+            worker_id=worker_id,
+            count=count,
+            lease_s=lease_s,
+            from_key=from_key,
             suspects=with_suspects,
-        )  # fmt: skip
+        )
         claimed = ride_out(claim, between=lambda: release_sealed_groups(run, worker_id))
         if claimed:
             break
@@ -76,17 +88,19 @@ def sample_groups(run: Run, num_experiences: int, seed: int) -> list[int]:
 
 
 def read_groups(
-    database: Database, group_ids: list[int], columns: Collection[str] = BATCH_SCHEMA.names, first_key: int = 0, *,
+    database: Database,
+    group_ids: list[int],
+    columns: Collection[str] = BATCH_SCHEMA.names,
+    first_key: int = 0,
+    *,
     as_sealed: bool = False,
-) -> SealedBatch:  # fmt: skip
+) -> SealedBatch:
     """Read whole groups as stages see them, with `columns` only.
 
     Args:
         as_sealed: whether staleness is that at sealing instead of the current one.
     """
-    rows = database.fetch_by_index(
-        "batch_of_groups", group_ids=group_ids, columns=list(columns), as_sealed=as_sealed
-    )  # fmt: skip
+    rows = database.fetch_by_index("batch_of_groups", group_ids=group_ids, columns=list(columns), as_sealed=as_sealed)
     cuts = dict.fromkeys(group_ids, 0)
     good: list[Row] = []
     failed: dict[str, tuple[list[Row], list[str]]] = {"screening": ([], []), "baseline": ([], []), "outcome": ([], [])}
@@ -128,9 +142,14 @@ class SealedQueue:
     """
 
     def __init__(
-        self, run: Run, worker_id: int, *, lease_s: float, look_back_s: float = 1.0,
+        self,
+        run: Run,
+        worker_id: int,
+        *,
+        lease_s: float,
+        look_back_s: float = 1.0,
         columns: Collection[str] = BATCH_SCHEMA.names,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._run, self._worker_id, self._lease_s = run, worker_id, lease_s
         self._look_back_s = look_back_s
         self._columns = columns
@@ -154,6 +173,11 @@ class SealedQueue:
 
     def _claim(self, count: int, *, suspects: bool) -> SealedBatch | None:
         return claim_sealed_groups(
-            self._run, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key,
-            columns=self._columns, suspects=suspects,
-        )  # fmt: skip
+            self._run,
+            self._worker_id,
+            count=count,
+            lease_s=self._lease_s,
+            from_key=self._from_key,
+            columns=self._columns,
+            suspects=suspects,
+        )

@@ -20,15 +20,33 @@ SET_ASIDE = "pipeline"
 
 BATCH_SCHEMA = pa.schema(
     [
-        ("experience_id", pa.int64()), ("group_id", pa.int64()), ("rollout_index", pa.int32()), ("turn_index", pa.int32()),
-        ("task_id", pa.int64()), ("taskset", pa.string()), ("answer", pa.string()), ("prompt", pa.string()),
-        ("response", pa.string()), ("reward", pa.float64()), ("reward_sampled", pa.float64()),
-        ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()), ("finish_reason", pa.string()),
-        ("metrics", pa.string()), ("source", pa.string()), ("messages", pa.string()), ("reward_parts", pa.string()),
-        ("metadata", pa.string()), ("features", pa.string()), ("parent_id", pa.int64()), ("staleness", pa.int32()),
-        ("labelled", pa.bool_()), ("reviews", pa.string()), ("group_size", pa.int32()),
+        ("experience_id", pa.int64()),
+        ("group_id", pa.int64()),
+        ("rollout_index", pa.int32()),
+        ("turn_index", pa.int32()),
+        ("task_id", pa.int64()),
+        ("taskset", pa.string()),
+        ("answer", pa.string()),
+        ("prompt", pa.string()),
+        ("response", pa.string()),
+        ("reward", pa.float64()),
+        ("reward_sampled", pa.float64()),
+        ("num_prompt_tokens", pa.int32()),
+        ("num_response_tokens", pa.int32()),
+        ("finish_reason", pa.string()),
+        ("metrics", pa.string()),
+        ("source", pa.string()),
+        ("messages", pa.string()),
+        ("reward_parts", pa.string()),
+        ("metadata", pa.string()),
+        ("features", pa.string()),
+        ("parent_id", pa.int64()),
+        ("staleness", pa.int32()),
+        ("labelled", pa.bool_()),
+        ("reviews", pa.string()),
+        ("group_size", pa.int32()),
     ]
-)  # fmt: skip
+)
 """The columns of an experience that stages may read. `metrics`, `messages`, `reward_parts`, `metadata` and `features` (the last two of its
 task) are JSON texts. `staleness`: trainer steps between the newest policy and that of its oldest token. `labelled`: whether a person or
 judge changed the reward, of the experience or of the one it was copied from. `reviews`: JSON object, the answer to every question asked
@@ -63,9 +81,14 @@ def _decided(table: pa.Table, is_kept: bool, stage: str | None, reason: str | Se
     num_rows = table.num_rows
     reasons = pa.array([reason] * num_rows if isinstance(reason, str | None) else reason, pa.string())
     columns = [
-        table["experience_id"], table["group_id"], pa.array([is_kept] * num_rows), pa.array([stage] * num_rows, pa.string()), reasons,
-        pa.nulls(num_rows, pa.float64()), pa.array([0.0] * num_rows, pa.float64()),
-    ]  # fmt: skip
+        table["experience_id"],
+        table["group_id"],
+        pa.array([is_kept] * num_rows),
+        pa.array([stage] * num_rows, pa.string()),
+        reasons,
+        pa.nulls(num_rows, pa.float64()),
+        pa.array([0.0] * num_rows, pa.float64()),
+    ]
     return pa.table(columns, schema=DECISION_SCHEMA)
 
 

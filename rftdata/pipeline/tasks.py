@@ -28,12 +28,23 @@ from rftdata.postgres.values import storable
 
 TASK_BATCH_SCHEMA = pa.schema(
     [
-        ("experience_id", pa.int64()), ("group_id", pa.int64()), ("rollout_index", pa.int32()), ("task_id", pa.int64()),
-        ("taskset", pa.string()), ("task_key", pa.string()), ("prompt", pa.string()), ("answer", pa.string()),
-        ("metadata", pa.string()), ("features", pa.string()), ("reward", pa.float64()), ("attempts", pa.int64()),
-        ("num_groups", pa.int64()), ("num_draws", pa.int64()), ("priority", pa.float64()),
+        ("experience_id", pa.int64()),
+        ("group_id", pa.int64()),
+        ("rollout_index", pa.int32()),
+        ("task_id", pa.int64()),
+        ("taskset", pa.string()),
+        ("task_key", pa.string()),
+        ("prompt", pa.string()),
+        ("answer", pa.string()),
+        ("metadata", pa.string()),
+        ("features", pa.string()),
+        ("reward", pa.float64()),
+        ("attempts", pa.int64()),
+        ("num_groups", pa.int64()),
+        ("num_draws", pa.int64()),
+        ("priority", pa.float64()),
     ]
-)  # fmt: skip
+)
 """The columns of a task that stages may read. `prompt`: its text, or the contents of a chat. `metadata` and `features` (of the source) are
 JSON texts. `attempts` groups were observed over all runs, and `reward` is their mean reward; null before the first. `num_groups` groups were
 sampled, and drawn for training `num_draws` times. `priority` is 0 until a stage sets it."""
@@ -99,9 +110,12 @@ def undecided_tasks(
         failed_too: include tasks excluded because a stage failed on them.
     """
     row = database.fetch(
-        "undecided_tasks", taskset=taskset, pipeline_version=pipeline_version, again=again,
+        "undecided_tasks",
+        taskset=taskset,
+        pipeline_version=pipeline_version,
+        again=again,
         failure=f"{STAGE_FAILED}%" if failed_too else None,
-    )[0]  # fmt: skip
+    )[0]
     return list(row["task_ids"])
 
 
@@ -180,12 +194,21 @@ def source_batch(taskset: str, tasks: Sequence[Mapping[str, Any]]) -> pa.Table:
     ids = list(range(1, len(tasks) + 1))
     payloads = [task["payload"] for task in tasks]
     values: dict[str, list[Any]] = {
-        "experience_id": ids, "group_id": ids, "task_id": ids, "rollout_index": [0] * len(ids), "taskset": [taskset] * len(ids),
-        "task_key": [task["task_key"] for task in tasks], "prompt": [_shown_prompt(payload["prompt"]) for payload in payloads],
-        "answer": [payload["answer"] for payload in payloads], "metadata": [json.dumps(p["metadata"]) for p in payloads],
-        "features": [json.dumps(task["features"]) for task in tasks], "reward": [None] * len(ids), "attempts": [0] * len(ids),
-        "num_groups": [0] * len(ids), "num_draws": [0] * len(ids),
-    }  # fmt: skip
+        "experience_id": ids,
+        "group_id": ids,
+        "task_id": ids,
+        "rollout_index": [0] * len(ids),
+        "taskset": [taskset] * len(ids),
+        "task_key": [task["task_key"] for task in tasks],
+        "prompt": [_shown_prompt(payload["prompt"]) for payload in payloads],
+        "answer": [payload["answer"] for payload in payloads],
+        "metadata": [json.dumps(p["metadata"]) for p in payloads],
+        "features": [json.dumps(task["features"]) for task in tasks],
+        "reward": [None] * len(ids),
+        "attempts": [0] * len(ids),
+        "num_groups": [0] * len(ids),
+        "num_draws": [0] * len(ids),
+    }
     schema = pa.schema([column for column in TASK_BATCH_SCHEMA if column.name in values])
     return pa.table([pa.array(values[column.name], column.type) for column in schema], schema=schema)
 
@@ -212,8 +235,12 @@ def known_task_scores(
 
 
 def commit_task_verdicts(
-    database: Database, taskset: str, pipeline_version: str, verdicts: Verdicts, changes: Mapping[int, TaskChange] | None = None
-) -> None:  # fmt: skip
+    database: Database,
+    taskset: str,
+    pipeline_version: str,
+    verdicts: Verdicts,
+    changes: Mapping[int, TaskChange] | None = None,
+) -> None:
     """Store verdicts, stage runs and created tasks in one transaction. Tasks created for this set wait for a verdict.
 
     Args:
@@ -223,9 +250,15 @@ def commit_task_verdicts(
         OperatorError: a task that was already tried would get another prompt or answer.
     """
     columns = [
-        ("task_id", "int8"), ("kept", "bool"), ("stage", "text"), ("reason", "text"), ("features", "jsonb"), ("prompt", "text"),
-        ("answer", "text"), ("answer_changed", "bool"),
-    ]  # fmt: skip
+        ("task_id", "int8"),
+        ("kept", "bool"),
+        ("stage", "text"),
+        ("reason", "text"),
+        ("features", "jsonb"),
+        ("prompt", "text"),
+        ("answer", "text"),
+        ("answer_changed", "bool"),
+    ]
     rows = (_verdict_row(row, (changes or {}).get(row["experience_id"])) for row in verdicts.decisions.to_pylist())
     made = verdicts.tasks
     with database.transaction() as connection:
@@ -242,11 +275,16 @@ def commit_task_verdicts(
         insert_stage_runs(connection, pipeline_version, verdicts.stages, taskset=taskset)
         if made:
             execute(
-                connection, "make_tasks_of_tasks", taskset=taskset, tasksets=[m.taskset or taskset for m in made],
-                task_keys=[m.task_key for m in made], payloads=[json.dumps(storable(dict(m.payload))) for m in made],
-                features=[json.dumps(storable(dict(m.features))) for m in made], parents=[m.parent_id for m in made],
+                connection,
+                "make_tasks_of_tasks",
+                taskset=taskset,
+                tasksets=[m.taskset or taskset for m in made],
+                task_keys=[m.task_key for m in made],
+                payloads=[json.dumps(storable(dict(m.payload))) for m in made],
+                features=[json.dumps(storable(dict(m.features))) for m in made],
+                parents=[m.parent_id for m in made],
                 stages=[m.stage for m in made],
-            )  # fmt: skip
+            )
         _save_scores(connection, verdicts.scores)
 
 
@@ -254,9 +292,15 @@ def _verdict_row(row: Row, change: TaskChange | None) -> tuple[Any, ...]:
     change = change or TaskChange()
     texts = change.texts if row["kept"] else {}
     return (
-        row["experience_id"], row["kept"], row["stage"], storable(row["reason"]), storable(change.features),
-        storable(texts.get("prompt")), storable(texts.get("answer")), "answer" in texts,
-    )  # fmt: skip
+        row["experience_id"],
+        row["kept"],
+        row["stage"],
+        storable(row["reason"]),
+        storable(change.features),
+        storable(texts.get("prompt")),
+        storable(texts.get("answer")),
+        "answer" in texts,
+    )
 
 
 def _save_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
@@ -269,10 +313,14 @@ def _save_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
     }
     if newest:
         execute(
-            connection, "save_task_scores", task_ids=[key for key, _ in newest], score_keys=[key for _, key in newest],
-            stages=[stage for stage, _, _ in newest.values()], scores=[json.dumps(storable(values)) for _, values, _ in newest.values()],
+            connection,
+            "save_task_scores",
+            task_ids=[key for key, _ in newest],
+            score_keys=[key for _, key in newest],
+            stages=[stage for stage, _, _ in newest.values()],
+            scores=[json.dumps(storable(values)) for _, values, _ in newest.values()],
             input_digests=[digest for *_, digest in newest.values()],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +353,8 @@ def show_tasks(
         names = [row["key"] for row in database.fetch("task_feature_names", taskset=taskset)]
         if order not in names:
             raise ConfigError(
-                f"no task of {taskset!r} has a number {order!r} among its features", allowed=", ".join(names) or "none",
+                f"no task of {taskset!r} has a number {order!r} among its features",
+                allowed=", ".join(names) or "none",
                 todo="let a stage of pipelines.task compute it, and run `rft tasks load CONFIG`",
-            )  # fmt: skip
+            )
     return database.fetch("show_tasks", taskset=taskset, feature=order or "", limit=limit, status=status)

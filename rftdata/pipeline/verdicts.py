@@ -28,8 +28,14 @@ STAGE_FAILED = "the stage failed: "
 
 
 def commit_verdicts(
-    run: Run, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts, *, tries: int = 5,
-) -> list[int]:  # fmt: skip
+    run: Run,
+    worker_id: int,
+    pipeline_version: str,
+    batch: SealedBatch,
+    verdicts: Verdicts,
+    *,
+    tries: int = 5,
+) -> list[int]:
     """Store verdicts and make the groups ready, or close those that lost every experience; groups with open questions wait.
 
     Args:
@@ -55,7 +61,7 @@ def commit_verdicts(
 
 def _commit_verdicts(
     run: Run, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Store verdicts in one transaction. A repetition finds its items gone, and stores the stages once."""
     run_id = run.run_id
     with run.database.transaction() as connection:
@@ -137,39 +143,80 @@ def insert_verdicts(
     The caller holds locks on the groups.
     """
     execute(
-        connection, "supersede_verdicts", experience_ids=decisions["experience_id"].to_pylist(), pipeline_version=pipeline_version
-    )  # fmt: skip
+        connection,
+        "supersede_verdicts",
+        experience_ids=decisions["experience_id"].to_pylist(),
+        pipeline_version=pipeline_version,
+    )
     columns = [
-        ("experience_id", "int8"), ("group_id", "int8"), ("pipeline_version", "text"), ("kept", "bool"), ("stage", "text"),
-        ("reason", "text"), ("priority", "float8"), ("reward", "float8"), ("label_cut", "int8"),
-    ]  # fmt: skip
+        ("experience_id", "int8"),
+        ("group_id", "int8"),
+        ("pipeline_version", "text"),
+        ("kept", "bool"),
+        ("stage", "text"),
+        ("reason", "text"),
+        ("priority", "float8"),
+        ("reward", "float8"),
+        ("label_cut", "int8"),
+    ]
     rows = (
         (
-            d["experience_id"], d["group_id"], pipeline_version, d["kept"], d["stage"], storable(d["reason"]), d["priority"],
-            d["reward"], label_cuts[d["group_id"]],
+            d["experience_id"],
+            d["group_id"],
+            pipeline_version,
+            d["kept"],
+            d["stage"],
+            storable(d["reason"]),
+            d["priority"],
+            d["reward"],
+            label_cuts[d["group_id"]],
         )
         for d in decisions.to_pylist()
-    )  # fmt: skip
+    )
     copy_rows(connection, "rft.verdict", columns, rows)
 
 
 def insert_stage_runs(
-    connection: Connection, pipeline_version: str, stages: Sequence[StageRun], *, run_id: int | None = None,
-    worker_id: int | None = None, taskset: str | None = None,
-) -> None:  # fmt: skip
+    connection: Connection,
+    pipeline_version: str,
+    stages: Sequence[StageRun],
+    *,
+    run_id: int | None = None,
+    worker_id: int | None = None,
+    taskset: str | None = None,
+) -> None:
     """Store the stage runs on experiences of a run, or on tasks of a set."""
     columns = [
-        ("run_id", "int8"), ("worker_id", "int8"), ("taskset", "text"), ("pipeline_version", "text"), ("stage_index", "int4"),
-        ("stage", "text"), ("rows_in", "int4"), ("rows_kept", "int4"), ("rows_dropped", "int4"), ("rows_created", "int4"),
-        ("seconds", "float8"), ("error", "text"),
-    ]  # fmt: skip
+        ("run_id", "int8"),
+        ("worker_id", "int8"),
+        ("taskset", "text"),
+        ("pipeline_version", "text"),
+        ("stage_index", "int4"),
+        ("stage", "text"),
+        ("rows_in", "int4"),
+        ("rows_kept", "int4"),
+        ("rows_dropped", "int4"),
+        ("rows_created", "int4"),
+        ("seconds", "float8"),
+        ("error", "text"),
+    ]
     rows = (
         (
-            run_id, worker_id, taskset, pipeline_version, s.index, s.stage, s.rows_in, s.rows_kept, s.rows_dropped, s.rows_created,
-            s.seconds, storable(s.error),
+            run_id,
+            worker_id,
+            taskset,
+            pipeline_version,
+            s.index,
+            s.stage,
+            s.rows_in,
+            s.rows_kept,
+            s.rows_dropped,
+            s.rows_created,
+            s.seconds,
+            storable(s.error),
         )
         for s in stages
-    )  # fmt: skip
+    )
     copy_rows(connection, "rft.operator_run", columns, rows)
 
 
@@ -194,10 +241,15 @@ def store_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
     }
     if newest:
         execute(
-            connection, "store_scores", experience_ids=[key for key, _ in newest], score_keys=[key for _, key in newest],
-            stages=[stage for stage, *_ in newest.values()], scores=[Jsonb(storable(values)) for _, values, _, _ in newest.values()],
-            errors=[error for _, _, error, _ in newest.values()], input_digests=[digest for *_, digest in newest.values()],
-        )  # fmt: skip
+            connection,
+            "store_scores",
+            experience_ids=[key for key, _ in newest],
+            score_keys=[key for _, key in newest],
+            stages=[stage for stage, *_ in newest.values()],
+            scores=[Jsonb(storable(values)) for _, values, _, _ in newest.values()],
+            errors=[error for _, _, error, _ in newest.values()],
+            input_digests=[digest for *_, digest in newest.values()],
+        )
 
 
 def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> None:
@@ -205,11 +257,16 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
     if not questions:
         return
     execute(
-        connection, "ask_questions", run_id=run_id, experience_ids=[q.experience_id for q in questions],
-        group_ids=[q.group_id for q in questions], names=[q.review.name for q in questions],
+        connection,
+        "ask_questions",
+        run_id=run_id,
+        experience_ids=[q.experience_id for q in questions],
+        group_ids=[q.group_id for q in questions],
+        names=[q.review.name for q in questions],
         questions=[storable(q.review.question) for q in questions],
-        timeouts=[q.review.timeout_s for q in questions], otherwise=[q.review.otherwise for q in questions],
-    )  # fmt: skip
+        timeouts=[q.review.timeout_s for q in questions],
+        otherwise=[q.review.otherwise for q in questions],
+    )
     execute(connection, "wait_for_answers", run_id=run_id, group_ids=sorted({q.group_id for q in questions}))
 
 
@@ -233,9 +290,13 @@ def make_tasks(connection: Connection, tasks: Sequence[CreatedTask]) -> None:
     """Store tasks created from experiences; those with existing keys stay unchanged."""
     if tasks:
         execute(
-            connection, "insert_tasks", tasksets=[t.taskset for t in tasks], task_keys=[storable(t.task_key) for t in tasks],
-            payloads=[Jsonb(storable(dict(t.payload))) for t in tasks], features=[Jsonb(storable(_features(t))) for t in tasks],
-        )  # fmt: skip
+            connection,
+            "insert_tasks",
+            tasksets=[t.taskset for t in tasks],
+            task_keys=[storable(t.task_key) for t in tasks],
+            payloads=[Jsonb(storable(dict(t.payload))) for t in tasks],
+            features=[Jsonb(storable(_features(t))) for t in tasks],
+        )
 
 
 def _features(task: CreatedTask) -> dict[str, Any]:

@@ -90,9 +90,11 @@ def register_version(database: Database, name: str, digest: str, stages: Sequenc
     (row,) = ride_out(lambda: database.fetch("register_pipeline", **values))
     if row["digest"] != digest:
         raise ConfigError(
-            f"the pipeline version {name!r} already has other stages", value=digest, allowed=row["digest"],
+            f"the pipeline version {name!r} already has other stages",
+            value=digest,
+            allowed=row["digest"],
             todo="choose another --version",
-        )  # fmt: skip
+        )
 
 
 def versions_of_run(run: Run) -> list[PipelineVersion]:
@@ -110,15 +112,19 @@ def compare_versions(run: Run, before: str, after: str, limit: int) -> Differenc
     for name in (before, after):
         if name not in known:
             raise ConfigError(
-                f"no pipeline version of this name has decided on experiences of run {run.name!r}", value=name,
-                allowed=", ".join(known) or "none yet", todo="create it with `rft pipeline replay CONFIG --version NAME`",
-            )  # fmt: skip
+                f"no pipeline version of this name has decided on experiences of run {run.name!r}",
+                value=name,
+                allowed=", ".join(known) or "none yet",
+                todo="create it with `rft pipeline replay CONFIG --version NAME`",
+            )
     names = {"run_id": run.run_id, "before": before, "after": after}
     (coverage,) = run.database.fetch("compare_coverage", **names)
     return Difference(
-        records(Treatment, run.database.fetch("compare_versions", **names)), coverage["only_before"], coverage["only_after"],
+        records(Treatment, run.database.fetch("compare_versions", **names)),
+        coverage["only_before"],
+        coverage["only_after"],
         records(DifferentRow, run.database.fetch("rows_that_differ", **names, count=limit)),
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager

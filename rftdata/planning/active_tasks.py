@@ -79,7 +79,8 @@ class ActiveTasks:
             task = fetch(connection, "task_features", task_id=int(task_ids[without[0]]))[0]
             raise TaskSourceError(
                 f"the selector of the taskset {taskset!r} needs the feature {key!r}, which is not a number for {len(without)} of its tasks; "
-                f"the first is task {task['task_key']!r}", value=task["features"],
+                f"the first is task {task['task_key']!r}",
+                value=task["features"],
                 todo="give every task the number (column `features` of its source, or rft.task.features), or name another feature",
-            )  # fmt: skip
+            )
         return values

@@ -33,8 +33,15 @@ class ClaimedGroup:
 
 
 def claim_groups(
-    run: Run, worker_id: int, *, policy_step: int, last_step: int, count: int, lease_s: float, held: Collection[int] | None = None,
-) -> list[ClaimedGroup]:  # fmt: skip
+    run: Run,
+    worker_id: int,
+    *,
+    policy_step: int,
+    last_step: int,
+    count: int,
+    lease_s: float,
+    held: Collection[int] | None = None,
+) -> list[ClaimedGroup]:
     """Claim up to `count` planned groups of explorer steps up to `last_step`, in planning order.
 
     Args:

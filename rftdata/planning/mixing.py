@@ -44,9 +44,13 @@ def check_weights(tasksets: Sequence[TasksetConfig]) -> None:
 
 
 def mix(
-    steps: Sequence[int], tasksets: Sequence[TasksetConfig], mixing: MixingConfig, sizes: Mapping[str, int],
-    room: Mapping[str, int | None], credit: dict[str, float],
-) -> list[str]:  # fmt: skip
+    steps: Sequence[int],
+    tasksets: Sequence[TasksetConfig],
+    mixing: MixingConfig,
+    sizes: Mapping[str, int],
+    room: Mapping[str, int | None],
+    credit: dict[str, float],
+) -> list[str]:
     """Return the taskset of each place, given its explorer step; fewer than requested if nothing is left to try.
 
     Args:

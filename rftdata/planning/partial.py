@@ -53,11 +53,20 @@ def keep(run: Run, parts: Iterable[Part]) -> None:
         for part in sorted(parts, key=lambda part: part.group_id):
             answer = part.answer
             send(
-                connection, "keep_partial_tokens", group_id=part.group_id, claim_token=part.claim_token, rollout_index=answer.rollout_index,
-                generation_index=answer.generation_index, first_token=part.first_token, input_digest=answer.input_digest,
-                token_ids=answer.token_ids, logprobs=answer.logprobs, version_starts=[start for start, _ in answer.version_spans],
-                policy_version_ids=[version for _, version in answer.version_spans], finish_reason=answer.finish_reason,
-            )  # fmt: skip
+                connection,
+                "keep_partial_tokens",
+                group_id=part.group_id,
+                claim_token=part.claim_token,
+                rollout_index=answer.rollout_index,
+                generation_index=answer.generation_index,
+                first_token=part.first_token,
+                input_digest=answer.input_digest,
+                token_ids=answer.token_ids,
+                logprobs=answer.logprobs,
+                version_starts=[start for start, _ in answer.version_spans],
+                policy_version_ids=[version for _, version in answer.version_spans],
+                finish_reason=answer.finish_reason,
+            )
 
 
 def take_up(
@@ -121,7 +130,11 @@ def _joined(parts: list[Row]) -> PartialAnswer:
         logprobs[part["first_token"] :] = part["logprobs"]
     last = parts[-1]
     return PartialAnswer(
-        rollout_index=last["rollout_index"], generation_index=last["generation_index"], input_digest=bytes(last["input_digest"]),
-        token_ids=token_ids, logprobs=logprobs, finish_reason=last["finish_reason"],
+        rollout_index=last["rollout_index"],
+        generation_index=last["generation_index"],
+        input_digest=bytes(last["input_digest"]),
+        token_ids=token_ids,
+        logprobs=logprobs,
+        finish_reason=last["finish_reason"],
         version_spans=list(zip(last["version_starts"], last["policy_version_ids"], strict=True)),
-    )  # fmt: skip
+    )

@@ -112,10 +112,17 @@ class Planner:
             return 0
         places = lacking[: len(chosen)]
         execute(
-            connection, "insert_groups", run_id=self._run_id, attempt_id=state["current_attempt_id"], ordinal=ordinal,
-            task_ids=[task_id for _, task_id in chosen], explore_steps=[step for step, _ in places],
+            connection,
+            "insert_groups",
+            run_id=self._run_id,
+            attempt_id=state["current_attempt_id"],
+            ordinal=ordinal,
+            task_ids=[task_id for _, task_id in chosen],
+            explore_steps=[step for step, _ in places],
             group_sizes=[taskset.group_size or self._config.group_size for taskset, _ in chosen],
-            are_refills=[is_refill for _, is_refill in places], source=self._config.source, planned_policy_step=state["policy_step"],
-        )  # fmt: skip
+            are_refills=[is_refill for _, is_refill in places],
+            source=self._config.source,
+            planned_policy_step=state["policy_step"],
+        )
         execute(connection, "mark_selected", run_id=self._run_id, task_ids=sorted({task_id for _, task_id in chosen}))
         return len(chosen)

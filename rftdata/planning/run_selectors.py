@@ -253,23 +253,29 @@ class RunSelectors:
             states.append(Jsonb(held.state))
             metrics.append(Jsonb(storable(held.selector.metrics())))
         execute(
-            connection, "save_selector_states", run_id=self._run_id, tasksets=names, selectors=kinds, states=states, metrics=metrics
-        )  # fmt: skip
+            connection,
+            "save_selector_states",
+            run_id=self._run_id,
+            tasksets=names,
+            selectors=kinds,
+            states=states,
+            metrics=metrics,
+        )
 
 
 def refuse_exhausted(tasksets: Sequence[TasksetConfig]) -> TaskSourceError:
     """Return the error that nothing is left to try."""
     capped = ", ".join(f"{t.name} {t.max_repeats}" for t in tasksets if t.max_repeats is not None)
     return TaskSourceError(
-        "every task with a weight above 0 has reached max_repeats", value=capped,
+        "every task with a weight above 0 has reached max_repeats",
+        value=capped,
         todo="raise max_repeats, load more tasks, or end the run earlier (steps)",
-    )  # fmt: skip
+    )
 
 
 def selector_metrics(run: Run) -> dict[str, float]:
     """What the selectors of a run reported of their last choice: `TASKSET/NAME` -> value."""
     rows = run.database.fetch("selector_metrics", run_id=run.run_id)
     return {
-        f"{row['taskset']}/{name}": value
-        for row in rows for name, value in row["metrics"].items() if value is not None
-    }  # fmt: skip
+        f"{row['taskset']}/{name}": value for row in rows for name, value in row["metrics"].items() if value is not None
+    }

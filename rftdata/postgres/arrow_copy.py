@@ -22,12 +22,24 @@ from rftdata.postgres.database import Connection
 _BLOCK_BYTES, _BLOCK_ROWS = 4 * 2**20, 16_384
 _TIME = pa.timestamp("us", tz="UTC")
 _ELEMENTS = {
-    "int2": pa.int64(), "int4": pa.int64(), "int8": pa.int64(), "float4": pa.float64(), "float8": pa.float64(), "bool": pa.bool_(),
-}  # fmt: skip
+    "int2": pa.int64(),
+    "int4": pa.int64(),
+    "int8": pa.int64(),
+    "float4": pa.float64(),
+    "float8": pa.float64(),
+    "bool": pa.bool_(),
+}
 _TYPES = {
-    "bigint": pa.int64(), "integer": pa.int64(), "smallint": pa.int64(), "double precision": pa.float64(), "real": pa.float64(),
-    "boolean": pa.bool_(), "timestamp with time zone": _TIME, "bytea": pa.binary(), "uuid": pa.uuid(),
-}  # fmt: skip
+    "bigint": pa.int64(),
+    "integer": pa.int64(),
+    "smallint": pa.int64(),
+    "double precision": pa.float64(),
+    "real": pa.float64(),
+    "boolean": pa.bool_(),
+    "timestamp with time zone": _TIME,
+    "bytea": pa.binary(),
+    "uuid": pa.uuid(),
+}
 
 
 def arrow_type(kind: str) -> pa.DataType:
@@ -38,9 +50,13 @@ def arrow_type(kind: str) -> pa.DataType:
 
 
 def copy_batches(
-    connection: Connection, source: sql.Composable, columns: Mapping[str, str], where: sql.Composable | None = None, *,
+    connection: Connection,
+    source: sql.Composable,
+    columns: Mapping[str, str],
+    where: sql.Composable | None = None,
+    *,
     order: sql.Composable | None = None,
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a table as record batches.
 
     Args:
@@ -90,10 +106,14 @@ def _parsed(data: bytes, columns: Mapping[str, str]) -> pa.RecordBatch:
         read_options=pacsv.ReadOptions(column_names=names, block_size=len(data) + 1, use_threads=False),
         parse_options=pacsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         convert_options=pacsv.ConvertOptions(
-            column_types=plain, null_values=[""], true_values=["t"], false_values=["f"], strings_can_be_null=True,
+            column_types=plain,
+            null_values=[""],
+            true_values=["t"],
+            false_values=["f"],
+            strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         ),
-    )  # fmt: skip
+    )
     arrays = [_converted(table.column(i).combine_chunks(), arrow_type(kind)) for i, kind in enumerate(columns.values())]
     return pa.RecordBatch.from_arrays(arrays, names=names)
 

@@ -83,10 +83,29 @@ GROUP_PROMPT_COLUMNS = ("group_id", "prompt_digest", "prompt", "messages")
 _GROUP_PROMPT_FIXED = Struct(">h iq")
 
 EXPERIENCE_COLUMNS = (
-    "experience_id", "run_id", "group_id", "rollout_id", "segment_id", "turn_index", "num_prompt_tokens", "num_response_tokens",
-    "segment_row", "parent_id", "policy_version_min", "policy_version_max", "reward_sampled", "reward", "reward_final", "source",
-    "finish_reason", "prompt_digest", "response", "response_messages", "reward_parts", "metrics",
-)  # fmt: skip
+    "experience_id",
+    "run_id",
+    "group_id",
+    "rollout_id",
+    "segment_id",
+    "turn_index",
+    "num_prompt_tokens",
+    "num_response_tokens",
+    "segment_row",
+    "parent_id",
+    "policy_version_min",
+    "policy_version_max",
+    "reward_sampled",
+    "reward",
+    "reward_final",
+    "source",
+    "finish_reason",
+    "prompt_digest",
+    "response",
+    "response_messages",
+    "reward_parts",
+    "metrics",
+)
 _NO_VERSIONS = NULL + NULL
 _FALSE, _TRUE = binary(b"\x00"), binary(b"\x01")
 _NO_OBJECT = binary(jsonb_bytes({}))
@@ -105,9 +124,18 @@ def group_prompt_row(group_id: int, prompt_digest: bytes, prompt: bytes, message
 
 
 def experience_row(
-    experience_id: int, run_id: int, group_id: int, rollout_id: int, segment_id: int, segment_row: int, source: str, turn: int,
-    s: Sequence, texts: tuple[bytes, bytes], parents: Mapping[int, int],
-) -> bytes:  # fmt: skip
+    experience_id: int,
+    run_id: int,
+    group_id: int,
+    rollout_id: int,
+    segment_id: int,
+    segment_row: int,
+    source: str,
+    turn: int,
+    s: Sequence,
+    texts: tuple[bytes, bytes],
+    parents: Mapping[int, int],
+) -> bytes:
     """Encode a row of rft.experience with the fields of `EXPERIENCE_COLUMNS`.
 
     Args:
@@ -116,9 +144,26 @@ def experience_row(
     """
     num_prompt = s.num_prompt_tokens
     fixed = _EXPERIENCE_FIXED.pack(
-        22, 8, experience_id, 8, run_id, 8, group_id, 8, rollout_id, 8, segment_id, 4, turn,
-        4, num_prompt, 4, len(s.token_ids) - num_prompt, 4, segment_row,
-    )  # fmt: skip
+        22,
+        8,
+        experience_id,
+        8,
+        run_id,
+        8,
+        group_id,
+        8,
+        rollout_id,
+        8,
+        segment_id,
+        4,
+        turn,
+        4,
+        num_prompt,
+        4,
+        len(s.token_ids) - num_prompt,
+        4,
+        segment_row,
+    )
     versions, parent_id = _NO_VERSIONS, s.parent_id
     sampled = reward = float8(s.reward)
     final = _FALSE
@@ -133,8 +178,18 @@ def experience_row(
     prompt_digest, response_messages = texts
     return b"".join(
         (
-            fixed, int8(parent_id), versions, sampled, reward, final, word(source), text(s.finish_reason),
-            prompt_digest, text(s.response), response_messages,
-            binary(jsonb_bytes(s.reward_parts)) if s.reward_parts else _NO_OBJECT, binary(jsonb_bytes(s.metrics)),
+            fixed,
+            int8(parent_id),
+            versions,
+            sampled,
+            reward,
+            final,
+            word(source),
+            text(s.finish_reason),
+            prompt_digest,
+            text(s.response),
+            response_messages,
+            binary(jsonb_bytes(s.reward_parts)) if s.reward_parts else _NO_OBJECT,
+            binary(jsonb_bytes(s.metrics)),
         )
-    )  # fmt: skip
+    )

@@ -188,9 +188,11 @@ class Database:
         """Raise an RftError in a process that was forked since: both would read answers from one connection, and locks may be held."""
         if os.getpid() != self._pid:
             raise RftError(
-                "the buffer was opened in another process, from which this one was forked", value=self._pid,
-                allowed=str(os.getpid()), todo="open it again in this process",
-            )  # fmt: skip
+                "the buffer was opened in another process, from which this one was forked",
+                value=self._pid,
+                allowed=str(os.getpid()),
+                todo="open it again in this process",
+            )
 
     def own_pids(self) -> list[int]:
         """Return the process ids, on the server, of the sessions in this pool."""
@@ -349,9 +351,11 @@ def _unstorable(parameters: Mapping[str, Any], error: Exception) -> QueryError:
         for text in value if isinstance(value, list | tuple) else (value,):
             if isinstance(text, str) and not is_storable(text):
                 return QueryError(
-                    f"the value of {name} cannot be stored", value=text[:200],
-                    allowed="a text without NUL and half surrogate pairs", todo="correct it; nothing was stored",
-                )  # fmt: skip
+                    f"the value of {name} cannot be stored",
+                    value=text[:200],
+                    allowed="a text without NUL and half surrogate pairs",
+                    todo="correct it; nothing was stored",
+                )
     return QueryError(f"a value cannot be stored: {one_line(error)}", todo="correct it; nothing was stored")
 
 

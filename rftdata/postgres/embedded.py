@@ -81,9 +81,10 @@ def check_folder(folder: Path) -> None:
 def _unusable(folder: Path, error: OSError) -> BufferUnavailableError:
     where = f" ({error.filename})" if error.filename and Path(error.filename) != folder else ""
     return BufferUnavailableError(
-        f"the buffer's folder cannot be created or written: {error.strerror}{where}", value=str(folder),
+        f"the buffer's folder cannot be created or written: {error.strerror}{where}",
+        value=str(folder),
         todo="correct buffer.uri",
-    )  # fmt: skip
+    )
 
 
 def _full(folder: Path, who: str) -> DiskFullError:
@@ -316,9 +317,10 @@ class EmbeddedServer:
         host, _, port = address.rpartition(":")
         if (self._postmaster_line(5), self._postmaster_line(3)) != (host, port):
             raise BufferUnavailableError(
-                f"the server of {self.folder} is already running without the address buffer.listen", value=address,
+                f"the server of {self.folder} is already running without the address buffer.listen",
+                value=address,
                 todo="stop it with `rft db stop`; it listens there after the next start",
-            )  # fmt: skip
+            )
 
     def _initialise(self) -> None:
         """Create the data folder under another name and rename it, so that a crash leaves no partial folder."""
@@ -333,11 +335,20 @@ class EmbeddedServer:
             pwfile.flush()
             self._own(unfinished, Path(pwfile.name))
             self._run(
-                "initdb", "-D", str(unfinished), "-U", OWNER, f"--pwfile={pwfile.name}", "--auth=scram-sha-256",
-                "--encoding=UTF8", "--locale=C", "--data-checksums",
+                "initdb",
+                "-D",
+                str(unfinished),
+                "-U",
+                OWNER,
+                f"--pwfile={pwfile.name}",
+                "--auth=scram-sha-256",
+                "--encoding=UTF8",
+                "--locale=C",
+                "--data-checksums",
                 # Repeated hashing makes a person's password hard to guess. This one is random, and every connection would pay milliseconds.
-                "-c", "scram_iterations=1",
-            )  # fmt: skip
+                "-c",
+                "scram_iterations=1",
+            )
         lines = [f"{key} = {value}" for key, value in _SETTINGS.items()]
         with open(unfinished / "postgresql.conf", "a", encoding="utf-8") as file:
             file.write("\n".join(["", "# rftdata", *lines, ""]))
@@ -367,9 +378,19 @@ class EmbeddedServer:
             # pg_ctl builds a shell command in which it does not quote our options and does not quote paths enough. The data folder and
             # the log need no path there, because they are given by the environment and the working directory.
             self._run(
-                "pg_ctl", "start", "-w", "-t", str(round(_START_S)), "-l", "server.log", "-o", options,
-                extra={"PGDATA": str(self.data)}, cwd=self.data, inherited=(lock,),
-            )  # fmt: skip
+                "pg_ctl",
+                "start",
+                "-w",
+                "-t",
+                str(round(_START_S)),
+                "-l",
+                "server.log",
+                "-o",
+                options,
+                extra={"PGDATA": str(self.data)},
+                cwd=self.data,
+                inherited=(lock,),
+            )
         finally:
             os.close(lock)
 

@@ -104,10 +104,24 @@ def _watch(folder: Path, arguments: list[str]) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         subprocess.run(
-            [sys.executable, "-IS", idle_watch.__file__, str(folder), str(binary_dir()), *arguments, queries()["open_sessions"], str(lock)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
-            pass_fds=(lock,), check=False,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-IS",
+                idle_watch.__file__,
+                str(folder),
+                str(binary_dir()),
+                *arguments,
+                queries()["open_sessions"],
+                str(lock),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            pass_fds=(lock,),
+            check=False,
+        )
     except BlockingIOError:
         pass  # it has a watcher
     finally:

@@ -143,16 +143,22 @@ class Watcher:
     def _has_sessions(self) -> bool:
         """Return whether a client without a mark is connected: psql, a notebook on another machine, a dashboard."""
         connection = {
-            "PGHOST": (self.folder / "socket_dir").read_text().strip(), "PGPORT": self._line(3),
-            "PGPASSWORD": (self.folder / "password").read_text().strip(), "PGCONNECT_TIMEOUT": "10",
-        }  # fmt: skip
+            "PGHOST": (self.folder / "socket_dir").read_text().strip(),
+            "PGPORT": self._line(3),
+            "PGPASSWORD": (self.folder / "password").read_text().strip(),
+            "PGCONNECT_TIMEOUT": "10",
+        }
         # Settings of the environment for clients (PGOPTIONS, PGSSLMODE) are for other servers.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         try:
             asked = subprocess.run(
-                [str(self.binaries / "psql"), "-XAtc", self.sessions], env={**inherited, **self.environment, **connection},
-                stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_QUERY_S,
-            )  # fmt: skip
+                [str(self.binaries / "psql"), "-XAtc", self.sessions],
+                env={**inherited, **self.environment, **connection},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=_QUERY_S,
+            )
         except subprocess.TimeoutExpired:  # meanwhile `server.lock` is held, for which every command waits
             return True
         # A server that refuses the connection is full or recovering.
@@ -166,8 +172,12 @@ class Watcher:
         for mode, limit_s in (("smart", _SMART_S), ("fast", 60)):
             stopped = subprocess.run(
                 [str(self.binaries / "pg_ctl"), "stop", "-D", str(self.data), "-m", mode, "-w", "-t", str(limit_s)],
-                stdin=subprocess.DEVNULL, capture_output=True, check=False, cwd="/", **user,  # type: ignore[call-overload]
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                cwd="/",
+                **user,  # type: ignore[call-overload]
+            )
             if stopped.returncode == 0:
                 break
         sockets = Path((self.folder / "socket_dir").read_text().strip())

@@ -37,6 +37,7 @@ def check_address(address: str) -> None:
     if refused or not num_free:
         cause = (refused or failed)[0]
         raise BufferUnavailableError(
-            f"the embedded server cannot listen on the address buffer.listen: {cause.strerror or cause}", value=address,
+            f"the embedded server cannot listen on the address buffer.listen: {cause.strerror or cause}",
+            value=address,
             todo="choose another port, or end the program that listens there (`ss -ltnp` lists them); the host is a name or an address of this machine",
-        ) from cause  # fmt: skip
+        ) from cause

@@ -54,18 +54,21 @@ def check_schema(version: str | None, location: str) -> None:
     if version is not None and version < newest:
         raise SchemaVersionError(
             f"the schema of the buffer {location} is older than this program, and commands that only read do not change it",
-            value=version, allowed=newest,
+            value=version,
+            allowed=newest,
             todo=f"end the processes of the earlier release, then run `rft db migrate --buffer {location}` (`rft db backup` first)",
-        )  # fmt: skip
+        )
     if version != newest:
         raise _newer(version)
 
 
 def _newer(version: str | None) -> SchemaVersionError:
     return SchemaVersionError(
-        "the database's schema is newer than this program", value=version, allowed=f"up to {newest_version()}",
+        "the database's schema is newer than this program",
+        value=version,
+        allowed=f"up to {newest_version()}",
         todo="upgrade rftdata",
-    )  # fmt: skip
+    )
 
 
 def migrate(database: Database) -> str:
@@ -109,9 +112,10 @@ def migrate(database: Database) -> str:
         if not isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
             raise
         raise SchemaVersionError(
-            f"the schema must be migrated to version {head}, for which this account has no rights", value=schema_version(database),
+            f"the schema must be migrated to version {head}, for which this account has no rights",
+            value=schema_version(database),
             todo="let the schema's owner run `rft db migrate`",
-        ) from error  # fmt: skip
+        ) from error
     except CommandError as error:
         raise _newer(schema_version(database)) from error
     finally:

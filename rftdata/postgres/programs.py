@@ -104,8 +104,12 @@ def open_path_for(folder: Path) -> None:
 
 
 def run_program(
-    program: str, *arguments: str, extra: dict[str, str] | None = None, cwd: Path = Path("/"), inherited: tuple[int, ...] = ()
-) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    program: str,
+    *arguments: str,
+    extra: dict[str, str] | None = None,
+    cwd: Path = Path("/"),
+    inherited: tuple[int, ...] = (),
+) -> subprocess.CompletedProcess[str]:
     """Run a program under the server's account, with its output in `stdout`.
 
     Args:
@@ -116,10 +120,18 @@ def run_program(
     # Output goes to a file, because the server would inherit a pipe and never close it.
     with tempfile.TemporaryFile("w+") as output:
         result = subprocess.run(
-            [str(binary_dir() / program), *arguments], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C", **(extra or {})}, cwd=cwd, start_new_session=True, check=False, pass_fds=inherited,
-            user=user.pw_uid if user else None, group=user.pw_gid if user else None,
+            [str(binary_dir() / program), *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C", **(extra or {})},
+            cwd=cwd,
+            start_new_session=True,
+            check=False,
+            pass_fds=inherited,
+            user=user.pw_uid if user else None,
+            group=user.pw_gid if user else None,
             extra_groups=[] if user else None,
-        )  # fmt: skip
+        )
         output.seek(0)
         return subprocess.CompletedProcess(result.args, result.returncode, stdout=output.read())

@@ -25,5 +25,6 @@ def _bad_reward(row: str) -> QueryError:
     values = set(re.findall(r", (NaN|-?Infinity)(?=[,)])", row))
     return QueryError(
         f"the reward of {f'experience {which[1]}' if which else 'an experience'} cannot be {values.pop() if len(values) == 1 else 'NaN or infinite'}",
-        allowed="a finite number, or NULL while it is awaited", todo="correct the statement; it changed nothing",
-    )  # fmt: skip
+        allowed="a finite number, or NULL while it is awaited",
+        todo="correct the statement; it changed nothing",
+    )

@@ -87,9 +87,10 @@ def _loads(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:  # an UPDATE of a person wrote it: our own writers refuse it
         raise QueryError(
-            "a JSON value in the database is nested too deeply to be read", allowed=f"up to {MAX_JSON_DEPTH} levels",
+            "a JSON value in the database is nested too deeply to be read",
+            allowed=f"up to {MAX_JSON_DEPTH} levels",
             todo=f"make it flatter by UPDATE; `where payload @? '$.**{{{MAX_JSON_DEPTH + 1}}}'` finds such tasks",
-        ) from None  # fmt: skip
+        ) from None
 
 
 ADAPTERS = AdaptersMap(psycopg.adapters)

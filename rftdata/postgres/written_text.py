@@ -58,6 +58,8 @@ def condition_error(error: psycopg.DatabaseError, where: str | None) -> QueryErr
     """Return the error of a condition that PostgreSQL rejected."""
     refused = query_error(error)
     return QueryError(
-        f"the condition cannot be used: {refused.what}", value=where,
-        allowed="one condition in SQL over the columns of rft.v_experience, such as: reward < 0.5 AND taskset = 'gsm8k'", todo=refused.todo,
-    )  # fmt: skip
+        f"the condition cannot be used: {refused.what}",
+        value=where,
+        allowed="one condition in SQL over the columns of rft.v_experience, such as: reward < 0.5 AND taskset = 'gsm8k'",
+        todo=refused.todo,
+    )

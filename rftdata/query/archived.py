@@ -26,9 +26,12 @@ _ARRAYS = BASE_ARRAYS.keys() | OPTIONAL_ARRAYS.keys()
 # What archiving takes away: columns; None for whole rows.
 ARCHIVED_TEXTS = frozenset({"prompt", "response", "response_hash", "messages", "reward_parts", "metrics"})
 _TAKEN: Mapping[str, frozenset[str] | None] = {
-    "experience": ARCHIVED_TEXTS | _ARRAYS, "v_experience": ARCHIVED_TEXTS,
-    "group_prompt": frozenset({"prompt", "messages"}), "group_baseline": frozenset({"response", "messages", "reward_parts"}), "score": None,
-}  # fmt: skip
+    "experience": ARCHIVED_TEXTS | _ARRAYS,
+    "v_experience": ARCHIVED_TEXTS,
+    "group_prompt": frozenset({"prompt", "messages"}),
+    "group_baseline": frozenset({"response", "messages", "reward_parts"}),
+    "score": None,
+}
 _ROWS_AT_ONCE = 4096
 # Row groups that `ArchivedColumns` keeps in memory for rows to come, in bytes.
 _HELD_BYTES = 128 * 2**20
@@ -105,9 +108,13 @@ class ArchivedRows:
         node = None if filter is None else parse(filter)
         early = node is not None and (columns_of(node) - _ARRAYS) == columns_of(node) <= set(stored.names)
         scanner = fragment.scanner(
-            columns=_stored_columns(schema, stored), filter=filter if early else None, batch_size=_ROWS_AT_ONCE,
-            batch_readahead=1, fragment_readahead=1, use_threads=False,
-        )  # fmt: skip
+            columns=_stored_columns(schema, stored),
+            filter=filter if early else None,
+            batch_size=_ROWS_AT_ONCE,
+            batch_readahead=1,
+            fragment_readahead=1,
+            use_threads=False,
+        )
         for batch in _whole(scanner.to_batches(), path):
             found = _as_queried(batch, schema, stored)
             yield found if early or filter is None else found.filter(filter)

@@ -16,9 +16,11 @@ from rftdata.segments.reader import SegmentReader
 # Arrays of every experience, and arrays that some workflows and algorithms record.
 BASE_ARRAYS = {name: SCHEMA.field(name).type for name in ("token_ids", "loss_mask", "behavior_logprobs")}
 OPTIONAL_ARRAYS = {
-    "token_rewards": pa.list_(pa.float32()), "teacher_logprobs": pa.list_(pa.float32()), "step_reward": pa.list_(pa.float32()),
+    "token_rewards": pa.list_(pa.float32()),
+    "teacher_logprobs": pa.list_(pa.float32()),
+    "step_reward": pa.list_(pa.float32()),
     "state_hash": pa.list_(pa.int64()),
-}  # fmt: skip
+}
 # Columns with the place and the length of an experience's arrays.
 PLACE = ("segment_id", "segment_row", "num_prompt_tokens", "num_response_tokens")
 # Tokens whose arrays are in memory together.

@@ -21,9 +21,16 @@ from psycopg import sql
 
 _OPERATORS = {"equal": "=", "not_equal": "<>", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">="}
 _PYTHON_TYPES: dict[str, type] = {
-    "bigint": int, "integer": int, "smallint": int, "double precision": float, "boolean": bool, "text": str, "character varying": str,
-    "USER-DEFINED": str, "timestamp with time zone": datetime.datetime,
-}  # fmt: skip
+    "bigint": int,
+    "integer": int,
+    "smallint": int,
+    "double precision": float,
+    "boolean": bool,
+    "text": str,
+    "character varying": str,
+    "USER-DEFINED": str,
+    "timestamp with time zone": datetime.datetime,
+}
 
 
 @dataclass(frozen=True)

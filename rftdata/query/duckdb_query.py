@@ -32,14 +32,22 @@ _READING = (
     duckdb.StatementType.MULTI,
 )  # PIVOT is of the third type
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
-    "python_enable_replacements": "false", "autoinstall_known_extensions": "false", "autoload_known_extensions": "false",
-}  # fmt: skip
+    "python_enable_replacements": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+}
 
 
 def run_query(
-    database: Database, store: SegmentStore, archives: ArchiveFolder, text: str, *, run_id: int | None = None, limit_bytes: int | None = None,
+    database: Database,
+    store: SegmentStore,
+    archives: ArchiveFolder,
+    text: str,
+    *,
+    run_id: int | None = None,
+    limit_bytes: int | None = None,
     on_damage: OnDamage | None = None,
-) -> pa.RecordBatchReader:  # fmt: skip
+) -> pa.RecordBatchReader:
     """Return the result of a DuckDB query; arguments and errors as in `Buffer.query`."""
     arrays = ArrayColumns(SegmentReader(database, store, max_segments=_OPEN_SEGMENTS), on_damage)
     batches = _stream(database, Reading(database, arrays, archives, limit_bytes), text, run_id)
@@ -62,8 +70,10 @@ def _stream(
             result = connection.sql(text)
             if result is None:
                 raise QueryError(
-                    "the statement returns no rows", value=text, todo="write a SELECT; use `rft sql` to change rewards and tasks"
-                )  # fmt: skip
+                    "the statement returns no rows",
+                    value=text,
+                    todo="write a SELECT; use `rft sql` to change rewards and tasks",
+                )
             reader = result.to_arrow_reader(_ROWS_AT_ONCE)
             yield reader.schema
             yield from reader
@@ -83,14 +93,14 @@ def _register(
     check_text("the text of the query", text)
     statements = connection.extract_statements(text)
     if len(statements) != 1:
-        raise QueryError(
-            "a query is one statement", value=text, todo="join them with WITH, or run it again for each"
-        )  # fmt: skip
+        raise QueryError("a query is one statement", value=text, todo="join them with WITH, or run it again for each")
     if statements[0].type not in _READING:
         raise QueryError(
-            "a query only reads", value=text, allowed="SELECT, FROM, DESCRIBE, SUMMARIZE, SHOW, EXPLAIN",
+            "a query only reads",
+            value=text,
+            allowed="SELECT, FROM, DESCRIBE, SUMMARIZE, SHOW, EXPLAIN",
             todo="write a SELECT; use `rft sql` to change rewards and tasks, and `rft export` to write files",
-        )  # fmt: skip
+        )
     connection.execute("SET enable_progress_bar = false")  # DuckDB writes it to the standard output
     connection.execute("CREATE SCHEMA rft")
     known = tables(database)

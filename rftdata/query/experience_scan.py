@@ -33,9 +33,16 @@ _ORDER = sql.SQL("experience_id")
 
 
 def scan_experiences(
-    database: Database, store: SegmentStore, archives: ArchiveFolder, columns: Sequence[str], where: str | None, *, run_id: int | None = None,
-    share: tuple[int, int] = (0, 1), on_damage: OnDamage | None = None,
-) -> pa.RecordBatchReader:  # fmt: skip
+    database: Database,
+    store: SegmentStore,
+    archives: ArchiveFolder,
+    columns: Sequence[str],
+    where: str | None,
+    *,
+    run_id: int | None = None,
+    share: tuple[int, int] = (0, 1),
+    on_damage: OnDamage | None = None,
+) -> pa.RecordBatchReader:
     """Return rows of `rft.v_experience` with arrays; arguments and errors as in `Buffer.scan`."""
     index, count = share
     if not 0 <= index < count:
@@ -48,9 +55,11 @@ def scan_experiences(
     for name in columns:
         if name not in kinds and name not in arrays:
             raise QueryError(
-                "unknown column", value=name, allowed="the columns of rft.v_experience, " + ", ".join(arrays),
+                "unknown column",
+                value=name,
+                allowed="the columns of rft.v_experience, " + ", ".join(arrays),
                 todo=did_you_mean(name, [*kinds, *arrays], "`rft sql '\\d rft.v_experience'` lists the columns"),
-            )  # fmt: skip
+            )
     schema = pa.schema([(name, arrays[name] if name in arrays else arrow_type(kinds[name])) for name in columns])
     conditions = [in_parentheses(where)] if where is not None else []
     if run_id is not None:
@@ -66,9 +75,16 @@ def scan_experiences(
 
 
 def _batches(
-    database: Database, arrays: ArrayColumns, archives: ArchiveFolder, schema: pa.Schema, kinds: Mapping[str, str],
-    both: Mapping[str, str], run_id: int | None, where: str | None, condition: sql.Composable | None,
-) -> Iterator[pa.RecordBatch | None]:  # fmt: skip
+    database: Database,
+    arrays: ArrayColumns,
+    archives: ArchiveFolder,
+    schema: pa.Schema,
+    kinds: Mapping[str, str],
+    both: Mapping[str, str],
+    run_id: int | None,
+    where: str | None,
+    condition: sql.Composable | None,
+) -> Iterator[pa.RecordBatch | None]:
     """Yield None once the condition was accepted, and then the rows.
 
     Args:
@@ -95,10 +111,11 @@ def _batches(
             _accepts(connection, source, condition, where)
         if runs and not _accepts(connection, _columns_of(view, kinds.keys() - ARCHIVED_TEXTS), condition, where):
             raise ArchivedError(
-                f"the run {runs[0]['run']!r} is archived, and the condition reads one of its texts", value=where,
+                f"the run {runs[0]['run']!r} is archived, and the condition reads one of its texts",
+                value=where,
                 allowed=f"conditions without {', '.join(sorted(ARCHIVED_TEXTS))}",
                 todo=f"name another run (run=), use `Buffer.query`, or bring it back first: `rft restore-run {runs[0]['run']}`",
-            )  # fmt: skip
+            )
         yield None
         try:
             for batch in copy_batches(connection, source, rows, condition, order=_ORDER):
@@ -111,8 +128,12 @@ def _batches(
 
 
 def _filled(
-    batch: pa.RecordBatch, arrays: ArrayColumns, wanted: Sequence[str], archived: ArchivedColumns | None, columns: Sequence[str],
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    batch: pa.RecordBatch,
+    arrays: ArrayColumns,
+    wanted: Sequence[str],
+    archived: ArchivedColumns | None,
+    columns: Sequence[str],
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows with their arrays, and those of archived runs with what archiving took away.
 
     Args:

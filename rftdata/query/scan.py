@@ -120,9 +120,15 @@ class Table(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
     """
 
     def __init__(
-        self, name: str, columns: Columns, reading: Reading, *, arrays: Sequence[str] = (), run_id: int | None = None,
+        self,
+        name: str,
+        columns: Columns,
+        reading: Reading,
+        *,
+        arrays: Sequence[str] = (),
+        run_id: int | None = None,
         direct: tuple[str, Columns] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         # `Dataset` has no constructor for subclasses in Python. DuckDB uses only `schema` and `scanner`.
         self.name, self._columns, self._arrays = name, columns, list(arrays)
         self._reading, self._run_id, self._direct = reading, run_id, direct
@@ -170,9 +176,14 @@ class Table(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         )
 
     def _read(
-        self, source: sql.Composable, rows: Columns, where: sql.Composable | None, arrays: list[str], names: list[str],
+        self,
+        source: sql.Composable,
+        rows: Columns,
+        where: sql.Composable | None,
+        arrays: list[str],
+        names: list[str],
         filter: pc.Expression | None,
-    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    ) -> Iterator[pa.RecordBatch]:
         late = filter is not None and bool(arrays) and self._reads_arrays(filter)
         try:
             with self._reading.connection() as connection:

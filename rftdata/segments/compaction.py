@@ -89,11 +89,16 @@ def commit_moves(connection: Connection, moves: Sequence[Move]) -> set[int]:
             "a file to which segments were copied was closed meanwhile", todo="copy them again"
         )
     rows = fetch(
-        connection, "move_segments", segment_ids=[m.origin.segment_id for m in moves], from_uris=[m.origin.uri for m in moves],
-        from_offsets=[m.origin.offset_bytes for m in moves], to_uris=[m.copy.uri for m in moves],
-        to_offsets=[m.copy.offset_bytes for m in moves], to_lengths=[m.copy.length_bytes for m in moves],
+        connection,
+        "move_segments",
+        segment_ids=[m.origin.segment_id for m in moves],
+        from_uris=[m.origin.uri for m in moves],
+        from_offsets=[m.origin.offset_bytes for m in moves],
+        to_uris=[m.copy.uri for m in moves],
+        to_offsets=[m.copy.offset_bytes for m in moves],
+        to_lengths=[m.copy.length_bytes for m in moves],
         to_checksums=[m.copy.checksum for m in moves],
-    )  # fmt: skip
+    )
     return {row["segment_id"] for row in rows}
 
 
@@ -122,9 +127,15 @@ class Compactor:
     """
 
     def __init__(
-        self, database: Database, store: SegmentStore, *, grace_s: float = DEFAULT_GRACE_S, min_files: int = 2,
-        alone: bool = False, on_step: Callable[[str], None] = lambda step: None,
-    ) -> None:  # fmt: skip
+        self,
+        database: Database,
+        store: SegmentStore,
+        *,
+        grace_s: float = DEFAULT_GRACE_S,
+        min_files: int = 2,
+        alone: bool = False,
+        on_step: Callable[[str], None] = lambda step: None,
+    ) -> None:
         self._database = database
         self._store = store
         self._grace_s = grace_s
@@ -173,9 +184,13 @@ class Compactor:
         return known, stored
 
     def _clear(
-        self, known: dict[str, Row], stored: dict[str, StoredFile], merged: set[str], report: CompactionReport,
+        self,
+        known: dict[str, Row],
+        stored: dict[str, StoredFile],
+        merged: set[str],
+        report: CompactionReport,
         stop: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._cut(known, stored, merged, report, stop)
         self._remove_orphans(stored, report)
         self._remove_retired(stored, report)
@@ -240,9 +255,13 @@ class Compactor:
                 report.bytes_moved += sum(move.copy.length_bytes for move in moves)
 
     def _cut(
-        self, known: dict[str, Row], stored: dict[str, StoredFile], merged: set[str], report: CompactionReport,
+        self,
+        known: dict[str, Row],
+        stored: dict[str, StoredFile],
+        merged: set[str],
+        report: CompactionReport,
         stop: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Cut uncommitted bytes from the end of files without a writer."""
         for row in known.values():
             uri = row["uri"]

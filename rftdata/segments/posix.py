@@ -176,9 +176,11 @@ class PosixSegmentStore(SegmentStore):
         check_file_name(uri)
         if not self.is_ours(uri):
             raise RftError(
-                "a row of the database names a segment file of another buffer", value=uri, allowed=f"{self.owner}-…{_SUFFIX}",
+                "a row of the database names a segment file of another buffer",
+                value=uri,
+                allowed=f"{self.owner}-…{_SUFFIX}",
                 todo="the file was not changed; find out who wrote the row",
-            )  # fmt: skip
+            )
 
     def _bytes(self, address: SegmentAddress) -> pa.Buffer:
         check_file_name(address.uri)
@@ -220,8 +222,9 @@ class PosixSegmentStore(SegmentStore):
         if error.errno == errno.ENOMEM:
             return BufferUnavailableError(
                 "a segment file cannot be mapped: this process has too many mappings, or too little address space",
-                value=address.uri, todo="raise vm.max_map_count, or the limit on address space (ulimit -v)",
-            )  # fmt: skip
+                value=address.uri,
+                todo="raise vm.max_map_count, or the limit on address space (ulimit -v)",
+            )
         why = "it is missing or empty" if error.errno == errno.ENOENT else str(error.strerror)
         return BufferUnavailableError(
             f"the folder of the segments cannot be read: {why}",

@@ -90,9 +90,10 @@ class SegmentReader:
                 try:
                     if segment_id not in addresses:
                         raise SegmentCorruptError(
-                            f"segment {segment_id} is not in rft.segment", segment_id=segment_id,
+                            f"segment {segment_id} is not in rft.segment",
+                            segment_id=segment_id,
                             todo="`rft doctor` lists every affected experience",
-                        )  # fmt: skip
+                        )
                     batch = self._batches[segment_id] = self.read(addresses[segment_id])
                     self._read_at[segment_id] = addresses[segment_id]
                     self._purged[segment_id] = purged_rows(batch)

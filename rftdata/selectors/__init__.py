@@ -13,16 +13,19 @@ from rftdata.errors import ConfigError
 from rftdata.plugins import Registry
 from rftdata.selectors.base import Observation, Screening, Selector, TaskIds
 
-SELECTORS = Registry[type[Selector]]("selector", {
-    "sequential": "rftdata.selectors.sequential:Sequential",
-    "shuffle": "rftdata.selectors.shuffle:Shuffle",
-    "random": "rftdata.selectors.random:Random",
-    "easy_to_hard": "rftdata.selectors.easy_to_hard:EasyToHard",
-    "difficulty": "rftdata.selectors.difficulty:Difficulty",
-    "speed": "rftdata.selectors.speed:Speed",
-    "greso": "rftdata.selectors.greso:Greso",
-    "plr": "rftdata.selectors.plr:PrioritizedLevelReplay",
-})  # fmt: skip
+SELECTORS = Registry[type[Selector]](
+    "selector",
+    {
+        "sequential": "rftdata.selectors.sequential:Sequential",
+        "shuffle": "rftdata.selectors.shuffle:Shuffle",
+        "random": "rftdata.selectors.random:Random",
+        "easy_to_hard": "rftdata.selectors.easy_to_hard:EasyToHard",
+        "difficulty": "rftdata.selectors.difficulty:Difficulty",
+        "speed": "rftdata.selectors.speed:Speed",
+        "greso": "rftdata.selectors.greso:Greso",
+        "plr": "rftdata.selectors.plr:PrioritizedLevelReplay",
+    },
+)
 
 __all__ = ["SELECTORS", "Observation", "Screening", "Selector", "build_selector", "check_selector"]
 
@@ -65,9 +68,10 @@ def _check_names(name: str, cls: type[Selector], args: dict[str, Any]) -> None:
     unknown = [key for key in args if key not in known]
     if unknown:
         raise ConfigError(
-            f"the selector {name!r} has no argument {unknown[0]!r}", allowed=", ".join(known) or "none",
+            f"the selector {name!r} has no argument {unknown[0]!r}",
+            allowed=", ".join(known) or "none",
             todo=did_you_mean(unknown[0], known, "correct the section selector"),
-        )  # fmt: skip
+        )
     missing = [key for key in known if parameters[key].default is inspect.Parameter.empty and key not in args]
     if missing:
         raise ConfigError(f"the selector {name!r} needs {missing[0]!r}", todo="add it to the section selector")

@@ -60,10 +60,19 @@ class Difficulty(DrawnSelector):
     """
 
     def __init__(
-        self, task_ids: TaskIds, seed: int, *, features: Sequence[str] = (), target_pass_rate: float = 0.5, forgetting: float = 0.1,
-        implicit: float | None = None, temperature: float = 0.0, thompson: bool = True, pseudo_trials: float | None = None,
+        self,
+        task_ids: TaskIds,
+        seed: int,
+        *,
+        features: Sequence[str] = (),
+        target_pass_rate: float = 0.5,
+        forgetting: float = 0.1,
+        implicit: float | None = None,
+        temperature: float = 0.0,
+        thompson: bool = True,
+        pseudo_trials: float | None = None,
         adaptive_implicit: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(task_ids, seed)
         self.feature_keys = feature_list("difficulty", features, (0, 2))
         implicit = (0.1 if self.feature_keys else 0.0) if implicit is None else implicit
@@ -80,9 +89,10 @@ class Difficulty(DrawnSelector):
             number("difficulty", "pseudo_trials", pseudo_trials, 0, math.inf)
         if implicit > 0 and not self.feature_keys:
             raise ConfigError(
-                "the selector 'difficulty' infers pass rates from those of two reference models, but has no features", value=implicit,
+                "the selector 'difficulty' infers pass rates from those of two reference models, but has no features",
+                value=implicit,
                 todo="name both in features, or leave implicit out",
-            )  # fmt: skip
+            )
         self._target, self._forgetting, self._implicit = target_pass_rate, forgetting, implicit
         self._temperature, self._thompson = temperature, thompson
         self._pseudo_trials, self._adaptive = pseudo_trials, adaptive_implicit

@@ -36,9 +36,16 @@ class Greso(Shuffle):
     """
 
     def __init__(
-        self, task_ids: TaskIds, seed: int, *, explore_easy: float = 0.5, explore_hard: float = 0.5,
-        target_easy: float = 1 / 12, target_hard: float = 1 / 6, adjust: float = 0.01,
-    ) -> None:  # fmt: skip
+        self,
+        task_ids: TaskIds,
+        seed: int,
+        *,
+        explore_easy: float = 0.5,
+        explore_hard: float = 0.5,
+        target_easy: float = 1 / 12,
+        target_hard: float = 1 / 6,
+        adjust: float = 0.01,
+    ) -> None:
         super().__init__(task_ids, seed)
         given = {
             "explore_easy": explore_easy,

@@ -129,8 +129,9 @@ class PrioritizedLevelReplay(DrawnSelector):
             self._newest.append((None, 0.0, 0.0))
             if slot == len(self._scores):
                 self._positions, self._scores, self._tried_at = (
-                    np.concatenate([column, np.zeros_like(column)]) for column in (self._positions, self._scores, self._tried_at)
-                )  # fmt: skip
+                    np.concatenate([column, np.zeros_like(column)])
+                    for column in (self._positions, self._scores, self._tried_at)
+                )
             self._positions[slot] = position
             self._close(np.array([position]))
         return slot

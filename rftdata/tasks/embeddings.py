@@ -26,8 +26,11 @@ def known_vectors(
     for start in range(0, len(task_ids), _PORTION):
         part = slice(start, start + _PORTION)
         rows = database.fetch(
-            "known_embeddings", model=model, task_ids=list(task_ids[part]), digests=[text_digest(text) for text in texts[part]]
-        )  # fmt: skip
+            "known_embeddings",
+            model=model,
+            task_ids=list(task_ids[part]),
+            digests=[text_digest(text) for text in texts[part]],
+        )
         found.update({start + row["place"]: _array(row["embedding"]) for row in rows})
     return found
 

@@ -58,10 +58,13 @@ def refuse_args(config: TasksetConfig) -> None:
     key = min(config.args)
     beside = key in ("split", "limit", "prompt", "answer")
     raise TaskSourceError(
-        f"the taskset {config.name!r} gives its file the argument {key!r}, but a file has no arguments", value=config.args,
+        f"the taskset {config.name!r} gives its file the argument {key!r}, but a file has no arguments",
+        value=config.args,
         allowed="args for a folder: split, files; beside args: split, limit, prompt, answer",
-        todo=f"write {key} beside args instead of in it" if beside else "leave args out; a CSV file has commas between its values and a header",
-    )  # fmt: skip
+        todo=f"write {key} beside args instead of in it"
+        if beside
+        else "leave args out; a CSV file has commas between its values and a header",
+    )
 
 
 def file_rows(config: TasksetConfig, path: Path) -> Iterator[dict[str, Any]]:
@@ -112,11 +115,12 @@ def folder_rows(config: TasksetConfig, path: Path) -> Iterator[dict[str, Any]]:
     files = list(_data_files(config, path))
     if not files:
         raise TaskSourceError(
-            f"the folder of the taskset {config.name!r} has no data file", value=str(path),
-            allowed=f"what Dataset.save_to_disk wrote, or {', '.join(READERS)} files" + (
-                f" that match {config.args}" if config.args else ""),
+            f"the folder of the taskset {config.name!r} has no data file",
+            value=str(path),
+            allowed=f"what Dataset.save_to_disk wrote, or {', '.join(READERS)} files"
+            + (f" that match {config.args}" if config.args else ""),
             todo="correct its source or its args",
-        )  # fmt: skip
+        )
     for file in files:
         yield from file_rows(config, file)
 
@@ -126,17 +130,20 @@ def _data_files(config: TasksetConfig, path: Path) -> Iterator[Path]:
     unknown = sorted(set(config.args) - {"split", "files"})
     if unknown:
         raise TaskSourceError(
-            f"a folder of data files has no argument {unknown[0]!r}", allowed="split, files",
+            f"a folder of data files has no argument {unknown[0]!r}",
+            allowed="split, files",
             todo=f"correct args of the taskset {config.name!r}",
-        )  # fmt: skip
+        )
     split, pattern = config.args.get("split"), config.args.get("files")
     if (path / "dataset_dict.json").is_file():
         splits = _json_file(config, path / "dataset_dict.json").get("splits", [])
         if split not in splits:
             raise TaskSourceError(
-                f"the data sets of the taskset {config.name!r} have no split of that name", value=split,
-                allowed=", ".join(splits), todo=f"choose one: `args: {{split: {splits[0] if splits else 'train'}}}`",
-            )  # fmt: skip
+                f"the data sets of the taskset {config.name!r} have no split of that name",
+                value=split,
+                allowed=", ".join(splits),
+                todo=f"choose one: `args: {{split: {splits[0] if splits else 'train'}}}`",
+            )
         yield from _saved_dataset(config, path / str(split))
     elif (path / "state.json").is_file():
         yield from _saved_dataset(config, path)

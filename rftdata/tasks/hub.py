@@ -55,9 +55,11 @@ def rows(config: TasksetConfig) -> Iterator[dict[str, Any]]:
         # If the hub did not answer, use the local cache at once instead of waiting.
         with _offline(datasets) if commit is None else contextlib.nullcontext():
             found = datasets.load_dataset(
-                name, config.args.get("config"), split=config.args.get("split", "train"),
+                name,
+                config.args.get("config"),
+                split=config.args.get("split", "train"),
                 revision=commit or config.args.get("revision"),
-            )  # fmt: skip
+            )
     except Exception as error:
         reason = " ".join(str(error).split())[:400]
         away = " (the hub does not answer, or has no such data set)" if commit is None else ""
@@ -77,9 +79,10 @@ def _name(config: TasksetConfig) -> str:
     unknown = sorted(set(config.args) - set(_ARGS))
     if unknown:
         raise TaskSourceError(
-            f"a data set of the hub has no argument {unknown[0]!r}", allowed=", ".join(_ARGS),
+            f"a data set of the hub has no argument {unknown[0]!r}",
+            allowed=", ".join(_ARGS),
             todo=f"correct args of the taskset {config.name!r}",
-        )  # fmt: skip
+        )
     if not name or name.count("/") > 1:
         raise TaskSourceError(
             f"the taskset {config.name!r} does not name a data set of the hub",

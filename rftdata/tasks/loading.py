@@ -85,9 +85,13 @@ def load_taskset(
         num_tasks = int(counts["n"])
         check_json(f"the arguments of the taskset {config.name!r}", _arguments(config))
         execute(
-            connection, "save_taskset", taskset=config.name, source=config.source,
-            args=Jsonb({**_arguments(config), "digest": now.digest}), num_tasks=num_tasks,
-        )  # fmt: skip
+            connection,
+            "save_taskset",
+            taskset=config.name,
+            source=config.source,
+            args=Jsonb({**_arguments(config), "digest": now.digest}),
+            num_tasks=num_tasks,
+        )
     for sentence in _sentences(config, reading, num_over, counts["num_left"]):
         print(f"tasks: {config.name}: {sentence}", file=sys.stderr, flush=True)
     return num_tasks
@@ -147,8 +151,9 @@ def _known(database: Database, config: TasksetConfig) -> Row | None:
         return None
     stored = {key: value for key, value in rows[0]["args"].items() if key != "digest"}
     differences = [
-        *_differences("source", rows[0]["source"], config.source), *_differences("", stored, _arguments(config)),
-    ]  # fmt: skip
+        *_differences("source", rows[0]["source"], config.source),
+        *_differences("", stored, _arguments(config)),
+    ]
     if differences:
         raise TaskSourceError(
             f"the buffer already holds a taskset {config.name!r} from another source or with other arguments "

@@ -54,21 +54,25 @@ def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str,
                 yield from cursor
     except psycopg.errors.QueryCanceled as error:
         raise TaskSourceError(
-            f"the query of the taskset {config.name!r} did not return its next rows within {limit_s:g} s", value=statement,
+            f"the query of the taskset {config.name!r} did not return its next rows within {limit_s:g} s",
+            value=statement,
             todo=f"correct it, or raise timeout_s of the taskset {config.name!r}",
-        ) from error  # fmt: skip
+        ) from error
     except psycopg.OperationalError as error:
         raise TaskSourceError(
             f"the database of the taskset {config.name!r} cannot be used: {redacted(' '.join(str(error).split()))}",
-            value=redacted(uri), todo="start it, or correct args.url (host, port, user, password, database)",
-        ) from None  # fmt: skip
+            value=redacted(uri),
+            todo="start it, or correct args.url (host, port, user, password, database)",
+        ) from None
     except psycopg.Error as error:
         if isinstance(error, psycopg.DataError) and error.sqlstate is None:  # not the server's
             raise _unreadable(config, statement, error) from error
         raise TaskSourceError(
-            f"the query of the taskset {config.name!r} is refused: {_message(error)}", value=statement,
-            allowed="one SELECT that changes nothing", todo="correct it",
-        ) from error  # fmt: skip
+            f"the query of the taskset {config.name!r} is refused: {_message(error)}",
+            value=statement,
+            allowed="one SELECT that changes nothing",
+            todo="correct it",
+        ) from error
     except (ValueError, OverflowError, RecursionError) as error:
         raise _unreadable(config, statement, error) from error
 
@@ -76,9 +80,10 @@ def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str,
 def _unreadable(config: TasksetConfig, statement: str, error: Exception) -> TaskSourceError:
     """The error of a value that Python cannot hold, as an infinite date or a number of thousands of digits."""
     return TaskSourceError(
-        f"a row of the query of the taskset {config.name!r} cannot be read: {error}", value=statement,
+        f"a row of the query of the taskset {config.name!r} cannot be read: {error}",
+        value=statement,
         todo="leave that column out, or cast it to text",
-    )  # fmt: skip
+    )
 
 
 def _message(error: psycopg.Error) -> str:
@@ -93,8 +98,9 @@ def _uri(config: TasksetConfig, database: Database | None) -> str:
     if unknown or len(config.args) > 1:
         raise TaskSourceError(
             "a query takes either url or url_env" if not unknown else f"a query has no argument {unknown[0]!r}",
-            allowed="url, url_env, or neither for the buffer itself", todo=f"correct args of the taskset {config.name!r}",
-        )  # fmt: skip
+            allowed="url, url_env, or neither for the buffer itself",
+            todo=f"correct args of the taskset {config.name!r}",
+        )
     if "url_env" in config.args:
         name = str(config.args["url_env"])
         if name not in os.environ:

@@ -215,8 +215,9 @@ class _Seen:
         if is_named:
             raise TaskSourceError(
                 f"rows {first} and {number} of the taskset {self._config.name!r} have the same task_key but differ",
-                value=task["task_key"], todo="give every task a different task_key in the source, or remove the column",
-            )  # fmt: skip
+                value=task["task_key"],
+                todo="give every task a different task_key in the source, or remove the column",
+            )
         self._repeats.rows += 1
         if self._repeats.rows == 1:
             prompt = payload["prompt"]
@@ -236,17 +237,19 @@ def _task(config: TasksetConfig, row: Any, number: int) -> tuple[dict[str, Any],
     if is_too_deep({"metadata": row}):  # as it is stored
         raise TaskSourceError(
             f"row {number} of the taskset {config.name!r} is nested too deeply",
-            allowed=f"up to {MAX_JSON_DEPTH - 2} levels in a column", todo="correct or remove it in its source",
-        )  # fmt: skip
+            allowed=f"up to {MAX_JSON_DEPTH - 2} levels in a column",
+            todo="correct or remove it in its source",
+        )
     row = storable(row)
     column = _prompt_column(config, row)
     answer = config.answer or "answer"
     if column not in row:
         near = _nearest(column, set(row) - {answer}, _USUAL_PROMPTS)
         raise TaskSourceError(
-            f"the taskset {config.name!r} has no column {column!r} (row {number})", allowed=", ".join(sorted(row)),
+            f"the taskset {config.name!r} has no column {column!r} (row {number})",
+            allowed=", ".join(sorted(row)),
             todo=f"name the column with the prompt: `prompt: …` in the taskset {config.name!r}" + _meant(near),
-        )  # fmt: skip
+        )
     prompt = _prompt(config, column, row[column], number)
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, default=_plain)
     features = row.pop("features") if isinstance(row.get("features"), Mapping) else {}
@@ -254,16 +257,19 @@ def _task(config: TasksetConfig, row: Any, number: int) -> tuple[dict[str, Any],
         if isinstance(value, int) and value.bit_length() > 1023:  # selectors compute with floats
             raise TaskSourceError(
                 f"row {number} of the taskset {config.name!r} has a feature {name!r} of {value.bit_length():,} bits",
-                allowed="numbers up to 1.7e308", todo="correct or remove it in its source",
-            )  # fmt: skip
+                allowed="numbers up to 1.7e308",
+                todo="correct or remove it in its source",
+            )
     rest = {k: v for k, v in row.items() if k not in (column, answer, "task_key", "split_key")}
     payload = {"prompt": prompt, "answer": _answer(row.get(answer)), "metadata": rest}
     task_key = _given(row, "task_key")
     if task_key is not None and len(task_key.encode()) > MAX_NAME_BYTES:
         raise TaskSourceError(
-            f"row {number} of the taskset {config.name!r} has a task_key of {len(task_key):,} characters", value=f"{task_key[:60]}…",
-            allowed=f"up to {MAX_NAME_BYTES:,} bytes", todo="give it a shorter one in its source, such as a digest of this one",
-        )  # fmt: skip
+            f"row {number} of the taskset {config.name!r} has a task_key of {len(task_key):,} characters",
+            value=f"{task_key[:60]}…",
+            allowed=f"up to {MAX_NAME_BYTES:,} bytes",
+            todo="give it a shorter one in its source, such as a digest of this one",
+        )
     key = task_key or xxhash.xxh3_128_hexdigest(text.encode())
     return {
         "row": number,
@@ -296,9 +302,11 @@ def _prompt(config: TasksetConfig, column: str, prompt: Any, number: int) -> str
     else:
         return prompt
     raise TaskSourceError(
-        f"row {number} of the taskset {config.name!r} {what}", value=prompt, allowed="a text, or a list of chat messages with role and content",
+        f"row {number} of the taskset {config.name!r} {what}",
+        value=prompt,
+        allowed="a text, or a list of chat messages with role and content",
         todo="correct or remove the row in its source",
-    )  # fmt: skip
+    )
 
 
 def _is_message(turn: Any) -> bool:

@@ -149,9 +149,10 @@ def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None
 
 def _late(config: TasksetConfig, error: TimeLimitError) -> TaskSourceError:
     return TaskSourceError(
-        f"{error.what} (taskset {config.name!r})", allowed=error.allowed,
+        f"{error.what} (taskset {config.name!r})",
+        allowed=error.allowed,
         todo=f"correct it, or raise timeout_s of the taskset {config.name!r}",
-    )  # fmt: skip
+    )
 
 
 def _rows(config: TasksetConfig, base_dir: Path, database: Database | None) -> Iterable[Any]:
@@ -170,9 +171,11 @@ def _rows(config: TasksetConfig, base_dir: Path, database: Database | None) -> I
     if source.endswith("/") or (base_dir / source).is_dir():
         return files.folder_rows(config, base_dir / source)
     raise TaskSourceError(
-        f"the taskset {config.name!r} has an unknown kind of source", value=source, allowed=KINDS, todo="correct its source; "
-        "a path is relative to the configuration file",
-    )  # fmt: skip
+        f"the taskset {config.name!r} has an unknown kind of source",
+        value=source,
+        allowed=KINDS,
+        todo="correct its source; a path is relative to the configuration file",
+    )
 
 
 def _is_generator(source: str) -> bool:

@@ -8,11 +8,28 @@ from rftdata.postgres.database import Row, fetch
 from rftdata.run import Run
 
 STAT_COLUMNS: Sequence[str] = (
-    "taskset", "task_key", "task_id", "status", "pass_rate", "alpha", "beta", "attempts", "mean_reward", "last_selected_at",
-)  # fmt: skip
+    "taskset",
+    "task_key",
+    "task_id",
+    "status",
+    "pass_rate",
+    "alpha",
+    "beta",
+    "attempts",
+    "mean_reward",
+    "last_selected_at",
+)
 DIFFERENCE_COLUMNS: Sequence[str] = (
-    "taskset", "task_key", "task_id", "alpha", "alpha_of_fold", "beta", "beta_of_fold", "attempts", "attempts_of_fold",
-)  # fmt: skip
+    "taskset",
+    "task_key",
+    "task_id",
+    "alpha",
+    "alpha_of_fold",
+    "beta",
+    "beta_of_fold",
+    "attempts",
+    "attempts_of_fold",
+)
 
 
 def task_stats(run: Run, *, taskset: str | None = None, limit: int | None = None) -> list[Row]:

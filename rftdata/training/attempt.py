@@ -53,9 +53,15 @@ class Attempt:
     """
 
     def __init__(
-        self, run: Run, reader: SegmentReader, attempt_id: int, checkpoint: Checkpoint | None, lease_s: float | None,
-        max_refill: int, receipt: uuid.UUID | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        run: Run,
+        reader: SegmentReader,
+        attempt_id: int,
+        checkpoint: Checkpoint | None,
+        lease_s: float | None,
+        max_refill: int,
+        receipt: uuid.UUID | None = None,
+    ) -> None:
         self.run = run
         self._lease_s, self._receipt = lease_s, receipt
         self._has_ended = False
@@ -75,8 +81,14 @@ class Attempt:
 
     @classmethod
     def start(
-        cls, run: Run, reader: SegmentReader, lease_s: float, sampling: SamplingConfig, max_refill: int, tasksets: Sequence[str],
-    ) -> Attempt:  # fmt: skip
+        cls,
+        run: Run,
+        reader: SegmentReader,
+        lease_s: float,
+        sampling: SamplingConfig,
+        max_refill: int,
+        tasksets: Sequence[str],
+    ) -> Attempt:
         """Take the run: see `Buffer.attempt`."""
         formula = checked_formula(run.database, sampling.priority.formula)
         policy = Jsonb(sampling.policy(tasksets, formula))
@@ -108,10 +120,16 @@ class Attempt:
         return attempt
 
     def draw(
-        self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS, *, share: tuple[int, int] | None = None,
-        timeout_s: float | None = None, stop: Callable[[], bool] = lambda: False,
+        self,
+        step: int,
+        num_groups: int,
+        columns: Sequence[str] = ARRAYS,
+        *,
+        share: tuple[int, int] | None = None,
+        timeout_s: float | None = None,
+        stop: Callable[[], bool] = lambda: False,
         waiting: Callable[[str | None], None] = lambda reason: None,
-    ) -> Batch | None:  # fmt: skip
+    ) -> Batch | None:
         """Draw the batch of a trainer step: whole ready groups by the run's sampling policy, claimed in one transaction.
 
         A run that trains on a stored selection draws the next rows of it instead: experiences, or whole pairs. It never waits, and
@@ -208,9 +226,12 @@ class Attempt:
         def attempted() -> int:
             with self.transaction() as connection:
                 found = fetch(
-                    connection, "set_priorities", run_id=self.run.run_id, item_ids=list(priorities),
+                    connection,
+                    "set_priorities",
+                    run_id=self.run.run_id,
+                    item_ids=list(priorities),
                     priorities=[float(value) for value in priorities.values()],
-                )  # fmt: skip
+                )
             return int(found[0]["num_known"])
 
         return ride_out(attempted)
@@ -221,12 +242,17 @@ class Attempt:
         row = self._write_once(
             "insert_policy_version",
             {
-                "run_id": self.run.run_id, "attempt_id": self.attempt_id, "trainer_step": step, "method": method, "uri": uri,
-                "num_bytes": num_bytes, "checksum": checksum,
+                "run_id": self.run.run_id,
+                "attempt_id": self.attempt_id,
+                "trainer_step": step,
+                "method": method,
+                "uri": uri,
+                "num_bytes": num_bytes,
+                "checksum": checksum,
             },
             "policy_version_after",
             {"attempt_id": self.attempt_id, "trainer_step": step, "after": self._newest_version},
-        )  # fmt: skip
+        )
         self._newest_version = int(row["policy_version_id"])
         failpoint("trainer.published")
         notify.notify(self.run.database, notify.POLICY)
@@ -255,14 +281,22 @@ class Attempt:
         self._write_once(
             "insert_train_step",
             {
-                "attempt_id": self.attempt_id, "trainer_step": step, "run_id": self.run.run_id,
-                "outcome": "trained" if len(batch) else "skipped", "reason": batch.short_reason, "num_groups": batch.num_groups,
-                "num_experiences": len(batch), "num_tokens": int(batch.lengths.sum()), "wait_seconds": wait_seconds,
-                "train_seconds": train_seconds, "publish_seconds": publish_seconds, "metrics": Jsonb(storable(metrics)),
+                "attempt_id": self.attempt_id,
+                "trainer_step": step,
+                "run_id": self.run.run_id,
+                "outcome": "trained" if len(batch) else "skipped",
+                "reason": batch.short_reason,
+                "num_groups": batch.num_groups,
+                "num_experiences": len(batch),
+                "num_tokens": int(batch.lengths.sum()),
+                "wait_seconds": wait_seconds,
+                "train_seconds": train_seconds,
+                "publish_seconds": publish_seconds,
+                "metrics": Jsonb(storable(metrics)),
             },
             "train_step_done",
             {"attempt_id": self.attempt_id, "trainer_step": step},
-        )  # fmt: skip
+        )
         failpoint("trainer.recorded")
         notify.notify(self.run.database, notify.RUN)
 
@@ -274,12 +308,16 @@ class Attempt:
         row = self._write_once(
             "insert_checkpoint",
             {
-                "run_id": self.run.run_id, "attempt_id": self.attempt_id, "trainer_step": step,
-                "policy_version_id": policy_version_id, "uri": uri, "num_bytes": num_bytes,
+                "run_id": self.run.run_id,
+                "attempt_id": self.attempt_id,
+                "trainer_step": step,
+                "policy_version_id": policy_version_id,
+                "uri": uri,
+                "num_bytes": num_bytes,
             },
             "checkpoint_after",
             {"attempt_id": self.attempt_id, "trainer_step": step, "after": self._newest_checkpoint},
-        )  # fmt: skip
+        )
         self._newest_checkpoint = int(row["checkpoint_id"])
         failpoint("trainer.checkpoint_committed")
         return self._newest_checkpoint

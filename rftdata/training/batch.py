@@ -20,12 +20,21 @@ from rftdata.segments.reader import SegmentReader
 
 ROWS = pa.schema(
     [
-        ("slot", pa.int32()), ("experience_id", pa.int64()), ("pair_id", pa.int64()), ("group_id", pa.int64()),
-        ("rollout_index", pa.int32()), ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()),
-        ("importance_weight", pa.float64()), ("baseline_reward", pa.float64()), ("reward_parts", pa.map_(pa.string(), pa.float64())),
-        ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
+        ("slot", pa.int32()),
+        ("experience_id", pa.int64()),
+        ("pair_id", pa.int64()),
+        ("group_id", pa.int64()),
+        ("rollout_index", pa.int32()),
+        ("turn_index", pa.int32()),
+        ("reward", pa.float64()),
+        ("staleness", pa.int32()),
+        ("importance_weight", pa.float64()),
+        ("baseline_reward", pa.float64()),
+        ("reward_parts", pa.map_(pa.string(), pa.float64())),
+        ("num_prompt_tokens", pa.int32()),
+        ("num_response_tokens", pa.int32()),
     ]
-)  # fmt: skip
+)
 
 
 class Batch:

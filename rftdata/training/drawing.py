@@ -36,14 +36,23 @@ class Drawing:
         self._max_refill = max_refill
 
     def draw(
-        self, step: int, num_groups: int, columns: Sequence[str], *, share: tuple[int, int] | None, timeout_s: float | None,
-        stop: Callable[[], bool], waiting: Callable[[str | None], None],
-    ) -> Batch | None:  # fmt: skip
+        self,
+        step: int,
+        num_groups: int,
+        columns: Sequence[str],
+        *,
+        share: tuple[int, int] | None,
+        timeout_s: float | None,
+        stop: Callable[[], bool],
+        waiting: Callable[[str | None], None],
+    ) -> Batch | None:
         """Draw a batch: see `Attempt.draw`."""
         if "policy_spans" in columns:
             raise QueryError(
-                "a batch does not have this array", value="policy_spans", todo="read it with buffer.read_arrays(ids, ['policy_spans'])"
-            )  # fmt: skip
+                "a batch does not have this array",
+                value="policy_spans",
+                todo="read it with buffer.read_arrays(ids, ['policy_spans'])",
+            )
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not stop():
             batch, reason = self._draw_now(step, num_groups, columns)
@@ -81,9 +90,14 @@ class Drawing:
         """Return the result of `rft.draw_groups` or `rft.draw_selected` and the rows drawn: one round trip and one transaction."""
         with self._fence.run.database.connection() as connection, connection.pipeline():
             drawn = send(
-                connection, "draw_selected" if self._from_selection else "draw_groups", **self._keys, step=step, wanted=num_groups,
-                max_refill=self._max_refill, ahead=ahead,
-            )  # fmt: skip
+                connection,
+                "draw_selected" if self._from_selection else "draw_groups",
+                **self._keys,
+                step=step,
+                wanted=num_groups,
+                max_refill=self._max_refill,
+                ahead=ahead,
+            )
             rows = send(connection, "drawn_rows", **self._keys, step=step)
         result = one(drawn)
         if result["outcome"] == "fenced":
@@ -110,8 +124,10 @@ class Drawing:
                     raise damaged[0]
                 self._undo(connection, step)
                 damage = {
-                    "group_ids": list(reasons), "reasons": list(reasons.values()), "experience_ids": [row["experience_id"] for row in lost],
-                }  # fmt: skip
+                    "group_ids": list(reasons),
+                    "reasons": list(reasons.values()),
+                    "experience_ids": [row["experience_id"] for row in lost],
+                }
                 execute(connection, "supersede_before_damage", **self._keys, **damage)
                 execute(connection, "drop_damaged_groups", **self._keys, **damage)
                 execute(connection, "reopen_stale_groups", **self._keys)

@@ -83,14 +83,25 @@ def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Seq
     def store() -> bool:
         with run.database.transaction() as connection:
             done = execute(
-                connection, "finish_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, num_tasks=len(answers),
-                mean_reward=mean, seconds=seconds, error=error,
-            )  # fmt: skip
+                connection,
+                "finish_evaluation",
+                evaluation_id=evaluation_id,
+                worker_id=worker_id,
+                num_tasks=len(answers),
+                mean_reward=mean,
+                seconds=seconds,
+                error=error,
+            )
             if done:
                 columns = [
-                    ("evaluation_id", "int8"), ("task_id", "int8"), ("reward", "float8"), ("response", "text"),
-                    ("num_response_tokens", "int4"), ("finish_reason", "text"), ("error", "text"),
-                ]  # fmt: skip
+                    ("evaluation_id", "int8"),
+                    ("task_id", "int8"),
+                    ("reward", "float8"),
+                    ("response", "text"),
+                    ("num_response_tokens", "int4"),
+                    ("finish_reason", "text"),
+                    ("error", "text"),
+                ]
                 rows = ((evaluation_id, *map(storable, astuple(answer))) for answer in answers)
                 copy_rows(connection, "rft.evaluation_answer", columns, rows)
         return bool(done)
@@ -112,9 +123,16 @@ def fail_evaluation(run: Run, evaluation_id: int, worker_id: int, error: str) ->
 
 
 def plan_evaluations(
-    attempt: Attempt, *, policy_version_id: int, trainer_step: int, purpose: str, tasksets: Sequence[str],
-    decodings: Sequence[str], uri: str, checksum: str,
-) -> int:  # fmt: skip
+    attempt: Attempt,
+    *,
+    policy_version_id: int,
+    trainer_step: int,
+    purpose: str,
+    tasksets: Sequence[str],
+    decodings: Sequence[str],
+    uri: str,
+    checksum: str,
+) -> int:
     """Plan evaluations of one policy version, except those that its history already has; return their number.
 
     Raises:
@@ -127,9 +145,17 @@ def plan_evaluations(
             for taskset in tasksets:
                 for decoding in decodings:
                     planned += execute(
-                        connection, "plan_evaluation", run_id=attempt.run.run_id, policy_version_id=policy_version_id,
-                        trainer_step=trainer_step, purpose=purpose, taskset=taskset, decoding=decoding, uri=uri, checksum=checksum,
-                    )  # fmt: skip
+                        connection,
+                        "plan_evaluation",
+                        run_id=attempt.run.run_id,
+                        policy_version_id=policy_version_id,
+                        trainer_step=trainer_step,
+                        purpose=purpose,
+                        taskset=taskset,
+                        decoding=decoding,
+                        uri=uri,
+                        checksum=checksum,
+                    )
         return planned
 
     planned = ride_out(plan)

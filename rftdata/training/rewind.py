@@ -75,8 +75,12 @@ def fork(parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: b
         found = [] if keep_rollouts else fetch(connection, "snapshot_from_step", run_id=parent_id, step=step)
         snapshot = found[0] if found else {"snapshot_id": None, "states": None}
         which: dict[str, Any] = {
-            "run_id": run_id, "parent_run_id": parent_id, "attempt_id": attempt_id, "step": step, "keep_rollouts": keep_rollouts,
-        }  # fmt: skip
+            "run_id": run_id,
+            "parent_run_id": parent_id,
+            "attempt_id": attempt_id,
+            "step": step,
+            "keep_rollouts": keep_rollouts,
+        }
         states = None if snapshot["states"] is None else Jsonb(snapshot["states"])
         execute(connection, "copy_selectors", run_id=run_id, parent_run_id=parent_id, states=states)
         execute(connection, "copy_observations", snapshot_id=snapshot["snapshot_id"], **which)
@@ -105,9 +109,15 @@ def _insert_ended_attempt(
     connection: Connection, run_id: int, parent: int | None, checkpoint: Row | None, outcome: str
 ) -> int:
     row = fetch(
-        connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
-        from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None, lease_s=0.0, receipt=None, **own_process(),
-    )[0]  # fmt: skip
+        connection,
+        "insert_attempt",
+        run_id=run_id,
+        parent_attempt_id=parent,
+        from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
+        lease_s=0.0,
+        receipt=None,
+        **own_process(),
+    )[0]
     execute(connection, "end_attempt", attempt_id=row["attempt_id"], outcome=outcome)
     return int(row["attempt_id"])
 
@@ -123,10 +133,11 @@ def _checkpoint(connection: Connection, run: str, attempt_id: int | None, step: 
     found = fetch(connection, "last_checkpoint", attempt_id=attempt_id, step=step)
     if not found:
         raise ConfigError(
-            f"the run {run!r} has no checkpoint of step {step}", value=step,
+            f"the run {run!r} has no checkpoint of step {step}",
+            value=step,
             allowed=", ".join(map(str, _kept_steps(connection, attempt_id))),
             todo="choose one of these; trainer.keep_checkpoints is the number that a run keeps",
-        )  # fmt: skip
+        )
     return found[0]
 
 

@@ -181,9 +181,13 @@ class SamplingConfig(Section):
                 "priority.formula is for groups that explorers supply; with sampling.source, select a second column priority in the query"
             )
         useless = {
-            "mixture": self.mixture, "stratify": self.stratify, "samples_per_insert": self.samples_per_insert,
-            "over_sampling": self.over_sampling, "max_times_sampled": self.max_times_sampled != 1, "cooldown_steps": self.cooldown_steps != 1,
-        }  # fmt: skip
+            "mixture": self.mixture,
+            "stratify": self.stratify,
+            "samples_per_insert": self.samples_per_insert,
+            "over_sampling": self.over_sampling,
+            "max_times_sampled": self.max_times_sampled != 1,
+            "cooldown_steps": self.cooldown_steps != 1,
+        }
         for key in (key for key, given in useless.items() if given):
             raise ValueError(
                 f"{key} has no effect with sampling.source: the query chooses the rows, and epochs says how often each is trained on"

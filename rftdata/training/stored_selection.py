@@ -118,9 +118,14 @@ def at_label_cut(database: Database, *, read_only: bool = True) -> Iterator[tupl
 
 
 def select(
-    database: Database, sql: str, *, pin_labels: bool = True, priority_exponent: float | None = None,
-    include_dropped: bool = False, min_rollouts: int = 1,
-) -> Selection:  # fmt: skip
+    database: Database,
+    sql: str,
+    *,
+    pin_labels: bool = True,
+    priority_exponent: float | None = None,
+    include_dropped: bool = False,
+    min_rollouts: int = 1,
+) -> Selection:
     """Run a query and record the rows that it selects.
 
     Args:
@@ -159,9 +164,16 @@ def select(
             todo="exclude such rows from the query",
         )
     return Selection(
-        sql=sql, kind=KINDS[column], item_ids=item_ids, content_hash=content_hash, label_cut=label_cut, weights=weights, left_out=left_out,
-        num_without=len(dropped.items), dropped=drop_counts(dropped.reasons),
-    )  # fmt: skip
+        sql=sql,
+        kind=KINDS[column],
+        item_ids=item_ids,
+        content_hash=content_hash,
+        label_cut=label_cut,
+        weights=weights,
+        left_out=left_out,
+        num_without=len(dropped.items),
+        dropped=drop_counts(dropped.reasons),
+    )
 
 
 def small_groups(database: Database, selected: Selection, num_rollouts: int) -> dict[int, int]:
@@ -189,9 +201,17 @@ def selected_rewards(database: Database, selected: Selection) -> Iterator[dict[i
 def store(connection: Connection, run_id: int, selection: Selection, epochs: int) -> Row:
     """Store a selection as the queue of a new run; return the run's row."""
     row = fetch(
-        connection, "store_selection", run_id=run_id, sql=selection.sql, kind=selection.kind, num_rows=len(selection.item_ids),
-        content_hash=selection.content_hash, epochs=epochs, label_cut=selection.label_cut, weighted=selection.weights is not None,
-    )[0]  # fmt: skip
+        connection,
+        "store_selection",
+        run_id=run_id,
+        sql=selection.sql,
+        kind=selection.kind,
+        num_rows=len(selection.item_ids),
+        content_hash=selection.content_hash,
+        epochs=epochs,
+        label_cut=selection.label_cut,
+        weighted=selection.weights is not None,
+    )[0]
     weights = selection.weights or [1.0] * len(selection.item_ids)
     execute(connection, "queue_selection", run_id=run_id, item_ids=list(selection.item_ids), weights=list(weights))
     execute(connection, "queue_left_out", run_id=run_id, experience_ids=_flat(selection.left_out))
@@ -284,18 +304,23 @@ def _run(connection: Connection, sql: str, *, with_priority: bool) -> tuple[str,
             return (names[0], rows) if names[0] != PRIORITY else (names[1], [row[::-1] for row in rows])
     except psycopg.errors.ReadOnlySqlTransaction as error:
         raise QueryError(
-            f"the query of sampling.source writes: {error.diag.message_primary}", value=sql, allowed="a query that only reads", todo=_TODO
-        ) from error  # fmt: skip
+            f"the query of sampling.source writes: {error.diag.message_primary}",
+            value=sql,
+            allowed="a query that only reads",
+            todo=_TODO,
+        ) from error
     except psycopg.errors.QueryCanceled as error:
         raise QueryError(
-            f"the query of sampling.source did not end within {limit_s:g} s", value=sql, todo="correct it, or start the run, which has no such limit"
-        ) from error  # fmt: skip
+            f"the query of sampling.source did not end within {limit_s:g} s",
+            value=sql,
+            todo="correct it, or start the run, which has no such limit",
+        ) from error
     except psycopg.OperationalError:
         raise
     except psycopg.DatabaseError as error:
         raise QueryError(
             f"the database rejected the query of sampling.source: {error.diag.message_primary}", value=sql, todo=_TODO
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _check_columns(names: Sequence[str], *, with_priority: bool) -> None:
@@ -307,19 +332,25 @@ def _check_columns(names: Sequence[str], *, with_priority: bool) -> None:
     ids = [name for name in names if name != PRIORITY]
     if len(ids) != 1 or ids[0] not in KINDS or len(names) > 2:
         raise QueryError(
-            "sampling.source must return one column of ids", value=", ".join(names), allowed=f"{_ALLOWED}; and {PRIORITY} beside it",
+            "sampling.source must return one column of ids",
+            value=", ".join(names),
+            allowed=f"{_ALLOWED}; and {PRIORITY} beside it",
             todo=_TODO,
-        )  # fmt: skip
+        )
     if PRIORITY in names and not with_priority:
         raise QueryError(
-            "sampling.source returns priorities, and sampling.order does not use them", value=", ".join(names), allowed=ids[0],
+            "sampling.source returns priorities, and sampling.order does not use them",
+            value=", ".join(names),
+            allowed=ids[0],
             todo=f"set sampling.order: prioritized, or remove the column {PRIORITY}",
-        )  # fmt: skip
+        )
     if PRIORITY not in names and with_priority:
         raise QueryError(
-            "sampling.order: prioritized needs the priority of each row", value=", ".join(names), allowed=f"{ids[0]}, {PRIORITY}",
+            "sampling.order: prioritized needs the priority of each row",
+            value=", ".join(names),
+            allowed=f"{ids[0]}, {PRIORITY}",
             todo=f"select a number as {PRIORITY}, for example: select group_id, std_reward as {PRIORITY} from rft.v_group",
-        )  # fmt: skip
+        )
 
 
 def _weights(
@@ -335,9 +366,11 @@ def _weights(
         priority = priorities[item_id]
         if not isinstance(priority, int | float | Decimal) or not (math.isfinite(priority) and priority >= 0):
             raise QueryError(
-                f"the priority of {item_id} in sampling.source is not valid", value=str(priority), allowed="finite numbers of at least 0",
+                f"the priority of {item_id} in sampling.source is not valid",
+                value=str(priority),
+                allowed="finite numbers of at least 0",
                 todo="replace NULL in the query, for example: coalesce(std_reward, 0) as priority",
-            )  # fmt: skip
+            )
         values.append(float(priority))
     (row,) = fetch(connection, "weights_of_priorities", priorities=values, exponent=exponent)
     return tuple(row["weights"])
@@ -361,9 +394,13 @@ def _checked_ids(column: str, values: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _hash(
-    connection: Connection, kind: str, item_ids: Sequence[int], label_cut: int | None, weights: Sequence[float] | None,
+    connection: Connection,
+    kind: str,
+    item_ids: Sequence[int],
+    label_cut: int | None,
+    weights: Sequence[float] | None,
     left_out: Mapping[int, Sequence[int]],
-) -> tuple[str, list[tuple[int, str]]]:  # fmt: skip
+) -> tuple[str, list[tuple[int, str]]]:
     """Return the SHA-256 of a selection, and the problem of each unusable item."""
     digest = hashlib.sha256(kind.encode())
     if weights is not None:

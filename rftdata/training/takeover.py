@@ -44,10 +44,15 @@ def take(run: Run, receipt: uuid.UUID, lease_s: float, policy: Jsonb) -> tuple[i
                 return int(parent), checkpoint
         stored_selection.verify(connection, locked)
         row = fetch(
-            connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
+            connection,
+            "insert_attempt",
+            run_id=run_id,
+            parent_attempt_id=parent,
             from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
-            lease_s=lease_s, receipt=receipt, **own_process(),
-        )[0]  # fmt: skip
+            lease_s=lease_s,
+            receipt=receipt,
+            **own_process(),
+        )[0]
         execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
         changed = fetch(connection, "set_sampler", run_id=run_id, policy=policy)[0]["changed"]
         begin_history(connection, locked, row["attempt_id"], checkpoint, policy_changed=changed)

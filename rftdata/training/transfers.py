@@ -98,7 +98,7 @@ class Offers:
 
     def offer(
         self, policy_version_id: int, tensors: TensorList, fingerprint: str, adapters: dict[str, Any] | None = None
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Offer a version to the explorers; return the transfer_id.
 
         Args:
@@ -108,12 +108,17 @@ class Offers:
         is_first = not self._has_offered
         row = self._write(
             lambda connection: fetch(
-                connection, "insert_transfer", run_id=self._run.run_id, attempt_id=self._attempt.attempt_id,
-                policy_version_id=policy_version_id, fingerprint=fingerprint, tensors=Jsonb(tensors) if is_first else None,
+                connection,
+                "insert_transfer",
+                run_id=self._run.run_id,
+                attempt_id=self._attempt.attempt_id,
+                policy_version_id=policy_version_id,
+                fingerprint=fingerprint,
+                tensors=Jsonb(tensors) if is_first else None,
                 adapters=Jsonb(adapters) if is_first and adapters is not None else None,
             )[0],
             notify.POLICY,
-        )  # fmt: skip
+        )
         self._has_offered = True
         return int(row["transfer_id"])
 
@@ -154,24 +159,39 @@ class Offers:
         self._write(fix, notify.WEIGHTS)
 
     def end(
-        self, transfer_id: int, *, num_bytes: int | None = None, send_seconds: float | None = None, error: str | None = None
-    ) -> None:  # fmt: skip
+        self,
+        transfer_id: int,
+        *,
+        num_bytes: int | None = None,
+        send_seconds: float | None = None,
+        error: str | None = None,
+    ) -> None:
         """Record how a transfer ended."""
         self._write(
             lambda connection: execute(
-                connection, "end_transfer", transfer_id=transfer_id, num_bytes=num_bytes, send_seconds=send_seconds, error=error
+                connection,
+                "end_transfer",
+                transfer_id=transfer_id,
+                num_bytes=num_bytes,
+                send_seconds=send_seconds,
+                error=error,
             ),
             notify.WEIGHTS,
-        )  # fmt: skip
+        )
 
     def locate(self, policy_version_id: int, *, uri: str, num_bytes: int, checksum: str) -> None:
         """Record where a published version is, and wake the explorers."""
         self._write(
             lambda connection: execute(
-                connection, "locate_policy_version", policy_version_id=policy_version_id, uri=uri, num_bytes=num_bytes, checksum=checksum
+                connection,
+                "locate_policy_version",
+                policy_version_id=policy_version_id,
+                uri=uri,
+                num_bytes=num_bytes,
+                checksum=checksum,
             ),
             notify.POLICY,
-        )  # fmt: skip
+        )
 
     def _write(self, work: Callable[[Connection], T], *topics: str) -> T:
         def attempted() -> T:
@@ -234,9 +254,16 @@ class Answers:
     ) -> None:
         """Ask to be a member, unless the offer is closed."""
         self._write(
-            "acknowledge_transfer", transfer_id=transfer_id, host=host, device=device, dtype=dtype, in_float32=[*in_float32], num_ranks=num_ranks,
-            group_id=group_id, kv_cache=kv_cache,
-        )  # fmt: skip
+            "acknowledge_transfer",
+            transfer_id=transfer_id,
+            host=host,
+            device=device,
+            dtype=dtype,
+            in_float32=[*in_float32],
+            num_ranks=num_ranks,
+            group_id=group_id,
+            kv_cache=kv_cache,
+        )
 
     def own(self, transfer_id: int) -> Receipt | None:
         """Return this explorer's answer as it stands now; None if it came too late."""

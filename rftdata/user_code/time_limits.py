@@ -96,10 +96,14 @@ class Limited:
         after = f" and could not be stopped within {GRACE_S:g} s more" if self.is_blocked else ""
         capped = f"{self.cap} waits {self.timeout_s:g} s at most, and a run {self.own_s:g} s" if self.cap else None
         return TimeLimitError(
-            f"{self.what} did not return{where} within {self.timeout_s:g} s{after}{place}", allowed=capped,
-            todo="correct it" if self.cap else "correct it, or raise its timeout_s", stack=self.stack, blocked=self.is_blocked, subject=subject,
+            f"{self.what} did not return{where} within {self.timeout_s:g} s{after}{place}",
+            allowed=capped,
+            todo="correct it" if self.cap else "correct it, or raise its timeout_s",
+            stack=self.stack,
+            blocked=self.is_blocked,
+            subject=subject,
             num_done=self.position,
-        )  # fmt: skip
+        )
 
 
 def call(function: Callable[[], T], timeout_s: float, what: str, *, cap: bool = True, loading: bool = False) -> T:

@@ -15,18 +15,39 @@ from rftdata.postgres.database import Connection, copy_rows, fetch
 from rftdata.postgres.values import jsonb_bytes, storable
 
 _GROUP = (
-    ("group_id", "int8"), ("run_id", "int8"), ("buffer_id", "uuid"), ("origin_run_id", "int8"), ("origin_run", "text"),
-    ("origin_group_id", "int8"), ("explore_step", "int4"), ("group_size", "int4"),
-)  # fmt: skip
+    ("group_id", "int8"),
+    ("run_id", "int8"),
+    ("buffer_id", "uuid"),
+    ("origin_run_id", "int8"),
+    ("origin_run", "text"),
+    ("origin_group_id", "int8"),
+    ("explore_step", "int4"),
+    ("group_size", "int4"),
+)
 _EXPERIENCE = (
-    ("experience_id", "int8"), ("origin_experience_id", "int8"), ("origin_parent_id", "int8"), ("source", "text"), ("policy_version_min", "int8"),
-    ("policy_version_max", "int8"), ("policy_step", "int4"), ("sampled_at", "timestamptz"), ("earlier", "bytea"),
-)  # fmt: skip
+    ("experience_id", "int8"),
+    ("origin_experience_id", "int8"),
+    ("origin_parent_id", "int8"),
+    ("source", "text"),
+    ("policy_version_min", "int8"),
+    ("policy_version_max", "int8"),
+    ("policy_step", "int4"),
+    ("sampled_at", "timestamptz"),
+    ("earlier", "bytea"),
+)
 _LABEL = (
-    ("experience_id", "int8"), ("field", "text"), ("old_value", "float8"), ("new_value", "float8"), ("author", "text"),
-    ("session_user_name", "text"), ("source", "text"), ("reason", "text"), ("label_batch_id", "int8"), ("final", "bool"),
+    ("experience_id", "int8"),
+    ("field", "text"),
+    ("old_value", "float8"),
+    ("new_value", "float8"),
+    ("author", "text"),
+    ("session_user_name", "text"),
+    ("source", "text"),
+    ("reason", "text"),
+    ("label_batch_id", "int8"),
+    ("final", "bool"),
     ("labelled_at", "timestamptz"),
-)  # fmt: skip
+)
 
 
 def parents_of(
@@ -57,8 +78,11 @@ def parents_of(
 
 
 def store(
-    connection: Connection, run_id: int, groups: Sequence[tuple[int, GroupOrigin]], experiences: Sequence[tuple[int, Experience]]
-) -> None:  # fmt: skip
+    connection: Connection,
+    run_id: int,
+    groups: Sequence[tuple[int, GroupOrigin]],
+    experiences: Sequence[tuple[int, Experience]],
+) -> None:
     """Write the origins of groups and experiences, and their labels; times have a time zone.
 
     Args:
@@ -68,28 +92,63 @@ def store(
     if not groups:
         return
     copy_rows(
-        connection, "rft.group_origin", _GROUP,
+        connection,
+        "rft.group_origin",
+        _GROUP,
         (
-            (i, run_id, uuid.UUID(o.buffer_id), o.origin_run_id, storable(o.origin_run), o.origin_group_id, o.explore_step, o.group_size)
+            (
+                i,
+                run_id,
+                uuid.UUID(o.buffer_id),
+                o.origin_run_id,
+                storable(o.origin_run),
+                o.origin_group_id,
+                o.explore_step,
+                o.group_size,
+            )
             for i, o in groups
         ),
-    )  # fmt: skip
+    )
     found = [(i, e.origin) for i, e in experiences if e.origin is not None]
     copy_rows(
-        connection, "rft.experience_origin", _EXPERIENCE,
+        connection,
+        "rft.experience_origin",
+        _EXPERIENCE,
         (
-            (i, o.origin_experience_id, o.origin_parent_id, o.source, o.policy_version_min, o.policy_version_max, o.policy_step, o.sampled_at,
-             jsonb_bytes(o.earlier))
+            (
+                i,
+                o.origin_experience_id,
+                o.origin_parent_id,
+                o.source,
+                o.policy_version_min,
+                o.policy_version_max,
+                o.policy_step,
+                o.sampled_at,
+                jsonb_bytes(o.earlier),
+            )
             for i, o in found
         ),
-    )  # fmt: skip
+    )
     labels = [(i, label) for i, o in found for label in o.labels]
     if labels:
         copy_rows(
-            connection, "rft.label", _LABEL,
+            connection,
+            "rft.label",
+            _LABEL,
             (
-                (i, "reward", n.old_value, n.new_value, storable(n.author), storable(n.session_user_name), n.source,
-                 storable(n.reason), n.label_batch_id, n.final, n.labelled_at)
+                (
+                    i,
+                    "reward",
+                    n.old_value,
+                    n.new_value,
+                    storable(n.author),
+                    storable(n.session_user_name),
+                    n.source,
+                    storable(n.reason),
+                    n.label_batch_id,
+                    n.final,
+                    n.labelled_at,
+                )
                 for i, n in labels
             ),
-        )  # fmt: skip
+        )

@@ -47,9 +47,16 @@ _RETRIES = 5
 _RETRY_AFTER_S = 0.5
 # Errors of values that cannot be encoded, or that the database does not accept. `struct.error` has no better base.
 _UNSTORABLE = (
-    TypeError, ValueError, ArithmeticError, AttributeError, LookupError, struct.error, psycopg.DataError, psycopg.IntegrityError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    struct.error,
+    psycopg.DataError,
+    psycopg.IntegrityError,
     psycopg.ProgrammingError,
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -100,9 +107,15 @@ class Writer:
     """
 
     def __init__(
-        self, database: Database, store: SegmentStore, run_id: int, *, max_rows: int = 2048, max_bytes: int = 128 * 2**20,
+        self,
+        database: Database,
+        store: SegmentStore,
+        run_id: int,
+        *,
+        max_rows: int = 2048,
+        max_bytes: int = 128 * 2**20,
         linger_ms: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._database = database
         self._appender = store.appender()
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="writer-arrays")
@@ -287,14 +300,24 @@ class Writer:
             send(connection, "plan_by_index")
             # First of all: if an earlier try of this batch is still being committed, this waits for its end.
             new = send(
-                connection, "insert_receipt", receipt=batch.receipt, run_id=self.run_id, num_groups=len(groups),
+                connection,
+                "insert_receipt",
+                receipt=batch.receipt,
+                run_id=self.run_id,
+                num_groups=len(groups),
                 num_experiences=num_experiences,
-            )  # fmt: skip
+            )
             run = send(connection, "pipeline_of_run", run_id=self.run_id)
-            held = send(
-                connection, "lock_claimed_groups", group_ids=[g.group_id for g in claimed],
-                claim_tokens=[g.claim_token for g in claimed],
-            ) if claimed else None  # fmt: skip
+            held = (
+                send(
+                    connection,
+                    "lock_claimed_groups",
+                    group_ids=[g.group_id for g in claimed],
+                    claim_tokens=[g.claim_token for g in claimed],
+                )
+                if claimed
+                else None
+            )
             reserved = send(
                 connection, "reserve_ids", groups=len(unplanned), rollouts=len(places), experiences=num_experiences
             )
@@ -308,8 +331,11 @@ class Writer:
         batch.group_ids = [next(assigned) if g.group_id is None else g.group_id for g in groups]
         numbered = self._copy_rows(connection, batch, places, ids)
         origins.store(
-            connection, self.run_id, [(i, g.origin) for i, g in zip(batch.group_ids, groups, strict=True) if g.origin], numbered
-        )  # fmt: skip
+            connection,
+            self.run_id,
+            [(i, g.origin) for i, g in zip(batch.group_ids, groups, strict=True) if g.origin],
+            numbered,
+        )
         with connection.pipeline():
             if unplanned:
                 self._adopt(connection, unplanned, ids["groups"])
@@ -332,9 +358,11 @@ class Writer:
         """
         groups, group_ids = batch.groups, batch.group_ids
         copy_bytes(
-            connection, "rft.rollout", ROLLOUT_COLUMNS,
+            connection,
+            "rft.rollout",
+            ROLLOUT_COLUMNS,
             (rollout_row(i, group_ids[place], r) for i, (place, r) in zip(ids["rollouts"], places, strict=True)),
-        )  # fmt: skip
+        )
         experiences = [
             (place, rollout_id, turn, s)
             for rollout_id, (place, rollout) in zip(ids["rollouts"], places, strict=True)
@@ -353,14 +381,29 @@ class Writer:
             for fields in prompts.of_group(i, [s for r in g.rollouts for s in r.sequences])
         )
         copy_bytes(
-            connection, "rft.experience", EXPERIENCE_COLUMNS,
+            connection,
+            "rft.experience",
+            EXPERIENCE_COLUMNS,
             (
-                experience_row(i, self.run_id, group_ids[place], rollout_id, ids["segment"], row, g.source, turn, s, fields,
-                               parents.get(g.origin.buffer_id, {}) if g.origin else {})
-                for row, (i, (place, rollout_id, turn, s), fields) in enumerate(zip(ids["experiences"], experiences, texts, strict=True))
+                experience_row(
+                    i,
+                    self.run_id,
+                    group_ids[place],
+                    rollout_id,
+                    ids["segment"],
+                    row,
+                    g.source,
+                    turn,
+                    s,
+                    fields,
+                    parents.get(g.origin.buffer_id, {}) if g.origin else {},
+                )
+                for row, (i, (place, rollout_id, turn, s), fields) in enumerate(
+                    zip(ids["experiences"], experiences, texts, strict=True)
+                )
                 for g in (groups[place],)
             ),
-        )  # fmt: skip
+        )
         copy_bytes(connection, "rft.group_prompt", GROUP_PROMPT_COLUMNS, prompts.rows)
         return numbered
 
@@ -372,15 +415,20 @@ class Writer:
         ready = [i for i, group in groups if direct and is_complete(group)]
         sealed = sorted(set(batch.group_ids) - set(ready))
         send(
-            connection, "observe_groups", group_ids=[i for i, _ in tried],
-            successes=[float(s) for _, (s, _) in tried], trials=[t for _, (_, t) in tried],
-        )  # fmt: skip
+            connection,
+            "observe_groups",
+            group_ids=[i for i, _ in tried],
+            successes=[float(s) for _, (s, _) in tried],
+            trials=[t for _, (_, t) in tried],
+        )
         baselines = [(i, group.baseline) for i, group in groups if group.baseline is not None]
         if baselines:
             send(
-                connection, "insert_baselines", group_ids=[group_id for group_id, _ in baselines],
+                connection,
+                "insert_baselines",
+                group_ids=[group_id for group_id, _ in baselines],
                 baselines=[Jsonb(storable(vars(baseline))) for _, baseline in baselines],
-            )  # fmt: skip
+            )
         send(connection, "forget_partial_tokens", group_ids=batch.group_ids)
         if sealed:
             send(connection, "seal_groups", group_ids=sealed)
@@ -393,16 +441,28 @@ class Writer:
         send(connection, "allow_hash_joins")
         send(connection, "wait_for_plan_lock", run_id=self.run_id)
         send(
-            connection, "adopt_groups", run_id=self.run_id, group_ids=group_ids, tasksets=[storable(g.taskset) for g in groups],
-            task_keys=[storable(g.task_key) for g in groups], payloads=[Jsonb(storable(g.payload)) for g in groups],
-            sizes=[len(g.rollouts) for g in groups], sources=[g.source for g in groups],
-        )  # fmt: skip
+            connection,
+            "adopt_groups",
+            run_id=self.run_id,
+            group_ids=group_ids,
+            tasksets=[storable(g.taskset) for g in groups],
+            task_keys=[storable(g.task_key) for g in groups],
+            payloads=[Jsonb(storable(g.payload)) for g in groups],
+            sizes=[len(g.rollouts) for g in groups],
+            sources=[g.source for g in groups],
+        )
 
     def _insert_segment(self, connection: Connection, appended: Appended, segment_id: int) -> Cursor:
         return send(
-            connection, "insert_segment", segment_id=segment_id, uri=appended.uri, offset_bytes=appended.offset_bytes,
-            length_bytes=appended.length_bytes, num_rows=appended.num_rows, checksum=appended.checksum,
-        )  # fmt: skip
+            connection,
+            "insert_segment",
+            segment_id=segment_id,
+            uri=appended.uri,
+            offset_bytes=appended.offset_bytes,
+            length_bytes=appended.length_bytes,
+            num_rows=appended.num_rows,
+            checksum=appended.checksum,
+        )
 
 
 def _size(s: Sequence) -> int:
@@ -439,6 +499,8 @@ def _check_held(groups: list[Group], rows: list[Row]) -> None:
             )
         if len(group.rollouts) != sizes[group.group_id]:
             raise RftError(
-                f"group {group.group_id} has another number of rollouts than planned", value=len(group.rollouts),
-                allowed=str(sizes[group.group_id]), todo="record failed rollouts with their outcome",
-            )  # fmt: skip
+                f"group {group.group_id} has another number of rollouts than planned",
+                value=len(group.rollouts),
+                allowed=str(sizes[group.group_id]),
+                todo="record failed rollouts with their outcome",
+            )

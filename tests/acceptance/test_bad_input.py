@@ -226,9 +226,16 @@ def test_rft_run_refuses_a(setting: str, words: list[str], place: Place) -> None
 
 def test_a_server_that_refuses_connections_is_named_without_the_password(place: Place, tmp_path: Path) -> None:
     text = refused(
-        place, "run", place.config, "--plain", "--buffer", "postgresql://me:secret@127.0.0.1:1/rft",
-        "--set", f"buffer.segments={tmp_path / 'segments'}", exit_code=1,
-    )  # fmt: skip
+        place,
+        "run",
+        place.config,
+        "--plain",
+        "--buffer",
+        "postgresql://me:secret@127.0.0.1:1/rft",
+        "--set",
+        f"buffer.segments={tmp_path / 'segments'}",
+        exit_code=1,
+    )
     assert "127.0.0.1:1/rft" in text and "onnection refused" in text and "correct buffer.uri" in text
     assert "secret" not in text
     assert not (tmp_path / "segments").exists()
@@ -322,9 +329,18 @@ def test_a_stage_that_fails_on_every_row_ends_the_run_and_a_corrected_one_contin
     def run(query: str, *more: str) -> subprocess.CompletedProcess[str]:
         chain = json.dumps([{"sql": query}])
         return call_rft(
-            "run", place.config, *more, "--plain", "--buffer", buffer, "--set", f"pipelines.experience={chain}", "--set",
-            "pipelines.patience_s=3", check=False,
-        )  # fmt: skip
+            "run",
+            place.config,
+            *more,
+            "--plain",
+            "--buffer",
+            buffer,
+            "--set",
+            f"pipelines.experience={chain}",
+            "--set",
+            "pipelines.patience_s=3",
+            check=False,
+        )
 
     try:
         result = run(broken)

@@ -96,9 +96,13 @@ def start(folder: Path, stage: str, *, steps: int, workflow: str = "demonstratio
         CONFIG.format(model=folder / "model", stage=stage, steps=steps, workflow=workflow)
     )
     return Preloaded(
-        ["run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer"], env=rft_environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+        ["run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer"],
+        env=rft_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def workers(folder: Path, role: str) -> list[dict[str, Any]]:
@@ -138,8 +142,9 @@ def test_a_role_that_is_blocked_again_and_again_ends_the_run(folder: Path) -> No
     sentence = "the stage 'stuck' blocks while it is prepared"
     said = re.search(
         rf"the pipeline of the run 'blocked' was blocked again after (\d+) restarts: {sentence}; "
-        "continue from the last checkpoint: rft run --resume blocked", output,
-    )  # fmt: skip
+        "continue from the last checkpoint: rft run --resume blocked",
+        output,
+    )
     assert said, output
     # More than the fewest, where a start takes so long that they are not within a minute.
     assert MAX_FUTILE <= int(said[1]) <= MAX_BLOCKED_PER_HOUR

@@ -17,9 +17,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 def run(rft: Rft, warm: Warm, buffer: Path, chain: list[object], *, check: bool = True) -> Any:
     overrides = [
-        *FEW_TASKS, f"model.path={warm.model}", "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "steps=3",
-        "eval.tasks=[]", "eval.test=[]", "trainer.batch_groups=4", "explorer.max_refill=12", f"pipelines.experience={json.dumps(chain)}",
-    ]  # fmt: skip
+        *FEW_TASKS,
+        f"model.path={warm.model}",
+        "explorer.engine=transformers",
+        "explorer.engine_args={dtype: float32, context_length: 64}",
+        "steps=3",
+        "eval.tasks=[]",
+        "eval.test=[]",
+        "trainer.batch_groups=4",
+        "explorer.max_refill=12",
+        f"pipelines.experience={json.dumps(chain)}",
+    ]
     options = [part for override in overrides for part in ("--set", override)]
     return rft("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options, check=check)
 

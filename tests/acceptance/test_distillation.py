@@ -25,15 +25,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SOURCE = f"{EXAMPLE / 'tasks.py'}:numbers"
 BASE: dict[str, Any] = {
-    "trainer": {"batch_groups": 16, "learning_rate": 1.0e-3, "checkpoint_every": 2, "autocast": "none"}, "steps": 2,
-}  # fmt: skip
+    "trainer": {"batch_groups": 16, "learning_rate": 1.0e-3, "checkpoint_every": 2, "autocast": "none"},
+    "steps": 2,
+}
 # Two steps on the same batch, so that what they report can be compared. They are short: after one that is too long, a loss may be greater.
 ALL_AT_ONCE = {**BASE["trainer"], "batch_groups": 128, "learning_rate": 1.0e-4}
 TWICE = {"epochs": 2}
 EXPLORER: dict[str, Any] = {
-    "engine": "transformers", "engine_args": {"dtype": "float32", "context_length": 64}, "reward": "exact_match", "max_tokens": 8,
+    "engine": "transformers",
+    "engine_args": {"dtype": "float32", "context_length": 64},
+    "reward": "exact_match",
+    "max_tokens": 8,
     "claim_groups": 16,
-}  # fmt: skip
+}
 
 
 class Buffer:
@@ -65,7 +69,7 @@ class Buffer:
         algorithm = {"name": "on_policy_distillation", "group_size": 4}
         return self.run(
             name, check=check, tasks=tasks, algorithm=algorithm, explorer={**EXPLORER, **explorer}, steps=steps
-        )  # fmt: skip
+        )
 
     def metrics(self, run: str) -> list[dict[str, float]]:
         found = rows(self.uri, f"select metrics from rft.v_train_step where run = '{run}' order by trainer_step")

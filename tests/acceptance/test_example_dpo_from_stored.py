@@ -40,9 +40,19 @@ def test_the_example_trains_on_corrected_pairs_and_compares_on_the_same_question
     write_configs(tmp_path)
     buffer = tmp_path / "buffer"
     command = [
-        sys.executable, SCRIPT, "--buffer", buffer, "--model", warm.model, "--grpo", tmp_path / "grpo.yaml",
-        "--dpo", tmp_path / "dpo.yaml", "--corrections", EXAMPLE / "corrections.sql",
-    ]  # fmt: skip
+        sys.executable,
+        SCRIPT,
+        "--buffer",
+        buffer,
+        "--model",
+        warm.model,
+        "--grpo",
+        tmp_path / "grpo.yaml",
+        "--dpo",
+        tmp_path / "dpo.yaml",
+        "--corrections",
+        EXAMPLE / "corrections.sql",
+    ]
     environment = {**rft_environment(), "PYTHONPATH": str(CHECKOUT)}
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1500, check=False)

@@ -38,10 +38,19 @@ def test_the_loop_runs_with_a_small_model(rft: Rft, tmp_path: Path) -> None:
         f"tasks=[{{name: gsm8k-train, {train}, split: train}}]",
         f"eval.tasks=[{{name: gsm8k-validation, {train}, split: validation}}]",
         f"eval.test=[{{name: gsm8k-test, source: './tasks.py:gsm8k', args: {{split: test, path: '{tmp_path}'}}}}]",
-        f"eval.every={STEPS}", f"trainer.checkpoint_every={STEPS}", f"steps={STEPS}", f"model.path={model}", "explorer.engine=transformers",
-        "explorer.engine_args={dtype: float32, context_length: 256}", "explorer.max_tokens=12", "explorer.num_explorers=1",
-        "trainer.num_gpus=null", "trainer.batch_groups=6", "trainer.autocast=none", "explorer.claim_groups=6",
-    )  # fmt: skip
+        f"eval.every={STEPS}",
+        f"trainer.checkpoint_every={STEPS}",
+        f"steps={STEPS}",
+        f"model.path={model}",
+        "explorer.engine=transformers",
+        "explorer.engine_args={dtype: float32, context_length: 256}",
+        "explorer.max_tokens=12",
+        "explorer.num_explorers=1",
+        "trainer.num_gpus=null",
+        "trainer.batch_groups=6",
+        "trainer.autocast=none",
+        "explorer.claim_groups=6",
+    )
     options = [part for override in overrides for part in ("--set", override)]
     buffer = tmp_path / "buffer"
     rft("run", CONFIG, "--plain", "--buffer", buffer, *options)

@@ -29,9 +29,14 @@ def run(folder: Path, **environment: str) -> str:
     (folder / "cells.py").write_text(f"{program}\n\n{CHECK}\n", encoding="utf-8")
     known = {key: value for key, value in os.environ.items() if key != "RFT_BUFFER"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "cells.py"], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        [sys.executable, "-W", "error", "cells.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
         env={**known, "MPLBACKEND": "Agg", **environment},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -22,9 +22,12 @@ SHAPING, CUSTOM, CURRICULUM = (
     CHECKOUT / "examples" / name for name in ("quality_shaping", "custom_stages", "curriculum")
 )
 SMALL = [
-    "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "steps=2", "trainer.batch_groups=4",
+    "explorer.engine=transformers",
+    "explorer.engine_args={dtype: float32, context_length: 64}",
+    "steps=2",
+    "trainer.batch_groups=4",
     "trainer.checkpoint_every=1",
-]  # fmt: skip
+]
 
 
 def options(warm: Warm, *more: str) -> list[str]:

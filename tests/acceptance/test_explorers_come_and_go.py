@@ -90,9 +90,17 @@ def test_explorers_that_are_killed_join_or_leave_under_load_cost_the_run_nothing
     folder.mkdir()
     (folder / "paced.py").write_text(PACED)
     options = settings(
-        warm, f"steps={STEPS}", "explorer.num_explorers=2", f"explorer.workflow={folder}/paced.py:paced", "explorer.claim_groups=1",
-        "eval.every=60", "trainer.checkpoint_every=20", "sync.offset=1", "sampling.max_staleness=2", "pipelines.experience=[]",
-    )  # fmt: skip
+        warm,
+        f"steps={STEPS}",
+        "explorer.num_explorers=2",
+        f"explorer.workflow={folder}/paced.py:paced",
+        "explorer.claim_groups=1",
+        "eval.every=60",
+        "trainer.checkpoint_every=20",
+        "sync.offset=1",
+        "sampling.max_staleness=2",
+        "pipelines.experience=[]",
+    )
     process = start("run", "--plain", "--buffer", buffer, *options)
     by_hand: list[subprocess.Popen[str]] = []
     try:

@@ -56,9 +56,14 @@ class Place:
     def call(self, *command: object, timeout: float = RUN_S) -> subprocess.CompletedProcess[str]:
         """Run a command in the folder to its end."""
         return subprocess.run(
-            [str(part) for part in command], cwd=self.folder, env=self.variables, capture_output=True, text=True,
-            timeout=timeout, check=False,
-        )  # fmt: skip
+            [str(part) for part in command],
+            cwd=self.folder,
+            env=self.variables,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
     def rft(self, *arguments: object) -> str:
         """Run `rft …`, which must succeed; what it prints."""
@@ -69,9 +74,14 @@ class Place:
     def start(self, *arguments: object) -> subprocess.Popen[str]:
         """Start `rft …` and return at once."""
         return subprocess.Popen(
-            ["rft", *map(str, arguments)], cwd=self.folder, env=self.variables, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+            ["rft", *map(str, arguments)],
+            cwd=self.folder,
+            env=self.variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         return rows(self.buffer, query)
@@ -375,9 +385,16 @@ def test_a_misspelt_attribute_in_the_reward_ends_the_run_and_a_second_run_of_one
 ) -> None:
     place = trained
     done = place.call(
-        "rft", "run", "grpo.yaml", "--plain", "--set", "explorer.reward=./mistakes.py:misspelt", "--set", "explorer.max_refill=4",
+        "rft",
+        "run",
+        "grpo.yaml",
+        "--plain",
+        "--set",
+        "explorer.reward=./mistakes.py:misspelt",
+        "--set",
+        "explorer.max_refill=4",
         *UNREVIEWED,
-    )  # fmt: skip
+    )
     said = " ".join((done.stdout + done.stderr).split())
     assert "sums-2" in said and "rft run --resume sums" in said, said[:2000]
     assert done.returncode not in (0, 70), said[-2000:]
@@ -388,15 +405,29 @@ def test_a_misspelt_attribute_in_the_reward_ends_the_run_and_a_second_run_of_one
 def test_a_reward_that_is_no_number_ends_the_run_and_each_kind_is_named(trained: Place) -> None:
     place = trained
     done = place.call(
-        "rft", "run", "grpo.yaml", "--plain", "--set", "run.name=no-number", "--set", "explorer.reward=./mistakes.py:no_number",
-        "--set", "trainer.batch_groups=32", "--set", "explorer.max_refill=0", *UNREVIEWED,
-    )  # fmt: skip
+        "rft",
+        "run",
+        "grpo.yaml",
+        "--plain",
+        "--set",
+        "run.name=no-number",
+        "--set",
+        "explorer.reward=./mistakes.py:no_number",
+        "--set",
+        "trainer.batch_groups=32",
+        "--set",
+        "explorer.max_refill=0",
+        *UNREVIEWED,
+    )
     assert done.returncode not in (0, 70), done.stdout[-2000:]
     assert "mistakes.py:no_number" in done.stderr and "Traceback" not in done.stderr, done.stderr
     errors = "\n".join(
-        row["error"] or "" for row in place.rows("select distinct error from rft.rollout join rft.rollout_group using (group_id)"
-        " join rft.run using (run_id) where name = 'no-number'")
-    )  # fmt: skip
+        row["error"] or ""
+        for row in place.rows(
+            "select distinct error from rft.rollout join rft.rollout_group using (group_id)"
+            " join rft.run using (run_id) where name = 'no-number'"
+        )
+    )
     assert place.rows("select count(*) as n from rft.v_experience where run = 'no-number' and outcome = 'ok'") == [
         {"n": 0}
     ]

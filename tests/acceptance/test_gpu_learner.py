@@ -65,9 +65,10 @@ def many_lengths() -> TrainBatch:
         token_ids=(np.concatenate([[*prompt, *response] for prompt, response, _ in rows]), offsets),
         loss_mask=(np.concatenate([[False] * len(p) + [True] * len(r) for p, r, _ in rows]), offsets),
         behavior_logprobs=(np.full(offsets[-1], -3.9, np.float32), offsets),
-        rewards=random.integers(0, 2, len(rows)).astype(np.float32), group_ids=[group for *_, group in rows],
+        rewards=random.integers(0, 2, len(rows)).astype(np.float32),
+        group_ids=[group for *_, group in rows],
         rollout_index=list(range(len(rows))),
-    )  # fmt: skip
+    )
 
 
 def test_packed_attention_is_that_of_masked_rows(cuda: torch.device) -> None:
@@ -90,10 +91,14 @@ def test_packed_attention_is_that_of_masked_rows(cuda: torch.device) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {}, {"compile": True}, {"share_prompts": False}, {"max_tokens_per_microbatch": 500}, {"gradient_checkpointing": True},
+        {},
+        {"compile": True},
+        {"share_prompts": False},
+        {"max_tokens_per_microbatch": 500},
+        {"gradient_checkpointing": True},
         {"gradient_checkpointing": True, "compile": True},
     ],
-)  # fmt: skip
+)
 def test_the_ways_to_compute_on_a_gpu_agree_with_the_cpu(
     changes: dict[str, Any], cuda: torch.device, tmp_path: Path
 ) -> None:
@@ -108,10 +113,13 @@ def test_the_ways_to_compute_on_a_gpu_agree_with_the_cpu(
 @pytest.mark.parametrize(
     ("changes", "close"),
     [
-        ({"autocast": "none"}, 1e-3), ({}, 0.05), ({"compile": True}, 0.05), ({"gradient_checkpointing": True}, 0.05),
+        ({"autocast": "none"}, 1e-3),
+        ({}, 0.05),
+        ({"compile": True}, 0.05),
+        ({"gradient_checkpointing": True}, 0.05),
         ({"max_tokens_per_microbatch": 500}, 0.05),
     ],
-)  # fmt: skip
+)
 def test_a_mixture_of_experts_trains_on_a_gpu_as_on_the_cpu(
     changes: dict[str, Any], close: float, cuda: torch.device, tmp_path: Path
 ) -> None:

@@ -20,8 +20,10 @@ _STEPS = 20
 _ADAPTERS = ("trainer.lora={rank: 16}", "trainer.learning_rate=1.0e-3", "sync.adapters=alone")
 # What is trained, and the way of what is sent: an engine that takes turns with the trainer on one GPU, or one on another.
 _CASES = {
-    "weights-ipc": ("explorer.sleep=true",), "adapters-ipc": ("explorer.sleep=true", *_ADAPTERS), "adapters-nccl": _ADAPTERS,
-}  # fmt: skip
+    "weights-ipc": ("explorer.sleep=true",),
+    "adapters-ipc": ("explorer.sleep=true", *_ADAPTERS),
+    "adapters-nccl": _ADAPTERS,
+}
 _TRANSFERS = (
     "select transfer_id, t.group_id, num_bytes, send_seconds, pause_seconds from rft.weight_transfer t"
     " join rft.weight_receipt using (transfer_id) order by 1"
@@ -43,10 +45,13 @@ def test_a_run_sends_what_it_trains_into_a_live_engine_and_learns(case: str, mod
     buffer = tmp_path / "buffer"
     # Without graphs and compilation, which take longer than the run; `rft bench turns` has both.
     settings = (
-        f"model.path={model}", f"steps={_STEPS}", f"eval.every={_STEPS}", "trainer.compile=false",
+        f"model.path={model}",
+        f"steps={_STEPS}",
+        f"eval.every={_STEPS}",
+        "trainer.compile=false",
         "explorer.engine_args={dtype: bfloat16, context_length: 64, max_num_seqs: 256, enforce_eager: true}",
         *_CASES[case],
-    )  # fmt: skip
+    )
     options = [part for setting in settings for part in ("--set", setting)]
     try:
         print(call_rft("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options, timeout=200).stdout)

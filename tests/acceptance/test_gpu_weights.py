@@ -25,8 +25,10 @@ def test_engines_compute_with_the_weights_of_the_trainer(layout: str, tmp_path: 
     options = ["--shapes", "0.5B", "--layouts", layout, "--receivers", "engines"]
     ended = subprocess.run(
         [sys.executable, "-m", "benchmarks.weights", *options, "--folder", str(tmp_path), "--json"],
-        cwd=CHECKOUT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     (row,) = json.loads(ended.stdout)["rows"]
     assert row["backend"] == "nccl"
     assert row["hashes_agree"]

@@ -66,20 +66,31 @@ def chain(tmp_path: Path) -> Path:
     make_tiny_model(tmp_path / "model", context_length=64, hidden_size=64, num_layers=1)
     (tmp_path / "flow.py").write_text(FLOW)
     config = {
-        "run": {"name": "inputs", "seed": 3}, "buffer": {"uri": str(tmp_path / "buffer")}, "model": {"path": str(tmp_path / "model")},
+        "run": {"name": "inputs", "seed": 3},
+        "buffer": {"uri": str(tmp_path / "buffer")},
+        "model": {"path": str(tmp_path / "model")},
         "trainer": {"batch_groups": 4, "checkpoint_every": 1, "autocast": "none", "learning_rate": 1.0e-3},
-        "explorer": {"engine": "transformers", "engine_args": {"dtype": "float32", "context_length": 64}, "max_tokens": 8, "max_refill": 4},
+        "explorer": {
+            "engine": "transformers",
+            "engine_args": {"dtype": "float32", "context_length": 64},
+            "max_tokens": 8,
+            "max_refill": 4,
+        },
         "sampling": {"max_staleness": 9},
-        "tasks": [{"name": "digits", "source": f"{EXAMPLE / 'tasks.py'}:numbers", "args": {"size": 100}, "split": "train"}],
+        "tasks": [
+            {"name": "digits", "source": f"{EXAMPLE / 'tasks.py'}:numbers", "args": {"size": 100}, "split": "train"}
+        ],
         "stages": [
             stage("remax", 3, {"reward": ["./flow.py:digits", "./flow.py:by_token"]}),
             stage("gigpo", 1, {"workflow": "./flow.py:turns"}),
             stage(
-                "step_wise_grpo", 1, {"workflow": "./flow.py:turns", "workflow_args": {"expert": True}, "reward": "./flow.py:by_token"},
+                "step_wise_grpo",
+                1,
+                {"workflow": "./flow.py:turns", "workflow_args": {"expert": True}, "reward": "./flow.py:by_token"},
                 expert={"loss": {"name": "sft", "weight": "phi"}, "coef": 0.5},
             ),
         ],
-    }  # fmt: skip
+    }
     file = tmp_path / "inputs.yaml"
     file.write_text(yaml.safe_dump(config))
     return file
@@ -89,10 +100,13 @@ def kill_during_the_first_stage(chain: Path, buffer: Path) -> None:
     """Start the chain, and kill its explorer after the first step."""
     process = Preloaded(
         ["run", chain, "--plain"], env=rft_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )  # fmt: skip
+    )
     wait_until(
-        lambda: (buffer / "host").exists() and rows(buffer, "select 1 from rft.train_step"), "the first step", process=process, pause_s=0.1
-    )  # fmt: skip
+        lambda: (buffer / "host").exists() and rows(buffer, "select 1 from rft.train_step"),
+        "the first step",
+        process=process,
+        pause_s=0.1,
+    )
     for worker in rows(buffer, "select pid from rft.worker where stopped_at is null"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker["pid"], signal.SIGKILL)
@@ -134,16 +148,24 @@ def test_inputs_come_from_rollouts_and_are_trained_on(rft: Rft, chain: Path, tmp
 
         # The first turns of a group begin in one state.
         assert metrics[gigpo]["states_shared"] >= 0.5
-        first, second = opened.query(
-            "select turn_index, count(distinct state_hash[1]) as states, count(distinct group_id) as groups,"
-            f" avg(step_reward[1]) as reward from experience where run = '{gigpo}' group by 1 order by 1",
-        ).read_all().to_pylist()  # fmt: skip
+        first, second = (
+            opened.query(
+                "select turn_index, count(distinct state_hash[1]) as states, count(distinct group_id) as groups,"
+                f" avg(step_reward[1]) as reward from experience where run = '{gigpo}' group by 1 order by 1",
+            )
+            .read_all()
+            .to_pylist()
+        )
         assert first["states"] == first["groups"] < second["states"] and 0 < first["reward"] < 1
         # Rewards of tokens are as long as the sequence, and their sum is a part of the reward.
-        [found] = opened.query(
-            "select max(abs(list_sum(token_rewards) - cast(json_extract(reward_parts, '$.by_token') as double))) as difference,"
-            f" max(abs(len(token_rewards) - len(token_ids))) as longer, max(list_sum(token_rewards)) as most from experience where run = '{remax}'",
-        ).read_all().to_pylist()  # fmt: skip
+        [found] = (
+            opened.query(
+                "select max(abs(list_sum(token_rewards) - cast(json_extract(reward_parts, '$.by_token') as double))) as difference,"
+                f" max(abs(len(token_rewards) - len(token_ids))) as longer, max(list_sum(token_rewards)) as most from experience where run = '{remax}'",
+            )
+            .read_all()
+            .to_pylist()
+        )
         assert found["difference"] < 1e-6 and found["longer"] == 0 and found["most"] > 0
         # A third of the last stage's experiences are an expert's.
         assert metrics[turns]["expert_sequences"] == 16 and metrics[turns]["expert_loss"] > 0

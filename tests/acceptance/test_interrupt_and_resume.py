@@ -27,9 +27,16 @@ from tests.support.warm_up import Warm
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 OVERRIDES = (
-    *FEW_TASKS, "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "trainer.checkpoint_every=3", "eval.every=6",
-    "trainer.batch_groups=4", "steps=1000000", "eval.test=[]", "explorer.max_refill=64",
-)  # fmt: skip
+    *FEW_TASKS,
+    "explorer.engine=transformers",
+    "explorer.engine_args={dtype: float32, context_length: 64}",
+    "trainer.checkpoint_every=3",
+    "eval.every=6",
+    "trainer.batch_groups=4",
+    "steps=1000000",
+    "eval.test=[]",
+    "explorer.max_refill=64",
+)
 
 
 @dataclass

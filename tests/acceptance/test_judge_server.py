@@ -93,23 +93,47 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
 
 def _serving(port: int, model: Path, log: Path) -> Iterator[Judge]:
     command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
-        "--served-model-name", "judge", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024",
-        "--max-num-seqs", "16", "--enforce-eager", "--dtype", "float32",
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--served-model-name",
+        "judge",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--max-model-len",
+        "1024",
+        "--max-num-seqs",
+        "16",
+        "--enforce-eager",
+        "--dtype",
+        "float32",
         # Where JSON allows spaces, this model writes hundreds.
-        "--structured-outputs-config", json.dumps({"disable_any_whitespace": True, "backend": "xgrammar"}),
-    ]  # fmt: skip
+        "--structured-outputs-config",
+        json.dumps({"disable_any_whitespace": True, "backend": "xgrammar"}),
+    ]
     environment = {
-        **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
         # Its engine is a fork of the server, which has imported vLLM; tests of engines leave "spawn" in this process's environment.
         "VLLM_WORKER_MULTIPROC_METHOD": "fork",
-    }  # fmt: skip
+    }
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            command,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
             preexec_fn=partial(end_with_parent, os.getpid()),
-        )  # fmt: skip
+        )
     running = Judge(f"http://127.0.0.1:{port}/v1", model)
     try:
         _wait_until_healthy(running, process, log)
@@ -207,9 +231,12 @@ def test_structured_output_makes_json_of_a_model_that_cannot_write_it(judge: Jud
 def test_malformed_answers_are_errors_and_not_scores(judge: Judge) -> None:
     letters = {"structured_outputs": {"regex": "[a-z ]{8,40}"}}
     chain = prepared(
-        judge, "llm_judge", endpoint={"structured": "never", "extra": letters}, template="Write a poem on {response}",
+        judge,
+        "llm_judge",
+        endpoint={"structured": "never", "extra": letters},
+        template="Write a poem on {response}",
         max_tokens=12,
-    )  # fmt: skip
+    )
     before = judge.num_requests()
     rows = scored(chain, batch(4))
     chain.close()
@@ -230,9 +257,13 @@ def test_requests_are_answered_together_up_to_the_limit(judge: Judge, concurrenc
 
     door = ChatServer(forward_together)
     chain = prepared(
-        judge, "llm_judge", endpoint={"url": door.url, "structured": "never", "concurrency": concurrency, "retries": 0},
-        pattern=r"(\d)", max_tokens=16, template="Tell a story with a 7 in it, on {response}",
-    )  # fmt: skip
+        judge,
+        "llm_judge",
+        endpoint={"url": door.url, "structured": "never", "concurrency": concurrency, "retries": 0},
+        pattern=r"(\d)",
+        max_tokens=16,
+        template="Tell a story with a 7 in it, on {response}",
+    )
     rows = scored(chain, batch(8, response=[f"{concurrency} foxes and {n} crows" for n in range(8)]))
     chain.close()
     door.close()
@@ -246,9 +277,14 @@ def test_an_answer_that_takes_too_long_is_an_error_and_the_server_continues(judg
     endpoint = {"structured": "never", "timeout_s": 0.3, "retries": 1, "backoff_s": 0.05, "extra": endless}
     ledger = MemoryUsage()
     chain = prepared(
-        judge, "llm_judge", usage=ledger, endpoint=endpoint, template="Tell a very long story on {response}", max_tokens=700,
+        judge,
+        "llm_judge",
+        usage=ledger,
+        endpoint=endpoint,
+        template="Tell a very long story on {response}",
+        max_tokens=700,
         budget={"name": "late"},
-    )  # fmt: skip
+    )
     rows = scored(chain, batch(3))
     chain.close()
     assert [row["judge_error"] for row in rows] == ["no answer within 0.3 s (2 tries)"] * 3

@@ -36,10 +36,23 @@ def finished(warm: Warm, rft: Rft, tmp_path_factory: pytest.TempPathFactory) -> 
         {"sql": "SELECT * FROM batch WHERE num_response_tokens < 8"},
     ]
     result = rft(
-        "run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", folder / "buffer",
-        "--set", f"model.path={warm.model}", "--set", f"explorer.reward=['{folder}/my_reward.py:score']",
-        "--set", f"pipelines.experience={json.dumps(chain)}", "--set", "monitor=[tensorboard]", "--set", MANY_QUESTIONS, timeout=1500,
-    )  # fmt: skip
+        "run",
+        EXAMPLE / "grpo.yaml",
+        "--plain",
+        "--buffer",
+        folder / "buffer",
+        "--set",
+        f"model.path={warm.model}",
+        "--set",
+        f"explorer.reward=['{folder}/my_reward.py:score']",
+        "--set",
+        f"pipelines.experience={json.dumps(chain)}",
+        "--set",
+        "monitor=[tensorboard]",
+        "--set",
+        MANY_QUESTIONS,
+        timeout=1500,
+    )
     assert "rft report sort-grpo" in result.stdout, result.stdout
     assert "step 40/40" in result.stdout or "40/40" in result.stdout, result.stdout
     return folder / "buffer"

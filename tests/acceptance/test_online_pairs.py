@@ -22,15 +22,34 @@ def test_what_rewards_prefer_becomes_likelier_than_under_the_reference(rft: Rft,
     subprocess.run([sys.executable, EXAMPLE / "make_model.py", tmp_path / "model"], check=True, capture_output=True)
     (tmp_path / "reward.py").write_text(REWARD)
     file = tmp_path / "online.yaml"
-    file.write_text(yaml.safe_dump({
-        "run": {"name": "online", "seed": 1}, "buffer": {"uri": str(tmp_path / "buffer")}, "model": {"path": "./model"}, "steps": 6,
-        "tasks": [{"name": "sort", "source": f"{EXAMPLE / 'tasks.py'}:numbers", "args": {"size": 400}, "split": "train"}],
-        "algorithm": {"name": "online_dpo", "group_size": 4},
-        "explorer": {"engine": "transformers", "engine_args": {"dtype": "float32", "context_length": 64}, "reward": "./reward.py:sevens",
-                     "max_tokens": 8, "claim_groups": 16},
-        "trainer": {"batch_groups": 16, "learning_rate": 1.0e-3, "autocast": "none", "checkpoint_every": 6},
-        "sync": {"interval": 1, "offset": 0},
-    }))  # fmt: skip
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "run": {"name": "online", "seed": 1},
+                "buffer": {"uri": str(tmp_path / "buffer")},
+                "model": {"path": "./model"},
+                "steps": 6,
+                "tasks": [
+                    {
+                        "name": "sort",
+                        "source": f"{EXAMPLE / 'tasks.py'}:numbers",
+                        "args": {"size": 400},
+                        "split": "train",
+                    }
+                ],
+                "algorithm": {"name": "online_dpo", "group_size": 4},
+                "explorer": {
+                    "engine": "transformers",
+                    "engine_args": {"dtype": "float32", "context_length": 64},
+                    "reward": "./reward.py:sevens",
+                    "max_tokens": 8,
+                    "claim_groups": 16,
+                },
+                "trainer": {"batch_groups": 16, "learning_rate": 1.0e-3, "autocast": "none", "checkpoint_every": 6},
+                "sync": {"interval": 1, "offset": 0},
+            }
+        )
+    )
     rft("run", file, "--plain")
     table = rows(tmp_path / "buffer", "select metrics from rft.v_train_step order by trainer_step")
     EmbeddedServer(tmp_path / "buffer").stop()

@@ -55,10 +55,15 @@ def _four_gpus() -> Iterator[None]:
 def config(explorers: int, parts: int, ranks: int) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "run": {"name": "r"}, "model": {"path": "m"}, "algorithm": {"name": "grpo"}, "steps": 1, "tasks": [{"name": "t", "source": "t.jsonl"}],
-            "explorer": {"num_explorers": explorers, "tensor_parallel_size": parts}, "trainer": {"num_gpus": ranks},
+            "run": {"name": "r"},
+            "model": {"path": "m"},
+            "algorithm": {"name": "grpo"},
+            "steps": 1,
+            "tasks": [{"name": "t", "source": "t.jsonl"}],
+            "explorer": {"num_explorers": explorers, "tensor_parallel_size": parts},
+            "trainer": {"num_gpus": ranks},
         }
-    )  # fmt: skip
+    )
 
 
 def test_each_role_sees_its_own_gpus_and_again_after_a_restart_and_others_are_refused(four_gpus: None) -> None:
@@ -118,9 +123,13 @@ class Role:
 def started(name: str, seconds: float) -> RoleActorProcess:
     actor = ray.remote(Role).options(num_cpus=0).remote()
     return RoleActorProcess(
-        name=name, role=name.split()[0], start=lambda: started(name, seconds), actor=actor, identity=actor.identity.remote(),
+        name=name,
+        role=name.split()[0],
+        start=lambda: started(name, seconds),
+        actor=actor,
+        identity=actor.identity.remote(),
         done=actor.run.remote(seconds),
-    )  # fmt: skip
+    )
 
 
 class Lines(LineView):

@@ -74,8 +74,13 @@ def command(run: StoredRun, folder: Path, version: str, workers: int, batch_grou
 
 def replay(run: StoredRun, folder: Path, version: str, workers: int, batch_groups: int) -> dict[str, Any]:
     done = subprocess.run(
-        command(run, folder, version, workers, batch_groups), env=rft_environment(), capture_output=True, text=True, timeout=RUN_S, check=False
-    )  # fmt: skip
+        command(run, folder, version, workers, batch_groups),
+        env=rft_environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -83,8 +88,9 @@ def replay(run: StoredRun, folder: Path, version: str, workers: int, batch_group
 
 def verdicts(run: StoredRun, version: str) -> list[tuple[Any, ...]]:
     found = run.buffer.sql(
-        "SELECT experience_id, kept, stage, reason, reward, priority FROM rft.verdict WHERE pipeline_version = %s ORDER BY 1, verdict_id", [version]
-    )  # fmt: skip
+        "SELECT experience_id, kept, stage, reason, reward, priority FROM rft.verdict WHERE pipeline_version = %s ORDER BY 1, verdict_id",
+        [version],
+    )
     return [tuple(row.values()) for row in found.to_pylist()]
 
 
@@ -111,8 +117,12 @@ def test_a_replay_of_single_groups_goes_on_when_one_of_its_processes_is_killed(r
     (tmp_path / "meeting").write_text("2")
     (tmp_path / "hold").touch()
     process = subprocess.Popen(
-        command(run, tmp_path, "two", 2, 1), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
+        command(run, tmp_path, "two", 2, 1),
+        env=rft_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_until(lambda: len(verdicts(run, "two")) >= 6 * SIZE, "six verdicts", process=process, pause_s=0.1)
     at_work = run.buffer.sql("SELECT pid FROM rft.worker WHERE role = 'replay' AND stopped_at IS NULL ORDER BY 1")[
         "pid"

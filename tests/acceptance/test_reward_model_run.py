@@ -30,9 +30,14 @@ def answer(question: str, response: str, index: int, reward: float) -> Rollout:
     prompt = [BOS, *(FIRST + CHARACTERS.index(character) for character in question)]
     tokens = [*prompt, *(FIRST + CHARACTERS.index(character) for character in response), EOS]
     sequence = Sequence(
-        prompt=question, response=response, token_ids=tokens, num_prompt_tokens=len(prompt), finish_reason="stop", reward=reward,
+        prompt=question,
+        response=response,
+        token_ids=tokens,
+        num_prompt_tokens=len(prompt),
+        finish_reason="stop",
+        reward=reward,
         behavior_logprobs=[-0.1] * (len(tokens) - len(prompt)),
-    )  # fmt: skip
+    )
     return Rollout(index, "ok", reward, [sequence])
 
 
@@ -59,9 +64,16 @@ class Runs:
         self.folder = folder
         self.buffer = folder / "buffer"
         self.common: dict[str, Any] = {
-            "buffer": {"uri": str(self.buffer)}, "model": {"path": str(model)},
-            "trainer": {"batch_groups": 8, "checkpoint_every": 1, "keep_checkpoints": 1, "autocast": "none", "learning_rate": 1e-3},
-        }  # fmt: skip
+            "buffer": {"uri": str(self.buffer)},
+            "model": {"path": str(model)},
+            "trainer": {
+                "batch_groups": 8,
+                "checkpoint_every": 1,
+                "keep_checkpoints": 1,
+                "autocast": "none",
+                "learning_rate": 1e-3,
+            },
+        }
 
     def file(self, name: str, **sections: Any) -> Path:
         path = self.folder / f"{name}.yaml"
@@ -70,11 +82,24 @@ class Runs:
 
     def ppo(self, reward: str, steps: int) -> Path:
         return self.file(
-            "ppo", steps=steps, algorithm={"name": "ppo", "group_size": 1, "critic": {"path": reward, "learning_rate": 1e-3, "warmup_steps": 1}},
-            tasks=[{"name": "sort", "source": f"{EXAMPLE / 'tasks.py'}:numbers", "args": {"size": 100}, "split": "train"}],
-            explorer={"engine": "transformers", "engine_args": {"dtype": "float32", "context_length": 64}, "max_tokens": 8,
-                      "reward": f"reward_model:{reward}", "reward_processes": 1},
-        )  # fmt: skip
+            "ppo",
+            steps=steps,
+            algorithm={
+                "name": "ppo",
+                "group_size": 1,
+                "critic": {"path": reward, "learning_rate": 1e-3, "warmup_steps": 1},
+            },
+            tasks=[
+                {"name": "sort", "source": f"{EXAMPLE / 'tasks.py'}:numbers", "args": {"size": 100}, "split": "train"}
+            ],
+            explorer={
+                "engine": "transformers",
+                "engine_args": {"dtype": "float32", "context_length": 64},
+                "max_tokens": 8,
+                "reward": f"reward_model:{reward}",
+                "reward_processes": 1,
+            },
+        )
 
 
 @pytest.fixture
@@ -102,8 +127,11 @@ def test_preferences_become_a_reward_model_whose_score_ppo_learns_from(rft: Rft,
         " from rft.v_experience where run = 'ppo'",
     )
     assert score["num"] >= 16 and score["different"] > 4 and score["same"]
-    models = rows(runs.buffer, "select used_as::text as used_as, checkpoint_id, trained_by, trainer_step from rft.v_run_model"
-        " where run = 'ppo' and used_as <> 'policy' order by 1")  # fmt: skip
+    models = rows(
+        runs.buffer,
+        "select used_as::text as used_as, checkpoint_id, trained_by, trainer_step from rft.v_run_model"
+        " where run = 'ppo' and used_as <> 'policy' order by 1",
+    )
     origin = {"checkpoint_id": judge["checkpoint_id"], "trained_by": "judge", "trainer_step": 8}
     assert models == [{"used_as": "critic", **origin}, {"used_as": "reward", **origin}]
     (one,) = rows(runs.buffer, "select min(experience_id) as id from rft.v_experience where run = 'ppo'")

@@ -31,7 +31,10 @@ def test_a_run_by_priority_with_reuse_plans_half_and_draws_some_again(rft: Rft, 
     assert report(rft, buffer, "sort-grpo")["status"] == "finished"
     (planned,) = rows(buffer, "select count(*) as n from rft.rollout_group where not is_refill")
     assert planned["n"] == 2 * STEPS  # of four groups a step
-    (used,) = rows(buffer, "select count(distinct item_id) as n, max(times) as most, min(w) as least, max(w) as greatest from"
-        " (select item_id, count(distinct trainer_step) as times, min(importance_weight) as w from rft.draw group by 1) d")  # fmt: skip
+    (used,) = rows(
+        buffer,
+        "select count(distinct item_id) as n, max(times) as most, min(w) as least, max(w) as greatest from"
+        " (select item_id, count(distinct trainer_step) as times, min(importance_weight) as w from rft.draw group by 1) d",
+    )
     assert used["n"] <= planned["n"] and 2 <= used["most"] <= 3
     assert 0 < used["least"] < used["greatest"] <= 1

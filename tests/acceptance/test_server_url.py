@@ -230,8 +230,12 @@ def test_a_deep_check_prints_the_plan_for_the_cluster(cluster: RayCluster, warm:
     sync, buffer = ("--set", "sync.method=checkpoint"), ("--buffer", tmp_path / "buffer")
     process = subprocess.run(
         rft_command("check", EXAMPLE / "grpo.yaml", "--deep", *buffer, *settings(warm, "pipelines.workers=2"), *sync),
-        env={**rft_environment(), **token}, capture_output=True, text=True, timeout=RUN_S, check=False,
-    )  # fmt: skip
+        env={**rft_environment(), **token},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
     assert process.returncode == 0, process.stderr
     plan = process.stderr.partition("plan for ")[2].splitlines()
     assert plan[0].endswith(", 2 GPUs:")

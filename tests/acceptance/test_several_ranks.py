@@ -44,9 +44,11 @@ def test_a_run_with_two_ranks_continues_after_kill_9_of_one(buffer: Path, warm: 
     options = settings(warm, "trainer.num_gpus=2", "sync.method=nccl", "steps=1000000", "eval.tasks=[]")
     process = start("run", "--plain", "--buffer", buffer, *options)
     wait_until(
-        lambda: (buffer / "host").exists() and len(rows(buffer, "select * from rft.train_step")) >= 3, "three steps",
-        process=process, pause_s=0.2,
-    )  # fmt: skip
+        lambda: (buffer / "host").exists() and len(rows(buffer, "select * from rft.train_step")) >= 3,
+        "three steps",
+        process=process,
+        pause_s=0.2,
+    )
     trainers = rows(buffer, "select pid from rft.worker where role = 'trainer'")
     assert len(trainers) == 1, "the other rank is no worker of its own"
     ranks = ranks_of(trainers[0]["pid"])

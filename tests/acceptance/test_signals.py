@@ -84,9 +84,13 @@ def arguments(folder: Path, *more: object) -> list[object]:
 
 def start(folder: Path, *more: object) -> subprocess.Popen[str]:
     return Preloaded(
-        arguments(folder, "--plain", *more), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        arguments(folder, "--plain", *more),
+        env=rft_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def num_steps(folder: Path) -> int:
@@ -151,9 +155,14 @@ def test_a_signal_interrupts_the_run_in_good_order(folder: Path, number: signal.
 def test_a_terminal_that_is_closed_interrupts_the_run_in_good_order(folder: Path) -> None:
     terminal, end = os.openpty()
     process = subprocess.Popen(
-        rft_command(*arguments(folder)), env=rft_environment(), stdin=end, stdout=end, stderr=end, start_new_session=True,
+        rft_command(*arguments(folder)),
+        env=rft_environment(),
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
+    )
     os.close(end)
     closes = threading.Event()
     drain = threading.Thread(target=drain_terminal, args=(terminal, closes), daemon=True)
@@ -189,9 +198,13 @@ def test_a_signal_before_the_run_is_stored_leaves_none(folder: Path) -> None:
     change = "tasks=[{name: slow, source: './tasks.py:slow'}]"
     options = ["--plain", "--buffer", folder / "buffer", "--set", change, "--set", "run.name=slow"]
     process = Preloaded(
-        ["run", folder / "config.yaml", *options], env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ["run", folder / "config.yaml", *options],
+        env=rft_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     wait_for_line(process, "the tasks are read")
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=PATIENCE_S)

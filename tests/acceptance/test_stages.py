@@ -28,21 +28,29 @@ def chain(warm: Warm, tmp_path: Path) -> Path:
     )
     source = f"{EXAMPLE / 'tasks.py'}:numbers"
     config = {
-        "run": {"name": "chain"}, "buffer": {"uri": str(tmp_path / "buffer")}, "model": {"path": str(warm.model)},
+        "run": {"name": "chain"},
+        "buffer": {"uri": str(tmp_path / "buffer")},
+        "model": {"path": str(warm.model)},
         "trainer": {"batch_groups": 2, "checkpoint_every": 1, "autocast": "none"},
-        "explorer": {"engine": "none", "workflow": "demonstration", "max_refill": 4}, "sampling": {"max_staleness": 9},
+        "explorer": {"engine": "none", "workflow": "demonstration", "max_refill": 4},
+        "sampling": {"max_staleness": 9},
         "tasks": [{"name": "shown", "source": source, "args": {"size": 40}, "split": "train"}],
         "stages": [
             {"name": "sft", "algorithm": {"name": "sft", "group_size": 1}, "steps": 2},
             {
-                "name": "grpo", "algorithm": {"name": "grpo", "group_size": 4}, "steps": 1,
+                "name": "grpo",
+                "algorithm": {"name": "grpo", "group_size": 4},
+                "steps": 1,
                 "explorer": {
-                    "engine": "transformers", "engine_args": {"dtype": "float32", "context_length": 64}, "workflow": "single_turn",
-                    "reward": "./reward.py:score", "max_tokens": 8,
+                    "engine": "transformers",
+                    "engine_args": {"dtype": "float32", "context_length": 64},
+                    "workflow": "single_turn",
+                    "reward": "./reward.py:score",
+                    "max_tokens": 8,
                 },
             },
         ],
-    }  # fmt: skip
+    }
     file = tmp_path / "chain.yaml"
     file.write_text(yaml.safe_dump(config))
     return file
@@ -64,8 +72,11 @@ def test_a_failure_stops_the_chain_and_resume_continues_in_the_right_stage(
     )
     assert [(run["name"], run["status"]) for run in runs] == [("chain-sft", "finished"), ("chain-grpo", "finished")]
     assert runs[0]["parent_run_id"] is None and runs[1]["parent_run_id"] == runs[0]["run_id"]
-    (last,) = rows(buffer, "select uri from rft.checkpoint c join rft.run_attempt a using (attempt_id)"
-        f" where a.run_id = {runs[0]['run_id']} and trainer_step = 2")  # fmt: skip
+    (last,) = rows(
+        buffer,
+        "select uri from rft.checkpoint c join rft.run_attempt a using (attempt_id)"
+        f" where a.run_id = {runs[0]['run_id']} and trainer_step = 2",
+    )
     assert runs[1]["model"] == last["uri"]
     again = rft("run", chain, "--plain", "--resume")
     assert "chain-grpo has finished" in again.stdout and len(rows(buffer, "select 1 from rft.run")) == 2

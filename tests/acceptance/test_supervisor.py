@@ -104,9 +104,13 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     overrides = [part for option in options for part in ([option] if option.startswith("--") else ["--set", option])]
     arguments = ["run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer", *overrides]
     return Preloaded(
-        arguments, env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        arguments,
+        env=rft_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def wait_for_a_step(folder: Path, process: subprocess.Popen[str]) -> dict[str, int]:
@@ -114,9 +118,11 @@ def wait_for_a_step(folder: Path, process: subprocess.Popen[str]) -> dict[str, i
     buffer = folder / "buffer"
     running = buffer / "postgres" / "postmaster.pid"
     wait_until(
-        lambda: running.exists() and rows(buffer, "select 1 from rft.train_step limit 1"), "the first step",
-        process=process, pause_s=0.5,
-    )  # fmt: skip
+        lambda: running.exists() and rows(buffer, "select 1 from rft.train_step limit 1"),
+        "the first step",
+        process=process,
+        pause_s=0.5,
+    )
     found = rows(buffer, "select role::text as role, pid from rft.worker where stopped_at is null")
     return {row["role"]: row["pid"] for row in found if row["role"] != "supervisor"}
 

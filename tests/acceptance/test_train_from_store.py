@@ -66,9 +66,14 @@ def stored(buffer: Buffer) -> Buffer:
             response = [draw.randrange(4, 40) for _ in range(draw.randint(2, 12))]
             reward = round(draw.random(), 3)
             tokens = Tokens(
-                prompt=str(prompt), response=str(response), token_ids=prompt + response, num_prompt_tokens=6,
-                finish_reason="stop", reward=reward, behavior_logprobs=[-1.0] * len(response),
-            )  # fmt: skip
+                prompt=str(prompt),
+                response=str(response),
+                token_ids=prompt + response,
+                num_prompt_tokens=6,
+                finish_reason="stop",
+                reward=reward,
+                behavior_logprobs=[-1.0] * len(response),
+            )
             rollouts.append(Rollout(index, "ok", reward, [tokens]))
         groups.append(Group(rollouts, source="import", taskset="mine", task_key=str(number), payload={}))
     run = buffer.create_run(name="source", config={}, seed=1, steps=1, pipeline_version="none", mode="train")
@@ -89,13 +94,26 @@ class Trainers:
         self.buffer = buffer
         self.folder = folder
         self.raw: dict[str, Any] = {
-            "run": {"name": "x", "seed": 3}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments, "min_free_bytes": 0},
-            "model": {"path": str(model)}, "algorithm": {"name": algorithm},
+            "run": {"name": "x", "seed": 3},
+            "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments, "min_free_bytes": 0},
+            "model": {"path": str(model)},
+            "algorithm": {"name": algorithm},
             "sampling": {"source": {"sql": SQL[algorithm]}, "epochs": 3},
-            "trainer": {"batch_groups": 5, "learning_rate": 1e-3, "warmup_steps": 3, "lr_schedule": "cosine", "optimizer": {"weight_decay": 0.1},
-                        "autocast": "none", "checkpoint_every": 2, "num_threads": 2, "max_tokens_per_microbatch": 64},
-            "sync": {"method": "checkpoint"}, "steps": STEPS, **CHANGES.get(algorithm, {}),
-        }  # fmt: skip
+            "trainer": {
+                "batch_groups": 5,
+                "learning_rate": 1e-3,
+                "warmup_steps": 3,
+                "lr_schedule": "cosine",
+                "optimizer": {"weight_decay": 0.1},
+                "autocast": "none",
+                "checkpoint_every": 2,
+                "num_threads": 2,
+                "max_tokens_per_microbatch": 64,
+            },
+            "sync": {"method": "checkpoint"},
+            "steps": STEPS,
+            **CHANGES.get(algorithm, {}),
+        }
         self.living: list[subprocess.Popen[str]] = []
 
     def start(self, name: str) -> subprocess.Popen[str]:

@@ -74,10 +74,19 @@ class Trained:
         """Send the adapters into a live engine."""
         number, store = next(_transfers), open_store(LOOPBACK, PATIENCE_S)
         plan = TransferPlan(
-            transfer_id=number, group_id=number, backend="gloo", host=LOOPBACK, port=store.port, num_ranks=1 + engine.reception.num_ranks,
-            first_rank=0, tensors=self.learner.weight_tensors(adapters_alone=True), dtype="float32", bucket_bytes=1 << 14, timeout_s=PATIENCE_S,
+            transfer_id=number,
+            group_id=number,
+            backend="gloo",
+            host=LOOPBACK,
+            port=store.port,
+            num_ranks=1 + engine.reception.num_ranks,
+            first_rank=0,
+            tensors=self.learner.weight_tensors(adapters_alone=True),
+            dtype="float32",
+            bucket_bytes=1 << 14,
+            timeout_s=PATIENCE_S,
             adapters=self.adapters,
-        )  # fmt: skip
+        )
         assert len(plan.buckets()) > 2
         with ThreadPoolExecutor() as pool:
             taken = pool.submit(engine.receive_weights, replace(plan, first_rank=1), version)
@@ -306,13 +315,19 @@ def small_update(tmp_path_factory: pytest.TempPathFactory) -> SmallUpdate:
 def engine_by_default(update: SmallUpdate, name: str) -> EngineConfig:
     """Settings of an engine of a run with LoRA that says nothing about `sync.adapters`."""
     sections: dict[str, Any] = {
-        "run": {"name": "r"}, "model": {"path": str(update.model)}, "tasks": [{"name": "t", "source": "./t.py:t"}],
-        "algorithm": {"name": "grpo"}, "trainer": {"batch_groups": 1, "lora": {"rank": update.rank}}, "steps": 1,
+        "run": {"name": "r"},
+        "model": {"path": str(update.model)},
+        "tasks": [{"name": "t", "source": "./t.py:t"}],
+        "algorithm": {"name": "grpo"},
+        "trainer": {"batch_groups": 1, "lora": {"rank": update.rank}},
+        "steps": 1,
         "explorer": {
-            "engine": name, "workflow": "single_turn", "reward": "exact_match",
+            "engine": name,
+            "workflow": "single_turn",
+            "reward": "exact_match",
             "engine_args": {"dtype": "bfloat16", "context_length": 64, "max_num_seqs": 64, "kv_cache_gib": 0.0625},
         },
-    }  # fmt: skip
+    }
     return ResolvedRun(parse_config(sections, update.model, "a test")).engine(0)
 
 
@@ -385,9 +400,14 @@ def test_adapters_of_another_model_are_refused(trained: Trained, tmp_path: Path)
 def test_a_run_sends_adapters_alone_to_an_engine_that_sleeps_meanwhile(server_folders: Path, warm: Warm) -> None:
     buffer = server_folders / "adapters" / "buffer"
     options = settings(
-        warm, "explorer.engine=vllm", "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625}",
-        "trainer.lora={rank: 4}", "trainer.learning_rate=0.01", "sync={adapters: alone, method: nccl}", "explorer.sleep=true",
-    )  # fmt: skip
+        warm,
+        "explorer.engine=vllm",
+        "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625}",
+        "trainer.lora={rank: 4}",
+        "trainer.learning_rate=0.01",
+        "sync={adapters: alone, method: nccl}",
+        "explorer.sleep=true",
+    )
     process = start("run", "--plain", "--buffer", buffer, *options)
     try:
         output = printed_by(process)

@@ -107,9 +107,18 @@ class Live:
         store, sender, numbers = open_store(LOOPBACK, timeout_s), TransferSender(), next(_transfers)
         num_ranks = 1 + self.engine.reception.num_ranks
         plan = TransferPlan(
-            transfer_id=numbers, group_id=numbers, backend="gloo", host=LOOPBACK, port=store.port, num_ranks=num_ranks, first_rank=0,
-            tensors=wire(state, tied=tied), dtype="float32", bucket_bytes=1 << 19, timeout_s=timeout_s,
-        )  # fmt: skip
+            transfer_id=numbers,
+            group_id=numbers,
+            backend="gloo",
+            host=LOOPBACK,
+            port=store.port,
+            num_ranks=num_ranks,
+            first_rank=0,
+            tensors=wire(state, tied=tied),
+            dtype="float32",
+            bucket_bytes=1 << 19,
+            timeout_s=timeout_s,
+        )
 
         def tensors() -> Iterator[tuple[str, Any]]:
             yield from state[: len(state) // 2] if break_off else state

@@ -38,11 +38,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first layer is dense, the second has four experts."""
     folder, tokenizer = tmp_path_factory.mktemp("model"), make_character_tokenizer(())
     config = Glm4MoeConfig(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, moe_intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=1,
-        n_group=1, topk_group=1, max_position_embeddings=256, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, dtype="bfloat16",
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        max_position_embeddings=256,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="bfloat16",
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         Glm4MoeForCausalLM(config).bfloat16().save_pretrained(folder)
@@ -73,9 +87,18 @@ def test_an_engine_finds_out_what_it_keeps_in_float32_and_gets_it_so(
     state = {name: tensor.float() + torch.rand(tensor.shape) for name, tensor in checkpoint.items()}
     store, sender = open_store(LOOPBACK, PATIENCE_S), TransferSender()
     plan = TransferPlan(
-        transfer_id=1, group_id=1, backend="gloo", host=LOOPBACK, port=store.port, num_ranks=2, first_rank=0,
-        tensors=wire(list(state.items())), dtype="bfloat16", bucket_bytes=1 << 17, timeout_s=PATIENCE_S,
-    )  # fmt: skip
+        transfer_id=1,
+        group_id=1,
+        backend="gloo",
+        host=LOOPBACK,
+        port=store.port,
+        num_ranks=2,
+        first_rank=0,
+        tensors=wire(list(state.items())),
+        dtype="bfloat16",
+        bucket_bytes=1 << 17,
+        timeout_s=PATIENCE_S,
+    )
     with pytest.raises(RftError, match="transfer 1 rounds tensors that the engine keeps in float32"):
         engine.receive_weights(replace(plan, first_rank=1), 1)
     plan = replace(plan, in_float32=tuple(name for name in state if name in ROUTER))

@@ -98,9 +98,14 @@ class Terminal:
         commands = re.sub(r"(install )'?rftdata\b", rf"\g<1>{self._wheel}", commands)
         active = "if [ -d .venv ]; then . .venv/bin/activate; fi\n"
         return subprocess.run(
-            ["bash", "-euc", active + commands], cwd=self.folder, env=self._environment, capture_output=True, text=True,
-            timeout=timeout, check=False,
-        )  # fmt: skip
+            ["bash", "-euc", active + commands],
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
     def output(self, commands: str, *, timeout: float = 1500) -> str:
         """The output of commands that must succeed."""
@@ -255,9 +260,13 @@ def test_the_first_run_of_the_page_trains_two_steps(trained: tuple[Terminal, str
     terminal, _ = trained
     make_tiny_model(terminal.folder / "model")
     changes = {
-        "model.path": "../model", "explorer.engine": "vllm", "explorer.engine_args": "{dtype: float32, context_length: 256, max_num_seqs: 16}",
-        "steps": "2", "trainer.checkpoint_every": "1", "eval.tasks": "[]",
-    }  # fmt: skip
+        "model.path": "../model",
+        "explorer.engine": "vllm",
+        "explorer.engine_args": "{dtype: float32, context_length: 256, max_num_seqs: 16}",
+        "steps": "2",
+        "trainer.checkpoint_every": "1",
+        "eval.tasks": "[]",
+    }
     options = " ".join(f"--set '{key}={value}'" for key, value in changes.items())
     terminal.output("rft init grpo first")
     (terminal.folder / "first" / "reward.py").write_text(REWARD, encoding="utf-8")

@@ -29,8 +29,16 @@ def buffer(server_folders: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("engine", "more", "reason"),
     [
-        ("ChangesAMatrix", ["sync.check_weights=true"], "are not those of its file: model.layers.0.mlp.down_proj.weight differ"),
-        ("ChangesAMatrix", ["explorer.max_refill=4"], "whether the engines sample from the trainer's weights is unknown: all"),
+        (
+            "ChangesAMatrix",
+            ["sync.check_weights=true"],
+            "are not those of its file: model.layers.0.mlp.down_proj.weight differ",
+        ),
+        (
+            "ChangesAMatrix",
+            ["explorer.max_refill=4"],
+            "whether the engines sample from the trainer's weights is unknown: all",
+        ),
         (
             "ChangesItALittle",
             _CLOSE,
@@ -39,7 +47,7 @@ def buffer(server_folders: Path) -> Iterator[Path]:
         ),
     ],
     ids=["compared with the file", "no batch is left", "compared by log-probabilities, one step off"],
-)  # fmt: skip
+)
 def test_a_wrong_engine_stops_the_run(engine: str, more: list[str], reason: str, buffer: Path, warm: Warm) -> None:
     more = ["steps=8", "eval.every=8", f"explorer.engine={_ENGINES}:{engine}", *more]
     code, output = run(buffer, warm, *more)

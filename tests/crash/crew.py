@@ -85,7 +85,7 @@ class Crew:
 
     def __init__(
         self, folder: Path, model: Path, network: Network | None = None, overrides: Sequence[str] = ()
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder = folder
         self.lives: dict[str, Life] = {}
         for name in ("config.yaml", "plugins.py"):

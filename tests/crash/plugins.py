@@ -91,9 +91,12 @@ class Scribe(Engine):
     def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
         found = {name: self._open.get(name) for name in first_tokens}
         return {
-            name: replace(part, token_ids=part.token_ids[first_tokens[name] :], logprobs=part.logprobs[first_tokens[name] :])
-            for name, part in found.items() if part is not None
-        }  # fmt: skip
+            name: replace(
+                part, token_ids=part.token_ids[first_tokens[name] :], logprobs=part.logprobs[first_tokens[name] :]
+            )
+            for name, part in found.items()
+            if part is not None
+        }
 
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
         open_weights(uri, checksum)

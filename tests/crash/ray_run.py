@@ -70,9 +70,13 @@ class RayRun:
         environment = {**rft_environment(), "RAY_ADDRESS": "local", "PYTHONPATH": str(CHECKOUT), **self._environment}
         with (self.folder / f"life-{self._number}.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", self._program, *command], cwd=self.folder, env=environment, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-c", self._program, *command],
+                cwd=self.folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def wait_for_steps(self, count: int) -> None:
         """Wait until this life has recorded so many steps.

@@ -100,7 +100,7 @@ class Report:
 
 def storm(
     folder: Path, kills: int, seed: int, network: Network | None, progress: Callable[[str], None] = lambda line: None
-) -> Report:  # fmt: skip
+) -> Report:
     """Run the roles in `folder`, let something fail `kills` times, let them recover, and examine what is left.
 
     Args:

@@ -23,9 +23,14 @@ from tests.support.command_line import CHECKOUT
 
 FILES = sorted((CHECKOUT / "examples").glob("**/*.yaml"))
 LEAST = {
-    "run": {"name": "sums"}, "model": {"path": "./model"}, "tasks": [{"name": "a", "source": "a.jsonl"}], "algorithm": {"name": "grpo"},
-    "explorer": {"reward": "exact_match"}, "trainer": {"batch_groups": 1}, "steps": 1,
-}  # fmt: skip
+    "run": {"name": "sums"},
+    "model": {"path": "./model"},
+    "tasks": [{"name": "a", "source": "a.jsonl"}],
+    "algorithm": {"name": "grpo"},
+    "explorer": {"reward": "exact_match"},
+    "trainer": {"batch_groups": 1},
+    "steps": 1,
+}
 
 
 @cache

@@ -11,9 +11,11 @@ QUESTIONS = {
 }
 # These ask for what the run below has.
 ANSWERED = (
-    "Which checkpoints were trained on something that was corrected later?", "What did people and programs relabel?",
-    "How old were the experiences that each step trained on?", "What did one step train on?",
-)  # fmt: skip
+    "Which checkpoints were trained on something that was corrected later?",
+    "What did people and programs relabel?",
+    "How old were the experiences that each step trained on?",
+    "What did one step train on?",
+)
 
 
 def test_every_question_runs_and_has_the_columns_of_its_answer(buffer: Buffer) -> None:

@@ -25,9 +25,15 @@ def store(buffer: rftdata.Buffer) -> None:
     for index, (response, arrays) in enumerate([("3", {"image": np.zeros((4, 6), dtype=np.uint8)}), ("33", {})]):
         tokens = [ord(character) for character in "1+2=" + response]
         sequence = rftdata.Sequence(
-            prompt="1+2=", response=response, token_ids=tokens, num_prompt_tokens=4, finish_reason="stop",
-            reward=1.0 - index, behavior_logprobs=[-0.5] * len(response), arrays=arrays,
-        )  # fmt: skip
+            prompt="1+2=",
+            response=response,
+            token_ids=tokens,
+            num_prompt_tokens=4,
+            finish_reason="stop",
+            reward=1.0 - index,
+            behavior_logprobs=[-0.5] * len(response),
+            arrays=arrays,
+        )
         rollouts.append(rftdata.Rollout(index, "ok", sequence.reward, [sequence]))
     with buffer.writer(run) as writer:
         writer.insert(rftdata.Group(rollouts, taskset="sums", task_key="1+2", payload={"prompt": "1+2="}))

@@ -55,13 +55,20 @@ def test_the_selections_of_earlier_runs_are_drawn_as_often_as_they_say(buffer: B
         config = SamplingConfig.model_validate(section)
         assert config.source is not None
         selected = stored_selection.select(
-            buffer.database, config.source.sql.replace("'first'", "'roles'"),
+            buffer.database,
+            config.source.sql.replace("'first'", "'roles'"),
             priority_exponent=config.priority.exponent if config.order == "prioritized" else None,
-        )  # fmt: skip
+        )
         run = buffer.create_run(
-            name=f"again-{number}", config={}, seed=1, steps=9, pipeline_version="none", mode="train", selected=selected,
+            name=f"again-{number}",
+            config={},
+            seed=1,
+            steps=9,
+            pipeline_version="none",
+            mode="train",
+            selected=selected,
             epochs=config.epochs,
-        )  # fmt: skip
+        )
         with buffer.attempt(run, sampling=config) as attempt:
             assert [draw(attempt, step, 2).num_groups for step in range(1, 6)] == [2, 2, 2, 2, 0]
 

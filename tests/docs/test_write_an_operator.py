@@ -32,8 +32,12 @@ def test_the_stages_of_the_page_do_what_it_states(folder: Path) -> None:
     responses = ["Yes.", "I am Sorry.", "x" * 201, "Why? What? Who?", "Is it? Yes, four."]
     result = build_chain(stages(), folder).run(batch_of_groups([1] * 5, response=responses))
     assert result.decisions["reason"].to_pylist() == [
-        None, "says 'sorry'", "has a line of more than 200 characters", "num_questions 3 > max 2", None
-    ]  # fmt: skip
+        None,
+        "says 'sorry'",
+        "has a line of more than 200 characters",
+        "num_questions 3 > max 2",
+        None,
+    ]
     assert result.decisions["reward"].to_pylist() == [None, None, None, None, 0.9]
     assert result.scores[0].table.schema.field("num_questions").type == pa.int64()
 

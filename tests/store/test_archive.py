@@ -68,11 +68,17 @@ def sequence(number: int) -> rftdata.Sequence:
         arrays["teacher_logprobs"] = np.full((2, 3), -number, ml_dtypes.bfloat16)
         arrays["image"] = np.full((number % 2 + 1, 2, 2), number % 250, np.uint8)
     return tokens(
-        float(number % 2), prompt=f"prompt {number // 4}", response=RESPONSES[number % len(RESPONSES)], arrays=arrays,
-        token_ids=list(range(5 + number % 7)), behavior_logprobs=list(np.linspace(-1, 0, 2 + number % 7)), metrics={"n": number},
-        reward_parts={"accuracy": 0.1 * number}, policy_spans=[(3, 1), (4, 2)] if number % 2 else [],
+        float(number % 2),
+        prompt=f"prompt {number // 4}",
+        response=RESPONSES[number % len(RESPONSES)],
+        arrays=arrays,
+        token_ids=list(range(5 + number % 7)),
+        behavior_logprobs=list(np.linspace(-1, 0, 2 + number % 7)),
+        metrics={"n": number},
+        reward_parts={"accuracy": 0.1 * number},
+        policy_spans=[(3, 1), (4, 2)] if number % 2 else [],
         messages=[{"role": "user", "content": f"prompt {number // 4}"}] if number % 5 == 0 else None,
-    )  # fmt: skip
+    )
 
 
 def fill(buffer: rftdata.Buffer, name: str, num_groups: int = 12) -> rftdata.Run:
@@ -101,8 +107,9 @@ def fill(buffer: rftdata.Buffer, name: str, num_groups: int = 12) -> rftdata.Run
     commit_verdicts(run, worker, "p1", batch, Verdicts(decided))
     buffer.sql(
         "INSERT INTO rft.score (experience_id, score_key, stage, scores, error) SELECT experience_id, 'k', 'judge',"
-        " jsonb_build_object('said', response, 'n', 0.1), NULLIF(response, '') FROM rft.experience WHERE run_id = %s", [run.run_id],
-    )  # fmt: skip
+        " jsonb_build_object('said', response, 'n', 0.1), NULLIF(response, '') FROM rft.experience WHERE run_id = %s",
+        [run.run_id],
+    )
     buffer.sql("UPDATE rft.worker SET stopped_at = clock_timestamp()")
     with buffer.attempt(run) as attempt:
         for step in (1, 2):
@@ -251,8 +258,9 @@ def test_other_programs_read_the_files_without_this_package(filled: rftdata.Buff
     archive(filled, "old", author="ada")
     found = duckdb.sql(
         "SELECT experience_id, run, prompt, response, reward, token_ids FROM read_parquet($files, hive_partitioning = true, union_by_name = true)"
-        " WHERE NOT purged ORDER BY 1", params={"files": str(filled.archives.folder / "experience" / "**" / "*.parquet")},
-    ).fetchall()  # fmt: skip
+        " WHERE NOT purged ORDER BY 1",
+        params={"files": str(filled.archives.folder / "experience" / "**" / "*.parquet")},
+    ).fetchall()
     assert [tuple(row.values()) for row in expected if row["token_ids"] is not None] == found
     kept_as_bytes = duckdb.sql(
         "SELECT count(*), count(data) FROM read_parquet($files)",
@@ -344,9 +352,20 @@ def test_an_archived_run_is_not_changed_and_what_needs_it_names_the_command(
 
 # What processes record about themselves, and what archiving, purging and administration write.
 _NOT_OF_A_RUN = {
-    "attempt_history", "endpoint_usage", "gpu_turn", "weight_receiver", "weight_receipt", "worker", "worker_span", "evaluation_answer",
-    "archive", "archive_file", "archived_segment", "purged_experience", "selection",
-}  # fmt: skip
+    "attempt_history",
+    "endpoint_usage",
+    "gpu_turn",
+    "weight_receiver",
+    "weight_receipt",
+    "worker",
+    "worker_span",
+    "evaluation_answer",
+    "archive",
+    "archive_file",
+    "archived_segment",
+    "purged_experience",
+    "selection",
+}
 COPY = """
 INSERT INTO rft.{table} ({names}) SELECT {values}
 FROM rft.{table} x CROSS JOIN LATERAL jsonb_populate_record(NULL::rft.{table},
@@ -382,9 +401,12 @@ def test_every_table_with_rows_of_a_run_refuses_those_of_an_archived_one(filled:
             changes = ", ".join(f"'{key}', x.{key} + 1000000" for key in keys)
             if filled.sql(f"SELECT 1 AS n FROM rft.{row['name']} WHERE {OF_OLD[route]} LIMIT 1").num_rows:
                 copies[row["name"]] = COPY.format(
-                    table=row["name"], names=", ".join(row["columns"]), values=", ".join(f"r.{name}" for name in row["columns"]),
-                    changes=changes, condition=OF_OLD[route],
-                )  # fmt: skip
+                    table=row["name"],
+                    names=", ".join(row["columns"]),
+                    values=", ".join(f"r.{name}" for name in row["columns"]),
+                    changes=changes,
+                    condition=OF_OLD[route],
+                )
     assert {
         "experience",
         "rollout",
@@ -411,9 +433,12 @@ def test_every_table_with_rows_of_a_run_refuses_those_of_an_archived_one(filled:
         ("verdict", f"UPDATE rft.verdict SET is_newest = false WHERE {OF_OLD['group_id']}"),
         ("rollout_group", f"UPDATE rft.rollout_group SET trainable = false WHERE {OF_OLD['run_id']}"),
         # The better answer is of a live run.
-        ("preference_pair", "INSERT INTO rft.preference_pair (chosen_id, rejected_id) SELECT max(experience_id), 1 FROM rft.experience"),
+        (
+            "preference_pair",
+            "INSERT INTO rft.preference_pair (chosen_id, rejected_id) SELECT max(experience_id), 1 FROM rft.experience",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_was_decided_drawn_and_compared_of_an_archived_run_stays(
     filled: rftdata.Buffer, table: str, statement: str
 ) -> None:
@@ -487,17 +512,25 @@ def test_a_transaction_whose_snapshot_is_older_than_an_archive_changes_nothing_o
 
 def test_a_run_that_is_not_done_is_not_archived(filled: rftdata.Buffer) -> None:
     for change, undo, what in (
-        ("UPDATE rft.run SET status = 'running'", "UPDATE rft.run SET status = 'finished'", r"'old' has not ended \(got 'running'\)"),
+        (
+            "UPDATE rft.run SET status = 'running'",
+            "UPDATE rft.run SET status = 'finished'",
+            r"'old' has not ended \(got 'running'\)",
+        ),
         (
             "UPDATE rft.worker SET stopped_at = NULL, heartbeat_at = clock_timestamp() + interval '1 h'",
-            "UPDATE rft.worker SET stopped_at = clock_timestamp()", "pipeline 1 on here works for it",
+            "UPDATE rft.worker SET stopped_at = clock_timestamp()",
+            "pipeline 1 on here works for it",
         ),
         (
-            ("INSERT INTO rft.review (experience_id, group_id, run_id, name, question, otherwise, deadline)"
-             " SELECT experience_id, group_id, run_id, 'q', 'good?', 'pass', rft.clock() + interval '1 day' FROM rft.experience ORDER BY 1 LIMIT 3"),
-            "UPDATE rft.review SET answer = 'pass'", "3 questions about experiences of the run 'old' wait",
+            (
+                "INSERT INTO rft.review (experience_id, group_id, run_id, name, question, otherwise, deadline)"
+                " SELECT experience_id, group_id, run_id, 'q', 'good?', 'pass', rft.clock() + interval '1 day' FROM rft.experience ORDER BY 1 LIMIT 3"
+            ),
+            "UPDATE rft.review SET answer = 'pass'",
+            "3 questions about experiences of the run 'old' wait",
         ),
-    ):  # fmt: skip
+    ):
         filled.sql(change)
         with pytest.raises(QueryError, match=what):
             archive(filled, "old", author="ada")

@@ -19,9 +19,11 @@ from rftdata.training.batch import Batch
 from tests.support.store_roles import tokens
 
 DTYPES = st.one_of(
-    st_numpy.integer_dtypes(endianness="="), st_numpy.unsigned_integer_dtypes(endianness="="),
-    st_numpy.floating_dtypes(endianness="=", sizes=(16, 32, 64)), st_numpy.boolean_dtypes(),
-)  # fmt: skip
+    st_numpy.integer_dtypes(endianness="="),
+    st_numpy.unsigned_integer_dtypes(endianness="="),
+    st_numpy.floating_dtypes(endianness="=", sizes=(16, 32, 64)),
+    st_numpy.boolean_dtypes(),
+)
 
 
 @pytest.fixture
@@ -52,16 +54,21 @@ def test_arrays_of_any_type_and_shape_come_back_exactly(buffer: Buffer, run: Run
     rng = np.random.default_rng(0)
     kinds: list[dict[str, Any]] = [
         {
-            "teacher_logprobs": rng.random(5, dtype=np.float32), "token_rewards": rng.random(5),
-            "routed_experts": rng.integers(0, 64, (5, 3, 2), dtype=np.uint8), "image": rng.integers(0, 255, (4, 6, 3), dtype=np.uint8),
-            "features": rng.random((2, 7)).astype(ml_dtypes.bfloat16), "scalar": np.float16(1.5),
+            "teacher_logprobs": rng.random(5, dtype=np.float32),
+            "token_rewards": rng.random(5),
+            "routed_experts": rng.integers(0, 64, (5, 3, 2), dtype=np.uint8),
+            "image": rng.integers(0, 255, (4, 6, 3), dtype=np.uint8),
+            "features": rng.random((2, 7)).astype(ml_dtypes.bfloat16),
+            "scalar": np.float16(1.5),
         },
         {
-            "teacher_logprobs": rng.random(5, dtype=np.float32), "image": rng.integers(0, 255, (9, 2, 3), dtype=np.uint8),
-            "features": rng.random((0, 7)).astype(ml_dtypes.bfloat16), "attention": rng.random((5, 5)) > 0.5,
+            "teacher_logprobs": rng.random(5, dtype=np.float32),
+            "image": rng.integers(0, 255, (9, 2, 3), dtype=np.uint8),
+            "features": rng.random((0, 7)).astype(ml_dtypes.bfloat16),
+            "attention": rng.random((5, 5)) > 0.5,
         },
         {},
-    ]  # fmt: skip
+    ]
     with buffer.writer(run) as writer:
         writer.insert(group("a", *kinds))
     names = sorted({name for kind in kinds for name in kind})

@@ -246,9 +246,14 @@ def test_the_commands_of_the_page_work_as_they_stand(trained: Buffer, tmp_path: 
     script.write_text("set -eu\n" + block[1])
     programs = os.environ.get("RFT_TEST_POSTGRES", binary_dir())  # those of the server's version
     environment = {
-        **os.environ, "OLD_URL": trained.config.uri, "NEW_URL": target, "OLD_SEGMENTS": str(trained.config.segments),
-        "PYTHONPATH": str(PAGE.parents[2]), "NEW_SEGMENTS": str(tmp_path / "new" / "segments"), "PATH": f"{programs}:{_folder_of_rft()}:{os.environ['PATH']}",
-    }  # fmt: skip
+        **os.environ,
+        "OLD_URL": trained.config.uri,
+        "NEW_URL": target,
+        "OLD_SEGMENTS": str(trained.config.segments),
+        "PYTHONPATH": str(PAGE.parents[2]),
+        "NEW_SEGMENTS": str(tmp_path / "new" / "segments"),
+        "PATH": f"{programs}:{_folder_of_rft()}:{os.environ['PATH']}",
+    }
     done = subprocess.run(
         ["sh", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )

@@ -59,11 +59,16 @@ def config(buffer: Buffer, roles: Roles, tmp_path: Path) -> Any:
 
     def write(**args: Any) -> Path:
         raw = {
-            "run": {"name": "roles"}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
-            "model": {"path": str(tmp_path)}, "tasks": [{"name": "t", "source": "t.jsonl"}], "explorer": {"reward": ["exact_match"]},
+            "run": {"name": "roles"},
+            "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
+            "model": {"path": str(tmp_path)},
+            "tasks": [{"name": "t", "source": "t.jsonl"}],
+            "explorer": {"reward": ["exact_match"]},
             "pipelines": {"experience": [{"./rules.py:stuck": {**args, "run": {"timeout_s": LIMIT_S}}}]},
-            "algorithm": {"name": "grpo", "group_size": 2}, "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "steps": 4,
-        }  # fmt: skip
+            "algorithm": {"name": "grpo", "group_size": 2},
+            "trainer": {"batch_groups": 2, "learning_rate": 0.001},
+            "steps": 4,
+        }
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(raw))
         version = ResolvedRun(load_config(path)).experience_chain.version

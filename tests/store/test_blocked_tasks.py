@@ -53,11 +53,16 @@ def configured(buffer: Buffer, folder: Path, function: str, *more: str) -> Path:
     (folder / "rules.py").write_text(RULES)
     write(folder, ROWS[:5])
     raw = {
-        "run": {"name": "r"}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
-        "model": {"path": "./model"}, "algorithm": {"name": "grpo"}, "explorer": {"reward": ["exact_match"]},
-        "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "steps": 1, "tasks": [{"name": "sums", "source": "sums.jsonl"}],
+        "run": {"name": "r"},
+        "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
+        "model": {"path": "./model"},
+        "algorithm": {"name": "grpo"},
+        "explorer": {"reward": ["exact_match"]},
+        "trainer": {"batch_groups": 2, "learning_rate": 0.001},
+        "steps": 1,
+        "tasks": [{"name": "sums", "source": "sums.jsonl"}],
         "pipelines": {"task": [{f"./rules.py:{function}": {"run": {"timeout_s": LIMIT_S}}}, *more]},
-    }  # fmt: skip
+    }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(raw))
     return path

@@ -82,10 +82,16 @@ def resume(buffer: Buffer, name: str) -> None:
 EVENTS: dict[str, tuple[Callable[[Buffer], object], list[int]]] = {
     "nothing": (lambda buffer: None, []),
     "a label": (lambda buffer: labels.set_rewards(buffer, {1: 0.5}, author="bo"), [1, 2]),
-    "a pair": (lambda buffer: buffer.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (2, 1)"), [1, 2]),
+    "a pair": (
+        lambda buffer: buffer.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (2, 1)"),
+        [1, 2],
+    ),
     "a run that goes on": (lambda buffer: resume(buffer, "a"), [1, 2, 3, 4]),
-    "a selection": (lambda buffer: selecting(buffer, "SELECT experience_id FROM rft.experience WHERE experience_id = 3", "s"), [3, 4]),
-}  # fmt: skip
+    "a selection": (
+        lambda buffer: selecting(buffer, "SELECT experience_id FROM rft.experience WHERE experience_id = 3", "s"),
+        [3, 4],
+    ),
+}
 
 
 def everything_goes(buffer: Buffer) -> retention.Retained:
@@ -108,11 +114,13 @@ UNCOMMITTED = {
     "a label": ("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 1", [1, 2]),
     "a pair": ("INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (2, 1)", [1, 2]),
     "a run that goes on": (
-        ("WITH begun AS (INSERT INTO rft.run_attempt (run_id, host, pid, lease_until) VALUES (1, 'h', 1, now() + interval '1 hour')"
-        " RETURNING attempt_id) UPDATE rft.run SET status = 'running', current_attempt_id = attempt_id FROM begun WHERE run_id = 1"),
+        (
+            "WITH begun AS (INSERT INTO rft.run_attempt (run_id, host, pid, lease_until) VALUES (1, 'h', 1, now() + interval '1 hour')"
+            " RETURNING attempt_id) UPDATE rft.run SET status = 'running', current_attempt_id = attempt_id FROM begun WHERE run_id = 1"
+        ),
         [1, 2, 3, 4],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("event", UNCOMMITTED)

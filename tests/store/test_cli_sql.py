@@ -190,28 +190,35 @@ def test_psql_gets_the_password_by_its_environment_only(run: StoredRun) -> None:
     assert environment["PGPASSWORD"] not in " ".join(arguments)
     done = subprocess.run(
         [program, *arguments[1:], "-Atc", "select current_setting('rft.author'), count(*) from experience"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "ada|2\n"), done.stderr
 
 
 def test_duckdb_sees_experiences_with_their_arrays(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = rft(
-        capsys, "query", "--json",
+        capsys,
+        "query",
+        "--json",
         "select reward, len(token_ids) as tokens, list_sum(behavior_logprobs) as logprob,"
         " len(list_filter(loss_mask, lambda m: m = 1)) as sampled"
         " from experience order by experience_id",
-    )  # fmt: skip
+    )
     assert code == 0
     assert json.loads(out) == [{"reward": reward, "tokens": 9, "logprob": -2.5, "sampled": 5} for reward in (0.0, 1.0)]
 
 
 def test_duckdb_joins_the_other_tables_by_their_names(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = rft(
-        capsys, "query", "--json",
+        capsys,
+        "query",
+        "--json",
         "select run.name, task.payload ->> '$.answer' as answer, count(*) as n from experience join run using (run_id)"
         " join task using (task_key) group by all",
-    )  # fmt: skip
+    )
     assert code == 0 and json.loads(out) == [{"name": "sums", "answer": "3", "n": 2}]
 
 
@@ -280,13 +287,25 @@ def test_a_reward_that_is_no_finite_number_is_refused_with_the_value_and_what_is
 ) -> None:
     (tmp_path / "nan.csv").write_text("experience_id,reward\n1,0.5\n2,nan\n")
     refused = {
-        ("label", "set", "1", "nan"): "the reward of experience 1 is not a finite number (got nan); allowed: a finite number",
-        ("label", "import", str(tmp_path / "nan.csv")): "row 2 of .* has a reward for experience 2 .*got nan.*allowed: a finite number",
+        (
+            "label",
+            "set",
+            "1",
+            "nan",
+        ): "the reward of experience 1 is not a finite number (got nan); allowed: a finite number",
+        (
+            "label",
+            "import",
+            str(tmp_path / "nan.csv"),
+        ): "row 2 of .* has a reward for experience 2 .*got nan.*allowed: a finite number",
         ("sql", "update rft.experience set reward = 'NaN' where experience_id = 2"): (
             "the reward of experience 2 cannot be NaN; allowed: a finite number, or NULL while it is awaited"
         ),
-        ("sql", "update rft.experience set reward = '-Infinity'"): "the reward of experience . cannot be -Infinity; allowed: a finite number",
-    }  # fmt: skip
+        (
+            "sql",
+            "update rft.experience set reward = '-Infinity'",
+        ): "the reward of experience . cannot be -Infinity; allowed: a finite number",
+    }
     for arguments, words in refused.items():
         code, _, err = rft(capsys, *arguments)
         assert code == 2 and re.search(words.replace("(got nan)", r"\(got nan\)"), err), err

@@ -29,12 +29,18 @@ def rows(buffer: Buffer, query: str) -> list[dict[str, Any]]:
 def sft(buffer: Buffer, model: str, **algorithm: Any) -> RunConfig:
     return parse_config(
         {
-            "run": {"name": "t"}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
-            "model": {"path": model}, "tasks": [{"name": "t", "source": "./none.py:none"}],
-            "algorithm": {"name": "sft", "group_size": 1, **algorithm}, "explorer": {}, "trainer": {}, "steps": 1,
+            "run": {"name": "t"},
+            "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
+            "model": {"path": model},
+            "tasks": [{"name": "t", "source": "./none.py:none"}],
+            "algorithm": {"name": "sft", "group_size": 1, **algorithm},
+            "explorer": {},
+            "trainer": {},
+            "steps": 1,
         },
-        Path(), "the test",
-    )  # fmt: skip
+        Path(),
+        "the test",
+    )
 
 
 def test_answers_that_stages_make_belong_to_the_task_of_their_parent(
@@ -54,10 +60,11 @@ def test_answers_that_stages_make_belong_to_the_task_of_their_parent(
     buffer.sql("UPDATE rft.experience SET reward = 0 WHERE source = 'synthesis'")
     assert rows(buffer, counts) == before
     made = rows(
-        buffer, "SELECT parent_id, prompt, metrics, (SELECT task_id FROM rft.rollout_group g WHERE g.group_id = e.group_id) ="
+        buffer,
+        "SELECT parent_id, prompt, metrics, (SELECT task_id FROM rft.rollout_group g WHERE g.group_id = e.group_id) ="
         " (SELECT task_id FROM rft.rollout_group g JOIN rft.experience p USING (group_id) WHERE p.experience_id = 1) AS same_task"
         " FROM rft.v_experience e WHERE source = 'synthesis'",
-    )  # fmt: skip
+    )
     assert made == [
         {"parent_id": 1, "prompt": "s:be short\nu:1 + 1 =\na:", "metrics": {"generation": 1.0}, "same_task": True}
     ]

@@ -71,10 +71,12 @@ def test_a_task_of_every_group_is_selected_in_place_of_its_rows(
     (done,) = load_tasks(ResolvedRun(stages), buffer)
     assert (done.num_active, done.dropped_by) == (2, {"nested_aggregator": 4, "text_length_filter": 1})
     rows = tasks(buffer)
-    assert [(row["prompt"], row["parents"], row["made_by"], row["topic"]) for row in rows if row["status"] == "active"] == [
+    assert [
+        (row["prompt"], row["parents"], row["made_by"], row["topic"]) for row in rows if row["status"] == "active"
+    ] == [
         ("A story of 2 parts.", [1, 2], ["nested_aggregator"], "river"),
         ("A story of 2 parts.", [3, 4], ["nested_aggregator"], "bell"),
-    ]  # fmt: skip
+    ]
     assert rows[0]["reason"] == "nested_aggregator made one task of its group of 2"
     counts = buffer.sql(
         "SELECT stage, rows_in, rows_kept, rows_created FROM rft.operator_run WHERE rows_created > 0"

@@ -40,8 +40,12 @@ def image(height: int, width: int) -> Any:
 def experiences(buffer: Buffer) -> list[int]:
     run = buffer.create_run(name="images", config={}, seed=1, steps=9, pipeline_version="v1", mode="train")
     arrays: list[dict[str, Any]] = [
-        {"pixels": image(20, 30)}, {"pixels": image(20, 90)}, {"pixels": image(8, 8)}, {"pixels": np.stack([image(20, 20)] * 2)}, {},
-    ]  # fmt: skip
+        {"pixels": image(20, 30)},
+        {"pixels": image(20, 90)},
+        {"pixels": image(8, 8)},
+        {"pixels": np.stack([image(20, 20)] * 2)},
+        {},
+    ]
     rollouts = [Rollout(i, "ok", float(i), [tokens(float(i), arrays=a)]) for i, a in enumerate(arrays)]
     with buffer.writer(run) as writer:
         writer.insert(Group(rollouts, source="import", taskset="mine", task_key="one"))
@@ -64,8 +68,12 @@ def test_arrays_of_experiences_come_in_their_shapes(buffer: Buffer, experiences:
 
 
 def test_image_filters_decide_on_images_in_segments(
-    buffer: Buffer, experiences: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    buffer: Buffer,
+    experiences: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setenv("RFT_BUFFER", buffer.config.uri)
     monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
 
@@ -79,8 +87,9 @@ def test_image_filters_decide_on_images_in_segments(
 
     done = replay("first", 10)
     assert (done["num_kept"], done["dropped_by"]) == (
-        2, {"image_shape_filter": 1, "image_aspect_ratio_filter": 1, "sql": 1},
-    )  # fmt: skip
+        2,
+        {"image_shape_filter": 1, "image_aspect_ratio_filter": 1, "sql": 1},
+    )
     rows = buffer.sql(
         "SELECT stage, reason FROM rft.verdict WHERE pipeline_version = 'first' ORDER BY experience_id"
     ).to_pylist()

@@ -36,8 +36,9 @@ def test_another_bound_is_decided_on_without_computing_again(
     group = run.group(0, [0.0, 0.0, 1.0, 1.0])
     buffer.sql(
         "INSERT INTO rft.verdict (experience_id, group_id, pipeline_version, kept)"
-        " SELECT experience_id, group_id, 'v1', true FROM rft.experience WHERE group_id = %s", [group],
-    )  # fmt: skip
+        " SELECT experience_id, group_id, 'v1', true FROM rft.experience WHERE group_id = %s",
+        [group],
+    )
 
     def replay(version: str, min_len: int) -> dict[str, Any]:
         file = tmp_path / f"{version}.yaml"

@@ -27,8 +27,14 @@ def filled(buffer: rftdata.Buffer, request: pytest.FixtureRequest) -> rftdata.Bu
             for index in range(GROUP_SIZE):
                 number = key * GROUP_SIZE + index
                 sequence = rftdata.Sequence(
-                    "?", str(number), np.arange(number % 5 + 2), 1, "stop", reward=float(number), behavior_logprobs=[-1.0] * (number % 5 + 1)
-                )  # fmt: skip
+                    "?",
+                    str(number),
+                    np.arange(number % 5 + 2),
+                    1,
+                    "stop",
+                    reward=float(number),
+                    behavior_logprobs=[-1.0] * (number % 5 + 1),
+                )
                 rollouts.append(rftdata.Rollout(index, "ok", float(number), [sequence]))
             writer.submit(rftdata.Group(rollouts, source="human", taskset="t", task_key=str(key)))
     if request.param == "archived":

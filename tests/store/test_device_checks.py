@@ -43,10 +43,15 @@ def file(tmp_path: Path, tiny: Path) -> str:
     rows = [{"question": f"{i} + {i} =", "answer": str(2 * i)} for i in range(4)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = {
-        "run": {"name": "r"}, "model": {"path": str(tiny)}, "algorithm": {"name": "grpo"}, "steps": 1,
-        "explorer": {"reward": ["exact_match"], "max_tokens": 8}, "trainer": {"batch_groups": 2}, "buffer": {"uri": str(tmp_path / "buffer")},
+        "run": {"name": "r"},
+        "model": {"path": str(tiny)},
+        "algorithm": {"name": "grpo"},
+        "steps": 1,
+        "explorer": {"reward": ["exact_match"], "max_tokens": 8},
+        "trainer": {"batch_groups": 2},
+        "buffer": {"uri": str(tmp_path / "buffer")},
         "tasks": [{"name": "sums", "source": "sums.jsonl"}],
-    }  # fmt: skip
+    }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
     return str(tmp_path / "run.yaml")
 
@@ -79,8 +84,10 @@ def test_the_plan_names_the_gpus_of_each_role_and_their_memory(file: str, capsys
     plan = said[place : place + 5]
     assert plan[0] == "plan for a machine with as many GPUs as asked for, 4 GPUs:"
     assert [line.split()[:4] for line in plan[1:4]] == [
-        ["explorer", "0", "1", "GPU"], ["explorer", "1", "1", "GPU"], ["trainer", "2", "GPUs,", plan[3].split()[3]],
-    ]  # fmt: skip
+        ["explorer", "0", "1", "GPU"],
+        ["explorer", "1", "1", "GPU"],
+        ["trainer", "2", "GPUs,", plan[3].split()[3]],
+    ]
     assert "gpu_memory_utilization 0.85" in plan[1] and "GiB of each (estimated)" in plan[3]
     assert plan[4].split() == [
         "pipeline",
@@ -204,8 +211,9 @@ def test_what_the_trainer_may_use_of_a_gpu(file: str, settings: list[str], gpus:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "words"), [(4, r"is more than there are GPUs \(got 4\); allowed: 1 to 2"), (3, "leaves no GPU to the explorers")]
-)  # fmt: skip
+    ("gpus", "words"),
+    [(4, r"is more than there are GPUs \(got 4\); allowed: 1 to 2"), (3, "leaves no GPU to the explorers")],
+)
 def test_gpus_that_are_not_there_are_refused(file: str, gpus: int, words: str) -> None:
     resolved = ResolvedRun(load_config(Path(file), [f"trainer.num_gpus={gpus}"]))
     with pytest.raises(ConfigError, match=words):

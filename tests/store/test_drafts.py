@@ -82,9 +82,12 @@ class Typist(Engine):
 
     def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
         return {
-            name: Generation(g.token_ids[first_tokens[name] :], g.logprobs[first_tokens[name] :], "", "abort", g.version_spans)
-            for name, g in list(self.open.items()) if name in first_tokens
-        }  # fmt: skip
+            name: Generation(
+                g.token_ids[first_tokens[name] :], g.logprobs[first_tokens[name] :], "", "abort", g.version_spans
+            )
+            for name, g in list(self.open.items())
+            if name in first_tokens
+        }
 
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
         self.policy_version_id = policy_version_id
@@ -261,8 +264,14 @@ def test_tokens_are_not_continued_that_are_too_old_for_every_step_not_drawn_yet(
 def test_an_answer_without_tokens_is_kept(roles: Roles, attempt: Attempt) -> None:
     group = claimed_by(roles, roles.worker_id)
     answer = PartialAnswer(
-        rollout_index=0, generation_index=0, input_digest=b"1", token_ids=[], logprobs=[], version_spans=[], finish_reason="stop"
-    )  # fmt: skip
+        rollout_index=0,
+        generation_index=0,
+        input_digest=b"1",
+        token_ids=[],
+        logprobs=[],
+        version_spans=[],
+        finish_reason="stop",
+    )
     keep(roles.run, [Part(group_id=group.group_id, claim_token=group.claim_token, first_token=0, answer=answer)])
     release_groups(roles.run, roles.worker_id)
     worker_id = another_worker(roles)
@@ -317,9 +326,14 @@ def test_a_part_without_what_came_before_it_is_not_continued(roles: Roles, attem
 
     def part(first_token: int, token_ids: list[int]) -> Part:
         answer = PartialAnswer(
-            rollout_index=0, generation_index=0, input_digest=b"1", token_ids=token_ids, logprobs=[-0.5] * len(token_ids),
-            version_spans=[(0, roles.version or 0)], finish_reason=None,
-        )  # fmt: skip
+            rollout_index=0,
+            generation_index=0,
+            input_digest=b"1",
+            token_ids=token_ids,
+            logprobs=[-0.5] * len(token_ids),
+            version_spans=[(0, roles.version or 0)],
+            finish_reason=None,
+        )
         return Part(group_id=group.group_id, claim_token=group.claim_token, first_token=first_token, answer=answer)
 
     keep(roles.run, [part(0, [5, 6, 7]), part(4, [9, 9]), part(6, [9])])
@@ -355,9 +369,20 @@ def test_a_run_does_not_finish_between_a_part_and_its_commit(roles: Roles, attem
     finishing = threading.Thread(target=attempt.finish, args=("all steps are done",))
     with roles.database.transaction() as connection:
         execute(
-            connection, "keep_partial_tokens", group_id=group.group_id, claim_token=group.claim_token, rollout_index=0, generation_index=0,
-            first_token=0, input_digest=b"1", token_ids=[5], logprobs=[-0.5], version_starts=[0], policy_version_ids=[1], finish_reason=None,
-        )  # fmt: skip
+            connection,
+            "keep_partial_tokens",
+            group_id=group.group_id,
+            claim_token=group.claim_token,
+            rollout_index=0,
+            generation_index=0,
+            first_token=0,
+            input_digest=b"1",
+            token_ids=[5],
+            logprobs=[-0.5],
+            version_starts=[0],
+            policy_version_ids=[1],
+            finish_reason=None,
+        )
         finishing.start()
         wait_for_waiting(roles.buffer, 1, behind=connection.info.backend_pid)
     finishing.join(PATIENCE_S)
@@ -381,8 +406,13 @@ def test_a_finished_run_that_goes_on_samples_its_unfinished_groups_from_the_begi
 
 async def in_two_turns(task: Task, model: Model, score: Scorer) -> Score:
     first = await model.chat([{"role": "user", "content": "6*7="}])
-    second = await model.chat([{"role": "user", "content": "6*7="}, {"role": "assistant", "content": first.response},
-                               {"role": "user", "content": "sure?"}])  # fmt: skip
+    second = await model.chat(
+        [
+            {"role": "user", "content": "6*7="},
+            {"role": "assistant", "content": first.response},
+            {"role": "user", "content": "sure?"},
+        ]
+    )
     return Score(float("42" in second.response))
 
 
@@ -394,11 +424,17 @@ def test_an_explorer_that_is_stopped_leaves_its_rollouts_to_the_next(buffer: rft
     section = {"workflow": f"{__name__}:in_two_turns", "reward": "exact_match", "keep_partial_s": 0.2}
     config = parse_config(
         {
-            "run": {"name": "drafted"}, "model": {"path": "nowhere"}, "tasks": [{"name": "train", "source": "none"}],
-            "algorithm": {"name": "grpo", "group_size": 2}, "trainer": {"batch_groups": 1}, "steps": 4, "explorer": section,
+            "run": {"name": "drafted"},
+            "model": {"path": "nowhere"},
+            "tasks": [{"name": "train", "source": "none"}],
+            "algorithm": {"name": "grpo", "group_size": 2},
+            "trainer": {"batch_groups": 1},
+            "steps": 4,
+            "explorer": section,
         },
-        tmp_path, "test",
-    )  # fmt: skip
+        tmp_path,
+        "test",
+    )
 
     def status() -> list[Any]:
         return list(buffer.sql("SELECT status::text AS s FROM rft.rollout_group")["s"].to_pylist())

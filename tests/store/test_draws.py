@@ -514,10 +514,16 @@ def test_a_fenced_trainer_can_neither_end_the_run_nor_forget_a_checkpoint_nor_as
             lambda: old.finish("done"),
             lambda: old.forget_checkpoint(checkpoint),
             lambda: plan_evaluations(
-                old, policy_version_id=1, trainer_step=0, purpose="validation", tasksets=["set0"], decodings=["greedy"],
-                uri="/weights", checksum="0",
+                old,
+                policy_version_id=1,
+                trainer_step=0,
+                purpose="validation",
+                tasksets=["set0"],
+                decodings=["greedy"],
+                uri="/weights",
+                checksum="0",
             ),
-        ):  # fmt: skip
+        ):
             with pytest.raises(FencedError):
                 act()
         state = buffer.sql("SELECT status::text AS status FROM rft.run").to_pylist()

@@ -183,9 +183,14 @@ def test_of_a_stored_selection_labels_count_unless_they_are_pinned(buffer: Buffe
         writer.insert(own_group((0.0, 1.0)), own_group((0.0, 1.0), task_key="two"))
     chosen = "SELECT experience_id FROM rft.experience"
     run = buffer.create_run(
-        name="second", config={}, seed=1, steps=9, pipeline_version="none", mode="train",
+        name="second",
+        config={},
+        seed=1,
+        steps=9,
+        pipeline_version="none",
+        mode="train",
         selected=stored_selection.select(buffer.database, chosen, pin_labels=is_pinned),
-    )  # fmt: skip
+    )
     with buffer.attempt(run) as attempt:
         batch = attempt.draw(1, 3, timeout_s=5)
         ahead = attempt.draw_ahead(2, 3)  # the last row: short, because the selection ends
@@ -329,9 +334,15 @@ def test_a_step_that_begins_before_its_groups_are_there_waits_for_them_itself(bu
 
 def configured(buffer: Buffer, **sections: Any) -> tuple[RunConfig, Run]:
     raw = {
-        "run": {"name": "r"}, "model": {"path": "."}, "tasks": [{"name": "t", "source": "./none.py:none"}],
-        "algorithm": {"name": "grpo", "group_size": 2}, "explorer": {"reward": "exact_match"}, "trainer": {}, "steps": 9, **sections,
-    }  # fmt: skip
+        "run": {"name": "r"},
+        "model": {"path": "."},
+        "tasks": [{"name": "t", "source": "./none.py:none"}],
+        "algorithm": {"name": "grpo", "group_size": 2},
+        "explorer": {"reward": "exact_match"},
+        "trainer": {},
+        "steps": 9,
+        **sections,
+    }
     return parse_config(raw, Path("."), "the test"), Roles(buffer).run
 
 
@@ -344,11 +355,19 @@ def configured(buffer: Buffer, **sections: Any) -> tuple[RunConfig, Run]:
         ({"sync": {"offset": 1}, "sampling": {"order": "newest"}}, [False, False, False]),
         ({"sync": {"offset": 1}, "sampling": {"order": "prioritized"}}, [False, False, False]),
         (
-            {"sync": {"offset": 1}, "sampling": {"mixture": [{"source": "explorer", "ratio": 1}, {"source": "replay", "ratio": 1, "order": "uniform"}]}},
+            {
+                "sync": {"offset": 1},
+                "sampling": {
+                    "mixture": [
+                        {"source": "explorer", "ratio": 1},
+                        {"source": "replay", "ratio": 1, "order": "uniform"},
+                    ]
+                },
+            },
             [False, False, False],
         ),
     ],
-)  # fmt: skip
+)
 def test_steps_are_drawn_ahead_only_where_later_groups_could_not_be_chosen_instead(
     buffer: Buffer, sections: dict[str, Any], expected: list[bool]
 ) -> None:

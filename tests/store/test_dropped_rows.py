@@ -52,9 +52,12 @@ def command(roles: Roles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 def configured(sql: str, algorithm: str, **source: Any) -> ResolvedRun:
     raw = {
-        "run": {"name": "again"}, "model": {"path": "./model"}, "algorithm": {"name": algorithm}, "trainer": {"batch_groups": 4},
+        "run": {"name": "again"},
+        "model": {"path": "./model"},
+        "algorithm": {"name": algorithm},
+        "trainer": {"batch_groups": 4},
         "sampling": {"source": {"sql": sql, **source}},
-    }  # fmt: skip
+    }
     return ResolvedRun(parse_config(raw, Path(), "test"))
 
 

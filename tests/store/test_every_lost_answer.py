@@ -151,9 +151,15 @@ class Life:
     def plan_evaluations(self) -> None:
         assert self.roles.version is not None
         plan_evaluations(
-            self.attempt, policy_version_id=self.roles.version, trainer_step=0, purpose="validation", tasksets=["set0"],
-            decodings=["greedy"], uri="/weights/0", checksum="0",
-        )  # fmt: skip
+            self.attempt,
+            policy_version_id=self.roles.version,
+            trainer_step=0,
+            purpose="validation",
+            tasksets=["set0"],
+            decodings=["greedy"],
+            uri="/weights/0",
+            checksum="0",
+        )
 
     def evaluate(self) -> None:
         worker = self.roles.worker_id
@@ -182,9 +188,14 @@ class Life:
     def keep(self, group: ClaimedGroup) -> None:
         assert self.roles.version is not None
         answer = partial.PartialAnswer(
-            rollout_index=0, generation_index=0, input_digest=b"same", token_ids=[8], logprobs=[-0.5],
-            version_spans=[(0, self.roles.version)], finish_reason=None,
-        )  # fmt: skip
+            rollout_index=0,
+            generation_index=0,
+            input_digest=b"same",
+            token_ids=[8],
+            logprobs=[-0.5],
+            version_spans=[(0, self.roles.version)],
+            finish_reason=None,
+        )
         partial.keep(
             self.run,
             [partial.Part(group_id=group.group_id, claim_token=group.claim_token, first_token=0, answer=answer)],

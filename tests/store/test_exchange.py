@@ -49,10 +49,16 @@ def full(buffer: Buffer) -> Buffer:
         roles.plan()
         claimed, *others = roles.claim()
         first = tokens(
-            1.0, roles.version, prompt=TEXT, response=TEXT, messages=[{"role": "user", "content": TEXT, "n": [1, 2.5, None]}],
-            reward_parts={"accuracy": 1.0}, metrics={"entropy": 0.1, "ünï": 2}, arrays=ARRAYS,
+            1.0,
+            roles.version,
+            prompt=TEXT,
+            response=TEXT,
+            messages=[{"role": "user", "content": TEXT, "n": [1, 2.5, None]}],
+            reward_parts={"accuracy": 1.0},
+            metrics={"entropy": 0.1, "ünï": 2},
+            arrays=ARRAYS,
             behavior_logprobs=[float("nan"), -math.pi],
-        )  # fmt: skip
+        )
         second = tokens(
             None, roles.version, loss_mask=[0, 1], arrays={"bf16": ARRAYS["bf16"][:1]}, finish_reason="length"
         )
@@ -175,9 +181,10 @@ def test_an_import_killed_half_way_continues_and_a_file_changed_meanwhile_is_ref
     )
     # Killed when the groups of one run are stored and those of the other are not.
     done = subprocess.run(
-        [sys.executable, "-c", program, other.config.uri, str(other.config.segments), str(file)], check=False,
+        [sys.executable, "-c", program, other.config.uri, str(other.config.segments), str(file)],
+        check=False,
         env={**os.environ, "RFT_FAILPOINT": "writer.committed"},
-    )  # fmt: skip
+    )
     assert done.returncode == -signal.SIGKILL
     assert len(experience_ids(other)) == 2
     whole = file.read_bytes()
@@ -211,8 +218,9 @@ def test_labels_come_with_their_history_and_can_be_undone_here(full: Buffer, oth
     first, second = experience_ids(other)[:2]
     history = labels.history(other, first)
     assert [(row["old_value"], row["new_value"], row["author"], row["final"]) for row in history] == [
-        (0.125, 0.5, "bo", True), (1.0, 0.125, "ada", False),
-    ]  # fmt: skip
+        (0.125, 0.5, "bo", True),
+        (1.0, 0.125, "ada", False),
+    ]
     theirs = labels.history(other, second)[0]
     assert theirs["label_batch_id"] == history[1]["label_batch_id"] and theirs["reason"] == f"because {TEXT}"
     labels.undo(other, history[0]["label_batch_id"], author="eve")
@@ -313,8 +321,9 @@ def test_tasks_with_another_content_are_refused_and_a_prefix_helps(full: Buffer,
     ].to_pylist() == [1]
     exchange.load(other, tmp_path / "a.parquet", taskset_prefix="theirs/")
     assert other.sql("SELECT DISTINCT taskset FROM rft.v_experience ORDER BY 1")["taskset"].to_pylist() == [
-        "theirs/mine", "theirs/set0",
-    ]  # fmt: skip
+        "theirs/mine",
+        "theirs/set0",
+    ]
 
 
 def _break(file: Path, **changes: Any) -> None:
@@ -353,7 +362,7 @@ def _break(file: Path, **changes: Any) -> None:
         ({"arrays": [{"name": "token_ids", "dtype": "int8", "shape": [1], "data": "AA=="}]}, "cannot have this name"),
         ({"task_payload": [1]}, "not a JSON object"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_row_is_named_and_nothing_is_imported(
     full: Buffer, other: Buffer, tmp_path: Path, changes: dict[str, Any], what: str
 ) -> None:
@@ -411,8 +420,10 @@ _ODD_TIMES = st.sampled_from(
 )
 _ODD_VALUES = st.one_of(st.none(), st.booleans(), _ODD_TEXTS, _ODD_INTEGERS, _ODD_FLOATS, _ODD_TIMES)
 _ODD = st.recursive(
-    _ODD_VALUES, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(_ODD_TEXTS, inner, max_size=2)), max_leaves=4
-)  # fmt: skip
+    _ODD_VALUES,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(_ODD_TEXTS, inner, max_size=2)),
+    max_leaves=4,
+)
 # Values that an import assigns itself, or that describe another part of the row.
 _RENUMBERED = ("turn_index", "rollout_index", "group_size")
 
@@ -617,9 +628,13 @@ def test_the_commands(
     ],
 )
 def test_bad_arguments_are_refused_and_leave_nothing(
-    full: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str],
+    full: Buffer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
     what: str,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "segments"))
     (tmp_path / "work" / "folder").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")

@@ -115,14 +115,24 @@ class Run:
 
     def ask(self, attempt: Attempt, version: int, name: str, *decodings: str, step: int = 0) -> None:
         plan_evaluations(
-            attempt, policy_version_id=version, trainer_step=step, purpose="validation", tasksets=["validation"],
-            decodings=decodings or ["greedy"], uri=str(self.folder / name), checksum=name,
-        )  # fmt: skip
+            attempt,
+            policy_version_id=version,
+            trainer_step=step,
+            purpose="validation",
+            tasksets=["validation"],
+            decodings=decodings or ["greedy"],
+            uri=str(self.folder / name),
+            checksum=name,
+        )
 
     def explore(
-        self, engine: Engine, until: Callable[[], bool], changes: dict[str, Any] | None = None,
-        missing_weights_s: float = 10.0, **explorer: Any,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        until: Callable[[], bool],
+        changes: dict[str, Any] | None = None,
+        missing_weights_s: float = 10.0,
+        **explorer: Any,
+    ) -> None:
         """Run an explorer until something holds, then ask it to stop; `changes`: of other sections of the configuration."""
         section = {"reward": "exact_match", "engine_args": {"max_num_seqs": 1}, **explorer}
         config = parse_config({**CONFIG, "explorer": section, **(changes or {})}, self.folder, "test")
@@ -487,11 +497,15 @@ def test_an_evaluation_with_many_failed_answers_chooses_no_checkpoint(run: Run, 
             assert asked is not None
             answers = [
                 Answer(
-                    task_id=task_id, reward=0.0 if task_id <= num_failed else 0.5 * step, response="", num_response_tokens=0, finish_reason="stop",
+                    task_id=task_id,
+                    reward=0.0 if task_id <= num_failed else 0.5 * step,
+                    response="",
+                    num_response_tokens=0,
+                    finish_reason="stop",
                     error="no judge" if task_id <= num_failed else None,
                 )
                 for task_id in range(1, 9)
-            ]  # fmt: skip
+            ]
             assert finish_evaluation(run.run, asked.evaluation_id, worker.worker_id, answers, 1.0)
 
     def scores(max_failed: float) -> dict[int, float]:
@@ -548,9 +562,14 @@ def test_a_reward_that_never_returns_times_out_and_the_run_continues(run: Run, a
     (run.folder / "endless.py").write_text(source)
     run.publish(attempt, 0, "a")
     run.explore(
-        OneAtATime(), until=lambda: sum(outcomes(run).values()) >= 16, reward="./endless.py:score", rollout_timeout_s=3.0,
-        reward_processes=1, engine_args={"max_num_seqs": 16}, changes={"trainer": {"batch_groups": 8}},
-    )  # fmt: skip
+        OneAtATime(),
+        until=lambda: sum(outcomes(run).values()) >= 16,
+        reward="./endless.py:score",
+        rollout_timeout_s=3.0,
+        reward_processes=1,
+        engine_args={"max_num_seqs": 16},
+        changes={"trainer": {"batch_groups": 8}},
+    )
     errors = run.rows(
         "SELECT DISTINCT error FROM rft.rollout JOIN rft.rollout_group USING (group_id) WHERE run_id = %s AND outcome = 'timeout'"
     )
@@ -564,7 +583,12 @@ def test_rewards_that_take_long_do_not_stop_sampling(run: Run, attempt: Attempt)
     run.publish(attempt, 0, "a")
     engine = OneAtATime()
     run.explore(
-        engine, until=lambda: engine.asked >= 64, reward="./slow.py:score", reward_timeout_s=2 * PATIENCE_S, rollout_timeout_s=2 * PATIENCE_S,
-        engine_args={"max_num_seqs": 64}, changes={"algorithm": {"name": "grpo", "group_size": 8}, "trainer": {"batch_groups": 8}},
-    )  # fmt: skip
+        engine,
+        until=lambda: engine.asked >= 64,
+        reward="./slow.py:score",
+        reward_timeout_s=2 * PATIENCE_S,
+        rollout_timeout_s=2 * PATIENCE_S,
+        engine_args={"max_num_seqs": 64},
+        changes={"algorithm": {"name": "grpo", "group_size": 8}, "trainer": {"batch_groups": 8}},
+    )
     assert engine.asked == 64, "none of them waited for a reward"

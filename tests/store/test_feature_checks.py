@@ -26,11 +26,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(folder: Path, tiny: Path, rows: list[dict[str, Any]], selector: dict[str, Any], stages: list[Any]) -> str:
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "run.yaml").write_text(yaml.safe_dump({
-        "run": {"name": "r"}, "model": {"path": str(tiny)}, "algorithm": {"name": "grpo"}, "steps": 1,
-        "explorer": {"reward": ["exact_match"]}, "trainer": {"batch_groups": 2}, "buffer": {"uri": str(folder / "buffer")},
-        "tasks": [{"name": "sums", "source": "sums.jsonl"}], "selector": selector, "pipelines": {"task": stages},
-    }))  # fmt: skip
+    (folder / "run.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "run": {"name": "r"},
+                "model": {"path": str(tiny)},
+                "algorithm": {"name": "grpo"},
+                "steps": 1,
+                "explorer": {"reward": ["exact_match"]},
+                "trainer": {"batch_groups": 2},
+                "buffer": {"uri": str(folder / "buffer")},
+                "tasks": [{"name": "sums", "source": "sums.jsonl"}],
+                "selector": selector,
+                "pipelines": {"task": stages},
+            }
+        )
+    )
     return str(folder / "run.yaml")
 
 
@@ -44,16 +55,26 @@ SOME = [*ROWS, {"question": "Why?", "answer": "so", "features": {"level": True}}
 @pytest.mark.parametrize(
     ("rows", "selector", "stages", "words"),
     [
-        (ROWS, by("-hardness"), [], ["'easy_to_hard'", "'sums'", "'hardness'", "8 of its 8 tasks", "features of these tasks: level"]),
+        (
+            ROWS,
+            by("-hardness"),
+            [],
+            ["'easy_to_hard'", "'sums'", "'hardness'", "8 of its 8 tasks", "features of these tasks: level"],
+        ),
         (SOME, by("level"), [], ["'level'", "1 of its 9 tasks"]),
         (ROWS, by("quality"), [LEVELS], ["'quality'", "difficulty, level"]),
         (ROWS, {"type": "difficulty", "features": ["weak", "level"]}, [], ["'difficulty'", "'weak'"]),
     ],
-)  # fmt: skip
+)
 def test_a_feature_that_the_selector_needs_and_no_task_has_is_reported_before_the_run(
-    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str],
-    rows: list[dict[str, Any]], selector: dict[str, Any], stages: list[Any], words: list[str],
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    tiny: Path,
+    capsys: pytest.CaptureFixture[str],
+    rows: list[dict[str, Any]],
+    selector: dict[str, Any],
+    stages: list[Any],
+    words: list[str],
+) -> None:
     assert run_command(["check", "--deep", write(tmp_path, tiny, rows, selector, stages)]) == 2
     said = capsys.readouterr().err
     assert all(word in said for word in words), said

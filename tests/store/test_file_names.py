@@ -25,8 +25,12 @@ from tests.support.store_roles import own_group
 HOSTILE = ["../victim.txt", "/etc/hostname", "a/b.arrows", "a/../b", ".", "..", "", ".hidden", "a\nb", "a b", "x" * 300]
 # Columns with addresses of models and of files that a person named: only their readers open them, and nothing is removed by them.
 ELSEWHERE = {
-    ("policy_version", "uri"), ("checkpoint", "uri"), ("run_model", "uri"), ("evaluation", "uri"), ("import_file", "path"),
-}  # fmt: skip
+    ("policy_version", "uri"),
+    ("checkpoint", "uri"),
+    ("run_model", "uri"),
+    ("evaluation", "uri"),
+    ("import_file", "path"),
+}
 INSERTS = {
     "segment_file": "INSERT INTO rft.segment_file (uri, size_bytes) VALUES (%s, 1)",
     "retired_range": "INSERT INTO rft.retired_range (purge_id, uri, offset_bytes, length_bytes) VALUES (1, %s, 0, 1)",
@@ -92,8 +96,10 @@ def test_every_column_that_names_a_file_of_the_buffer_is_checked(buffer: Buffer)
         " AND column_name ~ 'uri|path|file$|folder|filename'"
     ).to_pylist()
     assert {(row["t"], row["c"]) for row in columns} - ELSEWHERE == {
-        ("segment_file", "uri"), ("retired_range", "uri"), ("archive_file", "path"),
-    }  # fmt: skip
+        ("segment_file", "uri"),
+        ("retired_range", "uri"),
+        ("archive_file", "path"),
+    }
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

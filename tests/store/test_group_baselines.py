@@ -32,14 +32,24 @@ def test_a_baseline_is_stored_with_its_group_and_drawn_with_its_experiences(buff
         "SELECT response, reward, num_turns, num_response_tokens, policy_version_min, seconds FROM rft.group_baseline"
     )
     assert stored.to_pylist() == [
-        {"response": "greedy", "reward": 0.5, "num_turns": 1, "num_response_tokens": 2, "policy_version_min": 7, "seconds": 1.5}
-    ]  # fmt: skip
+        {
+            "response": "greedy",
+            "reward": 0.5,
+            "num_turns": 1,
+            "num_response_tokens": 2,
+            "policy_version_min": 7,
+            "seconds": 1.5,
+        }
+    ]
     rows = buffer.sql(
         "SELECT task_key, response, baseline_reward FROM rft.v_experience ORDER BY experience_id"
     ).to_pylist()
     assert [(row["task_key"], row["response"], row["baseline_reward"]) for row in rows] == [
-        ("a", "2", 0.5), ("a", "2", 0.5), ("b", "2", None), ("b", "2", None),
-    ]  # fmt: skip
+        ("a", "2", 0.5),
+        ("a", "2", 0.5),
+        ("b", "2", None),
+        ("b", "2", None),
+    ]
     with buffer.attempt(run) as attempt:
         assert drawn(attempt, build_algorithm("grpo")).baseline_rewards_B is None, "only what reads it gets it"
         attempt.record_step(
@@ -133,13 +143,19 @@ class TestRecordedArrays:
         ("second", "message"),
         [
             ({}, "1 of 2 experiences of step 1 have no state .*experience 2.*turn.record\\(state=…\\)"),
-            ({"state_hash": state}, "1 of 2 experiences of step 1 have no step rewards .*experience 2.*turn.record\\(step_reward=…\\)"),
+            (
+                {"state_hash": state},
+                "1 of 2 experiences of step 1 have no step rewards .*experience 2.*turn.record\\(step_reward=…\\)",
+            ),
             ({"state_hash": np.array([1, 2])}, "the array 'state_hash' of experience 2 has not one value"),
         ],
-    )  # fmt: skip
+    )
     def test_are_refused_where_some_experiences_lack_them(
-        self, second: dict[str, np.ndarray], message: str, buffer: Buffer  # type: ignore[type-arg]
-    ) -> None:  # fmt: skip
+        self,
+        second: dict[str, np.ndarray],
+        message: str,
+        buffer: Buffer,  # type: ignore[type-arg]
+    ) -> None:
         attempt = self.stored(buffer, {"state_hash": self.state, "step_reward": self.reward}, second)
         with attempt, pytest.raises(RftError, match=rf"(?s){message}"):
             drawn(attempt, build_algorithm("gigpo"), 1)

@@ -41,7 +41,7 @@ MESSAGES = st.builds(
     st.sampled_from(["system", "user", "assistant", "tool"]),
     st.sampled_from(CONTENTS),
     st.sampled_from([{}, {"tool_calls": []}, {"reasoning_content": "so"}]),
-)  # fmt: skip
+)
 
 
 @st.composite
@@ -115,9 +115,11 @@ def test_every_text_and_chat_is_read_as_it_was_written(run: Buffer, rollouts: li
 
 def test_what_all_rollouts_share_is_stored_once(run: Buffer) -> None:
     agent = [
-        {"role": "user", "content": "?"}, {"role": "assistant", "content": "call"}, {"role": "tool", "content": "3"},
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "call"},
+        {"role": "tool", "content": "3"},
         {"role": "assistant", "content": "three"},
-    ]  # fmt: skip
+    ]
     other = [*agent[:2], {"role": "tool", "content": "4"}, {"role": "assistant", "content": "four"}]
     with run.writer("r") as writer:
         writer.insert(group_of([[chat("p", f"answer {i}")] for i in range(16)]))

@@ -197,8 +197,12 @@ def test_after_kill_9_of_the_watcher_the_next_open_starts_another(folder: Path) 
 
 def test_a_program_that_closes_nothing_leaves_a_watcher_although_it_was_killed_meanwhile(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORGET, str(folder), str(IDLE_S)], capture_output=True, text=True, check=True, timeout=PATIENCE_S
-    )  # fmt: skip
+        [sys.executable, "-c", FORGET, str(folder), str(IDLE_S)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
     assert done.stdout == "1\n"
     wait_until_stopped(folder)
 

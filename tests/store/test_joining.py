@@ -30,12 +30,18 @@ from tests.support.waiting import wait_until
 def configured(name: str, buffer: Buffer, model: Path | str = "none") -> RunConfig:
     return parse_config(
         {
-            "run": {"name": name}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
-            "model": {"path": str(model)}, "tasks": [{"name": "t", "source": "./none.py:none"}],
-            "algorithm": {"name": "sft", "group_size": 1}, "explorer": {}, "trainer": {}, "steps": 1,
+            "run": {"name": name},
+            "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
+            "model": {"path": str(model)},
+            "tasks": [{"name": "t", "source": "./none.py:none"}],
+            "algorithm": {"name": "sft", "group_size": 1},
+            "explorer": {},
+            "trainer": {},
+            "steps": 1,
         },
-        Path(), "the test",
-    )  # fmt: skip
+        Path(),
+        "the test",
+    )
 
 
 def store(buffer: Buffer, name: str) -> str:
@@ -64,9 +70,11 @@ def test_a_role_that_is_suspended_within_a_transaction_keeps_its_locks_for_no_lo
 
 def test_a_forked_process_has_to_open_the_buffer_again(buffer: Buffer) -> None:
     uses = (
-        lambda: buffer.sql("SELECT 1"), buffer.database.dedicated, lambda: buffer.read_arrays([1], ["token_ids"]),
+        lambda: buffer.sql("SELECT 1"),
+        buffer.database.dedicated,
+        lambda: buffer.read_arrays([1], ["token_ids"]),
         lambda: buffer.reader.batches([1]),
-    )  # fmt: skip
+    )
     buffer.sql("SELECT 1")
     for use in uses:
         if (pid := os.fork()) == 0:

@@ -104,9 +104,15 @@ class Explorer:
     """A thread with an engine that takes the run's newest weights, as an explorer's loop does, until it is stopped."""
 
     def __init__(
-        self, crew: Crew, dtype: Any = "bfloat16", *, asleep: bool = False, kv_cache: Any = "recompute", wide: str = "",
+        self,
+        crew: Crew,
+        dtype: Any = "bfloat16",
+        *,
+        asleep: bool = False,
+        kv_cache: Any = "recompute",
+        wide: str = "",
         adapter_rank: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.crew = crew
         self.worker = Worker(crew.run, "explorer")
         settings = EngineConfig(dtype=dtype, num_threads=1, adapter_rank=adapter_rank)
@@ -218,7 +224,9 @@ class Stuck:
     def receive(self, plan: TransferPlan, version: int) -> str:
         end = TransferReceiver()
         if self.until == "joined":
-            end.group = TransferGroup(plan.backend, (plan.host, plan.port), plan.group_id, plan.first_rank, plan.num_ranks, plan.timeout_s)  # fmt: skip
+            end.group = TransferGroup(
+                plan.backend, (plan.host, plan.port), plan.group_id, plan.first_rank, plan.num_ranks, plan.timeout_s
+            )
         if self.until == "received":
             end.receive(plan, 0, list)
         self.waits.set()
@@ -294,7 +302,9 @@ def test_explorers_come_and_go_between_versions(
         "select group_id, num_ranks, backend, dtype, status::text as status, error, num_bytes from rft.weight_transfer order by transfer_id"
     )
     assert [(row["group_id"], row["num_ranks"]) for row in transfers] == [(1, 3), (1, 3), (3, 4), (4, 3), (4, 3)]
-    assert {(row["backend"], row["dtype"], row["status"], row["error"]) for row in transfers} == {("gloo", "bfloat16", "ended", None)}  # fmt: skip
+    assert {(row["backend"], row["dtype"], row["status"], row["error"]) for row in transfers} == {
+        ("gloo", "bfloat16", "ended", None)
+    }
     num_weights = sum(tensor.numel() for tensor in crew.model.state.values())
     assert {row["num_bytes"] for row in transfers} == {2 * num_weights}, "float32 would be twice that"
     assert set(crew.outcomes()) == {(n, "applied") for n in range(1, 6)}
@@ -324,7 +334,9 @@ def test_receipts_and_the_report_show_what_became_of_the_kv_cache(
     assert "live weights, KV cache kept 2 applied, 0 failed; engines paused for" in printed
 
 
-def test_auto_uses_files_without_gpus_and_names_the_reason(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:  # fmt: skip
+def test_auto_uses_files_without_gpus_and_names_the_reason(
+    crew: Crew, attempt: Attempt, join: Callable[..., Explorer]
+) -> None:
     join()
     trainer = crew.trainer(attempt, SYNC.model_copy(update={"method": "auto"}))
     trainer.publish(0)
@@ -334,7 +346,9 @@ def test_auto_uses_files_without_gpus_and_names_the_reason(crew: Crew, attempt: 
     assert crew.files == ["step-000000", "step-000001"] and crew.outcomes() == []
 
 
-def test_adapters_go_alone_into_engines_of_any_type(crew: Crew, attempt: Attempt, join: Callable[..., Explorer]) -> None:  # fmt: skip
+def test_adapters_go_alone_into_engines_of_any_type(
+    crew: Crew, attempt: Attempt, join: Callable[..., Explorer]
+) -> None:
     """In float32, as in files: an engine of bfloat16 keeps them so, beside its weights."""
     half, full = join(adapter_rank=4), join(dtype="float32", adapter_rank=4)
     name = "model.layers.2.mlp.down_proj.weight"
@@ -367,7 +381,9 @@ def test_adapters_go_alone_into_engines_of_any_type(crew: Crew, attempt: Attempt
     assert transfer == {"dtype": "float32", "num_bytes": 4 * (a.numel() + b.numel()), "adapters": config}
 
 
-def test_weights_go_into_a_file_while_no_engine_is_there(crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]) -> None:  # fmt: skip
+def test_weights_go_into_a_file_while_no_engine_is_there(
+    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+) -> None:
     version = trainer.publish(0)
     assert crew.files == ["step-000000"]
     late = join()
@@ -430,7 +446,9 @@ def test_an_engine_of_another_type_is_left_out_with_the_reason(
     wait_until(serve)
 
 
-def test_an_engine_gets_in_float32_what_it_keeps_so(crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]) -> None:  # fmt: skip
+def test_an_engine_gets_in_float32_what_it_keeps_so(
+    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+) -> None:
     """The other engine rounds it, as the trainer would have done."""
     wide = "model.layers.1.post_attention_layernorm"
     norm, plain = join(wide=wide), join()
@@ -446,9 +464,18 @@ def test_an_engine_gets_in_float32_what_it_keeps_so(crew: Crew, trainer: LiveWei
     receipts = crew.rows("select in_float32 from rft.weight_receipt order by worker_id")
     assert [row["in_float32"] for row in receipts] == [[f"{wide}.weight"], []]
     plan = TransferPlan(
-        transfer_id=7, group_id=7, backend="gloo", host="", port=0, num_ranks=2, first_rank=1, dtype="bfloat16", bucket_bytes=1, timeout_s=1,
+        transfer_id=7,
+        group_id=7,
+        backend="gloo",
+        host="",
+        port=0,
+        num_ranks=2,
+        first_rank=1,
+        dtype="bfloat16",
+        bucket_bytes=1,
+        timeout_s=1,
         tensors=crew.model.weight_tensors(),
-    )  # fmt: skip
+    )
     with pytest.raises(
         RftError, match=r"rounds tensors that the engine keeps in float32 \(got .model\.layers\.1\.post"
     ):
@@ -542,9 +569,12 @@ def test_an_engine_killed_in_the_middle_of_a_transfer_is_left_behind(
     versions: list[int] = []
     publishing = threading.Thread(target=lambda: versions.append(trainer.publish(0)), daemon=True)
     with subprocess.Popen(
-        [sys.executable, "-c", _KILLED, config.uri, str(config.segments), str(SYNC.timeout_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", _KILLED, config.uri, str(config.segments), str(SYNC.timeout_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)},
-    ) as killed:  # fmt: skip
+    ) as killed:
         try:
             assert killed.stdout is not None and killed.stdout.readline() == "ready\n"
             crew.model.change()

@@ -76,11 +76,17 @@ def test_a_reader_that_waits_for_a_holder_gets_no_lock(buffer: Buffer) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "SELECT name FROM rft.lock FOR UPDATE", "SELECT name FROM rft.lock FOR KEY SHARE", "LOCK TABLE rft.lock IN ROW SHARE MODE",
-        "INSERT INTO rft.lock (name) VALUES ('compaction')", "SELECT rft.take_lock('compaction')", "SELECT rft.try_lock('compaction')",
-        "SELECT rft.hold_lock('compaction', 'me', 7)", "COMMENT ON SCHEMA rft IS 'mine'", "SELECT run_id FROM rft.run FOR KEY SHARE",
+        "SELECT name FROM rft.lock FOR UPDATE",
+        "SELECT name FROM rft.lock FOR KEY SHARE",
+        "LOCK TABLE rft.lock IN ROW SHARE MODE",
+        "INSERT INTO rft.lock (name) VALUES ('compaction')",
+        "SELECT rft.take_lock('compaction')",
+        "SELECT rft.try_lock('compaction')",
+        "SELECT rft.hold_lock('compaction', 'me', 7)",
+        "COMMENT ON SCHEMA rft IS 'mine'",
+        "SELECT run_id FROM rft.run FOR KEY SHARE",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("role", ["rft_reader", "rft_labeler"])
 def test_only_accounts_that_write_take_locks(buffer: Buffer, role: str, statement: str) -> None:
     with psycopg.connect(buffer.config.uri, autocommit=True) as connection:

@@ -40,9 +40,15 @@ def claims(roles: Roles, worker: int, count: int = 9) -> list[int]:
 
 def plan_evaluation(attempt: Attempt) -> None:
     plan_evaluations(
-        attempt, policy_version_id=1, trainer_step=0, purpose="validation", tasksets=["set0"], decodings=["greedy"],
-        uri="/weights", checksum="0",
-    )  # fmt: skip
+        attempt,
+        policy_version_id=1,
+        trainer_step=0,
+        purpose="validation",
+        tasksets=["set0"],
+        decodings=["greedy"],
+        uri="/weights",
+        checksum="0",
+    )
 
 
 def end_worker(roles: Roles, worker: int, *, crashed: bool = True) -> None:

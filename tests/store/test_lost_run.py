@@ -39,9 +39,15 @@ def turn_that_another_has(roles: Roles, attempt: Attempt, trainer: Worker) -> ob
 
 def evaluations_before_a_turn(roles: Roles, attempt: Attempt, trainer: Worker) -> object:
     plan_evaluations(
-        attempt, policy_version_id=1, trainer_step=0, purpose="validation", tasksets=["set0"], decodings=["greedy"],
-        uri="/weights", checksum="0",
-    )  # fmt: skip
+        attempt,
+        policy_version_id=1,
+        trainer_step=0,
+        purpose="validation",
+        tasksets=["set0"],
+        decodings=["greedy"],
+        uri="/weights",
+        checksum="0",
+    )
     return turn_that_another_has(roles, attempt, trainer)
 
 

@@ -73,8 +73,9 @@ def test_they_lie_over_those_of_every_pipeline_version_and_stages_see_them(buffe
         load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer)
         assert all(f.items() >= {"n": 2, "level": 3, "difficulty": 1}.items() for f in features(buffer))
     assert columns(buffer, "source_features", "manual_features") == {
-        "source_features": {"n": 0}, "manual_features": {"n": 2, "level": 3, "difficulty": 1},
-    }  # fmt: skip
+        "source_features": {"n": 0},
+        "manual_features": {"n": 2, "level": 3, "difficulty": 1},
+    }
     shown = show_tasks(buffer.database, "sums")[0]
     assert shown["manual_features"] == {"n": 2, "level": 3, "difficulty": 1}
 
@@ -120,8 +121,10 @@ def test_a_purge_removes_them(buffer: Buffer, tmp_path: Path) -> None:
     buffer.sql(BY_HAND)
     buffer.sql("UPDATE rft.task SET payload = '{\"purged\": true}', features = '{}', status = 'excluded'")
     assert columns(buffer, "features", "manual_features", "source_features") == {
-        "features": {}, "manual_features": {}, "source_features": None,
-    }  # fmt: skip
+        "features": {},
+        "manual_features": {},
+        "source_features": None,
+    }
     # Its source still has it, which brings nothing back and is no change.
     assert load_file(buffer, tmp_path, ROWS[:3]) == 3
     assert features(buffer) == [{}, {}, {"n": 2}]

@@ -30,13 +30,22 @@ def batch(buffer: Buffer) -> Batch:
 
     def group(key: int) -> Group:
         rollouts = [
-            Rollout(index, "ok", 1.0, [tokens(
-                1.0, token_ids=rng.integers(0, 150_000, _TOKENS, dtype=np.int32), num_prompt_tokens=10,
-                behavior_logprobs=-rng.random(_TOKENS - 10, dtype=np.float32),
-                arrays={"token_rewards": rng.random(_TOKENS, dtype=np.float32)},
-            )])
+            Rollout(
+                index,
+                "ok",
+                1.0,
+                [
+                    tokens(
+                        1.0,
+                        token_ids=rng.integers(0, 150_000, _TOKENS, dtype=np.int32),
+                        num_prompt_tokens=10,
+                        behavior_logprobs=-rng.random(_TOKENS - 10, dtype=np.float32),
+                        arrays={"token_rewards": rng.random(_TOKENS, dtype=np.float32)},
+                    )
+                ],
+            )
             for index in range(2)
-        ]  # fmt: skip
+        ]
         return Group(rollouts, taskset="long", task_key=str(key))
 
     roles.insert(*[group(i) for i in range(_GROUPS)])
@@ -71,8 +80,15 @@ def test_what_is_read_from_is_the_mapped_file(buffer: Buffer, batch: Batch) -> N
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-@pytest.mark.parametrize(("column", "dtype"), [("token_ids", torch.int64), ("token_ids", torch.int32), ("behavior_logprobs", torch.float32),
-                                               ("token_rewards", torch.float32)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("column", "dtype"),
+    [
+        ("token_ids", torch.int64),
+        ("token_ids", torch.int32),
+        ("behavior_logprobs", torch.float32),
+        ("token_rewards", torch.float32),
+    ],
+)
 def test_one_copy_from_the_file_into_a_tensor(batch: Batch, layout: str, column: str, dtype: torch.dtype) -> None:
     """While a column is scattered, numpy, Python, Arrow and torch each allocate less than a tenth of its memory."""
     num = 2 * _GROUPS

@@ -304,10 +304,13 @@ def test_queries_marked_as_reads_change_and_lock_nothing(buffer: Buffer, functio
 @pytest.mark.parametrize(
     "text",
     [
-        "SELECT pg_advisory_xact_lock(1)", "SELECT pg_notify('rft_run', '')", "SELECT nextval('rft.label_batch_id_seq')",
-        "SELECT set_config('rft.purge', 'x', false)", "SELECT rft.rebuild_task_stat(1)",
+        "SELECT pg_advisory_xact_lock(1)",
+        "SELECT pg_notify('rft_run', '')",
+        "SELECT nextval('rft.label_batch_id_seq')",
+        "SELECT set_config('rft.purge', 'x', false)",
+        "SELECT rft.rebuild_task_stat(1)",
     ],
-)  # fmt: skip
+)
 def test_the_check_of_reads_finds_functions_that_lock_or_change(
     functions: dict[str, tuple[str, str]], text: str
 ) -> None:

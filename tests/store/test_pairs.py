@@ -79,9 +79,18 @@ def test_what_is_stored_states_who_with_which_settings_and_at_which_labels(store
     assert build(stored, margin=0.6).label_cut == 1
     row = stored.sql("SELECT source::text, author, builder, label_cut, margin FROM rft.preference_pair").to_pylist()[0]
     assert row == {
-        "source": "rewards", "author": "ada", "label_cut": 1, "margin": None,
-        "builder": {"margin": 0.6, "max_pairs": 4, "ties": "length", "max_length_ratio": None, "include_dropped": False},
-    }  # fmt: skip
+        "source": "rewards",
+        "author": "ada",
+        "label_cut": 1,
+        "margin": None,
+        "builder": {
+            "margin": 0.6,
+            "max_pairs": 4,
+            "ties": "length",
+            "max_length_ratio": None,
+            "include_dropped": False,
+        },
+    }
 
 
 def test_corrections_change_what_is_built_and_which_pairs_stand(stored: Buffer) -> None:
@@ -105,7 +114,13 @@ def test_a_dry_run_counts_and_stores_nothing(stored: Buffer) -> None:
 def test_lengths_of_chosen_and_rejected_are_reported(buffer: Buffer) -> None:
     run = buffer.create_run(name="source", config={}, seed=1, steps=1, pipeline_version="none", mode="train")
     long = tokens(1.0, token_ids=[5, 6, 7, 8, 9, 9, 9], behavior_logprobs=[-1.0] * 4)
-    group = Group([Rollout(0, "ok", 1.0, [long]), Rollout(1, "ok", 0.0, [tokens(0.0)])], source="import", taskset="m", task_key="1", payload={})  # fmt: skip
+    group = Group(
+        [Rollout(0, "ok", 1.0, [long]), Rollout(1, "ok", 0.0, [tokens(0.0)])],
+        source="import",
+        taskset="m",
+        task_key="1",
+        payload={},
+    )
     with buffer.writer(run) as writer:
         writer.insert(group)
     built = build(buffer)

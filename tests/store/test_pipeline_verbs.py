@@ -39,8 +39,9 @@ def run(buffer: rftdata.Buffer, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
     kept, dropped = run.group(0, [0.0, 0.0, 0.0, 1.0]), run.group(0, [1.0, 1.0, 1.0, 1.0])
     buffer.sql(
         "INSERT INTO rft.verdict (experience_id, group_id, pipeline_version, kept)"
-        " SELECT experience_id, group_id, 'v1', true FROM rft.experience WHERE group_id = %s", [kept],
-    )  # fmt: skip
+        " SELECT experience_id, group_id, 'v1', true FROM rft.experience WHERE group_id = %s",
+        [kept],
+    )
     run.drop(dropped, "equal", "all rewards are 1")
     return run
 
@@ -188,8 +189,10 @@ def test_a_replay_counts_rows_that_left_with_their_group_apart_from_dropped_ones
     assert code == 0, err
     done = json.loads(out)
     assert (done["num_kept"], done["dropped_by"], done["short_by"]) == (
-        4, {"reward_threshold": 4}, {"reward_threshold": 1},
-    )  # fmt: skip
+        4,
+        {"reward_threshold": 4},
+        {"reward_threshold": 1},
+    )
     _, out, _ = rft(capsys, "pipeline", "replay", file, "--version", "two")
     assert (
         "dropped by reward_threshold 4 (of these only because their group fell below min_group_size: reward_threshold 1)"
@@ -237,7 +240,7 @@ def test_a_replay_continues_past_a_group_that_fails_alone_where_others_passed(
     found = run.buffer.sql(
         "SELECT CASE WHEN kept THEN 'kept' ELSE 'set aside' END AS what, count(*) AS n FROM rft.verdict"
         " WHERE pipeline_version = 'one' GROUP BY 1"
-    )  # fmt: skip
+    )
     assert dict(zip(found["what"].to_pylist(), found["n"].to_pylist())) == decided
 
 

@@ -62,11 +62,12 @@ class Twins(Operator):
     def apply(self, table: pa.Table) -> StageOutcome:
         made = [
             CreatedGroup(
-                CreatedTask("twins", f"twin of {key}", {"prompt": "again", "answer": None, "metadata": {}}, key), key,
+                CreatedTask("twins", f"twin of {key}", {"prompt": "again", "answer": None, "metadata": {}}, key),
+                key,
                 [CreatedAnswer([{"role": "user", "content": "again"}], text, 1.0)],
             )
             for key, text in zip(table["experience_id"].to_pylist(), table["response"].to_pylist())
-        ]  # fmt: skip
+        ]
         return StageOutcome(pa.nulls(table.num_rows, pa.string()), created=made)
 
 
@@ -123,8 +124,9 @@ def test_a_stage_that_asks_again_after_the_answer_does_not_keep_its_group(buffer
     buffer.sql("UPDATE rft.review SET answer = 'pass' WHERE group_id = 1")
     assert run_pipeline(roles, chain) == [1]
     assert rows(buffer, "SELECT experience_id, kept FROM rft.verdict ORDER BY 1") == [
-        {"experience_id": 1, "kept": True}, {"experience_id": 2, "kept": True},
-    ]  # fmt: skip
+        {"experience_id": 1, "kept": True},
+        {"experience_id": 2, "kept": True},
+    ]
     again = without_people(chain, read_groups(roles.database, [1, 2], chain.columns), {})
     assert [(d["experience_id"], d["kept"]) for d in again.decisions.to_pylist()] == [
         (1, True),
@@ -146,9 +148,12 @@ def test_an_answer_that_was_corrected_is_scored_again(buffer: Buffer, roles: Rol
     )
     buffer.sql("UPDATE rft.experience SET reward = 0.7 WHERE experience_id = 1")  # sends its group back
     run_pipeline(roles, chain)
-    found = rows(buffer, "SELECT s.experience_id, s.scores, e.response = t.payload->>'answer' AS fits FROM rft.score s"
-                 " JOIN rft.experience e USING (experience_id) JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)"
-                 " WHERE g.group_id = 1 ORDER BY 1")  # fmt: skip
+    found = rows(
+        buffer,
+        "SELECT s.experience_id, s.scores, e.response = t.payload->>'answer' AS fits FROM rft.score s"
+        " JOIN rft.experience e USING (experience_id) JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)"
+        " WHERE g.group_id = 1 ORDER BY 1",
+    )
     assert [row["scores"] for row in found] == [{"fits": row["fits"]} for row in found]
     assert any(row["fits"] for row in found)
 
@@ -356,8 +361,7 @@ def test_a_suspect_gets_its_turn_while_others_wait_and_what_is_given_back_is_no_
 
 def test_only_the_columns_that_stages_read_leave_the_database(buffer: Buffer, roles: Roles) -> None:
     chain = build_chain([{"drop_truncated": {}}])
-    batch = claim_sealed_groups(roles.run, roles.worker_id, count=9, lease_s=60, columns=chain.columns
-    )  # fmt: skip
+    batch = claim_sealed_groups(roles.run, roles.worker_id, count=9, lease_s=60, columns=chain.columns)
     assert batch is not None
     assert set(batch.table.column_names) == {"experience_id", "group_id", "rollout_index", "finish_reason", "reward"}
 
@@ -388,12 +392,18 @@ def test_new_tasks_are_stored_with_the_verdicts_and_once(buffer: Buffer, roles: 
 def test_stages_receive_which_weights_the_policy_answers_with(buffer: Buffer) -> None:
     config = parse_config(
         {
-            "run": {"name": "t"}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
-            "model": {"path": "none"}, "tasks": [{"name": "t", "source": "./none.py:none"}],
-            "algorithm": {"name": "sft", "group_size": 1}, "explorer": {}, "trainer": {}, "steps": 1,
+            "run": {"name": "t"},
+            "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
+            "model": {"path": "none"},
+            "tasks": [{"name": "t", "source": "./none.py:none"}],
+            "algorithm": {"name": "sft", "group_size": 1},
+            "explorer": {},
+            "trainer": {},
+            "steps": 1,
         },
-        Path(), "the test",
-    )  # fmt: skip
+        Path(),
+        "the test",
+    )
     roles = Roles(buffer)
     policy = Policy(ResolvedRun(config), roles.run)
     context = stage_context(config, policy, RunUsage(roles.run), buffer)

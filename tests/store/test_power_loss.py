@@ -99,8 +99,13 @@ class Recorder:
         return call
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        return {"open": self._open, "close": self._close, "write": self._write, "ftruncate": self._truncate,
-                "unlink": self._unlink}.get(name, self._flush)(real)  # fmt: skip
+        return {
+            "open": self._open,
+            "close": self._close,
+            "write": self._write,
+            "ftruncate": self._truncate,
+            "unlink": self._unlink,
+        }.get(name, self._flush)(real)
 
     def _open(self, real: Callable[..., int]) -> Callable[..., int]:
         def call(path: Any, flags: int, *rest: Any, **options: Any) -> int:
@@ -205,8 +210,12 @@ class File:
         new = self.content[len(self.kept) :]
         half = new[: len(new) // 2]
         return {
-            self.kept, self.content, self.kept + half, self.kept + bytes(len(new)), self.kept + half + bytes(len(new) - len(half))
-        }  # fmt: skip
+            self.kept,
+            self.content,
+            self.kept + half,
+            self.kept + bytes(len(new)),
+            self.kept + half + bytes(len(new) - len(half)),
+        }
 
 
 @dataclass

@@ -89,8 +89,9 @@ def test_the_example_cleans_scores_and_ranks_its_task_set(buffer: Buffer, tmp_pa
     (done,) = load_tasks(ResolvedRun(config), buffer)
     rows = show_tasks(buffer.database, "problems", status="excluded")
     assert {row["prompt"].split()[0]: row["reason"] for row in rows if row["stage"] == "sql"} == {
-        "???": "it has no answer", "What": "it has no answer",
-    }  # fmt: skip
+        "???": "it has no answer",
+        "What": "it has no answer",
+    }
     assert done.dropped_by == {"sql": 2, "threshold": 3, "text_length_filter": 3, "document_deduplicator": 1}
     assert done.num_active == 30
     kept = show_tasks(buffer.database, "problems", order="priority", limit=100, status="active")

@@ -180,10 +180,18 @@ def test_a_resumed_run_does_not_go_back(
     [
         ({}, 2, "explorer step 3 needs the policy of trainer step 3, and has that of step 2: on-policy"),
         ({"offset": 1}, 2, "explorer step 4 needs the policy of trainer step 3, and has that of step 2: one step off"),
-        ({"interval": 4}, 5, "explorer step 8 needs the policy of trainer step 8, and has that of step 5: sync.interval 4, sync.offset 0"),
-        ({"offset": 3}, 2, "explorer step 6 needs the policy of trainer step 3, and has that of step 2: sync.interval 1, sync.offset 3"),
+        (
+            {"interval": 4},
+            5,
+            "explorer step 8 needs the policy of trainer step 8, and has that of step 5: sync.interval 4, sync.offset 0",
+        ),
+        (
+            {"offset": 3},
+            2,
+            "explorer step 6 needs the policy of trainer step 3, and has that of step 2: sync.interval 1, sync.offset 3",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_line_names_the_step_that_the_rule_of_sync_holds_back(
     buffer: rftdata.Buffer, run: StoredRun, sync: dict[str, int], policy_step: int, why: str
 ) -> None:

@@ -39,10 +39,20 @@ POLICIES: list[dict[str, Any]] = [
     {"order": "uniform"},
     {"max_times_sampled": 2},
     {"order": "prioritized", "max_times_sampled": 3, "cooldown_steps": 2, "priority": {"formula": "mean_reward"}},
-    {"mixture": [{"source": "explorer", "ratio": 2}, {"source": "import", "ratio": 1, "order": "uniform", "max_times_sampled": 2}]},
-    {"mixture": [{"source": "explorer", "ratio": 1}, {"source": "import", "ratio": 1, "max_times_sampled": 2},
-                 {"source": "replay", "ratio": 1, "order": "uniform", "max_times_sampled": 3}]},
-]  # fmt: skip
+    {
+        "mixture": [
+            {"source": "explorer", "ratio": 2},
+            {"source": "import", "ratio": 1, "order": "uniform", "max_times_sampled": 2},
+        ]
+    },
+    {
+        "mixture": [
+            {"source": "explorer", "ratio": 1},
+            {"source": "import", "ratio": 1, "max_times_sampled": 2},
+            {"source": "replay", "ratio": 1, "order": "uniform", "max_times_sampled": 3},
+        ]
+    },
+]
 
 
 @dataclass
@@ -82,13 +92,22 @@ class Protocol(RuleBasedStateMachine):
     buffer: Buffer
 
     @initialize(
-        group_size=st.integers(1, 3), offset=st.integers(0, 3), batch_groups=st.integers(1, 3), policy=st.sampled_from(POLICIES)
-    )  # fmt: skip
+        group_size=st.integers(1, 3),
+        offset=st.integers(0, 3),
+        batch_groups=st.integers(1, 3),
+        policy=st.sampled_from(POLICIES),
+    )
     def start(self, group_size: int, offset: int, batch_groups: int, policy: dict[str, Any]) -> None:
         self.roles = Roles(
-            self.buffer, num_tasks=60, steps=30, batch_groups=batch_groups, group_size=group_size, offset=offset, max_refill=2,
+            self.buffer,
+            num_tasks=60,
+            steps=30,
+            batch_groups=batch_groups,
+            group_size=group_size,
+            offset=offset,
+            max_refill=2,
             sampling={"max_staleness": NEVER_STALE, **policy},
-        )  # fmt: skip
+        )
         self.stored: dict[int, Stored] = {}
         self.planned_at: dict[int, int] = {}  # the step at which the policy stood
         self.history = History()

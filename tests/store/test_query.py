@@ -42,10 +42,15 @@ def fill(buffer: rftdata.Buffer) -> None:
                     reward = REWARDS[number % len(REWARDS)]
                     arrays = {"token_rewards": np.full(3, number, np.float32)} if number % 3 else {}
                     sequence = rftdata.Sequence(
-                        token_ids=np.arange(number % 7 + 4, dtype=np.int32), num_prompt_tokens=2, prompt=f"prompt {key}",
-                        response=RESPONSES[number % len(RESPONSES)], reward=reward, metrics={"n": number}, arrays=arrays,
+                        token_ids=np.arange(number % 7 + 4, dtype=np.int32),
+                        num_prompt_tokens=2,
+                        prompt=f"prompt {key}",
+                        response=RESPONSES[number % len(RESPONSES)],
+                        reward=reward,
+                        metrics={"n": number},
+                        arrays=arrays,
                         finish_reason="stop" if number % 2 else "length",
-                    )  # fmt: skip
+                    )
                     rollouts.append(rftdata.Rollout(index, "ok", reward, [sequence]))
                 writer.insert(
                     rftdata.Group(
@@ -91,17 +96,23 @@ texts = st.sampled_from(
 operators = st.sampled_from(["=", "<>", "<", ">=", "is distinct from"])
 simple = st.one_of(
     st.builds("{} {} {}".format, st.sampled_from(["reward", "reward_sampled", "reward_shaped"]), operators, numbers),
-    st.builds("{} {} {}".format, st.sampled_from(["experience_id", "run_id", "policy_step"]), operators, st.integers(-1, 100)),
-    st.builds("{} {} {}".format, st.sampled_from(["response", "finish_reason", "source", "run", "metrics"]), operators, texts),
+    st.builds(
+        "{} {} {}".format, st.sampled_from(["experience_id", "run_id", "policy_step"]), operators, st.integers(-1, 100)
+    ),
+    st.builds(
+        "{} {} {}".format, st.sampled_from(["response", "finish_reason", "source", "run", "metrics"]), operators, texts
+    ),
     st.builds("{} in ({}, {})".format, st.sampled_from(["response", "run", "outcome"]), texts, texts),
     st.builds("reward in ({}, {})".format, numbers, numbers),
     st.builds(
-        "{} is {}null".format, st.sampled_from(["reward", "policy_step", "token_rewards", "token_ids"]), st.sampled_from(["", "not "])
+        "{} is {}null".format,
+        st.sampled_from(["reward", "policy_step", "token_rewards", "token_ids"]),
+        st.sampled_from(["", "not "]),
     ),
     st.builds("len(token_ids) {} {}".format, operators, st.integers(3, 9)),
     st.builds("response like '{}%'".format, st.sampled_from(["a", "o", ""])),
     st.just("created_at > timestamptz '2020-01-01 00:00:00+00'"),
-)  # fmt: skip
+)
 conditions = st.recursive(
     simple,
     lambda inner: st.one_of(
@@ -115,17 +126,25 @@ SHAPES = [
     "select experience_id, reward, response, len(token_ids) as n, token_rewards from experience where {0}",
     "select count(*) as n, sum(reward) as r, sum(list_sum(token_ids)) as t from experience where {0}",
     "select run, finish_reason, count(*) as n, min(response) as r from experience where {0} group by all",
-    ("select a.experience_id, b.experience_id as other, b.metrics from (from experience where {0}) a"
-    " join (from experience where {1}) b on a.group_id = b.group_id and a.turn_index = b.turn_index"),
-    ("with good as (select * from experience where {0}) select task_key, task.payload, count(*) as n from good join task using (task_key)"
-    " where task_id > 2 group by all"),
-    ("select experience_id, rank() over (partition by group_id order by reward desc nulls last, experience_id) as place, loss_mask"
-    " from experience where {0}"),
+    (
+        "select a.experience_id, b.experience_id as other, b.metrics from (from experience where {0}) a"
+        " join (from experience where {1}) b on a.group_id = b.group_id and a.turn_index = b.turn_index"
+    ),
+    (
+        "with good as (select * from experience where {0}) select task_key, task.payload, count(*) as n from good join task using (task_key)"
+        " where task_id > 2 group by all"
+    ),
+    (
+        "select experience_id, rank() over (partition by group_id order by reward desc nulls last, experience_id) as place, loss_mask"
+        " from experience where {0}"
+    ),
     "select *, token_rewards as t from experience where {0} and experience_id in (select experience_id from experience where {1})",
     "select experience_id, token_ids from experience where {0} order by experience_id desc limit 3 offset 1",
-    ("select r.name, o.outcome, (select count(*) from experience e where e.group_id = o.group_id and e.rollout_index = o.rollout_index and {0}) as n"
-    " from rollout o, run r where r.run_id = 1"),
-]  # fmt: skip
+    (
+        "select r.name, o.outcome, (select count(*) from experience e where e.group_id = o.group_id and e.rollout_index = o.rollout_index and {0}) as n"
+        " from rollout o, run r where r.run_id = 1"
+    ),
+]
 
 
 def canonical(rows: list[dict[str, Any]]) -> list[str]:
@@ -162,8 +181,12 @@ def test_a_query_reads_only_the_rows_and_columns_that_it_needs(filled: rftdata.B
     flip(filled, bad, bad["length_bytes"] - 40)
     assert filled.query("select count(*) as n, max(response) as r from experience").read_all()["n"].to_pylist() == [96]
     for condition in (
-        "run = 'first'", "run in ('first', 'third')", f"experience_id < {bad['rows'][0]}", "reward = 7", "len(metrics) = 0 and reward = 7",
-    ):  # fmt: skip
+        "run = 'first'",
+        "run in ('first', 'third')",
+        f"experience_id < {bad['rows'][0]}",
+        "reward = 7",
+        "len(metrics) = 0 and reward = 7",
+    ):
         filled.query(f"select sum(list_sum(token_ids)) from experience where {condition}").read_all()
     filled.query("select sum(list_sum(token_ids)) from experience", run="first").read_all()
     with pytest.raises(SegmentCorruptError) as caught:
@@ -251,11 +274,14 @@ def test_a_scan_of_more_than_the_memory_succeeds(buffer: rftdata.Buffer) -> None
         for key in range(rows // 8):
             sequences = [
                 rftdata.Sequence(
-                    token_ids=np.full(tokens, key, np.int32), num_prompt_tokens=2, prompt="p", response=noise.bytes(chars // 2).hex(),
+                    token_ids=np.full(tokens, key, np.int32),
+                    num_prompt_tokens=2,
+                    prompt="p",
+                    response=noise.bytes(chars // 2).hex(),
                     finish_reason="stop",
                 )
                 for _ in range(8)
-            ]  # fmt: skip
+            ]
             rollouts = [rftdata.Rollout(i, "ok", 1.0, [sequence]) for i, sequence in enumerate(sequences)]
             writer.insert(rftdata.Group(rollouts, source="import", taskset="t", task_key=str(key)))
     allowed = 400 * 2**20

@@ -26,13 +26,28 @@ def test_a_row_that_refers_to_nothing_is_reported_and_keys_that_are_cheap_are_en
 def test_every_column_that_names_a_row_is_a_foreign_key_or_compared_by_the_doctor(buffer: Buffer) -> None:
     """Columns called like the key of another table. Those listed here hold keys of other buffers, or of rows that come and go."""
     exempt = {
-        ("archive_file", "run_id"), ("endpoint_usage", "run_id"), ("experience", "segment_id"), ("experience_origin", "policy_version_id"),
-        ("group_origin", "run_id"), ("purged_experience", "segment_id"), ("review", "run_id"), ("rollout_group", "attempt_id"),
-        ("sampler_insert", "run_id"), ("archived_segment", "segment_id"), ("weight_receipt", "group_id"), ("weight_transfer", "group_id"),
-        ("weight_transfer", "run_id"), ("weight_receiver", "run_id"), ("checkpoint", "run_id"), ("policy_version", "run_id"),
-        ("train_step", "run_id"), ("task_observation", "attempt_id"),
-        ("write_receipt", "run_id"), ("operator_run", "worker_id"), ("run_model", "checkpoint_id"),
-    }  # fmt: skip
+        ("archive_file", "run_id"),
+        ("endpoint_usage", "run_id"),
+        ("experience", "segment_id"),
+        ("experience_origin", "policy_version_id"),
+        ("group_origin", "run_id"),
+        ("purged_experience", "segment_id"),
+        ("review", "run_id"),
+        ("rollout_group", "attempt_id"),
+        ("sampler_insert", "run_id"),
+        ("archived_segment", "segment_id"),
+        ("weight_receipt", "group_id"),
+        ("weight_transfer", "group_id"),
+        ("weight_transfer", "run_id"),
+        ("weight_receiver", "run_id"),
+        ("checkpoint", "run_id"),
+        ("policy_version", "run_id"),
+        ("train_step", "run_id"),
+        ("task_observation", "attempt_id"),
+        ("write_receipt", "run_id"),
+        ("operator_run", "worker_id"),
+        ("run_model", "checkpoint_id"),
+    }
     found = buffer.sql(
         "WITH key AS ("
         "  SELECT DISTINCT a.attname AS name FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid AND c.relnamespace = 'rft'::regnamespace"

@@ -96,8 +96,10 @@ def test_the_history_states_who_when_why_and_by_which_statement(buffer: Buffer, 
         " label_batch_id, final FROM rft.label ORDER BY label_id"
     ).to_pylist()
     assert [(row["experience_id"], row["old_value"], row["new_value"], row["final"]) for row in rows] == [
-        (1, 0.0, 0.5, False), (2, 1.0, 0.5, False), (1, 0.5, 0.7, True)
-    ]  # fmt: skip
+        (1, 0.0, 0.5, False),
+        (2, 1.0, 0.5, False),
+        (1, 0.5, 0.7, True),
+    ]
     assert [(row["author"], row["reason"]) for row in rows[:2]] == [("ada", "wrong unit")] * 2
     assert rows[2]["author"] == "rft_owner" and rows[2]["reason"] is None
     assert {(row["source"], row["by_us"]) for row in rows} == {("sql", True)}

@@ -48,8 +48,14 @@ def test_a_run_begins_with_the_groups_of_another(folder: Path, monkeypatch: pyte
     record = replay.run("stored", 0, BUDGET, folder, True)
     assert record["error"] is None
     assert [(point["step"], point["rollouts"]) for point in record["points"]] == [
-        (0, 0), (2, 0), (4, 0), (6, 0), (8, 16), (10, 32), (12, 48),
-    ]  # fmt: skip
+        (0, 0),
+        (2, 0),
+        (4, 0),
+        (6, 0),
+        (8, 16),
+        (10, 32),
+        (12, 48),
+    ]
 
 
 def test_the_target_is_that_of_smoothed_scores() -> None:

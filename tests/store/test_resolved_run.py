@@ -60,13 +60,17 @@ def file(buffer: Buffer, tmp_path: Path) -> Path:
     rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(3)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = {
-        "run": {"name": "counted"}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
-        "model": {"path": str(make_tiny_model(tmp_path / "model", context_length=64))}, "steps": 1, "trainer": {"batch_groups": 1},
+        "run": {"name": "counted"},
+        "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
+        "model": {"path": str(make_tiny_model(tmp_path / "model", context_length=64))},
+        "steps": 1,
+        "trainer": {"batch_groups": 1},
         "tasks": [{"name": "sums", "source": "tasks.jsonl"}, {"name": "more", "source": "tasks.jsonl"}],
-        "explorer": {"engine": "transformers", "reward": "exact_match", "max_tokens": 8}, "selector": {"type": "./counted.py:Mixed"},
+        "explorer": {"engine": "transformers", "reward": "exact_match", "max_tokens": 8},
+        "selector": {"type": "./counted.py:Mixed"},
         "algorithm": {"name": "sft", "loss": "./counted.py:Own", "group_size": 2},
         "pipelines": {"experience": [{"./counted.py:Experiences": {}}], "task": [{"./counted.py:Tasks": {}}]},
-    }  # fmt: skip
+    }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
     return tmp_path / "run.yaml"
 

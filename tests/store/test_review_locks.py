@@ -121,6 +121,9 @@ def test_a_question_that_came_while_a_label_or_a_purge_waited_can_be_answered_at
     )
     told, by_label = "Is this reward right?", "pass" if who == "label" else None
     assert [tuple(row.values()) for row in asked_now] == [
-        (1, by_label, told if who == "label" else "[purged]"), (1, "drop", "Polite?" if who == "label" else "[purged]"),
-        (2, None, told), (3, by_label, told if who == "label" else "[purged]"), (4, None, told),
-    ]  # fmt: skip
+        (1, by_label, told if who == "label" else "[purged]"),
+        (1, "drop", "Polite?" if who == "label" else "[purged]"),
+        (2, None, told),
+        (3, by_label, told if who == "label" else "[purged]"),
+        (4, None, told),
+    ]

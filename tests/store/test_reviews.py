@@ -131,8 +131,11 @@ def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, 
     assert batch is not None
     stands = {row["parent_id"]: (row["reviews"], row["labelled"]) for row in batch.table.to_pylist()}
     assert stands == {
-        1: ('{"review": "drop"}', False), 2: ('{"review": "pass"}', False), 3: ('{"review": "pass"}', True), 4: (None, False),
-    }  # fmt: skip
+        1: ('{"review": "drop"}', False),
+        2: ('{"review": "pass"}', False),
+        3: ('{"review": "pass"}', True),
+        4: (None, False),
+    }
     assert len(decide(build_chain(ASKS), batch).questions) == 1  # only the unanswered one
     copied = rows(
         buffer,
@@ -257,8 +260,9 @@ def test_the_end_of_waiting_does_not_wait_for_labels(buffer: Buffer, asked: Role
 def test_groups_that_wait_are_found_without_reading_the_queue(buffer: Buffer, asked: Roles) -> None:
     buffer.sql(
         "INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, available)"
-        " SELECT 'pipeline/' || %s, 'group', 1000 + n, n, true FROM generate_series(1, 20000) n", [asked.run_id],
-    )  # fmt: skip
+        " SELECT 'pipeline/' || %s, 'group', 1000 + n, n, true FROM generate_series(1, 20000) n",
+        [asked.run_id],
+    )
     buffer.sql("ANALYZE rft.worklist")
     with buffer.database.connection() as connection:
         plan = connection.execute("EXPLAIN " + queries()["end_waiting"], {"run_id": asked.run_id}).fetchall()

@@ -151,8 +151,13 @@ def test_what_was_left_stays_stored_and_is_used_no_more(roles: Roles) -> None:
     assert (
         roles.buffer.sql("SELECT experience_id, response, reward FROM rft.experience ORDER BY 1").to_pylist() == stored
     )
-    left = {g for (g,) in ((row["group_id"],) for row in roles.buffer.sql(
-        "SELECT group_id FROM rft.rollout_group WHERE left_by IS NOT NULL").to_pylist())}  # fmt: skip
+    left = {
+        g
+        for (g,) in (
+            (row["group_id"],)
+            for row in roles.buffer.sql("SELECT group_id FROM rft.rollout_group WHERE left_by IS NOT NULL").to_pylist()
+        )
+    }
     assert left
     # A label does not bring one back, either.
     roles.buffer.sql("UPDATE rft.experience SET reward = 0.75 WHERE group_id = ANY (%s)", [sorted(left)])

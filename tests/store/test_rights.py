@@ -236,8 +236,14 @@ def test_no_setting_lets_facts_change(buffer: Buffer, roles: Roles, login: Login
         " FROM pg_proc WHERE pronamespace = 'rft'::regnamespace"
     )["name"].to_pylist()
     assert sorted(read) == [
-        "rft.author", "rft.clock_shift", "rft.folding", "rft.label_batch", "rft.label_source", "rft.purge", "rft.reason",
-    ]  # fmt: skip
+        "rft.author",
+        "rft.clock_shift",
+        "rft.folding",
+        "rft.label_batch",
+        "rft.label_source",
+        "rft.purge",
+        "rft.reason",
+    ]
     before = buffer.sql("SELECT experience_id, response, reward_sampled FROM rft.experience ORDER BY 1").to_pylist()
     session = login(role)
     for name in ("rft.purge", "rft.folding"):

@@ -144,8 +144,10 @@ def test_a_labeler_relabels_and_does_nothing_else(as_: dict[str, Buffer], owner:
         [stored],
     ).to_pylist()
     assert [(row["new_value"], row["author"], row["session_user_name"]) for row in history] == [
-        (0.25, "a_rft_labeler", "a_rft_labeler"), (0.75, "ada", "a_rft_labeler"), (0.25, "ada", "a_rft_labeler"),
-    ]  # fmt: skip
+        (0.25, "a_rft_labeler", "a_rft_labeler"),
+        (0.75, "ada", "a_rft_labeler"),
+        (0.25, "ada", "a_rft_labeler"),
+    ]
     other = owner.sql("SELECT max(experience_id) AS i FROM rft.experience")["i"][0].as_py()
     compared = "INSERT INTO rft.preference_pair (chosen_id, rejected_id, margin) VALUES (%s, %s, 1) RETURNING source::text AS s, author"
     assert labeler.sql(compared, [stored, other]).to_pylist() == [{"s": "human", "author": "a_rft_labeler"}]
@@ -221,8 +223,14 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
     selected = stored_selection.select(worker.database, sql)
     before = worker.sql("SELECT clock_timestamp() AS t")["t"][0].as_py()
     run = worker.create_run(
-        name=f"selecting from {roles.run_id}", config={}, seed=1, steps=1, pipeline_version="none", mode="train", selected=selected
-    )  # fmt: skip
+        name=f"selecting from {roles.run_id}",
+        config={},
+        seed=1,
+        steps=1,
+        pipeline_version="none",
+        mode="train",
+        selected=selected,
+    )
     assert worker.sql("SELECT last_analyze > %s AS a FROM pg_stat_user_tables WHERE relname = 'worklist'", [before])[
         "a"
     ][0].as_py()
@@ -362,10 +370,15 @@ def test_a_worker_loads_tasks_and_decides_on_them(as_: dict[str, Buffer], tmp_pa
         "task_priority",
     ]
     raw = {
-        "run": {"name": "r"}, "model": {"path": str(tiny)}, "algorithm": {"name": "grpo"}, "explorer": {}, "steps": 1,
-        "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "tasks": [{"name": "by worker", "source": "t.jsonl"}],
+        "run": {"name": "r"},
+        "model": {"path": str(tiny)},
+        "algorithm": {"name": "grpo"},
+        "explorer": {},
+        "steps": 1,
+        "trainer": {"batch_groups": 2, "learning_rate": 0.001},
+        "tasks": [{"name": "by worker", "source": "t.jsonl"}],
         "pipelines": {"task": stages},
-    }  # fmt: skip
+    }
     (done,) = load_tasks(ResolvedRun(parse_config(raw, tmp_path, "test")), as_["rft_worker"])
     assert (done.num_active, done.num_excluded) == (3, 1)
     # An account that may not change tables keeps vectors as arrays.

@@ -39,7 +39,13 @@ def test_a_run_is_as_it_was_read_until_it_is_refreshed(run: Run) -> None:
     ended = run.refreshed()
     assert (ended.status, ended.outcome, ended.has_ended) == ("failed", "the explorer ended", True)
     more = ended.go_on({"a": 2}, steps=9, pipeline_version="p2")
-    assert (more.status, more.outcome, more.config, more.planned_steps, more.pipeline_version) == ("created", None, {"a": 2}, 9, "p2")  # fmt: skip
+    assert (more.status, more.outcome, more.config, more.planned_steps, more.pipeline_version) == (
+        "created",
+        None,
+        {"a": 2},
+        9,
+        "p2",
+    )
 
 
 def test_a_run_that_has_finished_stays_so(run: Run) -> None:

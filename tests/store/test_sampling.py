@@ -268,8 +268,11 @@ def test_orders_and_reuse_may_differ_between_sources_and_what_was_drawn_can_be_r
 def test_stratified_batches_hold_the_same_number_of_each_taskset(buffer: Buffer) -> None:
     roles = stored(buffer, 0, stratify="taskset")
     roles.plan_config = type(roles.plan_config)(
-        **{**vars(roles.plan_config), "tasksets": tuple(t.model_copy(update={"name": n}) for n in "ab" for t in roles.plan_config.tasksets)}
-    )  # fmt: skip
+        **{
+            **vars(roles.plan_config),
+            "tasksets": tuple(t.model_copy(update={"name": n}) for n in "ab" for t in roles.plan_config.tasksets),
+        }
+    )
     a, b = set(add(roles, 30, taskset="a")), set(add(roles, 6, taskset="b"))
     with roles.attempt() as attempt:
         for step in range(1, 4):
@@ -296,9 +299,13 @@ def test_a_lane_waits_for_explorers_where_they_can_still_bring_something(buffer:
 
 def test_staleness_binds_whatever_the_priority(buffer: Buffer) -> None:
     roles = Roles(
-        buffer, batch_groups=2, offset=3, steps=8, max_refill=2,
+        buffer,
+        batch_groups=2,
+        offset=3,
+        steps=8,
+        max_refill=2,
         sampling={"order": "prioritized", "max_times_sampled": 0, "max_staleness": 1},
-    )  # fmt: skip
+    )
     with roles.attempt() as attempt:
         roles.work()
         attempt.set_priorities({1: 1e6, 2: 1e6})

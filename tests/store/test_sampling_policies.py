@@ -15,14 +15,19 @@ from tests.support.store_roles import Roles
 
 def test_samples_per_insert_paces_explorers_and_draws(buffer: Buffer) -> None:
     roles = Roles(
-        buffer, batch_groups=4, steps=6,
+        buffer,
+        batch_groups=4,
+        steps=6,
         sampling={"order": "uniform", "max_times_sampled": 0, "samples_per_insert": {"ratio": 2}, "max_staleness": 100},
-    )  # fmt: skip
+    )
     with roles.attempt() as attempt:
         assert attempt.draw(1, 4, timeout_s=0) is None
         roles.work()
         first = draw(attempt, 1, 4)
-        assert (first.num_groups, first.short_reason) == (2, "2 of 4 groups survived: 2 planned and 0 refilled, explorer.max_refill is used up")  # fmt: skip
+        assert (first.num_groups, first.short_reason) == (
+            2,
+            "2 of 4 groups survived: 2 planned and 0 refilled, explorer.max_refill is used up",
+        )
         roles.publish(attempt, 1)
         assert attempt.draw(2, 4, timeout_s=0) is None  # the explorers' turn
         for step in range(2, 6):
@@ -36,9 +41,13 @@ def test_samples_per_insert_paces_explorers_and_draws(buffer: Buffer) -> None:
 def test_a_draw_beyond_the_ratio_waits_until_more_has_come(buffer: Buffer) -> None:
     limit = {"ratio": 1.5, "min_size_to_sample": 4, "error_buffer": 2}
     roles = Roles(
-        buffer, batch_groups=2, max_refill=0, steps=9, offset=5,
+        buffer,
+        batch_groups=2,
+        max_refill=0,
+        steps=9,
+        offset=5,
         sampling={"max_times_sampled": 0, "samples_per_insert": limit, "max_staleness": 100},
-    )  # fmt: skip
+    )
     with roles.attempt() as attempt:
         roles.plan()
         roles.explore(count=3)

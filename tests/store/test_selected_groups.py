@@ -40,8 +40,15 @@ def stored(buffer: Buffer) -> Buffer:
 def selecting(buffer: Buffer, sql: str = GROUPS, *, exponent: float | None = None, epochs: int = 1) -> Run:
     selected = stored_selection.select(buffer.database, sql, priority_exponent=exponent)
     return buffer.create_run(
-        name="selecting", config={}, seed=1, steps=100, pipeline_version="none", mode="train", selected=selected, epochs=epochs
-    )  # fmt: skip
+        name="selecting",
+        config={},
+        seed=1,
+        steps=100,
+        pipeline_version="none",
+        mode="train",
+        selected=selected,
+        epochs=epochs,
+    )
 
 
 def drawn(attempt: Any, step: int, count: int) -> list[dict[str, Any]]:
@@ -53,9 +60,12 @@ def drawn(attempt: Any, step: int, count: int) -> list[dict[str, Any]]:
 
 def configured(sql: str, algorithm: str = "grpo", **sampling: Any) -> ResolvedRun:
     raw = {
-        "run": {"name": "again"}, "model": {"path": "./model"}, "algorithm": {"name": algorithm}, "trainer": {"batch_groups": 4},
+        "run": {"name": "again"},
+        "model": {"path": "./model"},
+        "algorithm": {"name": algorithm},
+        "trainer": {"batch_groups": 4},
         "sampling": {"source": {"sql": sql}, **sampling},
-    }  # fmt: skip
+    }
     return ResolvedRun(parse_config(raw, Path(), "test"))
 
 
@@ -68,8 +78,10 @@ def test_groups_are_drawn_whole_in_the_order_of_rollouts_and_turns(stored: Buffe
             group = rows[first : first + 3]
             assert len({row["group_id"] for row in group}) == 1
             assert [(row["rollout_index"], row["turn_index"], row["reward"]) for row in group] == [
-                (0, 0, 0.0), (1, 0, 1.0), (1, 1, 1.0),
-            ]  # fmt: skip
+                (0, 0, 0.0),
+                (1, 0, 1.0),
+                (1, 1, 1.0),
+            ]
     assert {row["group_id"] for rows in steps for row in rows} == set(range(1, 7))
 
 
@@ -144,8 +156,11 @@ class TestWhatAlgorithmsRefuse:
     def test_rows_without_what_they_learn_from(self, stored: Buffer) -> None:
         imported = Group(
             [Rollout(i, "ok", 1.0, [tokens(1.0, behavior_logprobs=None)]) for i in (0, 1)],
-            source="import", taskset="mine", task_key="chat", payload={},
-        )  # fmt: skip
+            source="import",
+            taskset="mine",
+            task_key="chat",
+            payload={},
+        )
         with stored.writer("source") as writer:
             writer.insert(imported)
         with pytest.raises(

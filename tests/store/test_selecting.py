@@ -35,8 +35,13 @@ def rewards(group: ClaimedGroup) -> list[float]:
 
 def learning_run(buffer: Buffer, selector: str, args: dict[str, Any], **options: Any) -> Roles:
     roles = Roles(
-        buffer, selector=selector, selector_args=args, group_size=4, batch_groups=4, **{"num_tasks": 24, "steps": 12, **options}
-    )  # fmt: skip
+        buffer,
+        selector=selector,
+        selector_args=args,
+        group_size=4,
+        batch_groups=4,
+        **{"num_tasks": 24, "steps": 12, **options},
+    )
     buffer.sql(
         "UPDATE rft.task SET features = jsonb_build_object('weak', task_key::int % 3 / 10.0, 'strong', 0.5 + task_key::int % 4 / 10.0)"
     )
@@ -148,8 +153,9 @@ def test_an_outcome_that_commits_late_is_learned_late_by_everyone(buffer: Buffer
         with roles.database.transaction() as late:
             late.execute(
                 "INSERT INTO rft.task_observation (run_id, task_id, kind, successes, trials) SELECT %s, min(task_id), 'manual', 0, 64"
-                " FROM rft.task", [roles.run_id],
-            )  # fmt: skip
+                " FROM rft.task",
+                [roles.run_id],
+            )
             roles.work(rewards=lambda group: [1.0] * 4)
             roles.train(attempt, 1)
             roles.plan()

@@ -35,8 +35,15 @@ def selecting(
 ) -> Run:
     selected = stored_selection.select(buffer.database, sql, pin_labels=pin_labels)
     return buffer.create_run(
-        name=name, config={}, seed=seed, steps=100, pipeline_version="none", mode="train", selected=selected, epochs=epochs
-    )  # fmt: skip
+        name=name,
+        config={},
+        seed=seed,
+        steps=100,
+        pipeline_version="none",
+        mode="train",
+        selected=selected,
+        epochs=epochs,
+    )
 
 
 def ids(attempt: Attempt, step: int, count: int = 5) -> list[int]:
@@ -278,24 +285,40 @@ class TestTheCut:
 BAD: dict[str, tuple[str, str]] = {
     "writes": ("delete from rft.task returning task_id as experience_id", "rejected the query"),
     "writes in a WITH": (
-        "with gone as (delete from rft.task returning task_id) select task_id as experience_id from gone", "rejected the query",
+        "with gone as (delete from rft.task returning task_id) select task_id as experience_id from gone",
+        "rejected the query",
     ),
     "calls what writes": ("select nextval('rft.label_label_id_seq') as experience_id", "writes"),
-    "two statements": ("select 1 as experience_id) s; commit; delete from rft.taskset; select * from (select 1", "rejected the query"),
+    "two statements": (
+        "select 1 as experience_id) s; commit; delete from rft.taskset; select * from (select 1",
+        "rejected the query",
+    ),
     "no SQL": ("choose experience_id", "rejected the query"),
     "unknown table": ("select experience_id from rft.experiences", "rejected the query"),
-    "other columns": ("select experience_id, reward from rft.experience", r"experience_id, reward.*allowed: experience_id, pair_id, or group_id"),
+    "other columns": (
+        "select experience_id, reward from rft.experience",
+        r"experience_id, reward.*allowed: experience_id, pair_id, or group_id",
+    ),
     "another column": ("select rollout_id from rft.experience", r"got 'rollout_id'"),
     "no id": ("select response as experience_id from rft.experience", "is not an id"),
     "null": ("select null::bigint as experience_id", "is not an id"),
     "nothing": (f"{ALL} where reward > 7", "selects nothing"),
-    "twice": ("select experience_id from rft.experience, generate_series(1, 2)", r"24 rows more than once; the first is experience_id 1"),
+    "twice": (
+        "select experience_id from rft.experience, generate_series(1, 2)",
+        r"24 rows more than once; the first is experience_id 1",
+    ),
     "unknown": (f"{ALL} union all select 991", r"1 of the 25 rows .* experience 991 does not exist"),
     "unknown pair": ("select 991 as pair_id", "pair 991 does not exist"),
     "unknown group": ("select 991 as group_id", "group 991 does not exist"),
-    "a group several times": ("select group_id from rft.experience", r"12 rows more than once; the first is group_id 1"),
-    "priorities without an order": ("select group_id, 1 as priority from rft.v_group", "set sampling.order: prioritized"),
-}  # fmt: skip
+    "a group several times": (
+        "select group_id from rft.experience",
+        r"12 rows more than once; the first is group_id 1",
+    ),
+    "priorities without an order": (
+        "select group_id, 1 as priority from rft.v_group",
+        "set sampling.order: prioritized",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -53,9 +53,25 @@ def test_an_interrupted_session_leaves_no_process_and_no_folder(number: signal.S
         name: value for name, value in os.environ.items() if not name.startswith(("RFT_TEST_SESSION", "PYTEST_"))
     }
     session = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-n", "1", "--basetemp", tmp_path / "session", "--capture", "no", NEVER_ENDING],
-        cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "1",
+            "--basetemp",
+            tmp_path / "session",
+            "--capture",
+            "no",
+            NEVER_ENDING,
+        ],
+        cwd=CHECKOUT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     assert session.stdout is not None
     read = []
     for line in session.stdout:

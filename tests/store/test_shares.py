@@ -27,9 +27,20 @@ def start(
     buffer: Buffer, roles: Roles, store: Path, rank: int, steps: int, stop_after: int = 0
 ) -> subprocess.Popen[str]:
     return PreloadedCall(
-        draw_as_rank, buffer.config, roles.run.name, str(store), rank, 2, steps, stop_after, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-    )  # fmt: skip
+        draw_as_rank,
+        buffer.config,
+        roles.run.name,
+        str(store),
+        rank,
+        2,
+        steps,
+        stop_after,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+    )
 
 
 def lines(process: subprocess.Popen[str], count: int) -> list[dict[str, Any]]:
@@ -97,11 +108,21 @@ def a_batch(lengths: list[int]) -> Batch:
     """Groups of one experience each."""
     rows = [
         {
-            "slot": i, "experience_id": 100 + i, "group_id": i, "rollout_index": 0, "turn_index": 0, "reward": 0.0, "reward_parts": {}, "staleness": 0,
-            "num_prompt_tokens": 1, "num_response_tokens": length - 1, "segment_id": 1, "segment_row": i,
+            "slot": i,
+            "experience_id": 100 + i,
+            "group_id": i,
+            "rollout_index": 0,
+            "turn_index": 0,
+            "reward": 0.0,
+            "reward_parts": {},
+            "staleness": 0,
+            "num_prompt_tokens": 1,
+            "num_response_tokens": length - 1,
+            "segment_id": 1,
+            "segment_row": i,
         }
         for i, length in enumerate(lengths)
-    ]  # fmt: skip
+    ]
     return Batch(1, rows, None, (), None)  # type: ignore[arg-type]  # nothing is read
 
 

@@ -136,9 +136,14 @@ def test_what_the_rest_of_a_source_may_have_is_not_missed(folder: Path, column: 
 
 def configuration(folder: Path, **changes: Any) -> Path:
     raw: dict[str, Any] = {
-        "run": {"name": "r"}, "model": {"path": "./model"}, "algorithm": {"name": "grpo"}, "explorer": {"reward": ["exact_match"]},
-        "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "steps": 1, "tasks": [{"name": "t", "source": "t.jsonl"}],
-    }  # fmt: skip
+        "run": {"name": "r"},
+        "model": {"path": "./model"},
+        "algorithm": {"name": "grpo"},
+        "explorer": {"reward": ["exact_match"]},
+        "trainer": {"batch_groups": 2, "learning_rate": 0.001},
+        "steps": 1,
+        "tasks": [{"name": "t", "source": "t.jsonl"}],
+    }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump({**raw, **changes}))
     return path

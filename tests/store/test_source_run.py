@@ -35,9 +35,12 @@ def stored(buffer: Buffer) -> Buffer:
 
 def configured(sql: str = SQL, *, epochs: int = 1, pin_labels: bool = True, **changes: Any) -> RunConfig:
     raw = {
-        "run": {"name": "again"}, "model": {"path": "./model"}, "algorithm": {"name": "sft"}, "trainer": {"batch_groups": 4},
+        "run": {"name": "again"},
+        "model": {"path": "./model"},
+        "algorithm": {"name": "sft"},
+        "trainer": {"batch_groups": 4},
         "sampling": {"source": {"sql": sql, "pin_labels": pin_labels}, "epochs": epochs},
-    }  # fmt: skip
+    }
     return parse_config({**raw, **changes}, Path(), "test")
 
 
@@ -107,9 +110,11 @@ def test_a_resumed_run_keeps_its_selection(stored: Buffer) -> None:
     unchanged = ("source_sql", "source_hash", "source_rows", "label_cut", "planned_steps", "source_epochs")
     assert {key: getattr(again, key) for key in unchanged} == {key: getattr(row, key) for key in unchanged}
     for key, other in {
-        "sql": configured(f"{SQL} where true"), "pin_labels": configured(pin_labels=False), "epochs": configured(epochs=2),
+        "sql": configured(f"{SQL} where true"),
+        "pin_labels": configured(pin_labels=False),
+        "epochs": configured(epochs=2),
         "batch_groups": configured(trainer={"batch_groups": 5}),
-    }.items():  # fmt: skip
+    }.items():
         with pytest.raises(ConfigError, match=rf"\.{key} has changed"):
             prepare_run(ResolvedRun(other), stored, resumed=row)
     with pytest.raises(ConfigError, match=r"sampling\.source\.sql has changed.*allowed: None"):

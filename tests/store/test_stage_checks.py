@@ -22,11 +22,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(folder: Path, tiny: Path, pipelines: dict[str, Any]) -> int:
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
-    (folder / "run.yaml").write_text(yaml.safe_dump({
-        "run": {"name": "r"}, "model": {"path": str(tiny)}, "algorithm": {"name": "grpo"}, "steps": 1,
-        "explorer": {"reward": ["exact_match"]}, "trainer": {"batch_groups": 2}, "buffer": {"uri": str(folder / "buffer")},
-        "tasks": [{"name": "sums", "source": "sums.jsonl"}], "pipelines": pipelines,
-    }))  # fmt: skip
+    (folder / "run.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "run": {"name": "r"},
+                "model": {"path": str(tiny)},
+                "algorithm": {"name": "grpo"},
+                "steps": 1,
+                "explorer": {"reward": ["exact_match"]},
+                "trainer": {"batch_groups": 2},
+                "buffer": {"uri": str(folder / "buffer")},
+                "tasks": [{"name": "sums", "source": "sums.jsonl"}],
+                "pipelines": pipelines,
+            }
+        )
+    )
     code = run_command(["check", "--deep", str(folder / "run.yaml")])
     assert not (folder / "buffer").exists()
     return code
@@ -40,7 +50,15 @@ def check(folder: Path, tiny: Path, pipelines: dict[str, Any]) -> int:
             ["pipelines.task: stage 2 of the pipeline (text_chunk_mapper)", "overlap_len must be less than max_len"],
         ),
         (
-            {"experience": [{"llm_judge": {"endpoint": {"url": "http://127.0.0.1:9", "model": "m", "api_key_env": "NO_SUCH_KEY"}}}]},
+            {
+                "experience": [
+                    {
+                        "llm_judge": {
+                            "endpoint": {"url": "http://127.0.0.1:9", "model": "m", "api_key_env": "NO_SUCH_KEY"}
+                        }
+                    }
+                ]
+            },
             ["pipelines.experience: stage 1 of the pipeline (llm_judge)", "NO_SUCH_KEY"],
         ),
         (
@@ -52,7 +70,7 @@ def check(folder: Path, tiny: Path, pipelines: dict[str, Any]) -> int:
             ["taskset:sums has no column 'text'", "allowed: task_key, prompt, answer"],
         ),
     ],
-)  # fmt: skip
+)
 def test_an_input_that_a_stage_cannot_be_prepared_with_is_named(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str], pipelines: dict[str, Any], words: list[str]
 ) -> None:

@@ -37,10 +37,12 @@ def stored(buffer: Buffer) -> Buffer:
 
 def resolved(folder: Path, where: str, **algorithm: Any) -> ResolvedRun:
     config = {
-        "run": {"name": "offline"}, "model": {"path": "nowhere"}, "trainer": {},
+        "run": {"name": "offline"},
+        "model": {"path": "nowhere"},
+        "trainer": {},
         "algorithm": {"name": "on_policy_distillation", **algorithm},
         "sampling": {"source": {"sql": f"select experience_id from rft.experience where {where}"}},
-    }  # fmt: skip
+    }
     return ResolvedRun(parse_config(config, folder, "test"))
 
 

@@ -30,10 +30,15 @@ def write(folder: Path, rows: list[dict[str, Any]], name: str = "sums.jsonl") ->
 
 def configuration(folder: Path, stages: list[Any], **changes: Any) -> RunConfig:
     raw: dict[str, Any] = {
-        "run": {"name": "r"}, "model": {"path": "./model"}, "algorithm": {"name": "grpo"}, "explorer": {},
-        "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "steps": 1, "tasks": [{"name": "sums", "source": "sums.jsonl"}],
+        "run": {"name": "r"},
+        "model": {"path": "./model"},
+        "algorithm": {"name": "grpo"},
+        "explorer": {},
+        "trainer": {"batch_groups": 2, "learning_rate": 0.001},
+        "steps": 1,
+        "tasks": [{"name": "sums", "source": "sums.jsonl"}],
         "pipelines": {"task": stages},
-    }  # fmt: skip
+    }
     return parse_config({**raw, **changes}, folder, "test")
 
 
@@ -75,8 +80,10 @@ def test_a_dropped_task_stays_stored_excluded_with_stage_and_reason(buffer: Buff
         "SELECT stage, rows_in, rows_kept, rows_dropped, run_id, taskset FROM rft.operator_run ORDER BY 1"
     )
     assert [tuple(r.values()) for r in runs.to_pylist()] == [
-        ("difficulty_score", 20, 20, 0, None, "sums"), ("sql", 20, 16, 4, None, "sums"), ("task_priority", 16, 16, 0, None, "sums"),
-    ]  # fmt: skip
+        ("difficulty_score", 20, 20, 0, None, "sums"),
+        ("sql", 20, 16, 4, None, "sums"),
+        ("task_priority", 16, 16, 0, None, "sums"),
+    ]
     assert buffer.sql("SELECT num_tasks FROM rft.v_dropped_task")["num_tasks"].to_pylist() == [4]
     stages = buffer.sql(
         "SELECT p.stages::text AS stages FROM rft.pipeline p JOIN rft.task_verdict USING (pipeline_version) LIMIT 1"
@@ -346,10 +353,18 @@ TWO_SETS = [{"name": "sums", "source": "sums.jsonl"}, {"name": "more", "source":
         ({"tasks": [TWO_SETS[0], {"name": "more", "source": "absent.jsonl"}]}, [], r"'more' does not exist"),
         ({"tasks": [TWO_SETS[0], {**TWO_SETS[1], "prompt": "text"}]}, [], r"'more' has no column 'text'"),
         ({"eval": {"tasks": [{"name": "eval", "source": "absent.jsonl"}], "every": 20}}, [], r"'eval' does not exist"),
-        ({}, ["quality_score", LEVELS], r"the taskset 'more': stage 2 of the pipeline \(difficulty_score\): no task has the number 'level'"),
-        ({}, [{"quality_score": {"columns": {"level": [0, 4]}}}], r"the taskset 'more': stage 1 .*'level'.*allowed: steps"),
+        (
+            {},
+            ["quality_score", LEVELS],
+            r"the taskset 'more': stage 2 of the pipeline \(difficulty_score\): no task has the number 'level'",
+        ),
+        (
+            {},
+            [{"quality_score": {"columns": {"level": [0, 4]}}}],
+            r"the taskset 'more': stage 1 .*'level'.*allowed: steps",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_one_set_is_reported_before_anything_of_another_is_stored(
     buffer: Buffer, tmp_path: Path, changes: dict[str, Any], stages: list[Any], message: str
 ) -> None:

@@ -114,8 +114,13 @@ def test_a_purged_task_leaves_no_text_behind_and_is_not_decided_on(buffer: Buffe
         " v.features, t.payload FROM rft.task t JOIN rft.task_verdict v USING (task_verdict_id) WHERE t.task_id = 1"
     ).to_pylist()[0]
     assert left == {
-        "scores": 0, "source_payload": None, "source_features": None, "prompt": None, "features": {}, "payload": {"purged": True},
-    }  # fmt: skip
+        "scores": 0,
+        "source_payload": None,
+        "source_features": None,
+        "prompt": None,
+        "features": {},
+        "payload": {"purged": True},
+    }
     assert decide(buffer, configuration(tmp_path, [LEVELS])).num_decided == 1
 
 
@@ -177,9 +182,12 @@ def test_tasks_that_a_stage_makes_pass_the_other_stages_and_name_where_they_come
         " FROM rft.task ORDER BY task_id"
     ).to_pylist()
     assert [(row["p"], row["s"], row["parent"]) for row in rows[2:]] == [
-        ("How much is one? How much is two", "active", 1), ("Say it", "excluded", 1), ("A task", "excluded", 2),
-        ("B task", "excluded", 2), ("C task", "excluded", 2),
-    ]  # fmt: skip
+        ("How much is one? How much is two", "active", 1),
+        ("Say it", "excluded", 1),
+        ("A task", "excluded", 2),
+        ("B task", "excluded", 2),
+        ("C task", "excluded", 2),
+    ]
     assert all(row["q"] is not None for row in rows)
     assert (done.num_decided, done.num_active) == (7, 1)
     assert load_tasks(ResolvedRun(config), buffer)[0].num_decided == 0

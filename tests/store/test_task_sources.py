@@ -91,9 +91,13 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         num_examples, num_bytes = writer.finalize()
     split = datasets.SplitInfo("train", num_bytes=num_bytes, num_examples=num_examples, dataset_name="small_sums")
     info = datasets.DatasetInfo(
-        features=data.features, builder_name="parquet", dataset_name="small_sums", config_name="main", version="0.0.0",
+        features=data.features,
+        builder_name="parquet",
+        dataset_name="small_sums",
+        config_name="main",
+        version="0.0.0",
         splits=datasets.SplitDict({"train": split}, dataset_name="small_sums"),
-    )  # fmt: skip
+    )
     info.write_to_directory(str(folder))
     return folder
 

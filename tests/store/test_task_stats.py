@@ -36,9 +36,10 @@ def observations(roles: Roles, kind: str) -> list[dict[str, Any]]:
     return list(
         roles.buffer.sql(
             "SELECT t.task_key, o.ordinal, o.successes, o.trials, o.author, o.reason FROM rft.task_observation o JOIN rft.task t USING (task_id)"
-            " WHERE o.run_id = %s AND o.kind = %s::rft.observation_kind ORDER BY observation_id", [roles.run_id, kind],
+            " WHERE o.run_id = %s AND o.kind = %s::rft.observation_kind ORDER BY observation_id",
+            [roles.run_id, kind],
         ).to_pylist()
-    )  # fmt: skip
+    )
 
 
 def relabel(roles: Roles, reward: float | None, where: str) -> None:
@@ -140,8 +141,9 @@ def test_what_a_person_sets_is_an_outcome_of_their_own(roles: Roles) -> None:
 def test_a_person_may_add_an_outcome(roles: Roles) -> None:
     roles.buffer.sql(
         "INSERT INTO rft.task_observation (run_id, task_id, kind, successes, trials) SELECT %s, task_id, 'manual', 0, 8 FROM rft.task"
-        " WHERE task_key = '1'", [roles.run_id],
-    )  # fmt: skip
+        " WHERE task_key = '1'",
+        [roles.run_id],
+    )
     assert stat(roles) == {"alpha": 2, "beta": 10, "attempts": 1, "mean_reward": 0.1}
 
 

@@ -106,10 +106,16 @@ def test_splits_share_neither_a_split_key_nor_a_text(tmp_path: Path, shares: tup
     pytest.importorskip("reasoning_gym")
     args = {"size": 600, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
     splits = {
-        split: list(read_tasks(TasksetConfig(
-            name=split, source="reasoning_gym:chain_sum", args=args, split=split, split_shares=shares), tmp_path))
+        split: list(
+            read_tasks(
+                TasksetConfig(
+                    name=split, source="reasoning_gym:chain_sum", args=args, split=split, split_shares=shares
+                ),
+                tmp_path,
+            )
+        )
         for split in ("train", "validation", "test")
-    }  # fmt: skip
+    }
     for key in ("split_key", "task_key"):
         sets = [{task[key] for task in tasks} for tasks in splits.values()]
         assert all(sets)

@@ -45,8 +45,10 @@ def test_every_second_of_a_worker_is_stored(run: StoredRun) -> None:
     seconds = worked(run)
     spans = RunResults(run.run).spans()
     assert [(span.activity, span.detail) for span in spans] == [
-        ("starting", None), ("training", None), ("waiting", "ready groups"),
-    ]  # fmt: skip
+        ("starting", None),
+        ("training", None),
+        ("waiting", "ready groups"),
+    ]
     assert all(span.ended > span.started for span in spans)
     assert sum(span.ended - span.started for span in spans) < 1.01 * seconds
     assert all(after.started == pytest.approx(before.ended, abs=1e-3) for before, after in itertools.pairwise(spans))

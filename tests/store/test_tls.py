@@ -75,10 +75,16 @@ def tls() -> Iterator[TlsServer]:
 
         def run(program: str | Path, options: str) -> None:
             done = subprocess.run(
-                [program, *options.split()], cwd=folder, user=account.pw_uid if account else None,
-                group=account.pw_gid if account else None, extra_groups=[] if account else None, capture_output=True, text=True,
-                check=False, env={**os.environ, "LC_ALL": "C", "PGCTLTIMEOUT": f"{PATIENCE_S:.0f}"},
-            )  # fmt: skip
+                [program, *options.split()],
+                cwd=folder,
+                user=account.pw_uid if account else None,
+                group=account.pw_gid if account else None,
+                extra_groups=[] if account else None,
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**os.environ, "LC_ALL": "C", "PGCTLTIMEOUT": f"{PATIENCE_S:.0f}"},
+            )
             assert done.returncode == 0, done.stdout + done.stderr
 
         # The certificate of "localhost", signed by an authority of our own.
@@ -172,10 +178,15 @@ def test_nothing_that_is_stored_or_written_holds_the_password(
     tls: TlsServer, buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = {
-        "run": {"name": "r"}, "model": {"path": "m"}, "tasks": [{"name": "t", "source": "t.jsonl"}], "steps": 1,
-        "buffer": {"uri": tls.verified, "segments": str(tmp_path / "segments")}, "algorithm": {"name": "grpo"},
-        "explorer": {"reward": ["accuracy"]}, "trainer": {"batch_groups": 2, "learning_rate": 1e-6},
-    }  # fmt: skip
+        "run": {"name": "r"},
+        "model": {"path": "m"},
+        "tasks": [{"name": "t", "source": "t.jsonl"}],
+        "steps": 1,
+        "buffer": {"uri": tls.verified, "segments": str(tmp_path / "segments")},
+        "algorithm": {"name": "grpo"},
+        "explorer": {"reward": ["accuracy"]},
+        "trainer": {"batch_groups": 2, "learning_rate": 1e-6},
+    }
     stored = stored_config(parse_config(raw, tmp_path, "a test"))
     buffer.create_run(name="r", config=stored, seed=1, steps=1, pipeline_version="p")
     outputs = [json.dumps(stored), redacted(tls.verified), buffer.location]

@@ -85,12 +85,16 @@ class Training:
 
     def configured(self, steps: int, **sections: dict[str, Any]) -> RunConfig:
         raw: dict[str, Any] = {
-            "run": {"name": "stored"}, "buffer": {"uri": self.buffer.config.uri, "segments": self.buffer.config.segments},
-            "model": {"path": str(self.model)}, "tasks": [{"name": "t", "source": "./none.py:none"}],
-            "algorithm": {"name": "sft", "group_size": 1}, "explorer": {"reward": "exact_match"},
-            "trainer": {"batch_groups": 1, "checkpoint_every": 1, "autocast": "none"}, "sync": {"method": "checkpoint"},
+            "run": {"name": "stored"},
+            "buffer": {"uri": self.buffer.config.uri, "segments": self.buffer.config.segments},
+            "model": {"path": str(self.model)},
+            "tasks": [{"name": "t", "source": "./none.py:none"}],
+            "algorithm": {"name": "sft", "group_size": 1},
+            "explorer": {"reward": "exact_match"},
+            "trainer": {"batch_groups": 1, "checkpoint_every": 1, "autocast": "none"},
+            "sync": {"method": "checkpoint"},
             "steps": steps,
-        }  # fmt: skip
+        }
         for name, section in sections.items():
             raw[name] = {**raw.get(name, {}), **section}
         return parse_config(raw, self.model, "the test")
@@ -202,7 +206,9 @@ def test_a_checkpoint_is_not_judged_on_part_of_its_validation(training: Training
     life = training.attempt()
 
     def rewards(asked: Evaluation) -> float:
-        return {1: {"easy": 0.4, "hard": 0.4}, 2: {"easy": 1.0, "hard": -1.0}}.get(asked.trainer_step, {}).get(asked.taskset, 0.0)  # fmt: skip
+        return {1: {"easy": 0.4, "hard": 0.4}, 2: {"easy": 1.0, "hard": -1.0}}.get(asked.trainer_step, {}).get(
+            asked.taskset, 0.0
+        )
 
     # Step 2 was answered on its easy taskset only when the checkpoint of step 3 is committed.
     training.wait_for("(select count(*) = 6 from rft.evaluation)", life)
@@ -290,8 +296,11 @@ def test_an_interrupted_reading_of_the_tests_is_done_by_the_next_life(training: 
     life.result(timeout=PATIENCE_S)
     asked = training.answer_until_done(training.attempt(), lambda row: 1.0)
     assert sorted((one.trainer_step, one.decoding) for one in asked) == [
-        (0, "greedy"), (0, "sampled"), (1, "greedy"), (1, "sampled"),
-    ]  # fmt: skip
+        (0, "greedy"),
+        (0, "sampled"),
+        (1, "greedy"),
+        (1, "sampled"),
+    ]
 
 
 def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_ends(training: Training) -> None:
@@ -333,8 +342,13 @@ def test_what_selectors_report_of_themselves_is_recorded_with_the_step(training:
     run_id = training.run.run_id
     metrics = Jsonb({"tried": 3.0, "chosen_pass_rate": 0.5})
     training.buffer.database.run(
-        "save_selector_states", run_id=run_id, tasksets=["sums"], selectors=["difficulty"], states=[Jsonb({})], metrics=[metrics]
-    )  # fmt: skip
+        "save_selector_states",
+        run_id=run_id,
+        tasksets=["sums"],
+        selectors=["difficulty"],
+        states=[Jsonb({})],
+        metrics=[metrics],
+    )
     training.train()
     (row,) = training.rows("SELECT metrics FROM rft.v_train_step")
     assert row["metrics"]["selector/sums/tried"] == 3 and row["metrics"]["selector/sums/chosen_pass_rate"] == 0.5
@@ -353,8 +367,11 @@ def test_what_a_killed_trainer_left_half_written_is_removed(training: Training) 
     training.make_ready(1)
     training.train()
     assert sorted(path.name for path in folder.iterdir()) == [
-        "attempt-1-step-000001", "attempt-2-step-000002", "attempt-9-step-000002", "my-favourite",
-    ]  # fmt: skip
+        "attempt-1-step-000001",
+        "attempt-2-step-000002",
+        "attempt-9-step-000002",
+        "my-favourite",
+    ]
 
 
 @contextmanager

@@ -138,7 +138,7 @@ CREATED: list[tuple[dict[str, Any], str]] = [
     ({"config": {"a": float("nan")}}, "the configuration of a run, at a, is not a finite number"),
     ({"config": {ODD: 1}}, "a key of the configuration of a run cannot be stored"),
     ({"mode": "sleep"}, "the mode of a run is unknown"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("changes", "what"), CREATED)
@@ -166,9 +166,10 @@ def test_numbers_at_their_limits_are_stored_and_used(buffer: Buffer) -> None:
         with pytest.raises(QueryError, match=r"the trainer step of a draw is not valid .*from 1 to 1000000000"):
             attempt.draw(2**31, 1)
     for refused in (
-        lambda: SamplingConfig(cooldown_steps=2**31 - 1), lambda: RunSection(name="r", seed=2**63),
+        lambda: SamplingConfig(cooldown_steps=2**31 - 1),
+        lambda: RunSection(name="r", seed=2**63),
         lambda: TasksetConfig(name=ODD, source="s"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValidationError, match=r"it may be up to|cannot be stored"):
             refused()  # type: ignore[no-untyped-call]
 
@@ -201,8 +202,12 @@ def test_authors_and_names_to_look_up_are_refused_by_our_own_errors(buffer: Buff
         lambda: buffer.scan(["experience_id"], where="response = '\x00'").read_all(),
         lambda: exchange.export(buffer, tmp_path / "a.jsonl", where="response = '\ud800'"),
         lambda: exchange.export(buffer, tmp_path / "a.jsonl", where="response = '\x00'"),
-        lambda: stored_selection.select(buffer.database, "SELECT experience_id FROM rft.experience WHERE response = '\ud800'"),
-        lambda: stored_selection.select(buffer.database, "SELECT experience_id FROM rft.experience WHERE response = '\x00'"),
+        lambda: stored_selection.select(
+            buffer.database, "SELECT experience_id FROM rft.experience WHERE response = '\ud800'"
+        ),
+        lambda: stored_selection.select(
+            buffer.database, "SELECT experience_id FROM rft.experience WHERE response = '\x00'"
+        ),
         lambda: run_statements(buffer.database, "SELECT '\ud800'", author="ada"),
         lambda: run_statements(buffer.database, "SELECT 1", author=ODD),
         lambda: buffer.read_arrays([2**63 - 1], ["token_ids"]),
@@ -211,7 +216,7 @@ def test_authors_and_names_to_look_up_are_refused_by_our_own_errors(buffer: Buff
         lambda: buffer.rewind(run, 2**31),
         lambda: buffer.fork(run, name=ODD),
         lambda: buffer.attempt(run, lease_s=1e300),
-    ]  # fmt: skip
+    ]
     others = []
     for i, ask in enumerate(asked):
         try:
@@ -244,13 +249,28 @@ def test_a_key_that_no_index_holds_is_not_taken_for_a_database_that_is_away(buff
 @pytest.mark.parametrize(
     ("sqlstate", "kind"),
     [
-        ("08006", BufferUnavailableError), ("53300", BufferUnavailableError), ("57P01", BufferUnavailableError),
-        ("57P02", BufferUnavailableError), ("57P03", BufferUnavailableError), ("57P05", BufferUnavailableError),
-        ("28000", BufferUnavailableError), ("25P03", BufferUnavailableError), ("40001", ConflictError), ("55P03", ConflictError),
-        ("54000", QueryError), ("54001", QueryError), ("53200", QueryError), ("53400", QueryError), ("55000", QueryError),
-        ("58030", QueryError), ("57014", QueryError), ("22003", QueryError), ("22021", QueryError), ("22P05", QueryError),
+        ("08006", BufferUnavailableError),
+        ("53300", BufferUnavailableError),
+        ("57P01", BufferUnavailableError),
+        ("57P02", BufferUnavailableError),
+        ("57P03", BufferUnavailableError),
+        ("57P05", BufferUnavailableError),
+        ("28000", BufferUnavailableError),
+        ("25P03", BufferUnavailableError),
+        ("40001", ConflictError),
+        ("55P03", ConflictError),
+        ("54000", QueryError),
+        ("54001", QueryError),
+        ("53200", QueryError),
+        ("53400", QueryError),
+        ("55000", QueryError),
+        ("58030", QueryError),
+        ("57014", QueryError),
+        ("22003", QueryError),
+        ("22021", QueryError),
+        ("22P05", QueryError),
     ],
-)  # fmt: skip
+)
 def test_only_an_error_of_the_connection_is_one(buffer: Buffer, sqlstate: str, kind: type[RftError]) -> None:
     with pytest.raises(RftError) as refused, buffer.database.connection() as connection:
         connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}'; END $$")

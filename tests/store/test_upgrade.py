@@ -31,10 +31,22 @@ DEMANDED = {
     "formula": "priority",
 }
 BY_TYPE: dict[str, Any] = {
-    "bigint": 1, "integer": 1, "text": "ünï", "jsonb": '{"a": [1, null]}', "double precision": 0.5, "boolean": True,
-    "smallint": 1, "bytea": b"\x01\xff", "real[]": [0.5], "text[]": ["ünï"], "integer[]": [7], "bigint[]": [8],
-    "timestamp with time zone": "2026-01-31 12:00+00", "uuid": "0c2ad1b5-7d3f-4f7e-9d5e-3a1a4b0b7f11", "rft.file_name": "a.arrows",
-}  # fmt: skip
+    "bigint": 1,
+    "integer": 1,
+    "text": "ünï",
+    "jsonb": '{"a": [1, null]}',
+    "double precision": 0.5,
+    "boolean": True,
+    "smallint": 1,
+    "bytea": b"\x01\xff",
+    "real[]": [0.5],
+    "text[]": ["ünï"],
+    "integer[]": [7],
+    "bigint[]": [8],
+    "timestamp with time zone": "2026-01-31 12:00+00",
+    "uuid": "0c2ad1b5-7d3f-4f7e-9d5e-3a1a4b0b7f11",
+    "rft.file_name": "a.arrows",
+}
 RIGHTS = """
     SELECT c.relname::text AS name, coalesce(c.relacl::text, '') AS rights, obj_description(c.oid) AS comment FROM pg_class c
       WHERE c.relnamespace = 'rft'::regnamespace

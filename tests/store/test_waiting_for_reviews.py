@@ -169,8 +169,9 @@ def test_what_waits_for_people_is_found_without_reading_the_queues(buffer: Buffe
         run_pipeline(roles, chain)
     buffer.sql(
         "INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, available) SELECT c || %s, 'group', 1000 + n, n, a"
-        " FROM generate_series(1, 20000) n, (VALUES ('pipeline/', true), ('trainer/', false)) AS v (c, a)", [roles.run_id],
-    )  # fmt: skip
+        " FROM generate_series(1, 20000) n, (VALUES ('pipeline/', true), ('trainer/', false)) AS v (c, a)",
+        [roles.run_id],
+    )
     buffer.sql("ANALYZE rft.worklist")
     body = rows(buffer, "SELECT prosrc FROM pg_proc WHERE proname = 'held_for_review'")[0]["prosrc"]
     values = {"of_run": str(roles.run_id), "step": "1", "later_too": "true", "short_lanes": "NULL::text[]"}

@@ -73,9 +73,15 @@ def test_claims_of_a_killed_process_go_back_while_the_others_work_on(buffer: Buf
         roles.insert(own_group())
         roles.plan()
         plan_evaluations(
-            attempt, policy_version_id=1, trainer_step=0, purpose="validation", tasksets=["set0"],
-            decodings=["greedy"], uri="/weights", checksum="0",
-        )  # fmt: skip
+            attempt,
+            policy_version_id=1,
+            trainer_step=0,
+            purpose="validation",
+            tasksets=["set0"],
+            decodings=["greedy"],
+            uri="/weights",
+            checksum="0",
+        )
         with Worker(roles.run, "trainer", lease_s=8):  # it looks for lost claims every two seconds
             arguments = [buffer.config.uri, str(buffer.config.segments), str(roles.run_id)]
             holder = started(arguments)
@@ -145,11 +151,16 @@ CONTAINER = ["unshare", *AS_ROOT, "--pid", "--fork", "--kill-child", "--mount-pr
 def judged_from(command: Sequence[str], buffer: Buffer, roles: Roles) -> str:
     """What a process that a command starts finds: how many workers have ended, and whether the run is being trained."""
     arguments = [buffer.config.uri, str(buffer.config.segments), str(roles.run_id)]
-    return subprocess.run([*command, sys.executable, "-c", JUDGE, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout  # fmt: skip
+    return subprocess.run(
+        [*command, sys.executable, "-c", JUDGE, *arguments], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
 
 
 def test_a_process_in_another_container_of_the_same_host_name_is_not_taken_for_dead(buffer: Buffer) -> None:
-    if shutil.which("unshare") is None or subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode:  # fmt: skip
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("this account may not create process id namespaces")
     roles = Roles(buffer)
     with roles.attempt(), Worker(roles.run, "explorer"):

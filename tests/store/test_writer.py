@@ -46,10 +46,16 @@ def counts(buffer: Buffer) -> dict[str, int]:
 
 def test_rows_and_arrays_come_back_as_they_were_written(buffer: Buffer, run: Run, policies: tuple[int, int]) -> None:
     long = tokens(
-        0.5, token_ids=[1, 2, 3, 4, 5, 6], num_prompt_tokens=2, behavior_logprobs=[-1.0, -2.0, -3.0, -4.0],
-        loss_mask=[True, False, True, True], policy_spans=[(2, policies[0]), (4, policies[1])], reward_parts={"exact": 0.5}, metrics={"length": 4.0},
+        0.5,
+        token_ids=[1, 2, 3, 4, 5, 6],
+        num_prompt_tokens=2,
+        behavior_logprobs=[-1.0, -2.0, -3.0, -4.0],
+        loss_mask=[True, False, True, True],
+        policy_spans=[(2, policies[0]), (4, policies[1])],
+        reward_parts={"exact": 0.5},
+        metrics={"length": 4.0},
         messages=[{"role": "user", "content": "hi"}],
-    )  # fmt: skip
+    )
     group = Group(
         [Rollout(0, "ok", 0.5, [long], seconds=1.5), Rollout(1, "ok", 1.0, [tokens(1.0)])],
         taskset="t",
@@ -221,9 +227,11 @@ def test_what_models_sample_and_sql_cannot_hold_is_replaced(buffer: Buffer, run:
     import numpy as np
 
     odd = tokens(
-        prompt="a\x00b", response="half \ud83d", messages=[{"role": "user", "content": "\x00"}],
+        prompt="a\x00b",
+        response="half \ud83d",
+        messages=[{"role": "user", "content": "\x00"}],
         metrics={"nan": float("nan"), "inf": float("inf"), "float32": np.float32(0.5)},
-    )  # fmt: skip
+    )
     with buffer.writer(run) as writer:
         writer.insert(
             Group(

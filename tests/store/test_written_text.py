@@ -16,17 +16,50 @@ from tests.support.store_roles import own_group
 from tests.support.waiting import wait_until
 
 INCOMPLETE = [
-    "reward < -1) OR (reward > 0.5", "true) OR (true", "true) OR true --", "true) OR true /*", "true /* ", "true) OR ($$ ) $$ = '",
-    "$$ true", "$a$ true) OR (true", "'", '"reward', "true;", "true; SELECT 1", "true) ; DELETE FROM rft.label ; --", "true)", "(true",
-    "true) UNION SELECT group_id, experience_id FROM rft.experience WHERE (true", "true GROUP BY group_id", "true ORDER BY 1", "true LIMIT 1",
-    "true FOR UPDATE", "true) FOR UPDATE --", "", "  ", "-- nothing", "true, false", "count(*) > 0", "$1", "E'\\') OR (true --", "]", "true) IS NULL OR (true",
-    "WHERE true", "EXISTS (SELECT FROM rft.run FOR UPDATE)", "ANALYZE true",
-]  # fmt: skip
+    "reward < -1) OR (reward > 0.5",
+    "true) OR (true",
+    "true) OR true --",
+    "true) OR true /*",
+    "true /* ",
+    "true) OR ($$ ) $$ = '",
+    "$$ true",
+    "$a$ true) OR (true",
+    "'",
+    '"reward',
+    "true;",
+    "true; SELECT 1",
+    "true) ; DELETE FROM rft.label ; --",
+    "true)",
+    "(true",
+    "true) UNION SELECT group_id, experience_id FROM rft.experience WHERE (true",
+    "true GROUP BY group_id",
+    "true ORDER BY 1",
+    "true LIMIT 1",
+    "true FOR UPDATE",
+    "true) FOR UPDATE --",
+    "",
+    "  ",
+    "-- nothing",
+    "true, false",
+    "count(*) > 0",
+    "$1",
+    "E'\\') OR (true --",
+    "]",
+    "true) IS NULL OR (true",
+    "WHERE true",
+    "EXISTS (SELECT FROM rft.run FOR UPDATE)",
+    "ANALYZE true",
+]
 COMPLETE = [
-    "reward > 0.5 -- a comment", "/* a comment */ reward > 0.5", "reward > 0.5 AND response <> ') OR (true'", "reward > 0.5 AND response <> $$)$$",
-    "reward > 0.5 AND response <> E'\\')'", "(reward) > (0.5)", "experience_id IN (SELECT experience_id FROM rft.experience WHERE reward > 0.5)",
+    "reward > 0.5 -- a comment",
+    "/* a comment */ reward > 0.5",
+    "reward > 0.5 AND response <> ') OR (true'",
+    "reward > 0.5 AND response <> $$)$$",
+    "reward > 0.5 AND response <> E'\\')'",
+    "(reward) > (0.5)",
+    "experience_id IN (SELECT experience_id FROM rft.experience WHERE reward > 0.5)",
     "reward > 0.5 AND response NOT LIKE '%s{}'",
-]  # fmt: skip
+]
 
 Verb = Callable[[Buffer, str, Path], list[int]]
 
@@ -115,18 +148,34 @@ def test_a_text_leaves_neither_settings_nor_locks_behind(two_runs: Buffer, tmp_p
 
 
 WRITES = {
-    "COPY": "COPY (SELECT 1) TO '{}'", "ATTACH": "ATTACH '{}'", "EXPORT": "EXPORT DATABASE '{}'", "EXPLAIN ANALYZE": "EXPLAIN ANALYZE COPY (SELECT 1) TO '{}'",
-    "INSTALL": "INSTALL httpfs", "SET": "SET memory_limit = '1GB'", "PRAGMA": "PRAGMA memory_limit = '1GB'", "CREATE": "CREATE TABLE t AS SELECT 1 AS a",
-    "CALL": "CALL pragma_version()", "USE": "USE memory.rft", "DROP": "DROP VIEW rft.run",
+    "COPY": "COPY (SELECT 1) TO '{}'",
+    "ATTACH": "ATTACH '{}'",
+    "EXPORT": "EXPORT DATABASE '{}'",
+    "EXPLAIN ANALYZE": "EXPLAIN ANALYZE COPY (SELECT 1) TO '{}'",
+    "INSTALL": "INSTALL httpfs",
+    "SET": "SET memory_limit = '1GB'",
+    "PRAGMA": "PRAGMA memory_limit = '1GB'",
+    "CREATE": "CREATE TABLE t AS SELECT 1 AS a",
+    "CALL": "CALL pragma_version()",
+    "USE": "USE memory.rft",
+    "DROP": "DROP VIEW rft.run",
     "CREATE OR REPLACE": "CREATE OR REPLACE VIEW rft.run AS SELECT 1 AS a",
-    "PREPARE": "PREPARE p AS SELECT 1", "two": "SELECT 1; SELECT 2", "none": "", "INSERT": "INSERT INTO run SELECT * FROM run",
-}  # fmt: skip
+    "PREPARE": "PREPARE p AS SELECT 1",
+    "two": "SELECT 1; SELECT 2",
+    "none": "",
+    "INSERT": "INSERT INTO run SELECT * FROM run",
+}
 READS = {
-    "read_text": "SELECT * FROM read_text('{}')", "a name of a file": "SELECT * FROM '{}'", "glob": "SELECT * FROM glob('{}')",
+    "read_text": "SELECT * FROM read_text('{}')",
+    "a name of a file": "SELECT * FROM '{}'",
+    "glob": "SELECT * FROM glob('{}')",
     "read_blob": "SELECT * FROM read_blob('{}')",
-    "sniff_csv": "FROM sniff_csv('{}')", "a variable of Python": "SELECT * FROM known", "settings": "SELECT getenv('HOME')",
-    "a text that is run": "SELECT * FROM query('COPY (SELECT 1) TO ''{}''')", "parquet": "SELECT * FROM parquet_metadata('{}')",
-}  # fmt: skip
+    "sniff_csv": "FROM sniff_csv('{}')",
+    "a variable of Python": "SELECT * FROM known",
+    "settings": "SELECT getenv('HOME')",
+    "a text that is run": "SELECT * FROM query('COPY (SELECT 1) TO ''{}''')",
+    "parquet": "SELECT * FROM parquet_metadata('{}')",
+}
 
 
 @pytest.mark.parametrize("text", [*WRITES.values(), *READS.values()], ids=[*WRITES, *READS])
@@ -145,10 +194,20 @@ def test_a_query_of_duckdb_reads_the_tables_and_nothing_else(buffer: Buffer, tmp
 @pytest.mark.parametrize(
     "text",
     [
-        "SELECT 1", "FROM run", "TABLE run", "VALUES (1)", "WITH a AS (SELECT 1) SELECT * FROM a", "DESCRIBE experience", "SUMMARIZE run", "SHOW TABLES",
-        "EXPLAIN SELECT * FROM run", "SELECT now() - created_at, strftime(created_at, '%Y') FROM run", "SELECT '{\"a\": 1}'::json ->> 'a'",
-        "SELECT created_at AT TIME ZONE 'Europe/Berlin' FROM run", "PIVOT (SELECT * FROM run) ON status USING count(*)",
+        "SELECT 1",
+        "FROM run",
+        "TABLE run",
+        "VALUES (1)",
+        "WITH a AS (SELECT 1) SELECT * FROM a",
+        "DESCRIBE experience",
+        "SUMMARIZE run",
+        "SHOW TABLES",
+        "EXPLAIN SELECT * FROM run",
+        "SELECT now() - created_at, strftime(created_at, '%Y') FROM run",
+        "SELECT '{\"a\": 1}'::json ->> 'a'",
+        "SELECT created_at AT TIME ZONE 'Europe/Berlin' FROM run",
+        "PIVOT (SELECT * FROM run) ON status USING count(*)",
     ],
-)  # fmt: skip
+)
 def test_queries_of_duckdb_that_read(buffer: Buffer, text: str) -> None:
     buffer.query(text).read_all()

@@ -15,10 +15,17 @@ from rftcore.algorithms.sequences import Sequences
 
 
 def step_batch(
-    rewards: list[float], groups: list[int] | None = None, rollouts: list[int] | None = None, *,
-    tokens: list[int] | None = None, turns: list[int] | None = None, behavior: list[float] | None = None,
-    expert: list[bool] | None = None, step: int = 1, **optional: Any,
-) -> StepBatch:  # fmt: skip
+    rewards: list[float],
+    groups: list[int] | None = None,
+    rollouts: list[int] | None = None,
+    *,
+    tokens: list[int] | None = None,
+    turns: list[int] | None = None,
+    behavior: list[float] | None = None,
+    expert: list[bool] | None = None,
+    step: int = 1,
+    **optional: Any,
+) -> StepBatch:
     """A batch of `len(rewards)` sequences with `tokens` tokens each (1 by default), all in group 0 unless `groups` is given."""
     num = len(rewards)
     sequence_N = torch.arange(num).repeat_interleave(torch.tensor(tokens or [1] * num, dtype=torch.int64))

@@ -43,9 +43,15 @@ def batch_of_tasks(*prompts: str, **columns: Sequence[object]) -> pa.Table:
     """One row per task; columns not given are empty."""
     ids = range(len(prompts))
     values: Mapping[str, Sequence[object]] = {
-        "experience_id": ids, "group_id": ids, "task_id": ids, "rollout_index": [0] * len(ids), "taskset": ["sums"] * len(ids),
-        "task_key": [f"k{n}" for n in ids], "prompt": prompts, **columns,
-    }  # fmt: skip
+        "experience_id": ids,
+        "group_id": ids,
+        "task_id": ids,
+        "rollout_index": [0] * len(ids),
+        "taskset": ["sums"] * len(ids),
+        "task_key": [f"k{n}" for n in ids],
+        "prompt": prompts,
+        **columns,
+    }
     empty = [None] * len(ids)
     return pa.table(
         [pa.array(values.get(field.name, empty), field.type) for field in TASK_BATCH_SCHEMA], TASK_BATCH_SCHEMA

@@ -48,8 +48,9 @@ def messages() -> Iterator[tuple[str, str]]:
             id(node.body[0].value)
             for node in ast.walk(tree)
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and node.body and isinstance(node.body[0], ast.Expr)
-        }  # fmt: skip
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
                 yield f"{path.relative_to(CHECKOUT)}:{node.lineno}", node.value

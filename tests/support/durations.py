@@ -12,9 +12,13 @@ _TESTS = Path(__file__).resolve().parents[1]
 # The files that the processes begin with, of either suite. Only one of them needs the session's warm-up and one its wheel, so that no process waits
 # for another.
 _FIRST = (
-    "acceptance/test_full_disk.py", "acceptance/test_first_hour.py", "crash/test_failpoints.py",
-    "acceptance/test_interrupt_and_resume.py", "acceptance/test_judge_server.py", "acceptance/test_signals.py",
-)  # fmt: skip
+    "acceptance/test_full_disk.py",
+    "acceptance/test_first_hour.py",
+    "crash/test_failpoints.py",
+    "acceptance/test_interrupt_and_resume.py",
+    "acceptance/test_judge_server.py",
+    "acceptance/test_signals.py",
+)
 _SECONDS = {
     "crash/test_failpoints.py": 516,
     "acceptance/test_wheel.py": 424,

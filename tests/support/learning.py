@@ -72,10 +72,15 @@ def batch_with_everything(seed: int = 1, *, paired: bool = False) -> TrainBatch:
     """Rewards of both signs, and every array that an algorithm may read."""
     batch = make_batch(seed, rewards=[float(index % 3) - 1.0 for index in range(12)])
     return replace(
-        batch, teacher_logprobs_BT=batch.behavior_logprobs_BT / 2, step_rewards_B=torch.arange(12) / 12.0,
-        state_B=torch.arange(12) % 4, baseline_rewards_B=torch.full((12,), 0.25), paired=paired,
-        reward_parts_B=torch.stack([torch.arange(12) % 3 / 2.0, torch.arange(12) % 2 / 1.0], dim=1), reward_names=("right", "short"),
-    )  # fmt: skip
+        batch,
+        teacher_logprobs_BT=batch.behavior_logprobs_BT / 2,
+        step_rewards_B=torch.arange(12) / 12.0,
+        state_B=torch.arange(12) % 4,
+        baseline_rewards_B=torch.full((12,), 0.25),
+        paired=paired,
+        reward_parts_B=torch.stack([torch.arange(12) % 3 / 2.0, torch.arange(12) % 2 / 1.0], dim=1),
+        reward_names=("right", "short"),
+    )
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:

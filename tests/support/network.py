@@ -32,8 +32,9 @@ class Machine:
         self._link = link
         keeper = subprocess.Popen(
             ["unshare", "--net", "--uts", "sh", "-c", f"hostname {name} && echo && read _"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert keeper.stdin is not None and keeper.stdout is not None
         try:
             keeper.stdout.readline()  # it is there

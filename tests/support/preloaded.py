@@ -32,10 +32,17 @@ from rftcore.run.parent_process import end_with_parent
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _MODULES = (
-    "rftcore.cli", "rftcore.launch.supervisor", "rftcore.launch.stages", "rftcore.launch.local", "rftcore.explorer.role", "rftcore.pipeline.role",
-    "rftcore.trainer.role", "rftcore.engines.transformers_engine", "transformers.models.llama.modeling_llama",
+    "rftcore.cli",
+    "rftcore.launch.supervisor",
+    "rftcore.launch.stages",
+    "rftcore.launch.local",
+    "rftcore.explorer.role",
+    "rftcore.pipeline.role",
+    "rftcore.trainer.role",
+    "rftcore.engines.transformers_engine",
+    "transformers.models.llama.modeling_llama",
     "transformers.generation.utils",
-)  # fmt: skip
+)
 _REQUEST = struct.Struct("!I")
 
 
@@ -54,7 +61,9 @@ class Preloaded(subprocess.Popen[Any]):
         """What the process does: arguments of `rft`, or a pickled call."""
         return list(self.args)
 
-    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any) -> None:  # fmt: skip
+    def _execute_child(
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
+    ) -> None:
         # In the place of the fork and exec of Python 3.11 to 3.13.
         pipes, apart = rest[3:9], rest[14]
         assert executable is None and preexec_fn is None and not pass_fds, "not possible with a forked process"
@@ -114,10 +123,19 @@ class _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())], cwd=CHECKOUT, pass_fds=[theirs.fileno()], start_new_session=True,
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                cwd=CHECKOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
                 # A variable that the product reads when it is imported must be that of the tests.
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"},
-            )  # fmt: skip
+                env={
+                    **os.environ,
+                    "HF_HUB_OFFLINE": "1",
+                    "OMP_WAIT_POLICY": "PASSIVE",
+                    "KMP_BLOCKTIME": "0",
+                    "TOKENIZERS_PARALLELISM": "false",
+                },
+            )
         self._socket, self._lock, self.owner = ours, threading.Lock(), os.getpid()
 
     def fork(

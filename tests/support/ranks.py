@@ -71,9 +71,13 @@ def write_folder(folder: Path) -> None:
 
 def arguments(folder: Path, num_ranks: int) -> LearnerArguments:
     return LearnerArguments(
-        model_path=str(folder / "model"), config=config(num_gpus=num_ranks, max_tokens_per_microbatch=2**16), algorithm="sft",
-        algorithm_settings={"loss": {"name": "./losses.py:Meeting"}}, base_dir=folder, seed=0,
-    )  # fmt: skip
+        model_path=str(folder / "model"),
+        config=config(num_gpus=num_ranks, max_tokens_per_microbatch=2**16),
+        algorithm="sft",
+        algorithm_settings={"loss": {"name": "./losses.py:Meeting"}},
+        base_dir=folder,
+        seed=0,
+    )
 
 
 def make_group(folder: Path, num_ranks: int) -> LearnerGroup:
@@ -130,9 +134,13 @@ def draw_as_rank(
                 attempt.commit_checkpoint(step, f"/checkpoints/{step}")
             dist.barrier()
             drawn = {
-                "attempt": attempt.attempt_id, "step": step, "rank": rank, "rows": batch.rows["experience_id"].to_pylist(),
-                "groups": sorted(set(batch.rows["group_id"].to_pylist())), "tokens": int(tokens.size),
-            }  # fmt: skip
+                "attempt": attempt.attempt_id,
+                "step": step,
+                "rank": rank,
+                "rows": batch.rows["experience_id"].to_pylist(),
+                "groups": sorted(set(batch.rows["group_id"].to_pylist())),
+                "tokens": int(tokens.size),
+            }
             print(json.dumps(drawn), flush=True)
             if step == stop_after:
                 sys.stdin.readline()  # until the test has done what it wants to

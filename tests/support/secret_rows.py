@@ -19,17 +19,33 @@ MARK = np.frombuffer(SECRET.encode(), dtype=np.uint8)
 
 def secret_group(task_key: str, rewards: tuple[float, ...] = (0.0, 1.0)) -> Group:
     rollouts = [
-        Rollout(i, "ok", r, [tokens(
-            r, prompt=SECRET, response=f"{SECRET}!", messages=[{"role": "user", "content": SECRET}], arrays={"image": MARK},
-            metrics={"entropy": 0.5, "said": SECRET}, reward_parts={"accuracy": r},
-        )])
+        Rollout(
+            i,
+            "ok",
+            r,
+            [
+                tokens(
+                    r,
+                    prompt=SECRET,
+                    response=f"{SECRET}!",
+                    messages=[{"role": "user", "content": SECRET}],
+                    arrays={"image": MARK},
+                    metrics={"entropy": 0.5, "said": SECRET},
+                    reward_parts={"accuracy": r},
+                )
+            ],
+        )
         for i, r in enumerate(rewards)
-    ]  # fmt: skip
+    ]
     baseline = Baseline.of(Rollout(len(rewards), "failed", None, rollouts[0].sequences, error=SECRET))
     return Group(
-        rollouts, source="import", taskset="mine", task_key=task_key, payload={"question": SECRET},
+        rollouts,
+        source="import",
+        taskset="mine",
+        task_key=task_key,
+        payload={"question": SECRET},
         baseline=replace(baseline, reward_parts={"said": SECRET}, outcome="ok"),  # type: ignore[dict-item]  # a text in place of a number
-    )  # fmt: skip
+    )
 
 
 def store_secret(buffer: Buffer) -> Buffer:

@@ -38,8 +38,10 @@ def small_disks() -> Iterator[Mount]:
         folder.mkdir(parents=True)
         result = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", folder],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if result.returncode != 0:
             pytest.skip(f"a small disk cannot be mounted: {result.stderr.strip()}")
         mounted.append(folder)

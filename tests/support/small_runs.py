@@ -18,9 +18,16 @@ FEW_TASKS = (
     "eval.tasks=[{name: sort-validation, source: './tasks.py:numbers', args: {size: 2000, seed: 1}, split: validation, limit: 50}]",
 )
 _OVERRIDES = (
-    *FEW_TASKS, "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "trainer.checkpoint_every=2", "eval.every=4",
-    "trainer.batch_groups=4", f"steps={STEPS}", "eval.test=[]", "explorer.max_refill=64",
-)  # fmt: skip
+    *FEW_TASKS,
+    "explorer.engine=transformers",
+    "explorer.engine_args={dtype: float32, context_length: 64}",
+    "trainer.checkpoint_every=2",
+    "eval.every=4",
+    "trainer.batch_groups=4",
+    f"steps={STEPS}",
+    "eval.test=[]",
+    "explorer.max_refill=64",
+)
 
 
 def settings(warm: Warm, *more: str) -> list[str]:

@@ -46,9 +46,15 @@ def tokens(reward: float | None = 1.0, policy_version_id: int | None = None, **c
     """A sequence of three prompt tokens and two sampled ones."""
     spans = [] if policy_version_id is None else [(3, policy_version_id)]
     values: dict[str, Any] = {
-        "prompt": "1 + 1 =", "response": "2", "token_ids": [5, 6, 7, 8, 9], "num_prompt_tokens": 3, "finish_reason": "stop",
-        "reward": reward, "behavior_logprobs": [-0.5, -0.25], "policy_spans": spans,
-    }  # fmt: skip
+        "prompt": "1 + 1 =",
+        "response": "2",
+        "token_ids": [5, 6, 7, 8, 9],
+        "num_prompt_tokens": 3,
+        "finish_reason": "stop",
+        "reward": reward,
+        "behavior_logprobs": [-0.5, -0.25],
+        "policy_spans": spans,
+    }
     return Tokens(**{**values, **changes})
 
 
@@ -61,9 +67,14 @@ def own_group(rewards: Sequence[float | None] = (0.0, 1.0), task_key: str = "one
 def selecting(buffer: Buffer, sql: str, name: str) -> Run:
     """A run that trains on what a query selects."""
     return buffer.create_run(
-        name=name, config={}, seed=1, steps=9, pipeline_version="none", mode="train",
+        name=name,
+        config={},
+        seed=1,
+        steps=9,
+        pipeline_version="none",
+        mode="train",
         selected=stored_selection.select(buffer.database, sql),
-    )  # fmt: skip
+    )
 
 
 class Roles:
@@ -80,11 +91,24 @@ class Roles:
     """
 
     def __init__(
-        self, buffer: Buffer, *, num_tasks: int = 40, steps: int = 4, batch_groups: int = 2, group_size: int = 2,
-        interval: int = 1, offset: int = 0, max_refill: int = 0, weights: Sequence[float] = (1.0,), selector: str = "sequential",
-        selector_args: dict[str, Any] | None = None, base_dir: Path | None = None, max_staleness: int | None = None, window: int | None = None,
+        self,
+        buffer: Buffer,
+        *,
+        num_tasks: int = 40,
+        steps: int = 4,
+        batch_groups: int = 2,
+        group_size: int = 2,
+        interval: int = 1,
+        offset: int = 0,
+        max_refill: int = 0,
+        weights: Sequence[float] = (1.0,),
+        selector: str = "sequential",
+        selector_args: dict[str, Any] | None = None,
+        base_dir: Path | None = None,
+        max_staleness: int | None = None,
+        window: int | None = None,
         sampling: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.buffer = buffer
         self.database = buffer.database
         self.max_refill, self.batch_groups = max_refill, batch_groups
@@ -127,9 +151,12 @@ class Roles:
     def attempt(self, *, lease_s: float = LEASE_S, publish: bool = True, buffer: Buffer | None = None) -> Attempt:
         """Take the run, and publish the weights it starts from."""
         attempt = (buffer or self.buffer).attempt(
-            self.run, lease_s=lease_s, sampling=self.sampling, max_refill=self.max_refill,
+            self.run,
+            lease_s=lease_s,
+            sampling=self.sampling,
+            max_refill=self.max_refill,
             tasksets=[taskset.name for taskset in self.plan_config.tasksets],
-        )  # fmt: skip
+        )
         if publish:
             self.publish(attempt, attempt.start_step)
         return attempt

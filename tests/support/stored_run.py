@@ -35,8 +35,10 @@ class StoredRun:
         self.attempt_id = self._one(
             "INSERT INTO rft.run_attempt (run_id, parent_attempt_id, from_checkpoint_id, host, pid, lease_until)"
             " VALUES (%s, %s, %s, 'here', 1, now() + interval '1 minute') RETURNING attempt_id",
-            self.run_id, parent, checkpoint,
-        )  # fmt: skip
+            self.run_id,
+            parent,
+            checkpoint,
+        )
         self._do(
             "UPDATE rft.run SET current_attempt_id = %s, status = 'running' WHERE run_id = %s",
             self.attempt_id,
@@ -48,8 +50,10 @@ class StoredRun:
         return self._one(
             "INSERT INTO rft.policy_version (run_id, attempt_id, trainer_step, method, uri, num_bytes, checksum)"
             " VALUES (%s, %s, %s, 'memory', '/w', 1, 'x') RETURNING policy_version_id",
-            self.run_id, self.attempt_id, step,
-        )  # fmt: skip
+            self.run_id,
+            self.attempt_id,
+            step,
+        )
 
     def evaluation(
         self,
@@ -64,8 +68,15 @@ class StoredRun:
             "INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, uri,"
             " checksum, status, num_tasks, mean_reward)"
             " VALUES (%s, %s, %s, %s, %s, %s, '/w', 'x', 'done', %s, %s) RETURNING evaluation_id",
-            self.run_id, self.policy(step), step, purpose, taskset, decoding, len(rewards), sum(rewards.values()) / len(rewards),
-        )  # fmt: skip
+            self.run_id,
+            self.policy(step),
+            step,
+            purpose,
+            taskset,
+            decoding,
+            len(rewards),
+            sum(rewards.values()) / len(rewards),
+        )
         for task, reward in rewards.items():
             self._do("INSERT INTO rft.evaluation_answer VALUES (%s, %s, %s, 'a', 3, 'stop')", key, task, reward)
         return key
@@ -73,43 +84,66 @@ class StoredRun:
     def train_step(self, step: int, outcome: str = "trained", reason: str | None = None, **metrics: float) -> None:
         self._do(
             "INSERT INTO rft.train_step VALUES (%s, %s, %s, %s, %s, 2, 8, 100, 1.5, 2, 0.5, %s)",
-            self.attempt_id, step, self.run_id, outcome, reason, json.dumps(metrics),
-        )  # fmt: skip
+            self.attempt_id,
+            step,
+            self.run_id,
+            outcome,
+            reason,
+            json.dumps(metrics),
+        )
 
     def checkpoint(self, step: int) -> int:
         return self._one(
             "INSERT INTO rft.checkpoint (run_id, attempt_id, trainer_step, uri, num_bytes)"
             " VALUES (%s, %s, %s, %s, 1) RETURNING checkpoint_id",
-            self.run_id, self.attempt_id, step, f"/c/{step}",
-        )  # fmt: skip
+            self.run_id,
+            self.attempt_id,
+            step,
+            f"/c/{step}",
+        )
 
     def group(self, explore_step: int, rewards: list[float | None], status: str = "ready", **columns: Any) -> int:
         """A group with one experience of 5 response tokens per rollout; a reward of None is a failed rollout without one."""
         task = self._one(
             "INSERT INTO rft.task (taskset, task_key, payload) VALUES (%s, 'k', '{\"answer\": \"3\"}')"
-            " ON CONFLICT (taskset, task_key) DO UPDATE SET status = 'active' RETURNING task_id", self.name,
-        )  # fmt: skip
+            " ON CONFLICT (taskset, task_key) DO UPDATE SET status = 'active' RETURNING task_id",
+            self.name,
+        )
         extra = {"is_refill": False, "trainable": True, "closed_reason": None, **columns}
         key = self._one(
             "INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, status,"
             " is_refill, trainable, closed_reason) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING group_id",
-            self.run_id, self.attempt_id, self._ordinal, task, explore_step, max(len(rewards), 1), status, *extra.values(),
-        )  # fmt: skip
+            self.run_id,
+            self.attempt_id,
+            self._ordinal,
+            task,
+            explore_step,
+            max(len(rewards), 1),
+            status,
+            *extra.values(),
+        )
         self._ordinal += 1
         self._do("INSERT INTO rft.group_prompt (group_id, prompt_digest, prompt) VALUES (%s, 'p', '1+2?')", key)
         for index, reward in enumerate(rewards):
             rollout = self._one(
                 "INSERT INTO rft.rollout (group_id, rollout_index, outcome, reward, num_turns, seconds)"
                 " VALUES (%s, %s, %s, %s, 1, 1) RETURNING rollout_id",
-                key, index, "failed" if reward is None else "ok", reward,
-            )  # fmt: skip
+                key,
+                index,
+                "failed" if reward is None else "ok",
+                reward,
+            )
             if reward is not None:
                 self._one(
                     "INSERT INTO rft.experience (run_id, group_id, rollout_id, prompt_digest, response, reward_sampled, reward,"
                     " num_prompt_tokens, num_response_tokens, finish_reason, segment_id, segment_row)"
                     " VALUES (%s, %s, %s, 'p', '3', %s, %s, 4, 5, 'stop', 1, 0) RETURNING experience_id",
-                    self.run_id, key, rollout, reward, reward,
-                )  # fmt: skip
+                    self.run_id,
+                    key,
+                    rollout,
+                    reward,
+                    reward,
+                )
         return key
 
     def experiences(self) -> list[int]:
@@ -120,8 +154,10 @@ class StoredRun:
         self._do(
             "INSERT INTO rft.verdict (experience_id, group_id, pipeline_version, kept, stage, reason)"
             " SELECT experience_id, group_id, 'v1', false, %s, %s FROM rft.experience WHERE group_id = %s",
-            stage, reason, group,
-        )  # fmt: skip
+            stage,
+            reason,
+            group,
+        )
 
     def worker(self, role: str, seconds_ago: float = 10, seconds: float | None = None, **columns: Any) -> int:
         """A process that joined `seconds_ago`; gone after `seconds`, alive when None."""
@@ -131,9 +167,16 @@ class StoredRun:
             " waiting_for, progress, error)"
             " SELECT %s, %s, 'here', 42, t, coalesce(t + %s * interval '1 s', now()), t + %s * interval '1 s', %s, %s, %s, %s"
             " FROM (SELECT now() - %s * interval '1 s' AS t) AS x RETURNING worker_id",
-            self.run_id, role, seconds, seconds, values["state"], values["waiting_for"], json.dumps(values["progress"]),
-            values["error"], seconds_ago,
-        )  # fmt: skip
+            self.run_id,
+            role,
+            seconds,
+            seconds,
+            values["state"],
+            values["waiting_for"],
+            json.dumps(values["progress"]),
+            values["error"],
+            seconds_ago,
+        )
 
     def _one(self, statement: str, *parameters: Any) -> int:
         with self.buffer.database.connection() as connection:

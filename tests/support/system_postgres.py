@@ -42,9 +42,16 @@ class SystemServer:
             for path in (self.data, self.socket_dir, self.password_file):
                 os.chown(path, self._account.pw_uid, self._account.pw_gid)
         self._run(
-            "initdb", "-D", self.data, "-U", "rft_owner", f"--pwfile={self.password_file}", "--auth=scram-sha-256",
-            "--encoding=UTF8", "--locale=C",
-        )  # fmt: skip
+            "initdb",
+            "-D",
+            self.data,
+            "-U",
+            "rft_owner",
+            f"--pwfile={self.password_file}",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--locale=C",
+        )
         options = shlex.join([f"-cunix_socket_directories={self.socket_dir}", "-clisten_addresses="])
         self._run("pg_ctl", "start", "-w", "-D", self.data, "-l", self.data / "server.log", "-o", options)
         self._run(
@@ -63,6 +70,11 @@ class SystemServer:
         )
         # No pipes: the server would inherit them and never close them.
         subprocess.run(
-            [self._programs / program, *map(str, arguments)], cwd="/", env={**os.environ, "LC_ALL": "C", **environment}, check=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, **owner,
-        )  # fmt: skip
+            [self._programs / program, *map(str, arguments)],
+            cwd="/",
+            env={**os.environ, "LC_ALL": "C", **environment},
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            **owner,
+        )

@@ -15,21 +15,55 @@ from torch import Tensor
 from tests.support.trl_trainers import bare
 
 _COMMON: dict[str, Any] = {
-    "mask_truncated_completions": False, "pad_to_multiple_of": None, "environment_factories": None, "environments": None,
-    "tools": [], "_standalone_tools": [], "_is_vlm": False, "log_multimodal": False, "chat_template_kwargs": {},
-    "reward_func_names": ["test"], "reward_funcs": [None], "_tokenizer": SimpleNamespace(pad_token_id=0), "num_iterations": 1,
-    "epsilon_low": 0.2, "epsilon_high": 0.2, "beta": 0.0, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None,
-    "multi_objective_aggregation": "sum_then_normalize", "importance_sampling_level": "token", "loss_type": "dapo",
-    "scale_rewards": "group", "normalize_advantages": False, "reward_clip_range": None, "use_vllm": False,
-    "vllm_importance_sampling_correction": False, "vllm_importance_sampling_mode": "token_truncate",
-    "vllm_importance_sampling_clip_min": None, "vllm_importance_sampling_clip_max": 3.0, "_entropy_bonus_enabled": False,
-    "use_adaptive_entropy": False, "entropy_coef": 0.0, "current_gradient_accumulation_steps": 1, "max_completion_length": 256,
-}  # fmt: skip
+    "mask_truncated_completions": False,
+    "pad_to_multiple_of": None,
+    "environment_factories": None,
+    "environments": None,
+    "tools": [],
+    "_standalone_tools": [],
+    "_is_vlm": False,
+    "log_multimodal": False,
+    "chat_template_kwargs": {},
+    "reward_func_names": ["test"],
+    "reward_funcs": [None],
+    "_tokenizer": SimpleNamespace(pad_token_id=0),
+    "num_iterations": 1,
+    "epsilon_low": 0.2,
+    "epsilon_high": 0.2,
+    "beta": 0.0,
+    "top_entropy_quantile": 1.0,
+    "off_policy_mask_threshold": None,
+    "multi_objective_aggregation": "sum_then_normalize",
+    "importance_sampling_level": "token",
+    "loss_type": "dapo",
+    "scale_rewards": "group",
+    "normalize_advantages": False,
+    "reward_clip_range": None,
+    "use_vllm": False,
+    "vllm_importance_sampling_correction": False,
+    "vllm_importance_sampling_mode": "token_truncate",
+    "vllm_importance_sampling_clip_min": None,
+    "vllm_importance_sampling_clip_max": 3.0,
+    "_entropy_bonus_enabled": False,
+    "use_adaptive_entropy": False,
+    "entropy_coef": 0.0,
+    "current_gradient_accumulation_steps": 1,
+    "max_completion_length": 256,
+}
 _ARGS: dict[str, Any] = {
-    "per_device_train_batch_size": 64, "gradient_checkpointing_kwargs": None, "steps_per_generation": 1,
-    "gradient_accumulation_steps": 1, "use_bias_correction_kl": False, "delta": None, "sapo_temperature_pos": 1.0,
-    "sapo_temperature_neg": 1.05, "vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0,
-}  # fmt: skip
+    "per_device_train_batch_size": 64,
+    "gradient_checkpointing_kwargs": None,
+    "steps_per_generation": 1,
+    "gradient_accumulation_steps": 1,
+    "use_bias_correction_kl": False,
+    "delta": None,
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
+}
 
 
 def trl_loss(
@@ -74,12 +108,20 @@ def trl_loss(
     if kind != "RLOOTrainer":
         generated = (*generated[:2], None, generated[2], sampled, {}, None, None)
     attributes = _COMMON | {
-        "model": model, "ref_model": reference, "num_generations": group_size, "args": SimpleNamespace(**_ARGS),
-        "reward_weights": torch.ones(num_functions), "reward_func_names": [str(k) for k in range(num_functions)],
-        "reward_funcs": [None] * num_functions, "_generate": lambda *_: generated, "_calculate_rewards": lambda *_: rewards_BK,
+        "model": model,
+        "ref_model": reference,
+        "num_generations": group_size,
+        "args": SimpleNamespace(**_ARGS),
+        "reward_weights": torch.ones(num_functions),
+        "reward_func_names": [str(k) for k in range(num_functions)],
+        "reward_funcs": [None] * num_functions,
+        "_generate": lambda *_: generated,
+        "_calculate_rewards": lambda *_: rewards_BK,
         "_get_per_token_logps_and_entropies": logprobs,
-        "_logs": defaultdict(list) | {"rewards": defaultdict(list)}, "_pending_extra_logs": {}, "_pending_metrics": {},
-    }  # fmt: skip
+        "_logs": defaultdict(list) | {"rewards": defaultdict(list)},
+        "_pending_extra_logs": {},
+        "_pending_metrics": {},
+    }
     for name, value in settings.items():
         if name in _ARGS:
             setattr(attributes["args"], name, value)

@@ -25,13 +25,21 @@ def bare(trainer: type[TrainerT], **attributes: Any) -> TrainerT:
     """A trainer with these attributes and those that every loss of TRL reads."""
     made = trainer.__new__(trainer)
     alone = SimpleNamespace(
-        device=torch.device("cpu"), gather=lambda x: x, gather_for_metrics=lambda x: x, parallelism_config=None,
-        num_processes=1, unwrap_model=lambda model: model,
-    )  # fmt: skip
+        device=torch.device("cpu"),
+        gather=lambda x: x,
+        gather_for_metrics=lambda x: x,
+        parallelism_config=None,
+        num_processes=1,
+        unwrap_model=lambda model: model,
+    )
     common = {
-        "model": SimpleNamespace(training=False), "accelerator": alone, "aux_loss_enabled": False, "is_encoder_decoder": False,
-        "_metrics": {"train": defaultdict(list), "eval": defaultdict(list)}, "_total_train_tokens": 0,
-    }  # fmt: skip
+        "model": SimpleNamespace(training=False),
+        "accelerator": alone,
+        "aux_loss_enabled": False,
+        "is_encoder_decoder": False,
+        "_metrics": {"train": defaultdict(list), "eval": defaultdict(list)},
+        "_total_train_tokens": 0,
+    }
     made.__dict__.update(common | attributes)
     return made
 
@@ -43,9 +51,13 @@ def gives_logprobs(*by_first_token: Tensor) -> Callable[..., SimpleNamespace]:
         logprobs_BT = by_first_token[int(input_ids[0, 0])]
         zeros_BT = torch.zeros_like(logprobs_BT)
         return SimpleNamespace(
-            log_probs=logprobs_BT, entropy=zeros_BT, mean_logits=zeros_BT, is_top1=zeros_BT.bool(),
-            log_sum_sq_probs=zeros_BT, label_mask=logprobs_BT != 0,
-        )  # fmt: skip
+            log_probs=logprobs_BT,
+            entropy=zeros_BT,
+            mean_logits=zeros_BT,
+            is_top1=zeros_BT.bool(),
+            log_sum_sq_probs=zeros_BT,
+            label_mask=logprobs_BT != 0,
+        )
 
     return forward
 

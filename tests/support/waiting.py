@@ -18,8 +18,12 @@ T = TypeVar("T")
 
 
 def wait_until(
-    holds: Callable[[], object], what: str = "what was waited for", *, process: subprocess.Popen[Any] | None = None, pause_s: float = 0.05,
-) -> None:  # fmt: skip
+    holds: Callable[[], object],
+    what: str = "what was waited for",
+    *,
+    process: subprocess.Popen[Any] | None = None,
+    pause_s: float = 0.05,
+) -> None:
     """Wait until something holds.
 
     Args:

@@ -24,15 +24,18 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-@pytest.mark.parametrize(("answer", "ended", "text"), [
-    (f"{CALL}add:1+2{CALL}=3<eos>", True, f"{CALL}add:1+2{CALL}=3"),
-    (f"{CALL}add:1+2{END_OF_TURN}", True, f"{CALL}add:1+2"),
-    (f"1{END_OF_TURN}{CALL}", False, f"1{END_OF_TURN}{CALL}"),
-    (f"1+2{CALL}", True, "1+2"),
-    ("<bos>1<pad>2<pad>", False, "12"),
-    ("12", True, "12"),
-    ("", True, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "ended", "text"),
+    [
+        (f"{CALL}add:1+2{CALL}=3<eos>", True, f"{CALL}add:1+2{CALL}=3"),
+        (f"{CALL}add:1+2{END_OF_TURN}", True, f"{CALL}add:1+2"),
+        (f"1{END_OF_TURN}{CALL}", False, f"1{END_OF_TURN}{CALL}"),
+        (f"1+2{CALL}", True, "1+2"),
+        ("<bos>1<pad>2<pad>", False, "12"),
+        ("12", True, "12"),
+        ("", True, ""),
+    ],
+)
 def test_special_tokens_within_an_answer_are_in_its_text(
     tokenizer: PreTrainedTokenizerFast, answer: str, ended: bool, text: str
 ) -> None:

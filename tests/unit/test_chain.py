@@ -198,13 +198,22 @@ def test_wrong_yaml_is_refused_before_anything_runs(spec: object, message: str) 
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        ({"human_review": {"otherwise": "keep"}}, r"'otherwise' is wrong: Input should be 'pass' or 'drop' \(got 'keep'\); correct it\.$"),
+        (
+            {"human_review": {"otherwise": "keep"}},
+            r"'otherwise' is wrong: Input should be 'pass' or 'drop' \(got 'keep'\); correct it\.$",
+        ),
         ({"sample": {"fraction": 2}}, r"'fraction' is wrong: Input should be less than 1 \(got 2\); correct it\.$"),
-        ({"sql": {"query": "FROM batch", "allow": {"filez": []}}}, r"no key 'allow.filez'; allowed: files, network; did you mean 'files'\?$"),
-        ({"rubric": {"endpoint": "policy", "criteria": [{"weight": 1}]}}, r"'criteria.0.description' is missing; allowed: description, weight, name; add it\."),
+        (
+            {"sql": {"query": "FROM batch", "allow": {"filez": []}}},
+            r"no key 'allow.filez'; allowed: files, network; did you mean 'files'\?$",
+        ),
+        (
+            {"rubric": {"endpoint": "policy", "criteria": [{"weight": 1}]}},
+            r"'criteria.0.description' is missing; allowed: description, weight, name; add it\.",
+        ),
         ({"sample": {}}, r"give one of fraction, .*; allowed: the keys fraction, max_groups"),
     ],
-)  # fmt: skip
+)
 def test_what_is_allowed_is_said_of_what_is_wrong(stage: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_chain([stage])  # type: ignore[list-item]

@@ -38,8 +38,9 @@ def test_a_stage_sees_rows_that_an_earlier_one_drops_and_columns_that_it_adds() 
 def test_stages_that_ask_a_model_and_those_that_read_their_columns_are_left_out() -> None:
     chain = build_chain([JUDGE, {"threshold": {"column": "judge_score", "min": 1}}, {"reward_threshold": {"min": 0}}])
     assert try_stages(chain, batch_of_groups([0, 1], messages=[None, None])) == {
-        "llm_judge": "it may run or ask a model", "threshold": "it reads columns of a stage that was not tried",
-    }  # fmt: skip
+        "llm_judge": "it may run or ask a model",
+        "threshold": "it reads columns of a stage that was not tried",
+    }
 
 
 def test_a_stage_whose_service_does_not_respond_is_left_out() -> None:

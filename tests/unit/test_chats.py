@@ -229,12 +229,16 @@ def test_an_answer_beside_a_chat_that_asks_is_what_is_imitated() -> None:
 @pytest.mark.parametrize(
     ("task", "args", "words"),
     [
-        (chat_task(CHAT[:1]), {}, r"'one' of 'chats' has a chat without a turn of the assistant; add a message with the role assistant"),
+        (
+            chat_task(CHAT[:1]),
+            {},
+            r"'one' of 'chats' has a chat without a turn of the assistant; add a message with the role assistant",
+        ),
         (chat_task("1+1"), {}, r"neither 'demonstration' nor an answer to imitate; name the column: `answer: …`"),
         (chat_task(), {"turns": "every"}, r"unknown value of turns \(got 'every'\); allowed: all, last"),
         (chat_task(), {"template": "{prompt}"}, "template has no effect"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_imitated_is_refused_before_and_during_a_run(
     task: Task, args: dict[str, str], words: str
 ) -> None:

@@ -28,15 +28,25 @@ from rftdata.errors import ConfigError
 from tests.support.weights import write_weights
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 EXPERTS = {"num_key_value_heads": 2, "num_local_experts": 3, "num_experts_per_tok": 2}
 QWEN3 = Qwen3MoeConfig(**SIZES, moe_intermediate_size=6, num_experts=3, num_experts_per_tok=2, head_dim=4)
 CONFIGS: dict[str, PretrainedConfig] = {
-    "one matrix per expert": QWEN3, "other names for layers": MixtralConfig(**SIZES, **EXPERTS), "experts stacked": GraniteMoeConfig(**SIZES, **EXPERTS),
-    "the same": GptOssConfig(**SIZES, **EXPERTS, head_dim=4), "no experts": LlamaConfig(**SIZES), "another name for the head": GPTNeoXConfig(**SIZES),
-}  # fmt: skip
+    "one matrix per expert": QWEN3,
+    "other names for layers": MixtralConfig(**SIZES, **EXPERTS),
+    "experts stacked": GraniteMoeConfig(**SIZES, **EXPERTS),
+    "the same": GptOssConfig(**SIZES, **EXPERTS, head_dim=4),
+    "no experts": LlamaConfig(**SIZES),
+    "another name for the head": GPTNeoXConfig(**SIZES),
+}
 
 
 def random_model(config: PretrainedConfig, folder: Path) -> PreTrainedModel:

@@ -94,10 +94,16 @@ def test_everything_that_is_wrong_in_a_configuration_is_named_at_once(
     assert run_command(["check", "config.yaml"]) == 2
     text = said(capsys)
     for words in (
-        "config.yaml: 7 settings are wrong: ", "there is no key 'trainer.lerning_rate' (did you mean 'learning_rate'?)",
-        "there is no key 'buffr' (did you mean 'buffer'?)", "the key 'steps' is wrong: Input should be greater than 0 (got -3)",
-        "'trainer.batch_groups'", "(got 'zero')", "'tasks.0.timeout_s'", "'tasks.0.limit'", "a weight is a number above 0",
-    ):  # fmt: skip
+        "config.yaml: 7 settings are wrong: ",
+        "there is no key 'trainer.lerning_rate' (did you mean 'learning_rate'?)",
+        "there is no key 'buffr' (did you mean 'buffer'?)",
+        "the key 'steps' is wrong: Input should be greater than 0 (got -3)",
+        "'trainer.batch_groups'",
+        "(got 'zero')",
+        "'tasks.0.timeout_s'",
+        "'tasks.0.limit'",
+        "a weight is a number above 0",
+    ):
         assert words in text, (words, text)
 
 
@@ -291,9 +297,12 @@ def test_a_package_that_hides_ours_is_named(way: str, empty_folder: Path) -> Non
     (other / "__init__.py").write_text("")
     environment = {**os.environ, "PYTHONPATH": str(other.parent)} if way == "PYTHONPATH" else None
     done = subprocess.run(
-        [sys.executable, "-m", "rftcore", "check", "c.yaml"], cwd=other.parent if way == "folder" else empty_folder, env=environment,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "rftcore", "check", "c.yaml"],
+        cwd=other.parent if way == "folder" else empty_folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         f"is hidden by {other}," in done.stderr and "rename that one" in done.stderr and "Traceback" not in done.stderr

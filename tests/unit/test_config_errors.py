@@ -41,16 +41,31 @@ def errors_of(values: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"widths": 2}, "a file: there is no key 'widths'; allowed: width, inner, either, several, named, mixed; did you mean 'width'?"),
-        ({4: 2}, "a file: there is no key '4'; allowed: width, inner, either, several, named, mixed; remove the key or correct it."),
+        (
+            {"widths": 2},
+            "a file: there is no key 'widths'; allowed: width, inner, either, several, named, mixed; did you mean 'width'?",
+        ),
+        (
+            {4: 2},
+            "a file: there is no key '4'; allowed: width, inner, either, several, named, mixed; remove the key or correct it.",
+        ),
         ({"width": 0}, "a file: the key 'width' is wrong: Input should be greater than 0 (got 0); correct it."),
         ({"inner": {}}, "a file: the key 'inner.depth' is missing; allowed: depth, names; add it."),
         ({"inner": {"depth": -1}}, "a file: inner: depth must not be negative; correct it."),
-        ({"several": [{"depth": 1}, {"deph": 1, "depth": 1}]}, "a file: there is no key 'several.1.deph'; allowed: depth, names; did you mean 'depth'?"),
-        ({"named": {"a": {"depth": []}}}, "a file: the key 'named.a.depth' is wrong: Input should be a valid integer (got []); correct it."),
-        ({"either": 3}, "a file: the key 'either' is wrong: Input should be a valid string or input should be a valid list (got 3); correct it."),
+        (
+            {"several": [{"depth": 1}, {"deph": 1, "depth": 1}]},
+            "a file: there is no key 'several.1.deph'; allowed: depth, names; did you mean 'depth'?",
+        ),
+        (
+            {"named": {"a": {"depth": []}}},
+            "a file: the key 'named.a.depth' is wrong: Input should be a valid integer (got []); correct it.",
+        ),
+        (
+            {"either": 3},
+            "a file: the key 'either' is wrong: Input should be a valid string or input should be a valid list (got 3); correct it.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_place_that_is_wrong(values: dict[str, Any], message: str) -> None:
     assert errors_of(values) == [message]
 

@@ -113,9 +113,20 @@ def test_nearly_all_arguments_can_be_checked_and_no_default_is_refused() -> None
 
 def test_mappers_that_make_rows() -> None:
     assert {name for name in operator_names() if facts(name).makes_rows} == {
-        "extract_event_mapper", "generate_qa_from_text_mapper", "image_captioning_mapper", "image_diffusion_mapper",
-        "latex_figure_context_extractor_mapper", "nlpaug_en_mapper", "nlpcda_zh_mapper", "optimize_prompt_mapper", "text_chunk_mapper",
-        "video_captioning_from_audio_mapper", "video_captioning_from_frames_mapper", "video_captioning_from_summarizer_mapper",
-        "video_captioning_from_video_mapper", "video_captioning_from_vlm_mapper", "video_split_by_duration_mapper",
+        "extract_event_mapper",
+        "generate_qa_from_text_mapper",
+        "image_captioning_mapper",
+        "image_diffusion_mapper",
+        "latex_figure_context_extractor_mapper",
+        "nlpaug_en_mapper",
+        "nlpcda_zh_mapper",
+        "optimize_prompt_mapper",
+        "text_chunk_mapper",
+        "video_captioning_from_audio_mapper",
+        "video_captioning_from_frames_mapper",
+        "video_captioning_from_summarizer_mapper",
+        "video_captioning_from_video_mapper",
+        "video_captioning_from_vlm_mapper",
+        "video_split_by_duration_mapper",
         "video_split_by_key_frame_mapper",
-    }  # fmt: skip
+    }

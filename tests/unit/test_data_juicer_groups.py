@@ -54,9 +54,14 @@ def asked(body: Body) -> str:
 def endpoint(server: ChatServer, tokenizer: str, **args: Any) -> dict[str, Any]:
     params = {"base_url": server.url, "api_key": "none", "max_retries": 0}
     return {
-        "api_model": "tiny", "try_num": 2, "sub_doc_template": "* {text}", "input_template": "{sub_docs}", "system_prompt": "Sum up.",
-        "model_params": {**params, "processor_config": {"pretrained_model_name_or_path": tokenizer}}, **args,
-    }  # fmt: skip
+        "api_model": "tiny",
+        "try_num": 2,
+        "sub_doc_template": "* {text}",
+        "input_template": "{sub_docs}",
+        "system_prompt": "Sum up.",
+        "model_params": {**params, "processor_config": {"pretrained_model_name_or_path": tokenizer}},
+        **args,
+    }
 
 
 def tasks(topics: list[str] = TOPICS, prompts: list[str] = PROMPTS, **columns: Any) -> pa.Table:
@@ -108,12 +113,16 @@ def test_an_aggregator_makes_one_task_of_every_group(serve: Any, tokenizer: str)
     result = chain.run(tasks())
     of_three = "nested_aggregator made one task of its group of 3"
     assert result.decisions["reason"].to_pylist() == [
-        of_three, of_three, "nested_aggregator made one task of its group of 1", of_three,
-    ]  # fmt: skip
+        of_three,
+        of_three,
+        "nested_aggregator made one task of its group of 1",
+        of_three,
+    ]
     assert result.decisions["stage"].to_pylist() == ["nested_aggregator"] * 4
     assert [(run.stage, run.rows_in, run.rows_kept, run.rows_created) for run in result.stages] == [
-        ("key_value_grouper", 4, 4, 0), ("nested_aggregator", 4, 0, 2),
-    ]  # fmt: skip
+        ("key_value_grouper", 4, 4, 0),
+        ("nested_aggregator", 4, 0, 2),
+    ]
     rivers, bells = made(result)
     assert rivers.payload == {
         "prompt": "in short: 3 of them",
@@ -359,9 +368,16 @@ def test_what_cannot_be_grouped_is_refused_when_the_chain_is_built(stages: list[
         [BY_TOPIC, STORY, "naive_reverse_grouper", READS_STORY],
         [BY_TOPIC, STORY, {"sql": "SELECT * FROM batch WHERE metadata ->> 'story' <> ''"}],
         [BY_TOPIC, STORY, {"meta_tags_aggregator": {"meta_tag_key": "dj_story"}}, {"words_num_filter": {}}],
-        [{"words_num_filter": {}}, BY_TOPIC, STORY, BY_TOPIC, NESTED, {"sql": "SELECT * FROM batch WHERE dj_num_words > 1"}],
+        [
+            {"words_num_filter": {}},
+            BY_TOPIC,
+            STORY,
+            BY_TOPIC,
+            NESTED,
+            {"sql": "SELECT * FROM batch WHERE dj_num_words > 1"},
+        ],
     ],
-)  # fmt: skip
+)
 def test_what_the_tasks_of_groups_have_can_be_read_behind_them(stages: list[Any]) -> None:
     assert [stage.index for stage in task_chain(*stages).stages] == list(range(1, len(stages) + 1))
 
@@ -371,8 +387,11 @@ def test_the_task_of_a_group_passes_all_stages_but_those_of_its_grouping() -> No
     chain = task_chain({"words_num_filter": {}}, BY_TOPIC, {"clean_ip_mapper": {}}, STORY, tags, BY_TOPIC, NESTED)
     behind_story = chain.passed_by(["nested_aggregator"]).stages
     assert [stage.name for stage in behind_story] == [
-        "words_num_filter", "clean_ip_mapper", "key_value_grouper#2", "nested_aggregator#2",
-    ]  # fmt: skip
+        "words_num_filter",
+        "clean_ip_mapper",
+        "key_value_grouper#2",
+        "nested_aggregator#2",
+    ]
     behind_both = chain.passed_by(["nested_aggregator", "nested_aggregator#2"]).stages
     assert [stage.name for stage in behind_both] == ["words_num_filter", "clean_ip_mapper"]
     assert chain.passed_by([]) is chain

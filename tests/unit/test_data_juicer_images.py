@@ -54,9 +54,18 @@ def image_file(width: int, height: int, kind: str) -> NDArray[np.uint8]:
 
 # Of each layout: an image twice as wide as it is high.
 LAYOUTS: list[NDArray[Any]] = [
-    noise(10, 20), noise(10, 20, 3), noise(10, 20, 4), noise(10, 20, 1), noise(3, 10, 20), noise(1, 10, 20, 3), noise(1, 3, 10, 20),
-    RNG.random((10, 20, 3), dtype=np.float32), RNG.random((3, 10, 20)) > 0.5, image_file(20, 10, "PNG"), image_file(20, 10, "JPEG"),
-]  # fmt: skip
+    noise(10, 20),
+    noise(10, 20, 3),
+    noise(10, 20, 4),
+    noise(10, 20, 1),
+    noise(3, 10, 20),
+    noise(1, 10, 20, 3),
+    noise(1, 3, 10, 20),
+    RNG.random((10, 20, 3), dtype=np.float32),
+    RNG.random((3, 10, 20)) > 0.5,
+    image_file(20, 10, "PNG"),
+    image_file(20, 10, "JPEG"),
+]
 
 
 @pytest.mark.parametrize("array", LAYOUTS, ids=lambda array: f"{array.dtype}{list(array.shape)}")

@@ -14,10 +14,15 @@ from tests.support.models import make_tiny_model
 
 def config_of(explorer: dict[str, Any], **sections: Any) -> RunConfig:
     raw = {
-        "run": {"name": "defaults"}, "model": {"path": "./none"}, "tasks": [{"name": "sums", "source": "./sums.jsonl"}],
-        "algorithm": {"name": "grpo", "group_size": 8}, "explorer": {"reward": "exact_match", **explorer},
-        "trainer": {"batch_groups": 16, "learning_rate": 1e-5}, "steps": 1, **sections,
-    }  # fmt: skip
+        "run": {"name": "defaults"},
+        "model": {"path": "./none"},
+        "tasks": [{"name": "sums", "source": "./sums.jsonl"}],
+        "algorithm": {"name": "grpo", "group_size": 8},
+        "explorer": {"reward": "exact_match", **explorer},
+        "trainer": {"batch_groups": 16, "learning_rate": 1e-5},
+        "steps": 1,
+        **sections,
+    }
     return parse_config(raw, Path("/"), "a test")
 
 

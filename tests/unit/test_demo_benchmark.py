@@ -28,8 +28,12 @@ def test_a_curve_has_the_mean_of_each_window_at_its_end() -> None:
     sampled = [{"explore_step": step, "rollouts": 4, "right": float(step)} for step in range(10)]
     points = demo.curve(sampled, 10)
     assert [(point["rollouts"], point["step"], point["score"]) for point in points] == [
-        (8, 2, 0.125), (16, 4, 0.625), (24, 6, 1.125), (32, 8, 1.625), (40, 10, 2.125),
-    ]  # fmt: skip
+        (8, 2, 0.125),
+        (16, 4, 0.625),
+        (24, 6, 1.125),
+        (32, 8, 1.625),
+        (40, 10, 2.125),
+    ]
 
 
 def test_the_summary_keeps_runs_that_failed() -> None:
@@ -38,5 +42,6 @@ def test_the_summary_keeps_runs_that_failed() -> None:
 
     rows = demo.summary({"a": record({0: 0.2}, "stopped after 3 s"), "b": record({0: 0.2, 9: 0.5}, None)})
     assert [(row["algorithm"], row["validation_end"], row["failed"]) for row in rows] == [
-        ("b", 0.5, None), ("a", None, "stopped after 3 s"),
-    ]  # fmt: skip
+        ("b", 0.5, None),
+        ("a", None, "stopped after 3 s"),
+    ]

@@ -300,8 +300,13 @@ def test_drawn_pass_rates_follow_the_posterior(alpha: float, beta: float) -> Non
 def test_draws_with_a_temperature_are_distributed_as_those_of_all_members(thompson: bool, temperature: float) -> None:
     rng = np.random.default_rng(2)
     selector, alpha, beta, of_kind = given(
-        [3.0, 1.0, 9.0], [2.0, 1.0, 3.0], [300, 30, 200], target_pass_rate=0.4, temperature=temperature, thompson=thompson
-    )  # fmt: skip
+        [3.0, 1.0, 9.0],
+        [2.0, 1.0, 3.0],
+        [300, 30, 200],
+        target_pass_rate=0.4,
+        temperature=temperature,
+        thompson=thompson,
+    )
     ours: list[list[float]] = []
     plain: list[list[float]] = []
     for _ in range(600):

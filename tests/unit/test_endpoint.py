@@ -329,9 +329,15 @@ def test_stages_share_a_budget_by_name_and_only_by_name(serve: Serve) -> None:
     def spent(usage: MemoryUsage | None = None, **budget: Any) -> int:
         before = len(server.requests)
         stages = [
-            {"llm_judge": {"endpoint": endpoint, "template": f"{word} {{response}}", "budget": {"max_calls": 3, **budget}}}
+            {
+                "llm_judge": {
+                    "endpoint": endpoint,
+                    "template": f"{word} {{response}}",
+                    "budget": {"max_calls": 3, **budget},
+                }
+            }
             for word in ("first", "second")
-        ]  # fmt: skip
+        ]
         chain = build_chain(stages)
         chain.prepare(None if usage is None else StageContext(usage=usage))
         chain.run(batch(5))

@@ -22,9 +22,11 @@ def test_growth_is_per_step_and_processes_that_were_replaced_are_left_out() -> N
         sample(30, 5000.0, {7: Usage(4.0 * 2**20, 6, 5.0), 8: Usage(2.0 * 2**20, 3, 90.0)}),
     ]
     assert tenth(samples) == {
-        "database_bytes": 200.0, "run_folder_files": 3.0, "probe_s": 0.02,
+        "database_bytes": 200.0,
+        "run_folder_files": 3.0,
+        "probe_s": 0.02,
         "processes": {"trainer": {"memory_mib": 4.0, "open_files": 6.0, "cpu_s_per_step": 0.2}},
-    }  # fmt: skip
+    }
 
 
 def test_only_what_exceeds_the_limit_grows() -> None:

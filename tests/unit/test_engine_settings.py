@@ -127,8 +127,11 @@ def test_engines_get_adapters_alone_by_default_if_they_compute_them(
     if model_type is not None:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "dtype": "bfloat16"}))
     changes: dict[str, dict[str, object]] = {
-        "trainer": {"lora": {"rank": rank}}, "sync": {"adapters": "auto"}, "explorer": {"engine": engine}, "model": {"path": str(tmp_path)},
-    }  # fmt: skip
+        "trainer": {"lora": {"rank": rank}},
+        "sync": {"adapters": "auto"},
+        "explorer": {"engine": engine},
+        "model": {"path": str(tmp_path)},
+    }
     resolved = with_adapters(**changes)
     sentences = " ".join(describe_adapters(resolved))
     assert resolved.engine(0).adapter_rank == (rank if reason is None else None)

@@ -14,9 +14,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "custom_stages"
 
 
 def test_the_stages_score_and_drop() -> None:
-    table = batch_of_groups(
-        [0, 1, 0, 0], response=["732", "237", "23", "2x7"], answer=["237"] * 4, prompt=["372>"] * 4
-    )  # fmt: skip
+    table = batch_of_groups([0, 1, 0, 0], response=["732", "237", "23", "2x7"], answer=["237"] * 4, prompt=["372>"] * 4)
     stages = [
         {"./stages.py:no_letters": {}},
         {"./stages.py:DigitsKept": {}},

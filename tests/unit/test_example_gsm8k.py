@@ -27,9 +27,12 @@ from tests.support.published_models import QWEN_1_5B
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "gsm8k"
 ROWS = [
-    {"question": "Natalia sold 48 clips in April and half as many in May. How many?", "answer": "48/2 = <<48/2=24>>24\n48+24 = 72\n#### 72"},
+    {
+        "question": "Natalia sold 48 clips in April and half as many in May. How many?",
+        "answer": "48/2 = <<48/2=24>>24\n48+24 = 72\n#### 72",
+    },
     {"question": "A car costs $1,080. How much are two?", "answer": "Twice 1080.\n#### 2,160"},
-]  # fmt: skip
+]
 
 
 def reward(response: str, answer: str) -> float:
@@ -64,8 +67,17 @@ def test_a_right_answer_is_found_however_it_is_written(response: str) -> None:
 
 @pytest.mark.parametrize(
     "response",
-    ["1080", "It costs 1080.", r"\boxed{}", r"\boxed{1080", r"\boxed{many}", "#### ", r"\boxed{1080/0}", r"#### 1080 \boxed{12}"],
-)  # fmt: skip
+    [
+        "1080",
+        "It costs 1080.",
+        r"\boxed{}",
+        r"\boxed{1080",
+        r"\boxed{many}",
+        "#### ",
+        r"\boxed{1080/0}",
+        r"#### 1080 \boxed{12}",
+    ],
+)
 def test_without_a_final_answer_there_is_no_reward(response: str) -> None:
     assert reward(response, "1080") == 0.0
 

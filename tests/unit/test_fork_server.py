@@ -26,10 +26,17 @@ from tests.support.waiting import PATIENCE_S, wait_until
 def config(buffer: str | Path, **sections: object) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "run": {"name": "r"}, "buffer": {"uri": str(buffer)}, "model": {"path": "m"}, "algorithm": {"name": "grpo"}, "steps": 1,
-            "tasks": [{"name": "t", "source": "t.jsonl"}], "trainer": {}, "explorer": {}, **sections,
+            "run": {"name": "r"},
+            "buffer": {"uri": str(buffer)},
+            "model": {"path": "m"},
+            "algorithm": {"name": "grpo"},
+            "steps": 1,
+            "tasks": [{"name": "t", "source": "t.jsonl"}],
+            "trainer": {},
+            "explorer": {},
+            **sections,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,13 @@ def installed(python: Path) -> set[str]:
 @pytest.mark.long
 @pytest.mark.parametrize("with_uv", [True, False], ids=["uv", "pip"])
 def test_on_cpu_the_packages_of_the_overrides_are_left_out(
-    with_uv: bool, wheels: Path, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    with_uv: bool,
+    wheels: Path,
+    python: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     if with_uv:
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "uv").symlink_to(Path(sys.executable).with_name("uv"))

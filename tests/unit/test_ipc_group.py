@@ -71,9 +71,18 @@ class Engines:
 
     def plan(self, transfer_id: int, group_id: int = 1) -> TransferPlan:
         return TransferPlan(
-            transfer_id=transfer_id, group_id=group_id, backend="ipc", host=LOOPBACK, port=self.store.port, num_ranks=1 + len(self.connections),
-            first_rank=0, tensors=wire(TENSORS), dtype="float32", bucket_bytes=20_000, timeout_s=PATIENCE_S,
-        )  # fmt: skip
+            transfer_id=transfer_id,
+            group_id=group_id,
+            backend="ipc",
+            host=LOOPBACK,
+            port=self.store.port,
+            num_ranks=1 + len(self.connections),
+            first_rank=0,
+            tensors=wire(TENSORS),
+            dtype="float32",
+            bucket_bytes=20_000,
+            timeout_s=PATIENCE_S,
+        )
 
     def transfer(self, plan: TransferPlan) -> str:
         for rank, connection in enumerate(self.connections, start=1):

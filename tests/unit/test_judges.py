@@ -79,10 +79,21 @@ def test_a_score_is_read_in_the_forms_that_judges_use(text: str, score: float, r
 @pytest.mark.parametrize(
     "text",
     [
-        "", "excellent", '{"score": null}', '{"score": true}', '{"score": 1e999}', '{"score": NaN}', '{"score": -1}',
-        '{"reason": "no score"}', "I hesitate between 3 and 7", "4/5", "<think>Score: 7", "{" * 5000, "score: 11",
+        "",
+        "excellent",
+        '{"score": null}',
+        '{"score": true}',
+        '{"score": 1e999}',
+        '{"score": NaN}',
+        '{"score": -1}',
+        '{"reason": "no score"}',
+        "I hesitate between 3 and 7",
+        "4/5",
+        "<think>Score: 7",
+        "{" * 5000,
+        "score: 11",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_score_on_the_scale_is_an_error_and_no_guess(text: str) -> None:
     (row,) = scores(prepared("llm_judge", lambda _: text).run(batch([1])))
     assert row["judge_score"] is None
@@ -115,10 +126,15 @@ def test_a_minus_counts_and_so_does_the_last_word_of_an_answer(text: str, score:
 @pytest.mark.parametrize(
     "text",
     [
-        "My score: 4/10", "Score: 4 out of 10.", '{"score": "4/10"}', "score - 4", "Score (1-5): good", "score: 3 to 4",
+        "My score: 4/10",
+        "Score: 4 out of 10.",
+        '{"score": "4/10"}',
+        "score - 4",
+        "Score (1-5): good",
+        "score: 3 to 4",
         '{"score": {"score": 3}}',
     ],
-)  # fmt: skip
+)
 def test_a_mark_of_another_scale_and_a_range_are_no_score(text: str) -> None:
     (row,) = scores(prepared("llm_judge", lambda _: text, scale=[-5, 5]).run(batch([1])))
     assert row["judge_score"] is None
@@ -141,9 +157,12 @@ def test_the_judge_sees_the_chat_and_what_a_response_states_is_not_filled_in_aga
         {"role": "assistant", "content": "{answer} {max}"},
     ]
     table = batch(
-        [1, 1], messages=[json.dumps(messages), None], response=["{answer} {max}", "four"], prompt=["<|u|>2+2?", "raw"],
+        [1, 1],
+        messages=[json.dumps(messages), None],
+        response=["{answer} {max}", "four"],
+        prompt=["<|u|>2+2?", "raw"],
         answer=["4", None],
-    )  # fmt: skip
+    )
     template = "Q {question} P {prompt} A [{answer}] R {response} of {max}"
     prepared("llm_judge", lambda _: "1", asked, template=template).run(table)
     assert asked == [
@@ -342,8 +361,11 @@ def test_a_failed_comparison_takes_the_score_of_both_and_of_no_other() -> None:
     def judge(text: str) -> str:
         return "?" if {"a", "bb"} == set(answers_of(text)) else longest_wins(text)
 
-    rows = scores(prepared("pairwise_judge", lambda text: "?" if "cannot be read" in text else judge(text)).run(
-        batch([0, 0, 0], response=["a", "bb", "ccc"])))  # fmt: skip
+    rows = scores(
+        prepared("pairwise_judge", lambda text: "?" if "cannot be read" in text else judge(text)).run(
+            batch([0, 0, 0], response=["a", "bb", "ccc"])
+        )
+    )
     assert [row["pairwise_score"] for row in rows] == [None, None, 1]
     assert rows[0]["pairwise_error"].startswith("1 of 2 comparisons failed: malformed answer: it names no winner")
 

@@ -32,8 +32,13 @@ def run(folder: Path, codes: str, steps: list[int], first: str = "first") -> tup
     lives, said = folder / "lives", list[str]()
     left = iter(steps)
     code = keep_running(
-        [first], lambda name: [f"--resume-{name}"], lambda name: next(left), said.append, pause_s=0.0, command=[sys.executable, "-c", LIFE, str(lives), codes]
-    )  # fmt: skip
+        [first],
+        lambda name: [f"--resume-{name}"],
+        lambda name: next(left),
+        said.append,
+        pause_s=0.0,
+        command=[sys.executable, "-c", LIFE, str(lives), codes],
+    )
     return code, lives.read_text().split(), said
 
 

@@ -20,14 +20,22 @@ def tasksets(*weights: Any) -> list[TasksetConfig]:
 
 
 def mixed(
-    steps: list[int], *weights: Any, sizes: list[int] | None = None, temperature: float | None = None, room: dict[str, int] | None = None
-) -> list[str]:  # fmt: skip
+    steps: list[int],
+    *weights: Any,
+    sizes: list[int] | None = None,
+    temperature: float | None = None,
+    room: dict[str, int] | None = None,
+) -> list[str]:
     sets = tasksets(*weights)
     names = [t.name for t in sets]
     return mix(
-        steps, sets, MixingConfig(temperature=temperature), dict(zip(names, sizes or [1] * len(sets), strict=True)),
-        {**dict.fromkeys(names), **(room or {})}, {},
-    )  # fmt: skip
+        steps,
+        sets,
+        MixingConfig(temperature=temperature),
+        dict(zip(names, sizes or [1] * len(sets), strict=True)),
+        {**dict.fromkeys(names), **(room or {})},
+        {},
+    )
 
 
 def test_a_weight_is_a_line_between_its_points() -> None:

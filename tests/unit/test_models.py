@@ -121,9 +121,12 @@ def test_a_repository_that_holds_no_model_is_refused_with_what_it_lacks(tmp_path
         "except ModelError as error: print(error)"
     )
     environment = {
-        **os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-        "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1",
-    }  # fmt: skip
+        **os.environ,
+        "HF_HUB_OFFLINE": "0",
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(tmp_path / "home"),
+        "NO_PROXY": "127.0.0.1",
+    }
     try:
         done = subprocess.run(
             [sys.executable, "-c", program, tmp_path], env=environment, capture_output=True, text=True, check=True

@@ -57,9 +57,13 @@ def test_ratios_compare_with_the_best_synchronous_layout_and_with_the_first() ->
         return {"layout": layout, "num_gpus": num_gpus, "mode": mode, "seed": seed, "to_target": reached}
 
     rows = [
-        row("2+2", 4, "on_policy", 1, 400.0), row("3+1", 4, "on_policy", 1, 300.0), row("3+1", 4, "asynchronous", 1, 90.0),
-        row("3+1", 4, "asynchronous", 2, 110.0), row("6+2", 8, "asynchronous", 1, 50.0), row("6+2", 8, "asynchronous", 2, None),
-    ]  # fmt: skip
+        row("2+2", 4, "on_policy", 1, 400.0),
+        row("3+1", 4, "on_policy", 1, 300.0),
+        row("3+1", 4, "asynchronous", 1, 90.0),
+        row("3+1", 4, "asynchronous", 2, 110.0),
+        row("6+2", 8, "asynchronous", 1, 50.0),
+        row("6+2", 8, "asynchronous", 2, None),
+    ]
     found = {(each["layout"], each["mode"]): each for each in summary(rows)}
     four = found["3+1", "asynchronous"]
     assert (four["seconds_to_target"], four["of_on_policy"], four["of_first"]) == (100.0, 3.0, 1.0)

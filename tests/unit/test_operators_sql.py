@@ -183,8 +183,10 @@ def test_a_reference_table_is_part_of_the_version_by_its_content(references: Pat
 
 
 def test_the_files_of_reference_tables_stay_closed_to_the_query(references: Path) -> None:
-    stage = {"query": f"FROM batch WHERE response IN (SELECT response FROM '{references}/blocked.csv')",
-             "tables": {"blocked": "blocked.csv"}}  # fmt: skip
+    stage = {
+        "query": f"FROM batch WHERE response IN (SELECT response FROM '{references}/blocked.csv')",
+        "tables": {"blocked": "blocked.csv"},
+    }
     with pytest.raises(ConfigError, match="file system operations are disabled"):
         build_chain([{"sql": stage}], references)
 
@@ -260,11 +262,13 @@ def test_the_network_needs_an_extension_that_is_never_installed_from_here() -> N
         ({"tables": {"a b": "blocked.csv"}}, r"'a b' cannot be the name of a reference table"),
         ({"tables": {"blocked": "nowhere.csv"}}, r"the file does not exist \(got .*nowhere.csv"),
         ({"tables": {"blocked": "blocked.xlsx"}}, r"this file format is not supported"),
-        ({"query": "FROM batch JOIN weights USING (nope)", "tables": {"weights": "weights.parquet"}},
-         r"columns of batch: experience_id, .*; of weights: response, weight; correct the query"),
+        (
+            {"query": "FROM batch JOIN weights USING (nope)", "tables": {"weights": "weights.parquet"}},
+            r"columns of batch: experience_id, .*; of weights: response, weight; correct the query",
+        ),
         ({"allow": {"disk": True}}, r"no key 'allow.disk'; allowed: files, network"),
     ],
-)  # fmt: skip
+)
 def test_wrong_references_are_refused_when_the_chain_is_built(
     references: Path, args: dict[str, object], message: str
 ) -> None:
@@ -284,8 +288,11 @@ def test_wrong_references_are_refused_when_the_chain_is_built(
         ("SELECT *, length(response) AS n FROM batch -- texts", {"response"}, {"n"}),
         ("SELECT * EXCLUDE (prompt) FROM batch WHERE source = 'x'", {"prompt", "source"}, set()),
         ("SELECT experience_id, reward * 2 AS priority FROM batch", {"reward", "priority"}, {"priority"}),
-        ("FROM batch WHERE reward > (SELECT avg(b.reward) FROM batch b WHERE b.taskset = batch.taskset)",
-         {"reward", "taskset"}, set()),
+        (
+            "FROM batch WHERE reward > (SELECT avg(b.reward) FROM batch b WHERE b.taskset = batch.taskset)",
+            {"reward", "taskset"},
+            set(),
+        ),
         ("FROM batch QUALIFY row_number() OVER (PARTITION BY prompt ORDER BY reward) = 1", {"prompt", "reward"}, set()),
         ("FROM batch SEMI JOIN (SELECT 'a' AS response) USING (response)", None, None),
         ("SELECT COLUMNS(*) FROM batch", None, None),
@@ -300,7 +307,7 @@ def test_wrong_references_are_refused_when_the_chain_is_built(
         ("WITH b AS (FROM batch) FROM b", None, None),
         ("FROM batch UNION DISTINCT FROM batch", None, None),
     ],
-)  # fmt: skip
+)
 def test_a_query_gets_the_columns_it_looks_at_and_gives_those_it_changes(
     query: str, reads: set[str] | None, writes: set[str] | None
 ) -> None:
@@ -330,13 +337,18 @@ def test_a_column_by_its_place_is_that_of_the_whole_batch(query: str) -> None:
 @pytest.mark.parametrize(
     ("word", "named"),
     [
-        ("now()", "now"), ("get_current_timestamp()", "get_current_timestamp"), ("current_timestamp", "current_timestamp"),
-        ("current_date", "current_date"), ("age(TIMESTAMP '2000-01-01')", "age"), ("ago(INTERVAL 1 DAY)", "ago"),
-        ("current_setting('memory_limit')", "current_setting"), ("uuidv7()", "uuidv7"),
+        ("now()", "now"),
+        ("get_current_timestamp()", "get_current_timestamp"),
+        ("current_timestamp", "current_timestamp"),
+        ("current_date", "current_date"),
+        ("age(TIMESTAMP '2000-01-01')", "age"),
+        ("ago(INTERVAL 1 DAY)", "ago"),
+        ("current_setting('memory_limit')", "current_setting"),
+        ("uuidv7()", "uuidv7"),
         ("(SELECT max(value) FROM duckdb_settings())", "duckdb_settings"),
         ("(SELECT x FROM query('SELECT now() AS x'))", "query"),
     ],
-)  # fmt: skip
+)
 def test_what_differs_the_next_time_cannot_be_asked_for(word: str, named: str) -> None:
     query = f"SELECT *, {word}::VARCHAR AS x FROM batch"
     with pytest.raises(ConfigError, match=rf"stage 1 .*\(sql\): {named} gives another answer every time"):

@@ -23,10 +23,18 @@ def tasks(count: int, **columns: list[Any]) -> pa.Table:
     """A batch of tasks; columns not given are empty."""
     ids = list(range(10, 10 + count))
     values: dict[str, list[Any]] = {
-        "experience_id": ids, "group_id": ids, "task_id": ids, "rollout_index": [0] * count, "taskset": ["t"] * count,
-        "task_key": [f"k{i}" for i in ids], "prompt": ["What is 1 + 1?"] * count, "attempts": [0] * count,
-        "num_groups": [0] * count, "num_draws": [0] * count, "priority": [0.0] * count,
-    }  # fmt: skip
+        "experience_id": ids,
+        "group_id": ids,
+        "task_id": ids,
+        "rollout_index": [0] * count,
+        "taskset": ["t"] * count,
+        "task_key": [f"k{i}" for i in ids],
+        "prompt": ["What is 1 + 1?"] * count,
+        "attempts": [0] * count,
+        "num_groups": [0] * count,
+        "num_draws": [0] * count,
+        "priority": [0.0] * count,
+    }
     values.update({k: [json.dumps(v) if isinstance(v, dict) else v for v in column] for k, column in columns.items()})
     return pa.table(
         [pa.array(values.get(f.name, [None] * count), f.type) for f in TASK_BATCH_SCHEMA], TASK_BATCH_SCHEMA
@@ -78,8 +86,11 @@ def test_a_grade_given_as_a_column_counts_by_its_place_in_its_range() -> None:
 
 def test_difficulty_moves_from_the_guess_to_what_was_observed() -> None:
     table = tasks(
-        4, metadata=[{"level": 1}, {"level": 5}, {"level": 5}, None], attempts=[0, 0, 3, 4], reward=[None, None, 1.0, 0.25]
-    )  # fmt: skip
+        4,
+        metadata=[{"level": 1}, {"level": 5}, {"level": 5}, None],
+        attempts=[0, 0, 3, 4],
+        reward=[None, None, 1.0, 0.25],
+    )
     args = {"features": {"level": [1, 5]}, "prior_groups": 1}
     # Third: guess 1, then three groups with reward 1. Fourth: no level, four groups with reward 0.25.
     assert column("difficulty_score", args, "difficulty", table) == [0.0, 1.0, 1 / 4, (0.5 + 4 * 0.75) / 5]

@@ -129,8 +129,13 @@ def test_near_copies_in_other_groups_count_only_over_the_batch() -> None:
 def test_short_texts_are_compared_as_wholes_and_blank_ones_not_at_all() -> None:
     table = batch_of_groups([0] * 6, response=["four", "Four!", "five", "", None, ""])
     assert reasons("dedup_near", {}, table) == [
-        None, "response is 1.00 similar to that of experience 100", None, None, None, None
-    ]  # fmt: skip
+        None,
+        "response is 1.00 similar to that of experience 100",
+        None,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_no_two_texts_that_stay_are_near_each_other_and_each_that_goes_is_near_one() -> None:
@@ -195,8 +200,12 @@ def test_languages_are_distinguished_and_filtered() -> None:
     result = build_chain(stages).run(table)
     assert result.scores[0].table["language"].to_pylist() == ["en", "de", "fr", None, None]
     assert result.decisions["reason"].to_pylist() == [
-        None, "language is de", None, "the text has no language", "the text has no language"
-    ]  # fmt: skip
+        None,
+        "language is de",
+        None,
+        "the text has no language",
+        "the text has no language",
+    ]
     stages[1] = {"language_filter": {"keep": ["de"], "null": "keep", "min_probability": 1}}
     found = build_chain(stages).run(table).decisions["reason"].to_pylist()
     assert found[0] == "language is en"
@@ -269,8 +278,9 @@ def test_prompts_that_share_an_ngram_with_the_evaluation_set_are_dropped_by_name
 def test_the_share_and_the_length_of_ngrams_decide(evaluation: Path) -> None:
     table = batch_of_groups([0, 0], response=["capital of the country north of Spain", "the country south of it"])
     assert decontaminated(evaluation, table, columns=["response"], n=4) == [
-        "4 of 4 4-grams of response are in more.parquet row 1: Name the capital of the country north of Spain.", None
-    ]  # fmt: skip
+        "4 of 4 4-grams of response are in more.parquet row 1: Name the capital of the country north of Spain.",
+        None,
+    ]
     assert decontaminated(evaluation, table, columns=["response"], n=2)[1].startswith("1 of 4 2-grams")  # type: ignore[union-attr]
     assert decontaminated(evaluation, table, columns=["response"], n=2, max_share=0.25)[1] is None
 

@@ -20,11 +20,17 @@ def config(
 ) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "run": {"name": "r"}, "model": {"path": "m"}, "algorithm": {"name": "grpo"}, "steps": 1, "tasks": [{"name": "t", "source": "t.jsonl"}],
-            "explorer": {"num_explorers": explorers, "tensor_parallel_size": parts}, "trainer": {"num_gpus": ranks},
-            "pipelines": {"workers": workers}, "sync": {"method": sync},
+            "run": {"name": "r"},
+            "model": {"path": "m"},
+            "algorithm": {"name": "grpo"},
+            "steps": 1,
+            "tasks": [{"name": "t", "source": "t.jsonl"}],
+            "explorer": {"num_explorers": explorers, "tensor_parallel_size": parts},
+            "trainer": {"num_gpus": ranks},
+            "pipelines": {"workers": workers},
+            "sync": {"method": sync},
         }
-    )  # fmt: skip
+    )
 
 
 def machines(*gpus: int) -> list[Machine]:
@@ -45,7 +51,11 @@ def bundles(found: Placement) -> list[tuple[str, int, str]]:
         ({"explorers": 2, "parts": 2, "ranks": 4}, [8], ["a 2 explorer 0", "a 2 explorer 1", "a 4 trainer"]),
         # The largest bundle first, each on the first machine with room.
         ({"explorers": 2, "parts": 2, "ranks": 4}, [4, 4], ["b 2 explorer 0", "b 2 explorer 1", "a 4 trainer"]),
-        ({"explorers": 3, "ranks": 4}, [2, 4, 1], ["a 1 explorer 0", "a 1 explorer 1", "c 1 explorer 2", "b 4 trainer"]),
+        (
+            {"explorers": 3, "ranks": 4},
+            [2, 4, 1],
+            ["a 1 explorer 0", "a 1 explorer 1", "c 1 explorer 2", "b 4 trainer"],
+        ),
         # Weights in memory: one machine, that with the most.
         ({"ranks": 2, "sync": "memory"}, [2, 4], ["b 1 explorer", "b 2 trainer"]),
         # Shared.
@@ -55,7 +65,7 @@ def bundles(found: Placement) -> list[tuple[str, int, str]]:
         # A CPU.
         ({"explorers": 2, "ranks": 2}, [0], []),
     ],
-)  # fmt: skip
+)
 def test_roles_have_gpus_of_their_own_or_share_them(
     settings: dict[str, int], gpus: list[int], expected: list[str]
 ) -> None:
@@ -75,13 +85,29 @@ def test_roles_have_gpus_of_their_own_or_share_them(
     ("settings", "gpus", "words"),
     [
         ({"ranks": 4}, [4], "leaves no GPU to the explorers (got 4); allowed: 1 to 3 of what a has"),
-        ({"ranks": 8}, [2, 4], "trainer.num_gpus is more than there are GPUs (got 8); allowed: 1 to 5 of what the machines have (a 2, b 4)"),
-        ({"explorers": 2, "parts": 2}, [4], "the explorers need 2 × 2 GPUs (explorer.num_explorers × explorer.tensor_parallel_size) and the trainer 1"),
-        ({"ranks": 3}, [2, 2], "no machine has room for the trainer, whose GPUs must be on one machine (got 3); allowed: the machines have a 2, b 2"),
-        ({"ranks": 3, "sync": "memory"}, [2, 2], "weights in memory reach the engines of one machine only (sync.method or"),
+        (
+            {"ranks": 8},
+            [2, 4],
+            "trainer.num_gpus is more than there are GPUs (got 8); allowed: 1 to 5 of what the machines have (a 2, b 4)",
+        ),
+        (
+            {"explorers": 2, "parts": 2},
+            [4],
+            "the explorers need 2 × 2 GPUs (explorer.num_explorers × explorer.tensor_parallel_size) and the trainer 1",
+        ),
+        (
+            {"ranks": 3},
+            [2, 2],
+            "no machine has room for the trainer, whose GPUs must be on one machine (got 3); allowed: the machines have a 2, b 2",
+        ),
+        (
+            {"ranks": 3, "sync": "memory"},
+            [2, 2],
+            "weights in memory reach the engines of one machine only (sync.method or",
+        ),
         ({"explorers": 2}, [1], "gpu_memory_utilization of its memory (got 0.85); allowed: up to 0.50, less"),
     ],
-)  # fmt: skip
+)
 def test_too_few_gpus_are_refused(settings: dict[str, int], gpus: list[int], words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         place(config(**settings), machines(*gpus), engine_share=0.85)

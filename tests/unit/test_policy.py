@@ -17,10 +17,15 @@ from tests.support.models import make_tiny_model
 
 def tiny_policy(folder: Path) -> Policy:
     raw = {
-        "run": {"name": "t"}, "buffer": {"uri": str(folder / "buffer")},
-        "model": {"path": str(make_tiny_model(folder / "model"))}, "tasks": [{"name": "t", "source": "./none.py:none"}],
-        "algorithm": {"name": "sft", "group_size": 1}, "explorer": {}, "trainer": {}, "steps": 1,
-    }  # fmt: skip
+        "run": {"name": "t"},
+        "buffer": {"uri": str(folder / "buffer")},
+        "model": {"path": str(make_tiny_model(folder / "model"))},
+        "tasks": [{"name": "t", "source": "./none.py:none"}],
+        "algorithm": {"name": "sft", "group_size": 1},
+        "explorer": {},
+        "trainer": {},
+        "steps": 1,
+    }
     return Policy(ResolvedRun(parse_config(raw, folder, "the test")))
 
 

@@ -28,8 +28,11 @@ def test_the_rules_of_the_chain_are_distinguished() -> None:
     """A group that came in too small, a row without a reward, and the sibling that it leaves alone."""
     found = shown([{"drop_truncated": {}}], [0], [None, 1], [0, 1])
     assert [(one.index, one.stage, one.rows_in, one.rows_kept) for one in found.stages] == [
-        (0, "min_group_size", 5, 4), (1, "drop_truncated", 4, 4), (2, "reward", 4, 3), (2, "min_group_size", 3, 2),
-    ]  # fmt: skip
+        (0, "min_group_size", 5, 4),
+        (1, "drop_truncated", 4, 4),
+        (2, "reward", 4, 3),
+        (2, "min_group_size", 3, 2),
+    ]
     assert [[key for key, _ in one.dropped] for one in found.stages] == [[100], [], [101], [102]]
 
 

@@ -84,7 +84,9 @@ except FunctionFailedError as error:
 """
 
 
-@pytest.mark.parametrize(("ends", "kills"), [(ENDED_CHILD, "kill_group(child)"), (REWARD_PROCESS, "scorer.close()")], ids=["child", "reward"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ends", "kills"), [(ENDED_CHILD, "kill_group(child)"), (REWARD_PROCESS, "scorer.close()")], ids=["child", "reward"]
+)
 def test_a_kill_after_the_end_does_not_reach_the_next_process_of_that_number(
     ends: str, kills: str, tmp_path: Path
 ) -> None:

@@ -60,13 +60,15 @@ class TestRecord:
     @pytest.mark.parametrize(
         ("values", "message"),
         [
-            ({"state": {"x": 1}}, r"text, bytes or a 64-bit integer.*dict.*json\.dumps"), ({"state": 2**63}, "64-bit integer"),
-            ({"step_reward": math.nan}, "step_reward of a turn is not a finite number"), ({"step_reward": "1"}, "not a finite number"),
+            ({"state": {"x": 1}}, r"text, bytes or a 64-bit integer.*dict.*json\.dumps"),
+            ({"state": 2**63}, "64-bit integer"),
+            ({"step_reward": math.nan}, "step_reward of a turn is not a finite number"),
+            ({"step_reward": "1"}, "not a finite number"),
             ({"token_rewards": [1.0, 2.0]}, "one value for each token.*3 values"),
             ({"token_rewards": [0.0, math.inf, 0.0]}, "token_rewards of the response's token 1 is not a number"),
             ({"teacher_logprobs": [0.0, 0.0, math.nan]}, "teacher_logprobs of the response's token 2"),
         ],
-    )  # fmt: skip
+    )
     def test_what_algorithms_could_not_read_is_refused(self, values: dict[str, Any], message: str) -> None:
         with pytest.raises(RftError, match=rf"(?s){message}"):
             a_turn().record(**values)
@@ -122,15 +124,28 @@ class Answers(StandIn):
 
 def explored(workflow: Callable[..., Any], screening: Screening | None = None, **options: Any) -> Group:
     claimed = ClaimedGroup(
-        group_id=1, claim_token=1, explore_step=0, ordinal=0, group_size=3, task_id=1, taskset="sums", task_key="one",
+        group_id=1,
+        claim_token=1,
+        explore_step=0,
+        ordinal=0,
+        group_size=3,
+        task_id=1,
+        taskset="sums",
+        task_key="one",
         payload={"prompt": "1+1=", "answer": "2"},
-    )  # fmt: skip
+    )
 
     async def run() -> Group:
         runner = RolloutRunner(
-            engine=Answers(make_character_tokenizer(), ""), workflow=workflow, workflow_args={}, scorer=no_score,  # type: ignore[no-untyped-call]
-            timeout_s=PATIENCE_S, source="explorer", slots=asyncio.Semaphore(8), **options,
-        )  # fmt: skip
+            engine=Answers(make_character_tokenizer(), ""),
+            workflow=workflow,
+            workflow_args={},
+            scorer=no_score,  # type: ignore[no-untyped-call]
+            timeout_s=PATIENCE_S,
+            source="explorer",
+            slots=asyncio.Semaphore(8),
+            **options,
+        )
         return await runner.group(claimed, Decoding(temperature=0.7, top_p=0.9), screening)
 
     return asyncio.run(run())

@@ -154,9 +154,15 @@ def test_retired_tasks_come_no_more(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "args"), [("greso", {"adjust": 2}), ("plr", {"temperature": 0}), ("speed", {"low": 0.5, "high": 0.5}),
-                       ("speed", {"screen_rollouts": 0}), ("plr", {"replay": "often"})],
-)  # fmt: skip
+    ("name", "args"),
+    [
+        ("greso", {"adjust": 2}),
+        ("plr", {"temperature": 0}),
+        ("speed", {"low": 0.5, "high": 0.5}),
+        ("speed", {"screen_rollouts": 0}),
+        ("plr", {"replay": "often"}),
+    ],
+)
 def test_wrong_values_are_refused(name: str, args: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"the selector '{name}'"):
         built(name, 3, **args)

@@ -502,9 +502,13 @@ def test_a_workflow_that_keeps_the_interpreters_lock_ends_the_process_with_a_rep
         "asyncio.run(loop.run(flow()))\n"
     )
     done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        [sys.executable, script, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )  # fmt: skip
+    )
     assert done.returncode == 1, done.stderr
     report = read_report(tmp_path, int(done.stdout))
     assert report is not None and "kept the interpreter's lock" in report[0]

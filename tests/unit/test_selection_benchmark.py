@@ -89,10 +89,16 @@ def run_of(*points: tuple[int, float], anchors: int = 0) -> dict[str, Any]:
         "points": [
             {"rollouts": r, "steps": r // 10, "seconds": r / 100, "cpu_seconds": r / 100, "score": s} for r, s in points
         ],
-        "rollouts": points[-1][0], "rollouts_made": points[-1][0], "screening_rollouts": 0, "steps": points[-1][0] // 10,
-        "groups": 10, "trained_groups": 5, "chosen": [6, 4], "anchor_rollouts": anchors,
+        "rollouts": points[-1][0],
+        "rollouts_made": points[-1][0],
+        "screening_rollouts": 0,
+        "steps": points[-1][0] // 10,
+        "groups": 10,
+        "trained_groups": 5,
+        "chosen": [6, 4],
+        "anchor_rollouts": anchors,
         "seconds": {"selector": 0.1, "sampling": 1.0, "training": 1.0},
-    }  # fmt: skip
+    }
 
 
 def test_a_selector_that_needs_more_or_does_not_arrive_is_reported_as_a_loss() -> None:

@@ -32,8 +32,10 @@ def test_spans_follow_one_another_and_the_same_activity_goes_on() -> None:
     clock.now += 5
     found = spans.pending()
     assert [(s.ordinal, s.activity, s.detail, s.started, s.ended) for s in found] == [
-        (0, "starting", None, 100, 102), (1, "sampling", None, 102, 106), (2, "waiting", "weights", 106, 111),
-    ]  # fmt: skip
+        (0, "starting", None, 100, 102),
+        (1, "sampling", None, 102, 106),
+        (2, "waiting", "weights", 106, 111),
+    ]
 
 
 def test_what_was_stored_is_not_stored_again_but_for_the_current_span() -> None:

@@ -84,7 +84,9 @@ def test_reviews_are_read_only_where_a_stage_may_ask() -> None:
 
 def test_a_question_of_one_name_is_asked_by_one_stage() -> None:
     polite = {"human_review": {"question": "polite?"}}
-    with pytest.raises(ConfigError, match=r"stage 3 .*\(human_review\): asks .* stage 1 \(human_review\) asks already \(got 'review'\)"):  # fmt: skip
+    with pytest.raises(
+        ConfigError, match=r"stage 3 .*\(human_review\): asks .* stage 1 \(human_review\) asks already \(got 'review'\)"
+    ):
         build_chain([polite, {"drop_truncated": {}}, {"human_review": {"question": "correct?"}}])
     build_chain([polite, {"human_review": {"question": "correct?", "name": "correctness"}}])
 
@@ -95,9 +97,10 @@ def test_a_score_is_the_same_when_it_was_computed_and_when_it_was_stored() -> No
     table = batch_of_groups([1.0, 1.0, 0.0], num_prompt_tokens=[0, 8, 0], response=["a\x00b", "c", None])
     first = chain.run(table)
     assert first.scores[0].table.drop_columns(["experience_id"]).to_pylist() == [
-        {"share": None, "text": "a\ufffdb", "whole": 0}, {"share": 0.125, "text": "c", "whole": 8},
+        {"share": None, "text": "a\ufffdb", "whole": 0},
+        {"share": 0.125, "text": "c", "whole": 8},
         {"share": None, "text": None, "whole": 0},
-    ]  # fmt: skip
+    ]
     second = chain.run(table, known=stored(first.scores))
     assert second.scores == [] and second.decisions.equals(first.decisions)
 
@@ -105,7 +108,10 @@ def test_a_score_is_the_same_when_it_was_computed_and_when_it_was_stored() -> No
 @pytest.mark.parametrize(
     ("outcome", "message"),
     [
-        ({"waiting": {2: Review("c", "?", 60.0, "pass")}}, r"a row wait that it was not given \(got 2\); allowed: 0 to 1"),
+        (
+            {"waiting": {2: Review("c", "?", 60.0, "pass")}},
+            r"a row wait that it was not given \(got 2\); allowed: 0 to 1",
+        ),
         ({"waiting": {-1: Review("c", "?", 60.0, "pass")}}, "a row wait that it was not given"),
         ({"waiting": {0: Review("c", "?", math.inf, "pass")}}, "a question that is not valid"),
         ({"waiting": {0: Review("c", "?", 60.0, "maybe")}}, "a question that is not valid"),
@@ -115,14 +121,17 @@ def test_a_score_is_the_same_when_it_was_computed_and_when_it_was_stored() -> No
         ),
         ({"reasons": pa.array([1, 1])}, r"reasons that are not texts \(got 'int64'\)"),
         ({"created": ["task"]}, "neither a task nor a group"),
-        ({"created": [CreatedTask("t", "k", {"at": datetime.date(2020, 1, 1)}, 100)]}, r"JSON cannot hold: .*date.*\(got 'k'\)"),
+        (
+            {"created": [CreatedTask("t", "k", {"at": datetime.date(2020, 1, 1)}, 100)]},
+            r"JSON cannot hold: .*date.*\(got 'k'\)",
+        ),
         ({"created": [CreatedTask("t", "k", {}, 100, {"x": {1, 2}})]}, "JSON cannot hold: .*set"),
         (
             {"created": [CreatedGroup(CreatedTask("t", "k", {}, 100), 100, [CreatedAnswer([{"role": b"x"}], "y")])]},
             "JSON cannot hold: .*bytes",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_stored_is_an_error_of_the_stage(outcome: dict[str, Any], message: str) -> None:
     Returns.outcome = StageOutcome(**{"reasons": pa.nulls(2, pa.string()), **outcome})
     with pytest.raises(StageError, match=rf"stage 1 .*Returns.* {message}") as error:

@@ -158,8 +158,10 @@ def test_what_was_synthesised_is_used_up_to_the_generation_allowed() -> None:
     )
     made = {n: tasks(prepared(say(question="q"), kind="rephrase", max_generations=n).run(table)) for n in (1, 2, 3)}
     assert {n: sorted(task.payload["answer"] for task in new) for n, new in made.items()} == {
-        1: ["1"], 2: ["1", "2", "4"], 3: ["1", "2", "3", "4"],
-    }  # fmt: skip
+        1: ["1"],
+        2: ["1", "2", "4"],
+        3: ["1", "2", "3", "4"],
+    }
     generations = {task.payload["answer"]: task.payload["metadata"]["synthesis"]["generation"] for task in made[3]}
     assert generations == {"1": 1, "2": 2, "3": 3, "4": 2}
 
@@ -316,8 +318,11 @@ def test_tasks_are_made_of_tasks_before_any_was_tried(tmp_path: Path) -> None:
     result = chain.run(batch_of_tasks("What is 1 + 1?", "What is 1 + 2?"))
     made = {(task.payload["prompt"], task.parent_id) for task in tasks(result)}
     assert made == {
-        ("Add one and one.", 0), ("Add one and one.", 1), ("What is 1 + 1? (0)", 0), ("What is 1 + 2? (0)", 1),
-    }  # fmt: skip
+        ("Add one and one.", 0),
+        ("Add one and one.", 1),
+        ("What is 1 + 1? (0)", 0),
+        ("What is 1 + 2? (0)", 1),
+    }
     assert len({task.task_key for task in tasks(result)}) == 4
 
 

@@ -37,8 +37,11 @@ def test_a_named_answer_column_that_does_not_exist_is_refused_with_the_nearest(t
         r"correct `answer: solution` .*or leave it out; did you mean 'answer'\?$",
     ):
         tasks(
-            tmp_path, [{"question": f"{i}?", "answer": "1", "level": 2} for i in range(rows)], answer="solution", limit=100
-        )  # fmt: skip
+            tmp_path,
+            [{"question": f"{i}?", "answer": "1", "level": 2} for i in range(rows)],
+            answer="solution",
+            limit=100,
+        )
 
 
 def test_the_default_answer_column_may_be_missing(tmp_path: Path) -> None:
@@ -116,9 +119,12 @@ def test_a_column_may_state_what_stays_together(tmp_path: Path) -> None:
 def test_the_numbers_of_a_column_may_state_what_stays_together(tmp_path: Path) -> None:
     rows = [{"question": f"{a} + {b} ="} for a in range(20) for b in range(20)]
     numbers = [
-        {tuple(sorted(task["payload"]["prompt"].split()[:3:2])) for task in tasks(tmp_path, rows, split=split, split_key="numbers:question")}
+        {
+            tuple(sorted(task["payload"]["prompt"].split()[:3:2]))
+            for task in tasks(tmp_path, rows, split=split, split_key="numbers:question")
+        }
         for split in ("train", "validation", "test")
-    ]  # fmt: skip
+    ]
     assert all(numbers) and sum(map(len, numbers)) == len(set.union(*numbers)) == 210
 
 

@@ -117,8 +117,11 @@ def test_the_error_survives_pickling_and_is_found_behind_others() -> None:
     error = TimeLimitError("it did not return", stack="the stack", blocked=True, subject=7)
     copy = pickle.loads(pickle.dumps(error.about("stage 1")))
     assert (str(copy), copy.stack, copy.blocked, copy.subject) == (
-        "stage 1: it did not return.", "the stack", True, 7,
-    )  # fmt: skip
+        "stage 1: it did not return.",
+        "the stack",
+        True,
+        7,
+    )
     outer = ValueError("outer")
     outer.__cause__ = error
     assert time_limit_behind(outer) is error and time_limit_behind(ValueError()) is None

@@ -27,9 +27,15 @@ def measured(*options: str, address_space: int = resource.RLIM_INFINITY) -> tupl
     """Exit code and JSON of a run."""
     command = [sys.executable, "-m", "benchmarks.trainer", "--shapes", "tiny", "--warm-up", "0", "--json", *options]
     ended = subprocess.run(
-        command, cwd=CHECKOUT, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False, env=os.environ | ONE_THREAD,
+        command,
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+        env=os.environ | ONE_THREAD,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (address_space, resource.RLIM_INFINITY)),
-    )  # fmt: skip
+    )
     assert ended.stdout, ended.stderr[-2000:]
     return ended.returncode, json.loads(ended.stdout)
 
@@ -89,8 +95,12 @@ def speed_up_of_the_cut(name: str, ranks: int, copies: int) -> float:
     def most_tokens(num_ranks: int, num_copies: int) -> int:
         batch = make_batch(name, shape).repeated(num_copies, shape.vocab_size)
         cutting = Cutting(
-            max_tokens=16_384, sharing="always", kernel="segments", num_ranks=num_ranks, quadratic_at=12.0 * shape.hidden_size
-        )  # fmt: skip
+            max_tokens=16_384,
+            sharing="always",
+            kernel="segments",
+            num_ranks=num_ranks,
+            quadratic_at=12.0 * shape.hidden_size,
+        )
         rounds = zip(*split_batch(train_batch(batch), cutting), strict=True)
         return sum(max(micro_batch.num_tokens for micro_batch in each) for each in rounds)
 

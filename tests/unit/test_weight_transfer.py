@@ -42,7 +42,9 @@ from tests.support.waiting import PATIENCE_S
 from tests.support.weights import complete_state, write_weights
 
 CONFIG = EngineConfig(dtype="bfloat16", num_threads=1)
-TENSORS: Tensors = [(f"layer.{i}", torch.randn(40 + i, 7, generator=torch.Generator().manual_seed(i))) for i in range(9)]  # fmt: skip
+TENSORS: Tensors = [
+    (f"layer.{i}", torch.randn(40 + i, 7, generator=torch.Generator().manual_seed(i))) for i in range(9)
+]
 
 # A time limit that no test waits for: something else ends the wait before.
 FAR_S = 2 * PATIENCE_S
@@ -62,13 +64,28 @@ class Sending:
         self.group_id = next(_group_ids)
 
     def plan(
-        self, tensors: Tensors, rank: int = 0, *, transfer_id: int = 1, dtype: str = "bfloat16", tied: dict[str, str] | None = None
-    ) -> TransferPlan:  # fmt: skip
+        self,
+        tensors: Tensors,
+        rank: int = 0,
+        *,
+        transfer_id: int = 1,
+        dtype: str = "bfloat16",
+        tied: dict[str, str] | None = None,
+    ) -> TransferPlan:
         """The plan of a member; of the first engine, `rank` is the number of trainers."""
         return TransferPlan(
-            transfer_id=transfer_id, group_id=self.group_id, backend="gloo", host=LOOPBACK, port=self.store.port, num_ranks=self.num_ranks,
-            first_rank=rank, tensors=wire(tensors, self.num_trainers, tied), dtype=dtype, bucket_bytes=4000, timeout_s=self.timeout_s,
-        )  # fmt: skip
+            transfer_id=transfer_id,
+            group_id=self.group_id,
+            backend="gloo",
+            host=LOOPBACK,
+            port=self.store.port,
+            num_ranks=self.num_ranks,
+            first_rank=rank,
+            tensors=wire(tensors, self.num_trainers, tied),
+            dtype=dtype,
+            bucket_bytes=4000,
+            timeout_s=self.timeout_s,
+        )
 
     def send(self, plan: TransferPlan, tensors: Iterable[tuple[str, Tensor]], rank: int = 0) -> Sent:
         tied = [tensor.name for tensor in plan.tensors if tensor.same_as]
@@ -433,7 +450,9 @@ def hash_of(content: bytes) -> int:
 
 def test_the_hash_is_the_formula_of_its_docstring() -> None:
     content = random.Random(1).randbytes(2 * 1024 + 6)
-    numbers = [int.from_bytes(content[i : i + 4], "little", signed=len(content) >= i + 4) for i in range(0, len(content), 4)]  # fmt: skip
+    numbers = [
+        int.from_bytes(content[i : i + 4], "little", signed=len(content) >= i + 4) for i in range(0, len(content), 4)
+    ]
     expected = len(content) + sum(odd(1 + i // 256, 1) * odd(1 + i % 256, 0) * x for i, x in enumerate(numbers))
     assert hash_of(content) % (1 << 64) == expected % (1 << 64)
 
@@ -461,8 +480,9 @@ def test_every_small_change_gives_another_hash(num_words: int) -> None:
     # Two changed signs, as of two weights: where they are alone in the high bits of their words they must not cancel.
     changes += [
         words ^ (one.long() << bit) ^ (two.long() << bit)
-        for one, two in itertools.combinations(bits, 2) for bit in (31, 63)
-    ]  # fmt: skip
+        for one, two in itertools.combinations(bits, 2)
+        for bit in (31, 63)
+    ]
     changes += [torch.cat([words, torch.zeros(1, dtype=torch.int64)]), ~words]
     if num_words > 2:
         changes += [words.roll(1), torch.cat([words[1:2], words[:1], words[2:]]), words.flip(0)]

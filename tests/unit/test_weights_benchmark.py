@@ -29,9 +29,23 @@ LIMIT = {"shape": "tiny", "num_ranks": 2, "broadcast_gb_per_s": 4.0}
 def test_two_plain_receivers_get_what_was_sent() -> None:
     options = ["--shapes", "tiny", "--layouts", "2+2", "--receivers", "plain"]
     ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.weights", *options, "--following", "2", "--json", "--case-seconds", str(PATIENCE_S)],
-        cwd=CHECKOUT, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.weights",
+            *options,
+            "--following",
+            "2",
+            "--json",
+            "--case-seconds",
+            str(PATIENCE_S),
+        ],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stderr[-2000:]
     result = json.loads(ended.stdout)
     (measured,), (limit,) = result["rows"], result["limits"]
@@ -47,9 +61,18 @@ def test_two_plain_receivers_get_what_was_sent() -> None:
 
 def lines(seconds: float, **end: Any) -> list[dict[str, Any]]:
     line = {
-        "seconds": seconds, "join_seconds": 0.5, "send_seconds": seconds, "trainer_seconds": seconds, "pause_seconds": seconds + 0.1,
-        "num_bytes": 2_000_000_000, "num_tensors": 3, "dtype": "bfloat16", "backend": "gloo", "backend_reason": "", "hashes_agree": True,
-    }  # fmt: skip
+        "seconds": seconds,
+        "join_seconds": 0.5,
+        "send_seconds": seconds,
+        "trainer_seconds": seconds,
+        "pause_seconds": seconds + 0.1,
+        "num_bytes": 2_000_000_000,
+        "num_tensors": 3,
+        "dtype": "bfloat16",
+        "backend": "gloo",
+        "backend_reason": "",
+        "hashes_agree": True,
+    }
     return [line | {"seconds": 9.0}, line, line | {"seconds": seconds + 0.2}, line | end]
 
 
@@ -62,7 +85,12 @@ def test_landing_is_what_an_engine_takes_beyond_a_plain_receiver() -> None:
     rows = [row(engine, 3.0, probes_differ=True, weights_agree=True), row(CASE, 1.0)]
     weights_table.complete(rows, [LIMIT])
     for each in rows:
-        assert (each["first_seconds"], each["transfer_seconds"], each["gb_per_s"], each["of_broadcast"]) == (9, 1, 2, 0.5)  # fmt: skip
+        assert (each["first_seconds"], each["transfer_seconds"], each["gb_per_s"], each["of_broadcast"]) == (
+            9,
+            1,
+            2,
+            0.5,
+        )
     assert rows[0]["landing_seconds"] == 2.0 and rows[1]["landing_seconds"] is None
     assert not any(map(weights_table.is_wrong, rows))
 

@@ -102,7 +102,7 @@ def test_ranks_write_their_rows_under_every_name_of_a_tensor(tmp_path: Path, tie
     wire = [
         WireTensor(name, tuple(tensor.shape), tuple(Part(*part) for part in parts.get(name) or [(0, 0, len(tensor))]))
         for name, tensor in tensors.items()
-    ]  # fmt: skip
+    ]
     wire += tied
     places = layout(dict(shapes_of(tuple(wire))), "bfloat16")
     path = tmp_path / "a.safetensors"

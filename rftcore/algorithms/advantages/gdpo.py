@@ -45,9 +45,11 @@ class GDPO(Advantage):
         unknown = sorted(self.config.weights.keys() - set(batch.reward_names))
         if unknown:
             raise ConfigError(
-                "algorithm.advantage.weights names a reward that rollouts do not have", value=unknown[0],
-                allowed=", ".join(batch.reward_names), todo="correct the name",
-            )  # fmt: skip
+                "algorithm.advantage.weights names a reward that rollouts do not have",
+                value=unknown[0],
+                allowed=", ".join(batch.reward_names),
+                todo="correct the name",
+            )
         order_B, last_B = turns_in_time(batch)
         parts_R, group_R = batch.reward_parts_B.double()[order_B[last_B]], batch.group_B[order_B[last_B]]
         sum_R = parts_R.new_zeros(len(parts_R))

@@ -142,8 +142,11 @@ def _none(rewards: Tensor, rollouts: Tensor, tau: float) -> Tensor:
 
 
 _BASELINES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "mean": _mean, "leave-one-out": _leave_one_out, "log-mean-exp": _log_mean_exp, "none": _none,
-}  # fmt: skip
+    "mean": _mean,
+    "leave-one-out": _leave_one_out,
+    "log-mean-exp": _log_mean_exp,
+    "none": _none,
+}
 
 
 def _std(values: Tensor) -> Tensor:

@@ -46,8 +46,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Form = Literal[
-    "sigmoid", "ipo", "hinge", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop", "aot", "sft"
-]  # fmt: skip
+    "sigmoid",
+    "ipo",
+    "hinge",
+    "robust",
+    "exo_pair",
+    "nca_pair",
+    "bco_pair",
+    "sppo_hard",
+    "apo_zero",
+    "apo_down",
+    "discopop",
+    "aot",
+    "sft",
+]
 _SMOOTHED = ("sigmoid", "robust", "exo_pair", "aot")
 
 
@@ -205,6 +217,17 @@ def _sft(pairs: _Pairs) -> Tensor:
 
 
 _LOSSES: dict[Form, Callable[[_Pairs], Tensor]] = {
-    "sigmoid": _sigmoid, "ipo": _ipo, "hinge": _hinge, "robust": _robust, "exo_pair": _exo_pair, "nca_pair": _nca_pair,
-    "bco_pair": _bco_pair, "sppo_hard": _sppo_hard, "apo_zero": _apo_zero, "apo_down": _apo_down, "discopop": _discopop, "aot": _aot, "sft": _sft,
-}  # fmt: skip
+    "sigmoid": _sigmoid,
+    "ipo": _ipo,
+    "hinge": _hinge,
+    "robust": _robust,
+    "exo_pair": _exo_pair,
+    "nca_pair": _nca_pair,
+    "bco_pair": _bco_pair,
+    "sppo_hard": _sppo_hard,
+    "apo_zero": _apo_zero,
+    "apo_down": _apo_down,
+    "discopop": _discopop,
+    "aot": _aot,
+    "sft": _sft,
+}

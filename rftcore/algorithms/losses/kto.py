@@ -42,7 +42,8 @@ class KTO(SequenceTerm):
         gain_S = config.beta * sign_S * (log_ratio_S - view.mismatched_kl.clamp(min=0.0))
         weight_S = sign_S.new_full((), config.undesirable_weight).where(~desirable_S, config.desirable_weight)
         metrics = {
-            "implied_reward": config.beta * log_ratio_S.detach(), "desirable": desirable_S.float(),
+            "implied_reward": config.beta * log_ratio_S.detach(),
+            "desirable": desirable_S.float(),
             "kto_accuracy": (gain_S.detach() > 0).float(),
-        }  # fmt: skip
+        }
         return Loss(weight_S * (-gain_S).sigmoid(), metrics)

@@ -29,6 +29,8 @@ def pair_metrics(rewards_P2: Tensor) -> dict[str, Tensor]:
     chosen_P, rejected_P = rewards_P2.detach().unbind(dim=1)
     margin_P = chosen_P - rejected_P
     return {
-        "chosen_reward": chosen_P, "rejected_reward": rejected_P, "pair_margin": margin_P,
+        "chosen_reward": chosen_P,
+        "rejected_reward": rejected_P,
+        "pair_margin": margin_P,
         "pair_accuracy": (margin_P > 0).float(),
-    }  # fmt: skip
+    }

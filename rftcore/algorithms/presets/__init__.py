@@ -60,9 +60,11 @@ def load_preset(name: str, base_dir: Path | None = None) -> dict[str, Any]:
         known = presets()
         if name not in known:
             raise PluginError(
-                "unknown algorithm", value=name, allowed=", ".join(known),
+                "unknown algorithm",
+                value=name,
+                allowed=", ".join(known),
                 todo=did_you_mean(name, list(known), "for parts of your own write './preset.yaml'"),
-            )  # fmt: skip
+            )
         return known[name].parts
     path = (base_dir or Path.cwd()) / name
     if not path.is_file():

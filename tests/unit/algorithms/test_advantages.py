@@ -63,9 +63,11 @@ class TestGroup:
     def test_rescale_makes_up_for_groups_that_differ_in_nothing(self) -> None:
         # Two of four groups differ, with 4 of 7 rollouts: A is 7 / 4 times as large. A turn does not count for itself.
         batch = step_batch(
-            [1.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 5.0], [0, 0, 1, 1, 2, 3, 3, 3], [0, 1, 0, 1, 0, 0, 0, 1],
+            [1.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 5.0],
+            [0, 0, 1, 1, 2, 3, 3, 3],
+            [0, 1, 0, 1, 0, 0, 0, 1],
             turns=[0, 0, 0, 0, 0, 0, 1, 0],
-        )  # fmt: skip
+        )
         plain = advantages(Group, batch, scale="none")
         found = advantages(Group, batch, scale="none", rescale=True)
         assert found == pytest.approx([7 / 4 * value for value in plain]) and plain[:5] == [0.5, -0.5, 0.0, 0.0, 0.0]

@@ -72,11 +72,21 @@ def make_case(seed: int, *, turns: bool) -> Case:
     rewards[:4] = 0.5  # a group of equal rewards, if it has one turn per rollout
     noise = random.normal(0.0, 0.3, (3, len(old)))
     return Case(
-        group=[g for g, _, _ in places], rollout=[r for _, r, _ in places], turn=[t for _, _, t in places],
-        rewards=rewards.tolist(), step_rewards=random.choice([0.0, 0.3, 1.0], num).tolist(), state=random.integers(0, 3, num).tolist(),
-        baseline=[float(g) / 4 for g, _, _ in places], tokens=tokens, token_rewards=random.normal(0.0, 0.1, len(old)), logprobs=old + noise[0],
-        behavior=old + noise[1], reference=old + noise[2], old_NV=old_NV, chosen=chosen,
-    )  # fmt: skip
+        group=[g for g, _, _ in places],
+        rollout=[r for _, r, _ in places],
+        turn=[t for _, _, t in places],
+        rewards=rewards.tolist(),
+        step_rewards=random.choice([0.0, 0.3, 1.0], num).tolist(),
+        state=random.integers(0, 3, num).tolist(),
+        baseline=[float(g) / 4 for g, _, _ in places],
+        tokens=tokens,
+        token_rewards=random.normal(0.0, 0.1, len(old)),
+        logprobs=old + noise[0],
+        behavior=old + noise[1],
+        reference=old + noise[2],
+        old_NV=old_NV,
+        chosen=chosen,
+    )
 
 
 def by_key(keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:
@@ -331,10 +341,13 @@ def otb(case: Case) -> Losses:
 TURNS = (step_wise_grpo, gigpo, otb)
 TOKEN_REWARDS = (remax, reinforce_plus_plus, reinforce_plus_plus_baseline, *TURNS)
 CHANGES: dict[Callable[[Case], Losses], dict[str, Any]] = {
-    pass_at_k: {"advantage": {"k": 3}}, kl_cov: {"mask": {"share": 0.25}, "loss": {"coef": 0.7}},
+    pass_at_k: {"advantage": {"k": 3}},
+    kl_cov: {"mask": {"share": 0.25}, "loss": {"coef": 0.7}},
     dppo: {"loss": {"high": 0.02, "low": 0.03, "limit": 1.3}, "aggregation": "token-mean"},
-    clip_cov: {"mask": {"share": 1.0, "low": 0.1, "high": 2.0}}, clip_b: {"mask": {"mu": 0.5}}, clip_v: {"mask": {"mu": 0.3, "max_share": 0.1}},
-}  # fmt: skip
+    clip_cov: {"mask": {"share": 1.0, "low": 0.1, "high": 2.0}},
+    clip_b: {"mask": {"mu": 0.5}},
+    clip_v: {"mask": {"mu": 0.3, "max_share": 0.1}},
+}
 PRESETS = (
     opo,
     gpg,
@@ -370,16 +383,25 @@ def test_loss_and_gradient_are_those_of_the_formulas(expected: Callable[[Case], 
 
     algorithm = build_algorithm(expected.__name__, CHANGES.get(expected))
     batch = step_batch(
-        case.rewards, case.group, case.rollout, turns=case.turn, tokens=case.tokens, behavior=case.behavior.tolist(),
-        baseline_rewards_B=torch.tensor(case.baseline), step_rewards_B=torch.tensor(case.step_rewards), state_B=torch.tensor(case.state),
+        case.rewards,
+        case.group,
+        case.rollout,
+        turns=case.turn,
+        tokens=case.tokens,
+        behavior=case.behavior.tolist(),
+        baseline_rewards_B=torch.tensor(case.baseline),
+        step_rewards_B=torch.tensor(case.step_rewards),
+        state_B=torch.tensor(case.state),
         token_rewards_N=torch.from_numpy(case.token_rewards).float() if expected in TOKEN_REWARDS else None,
-    )  # fmt: skip
+    )
     old_NV = torch.from_numpy(case.old_NV)
     signals = Signals(
         old_N=torch.from_numpy(case.old).float() if "old" in algorithm.signals else None,
-        reference_N=torch.from_numpy(case.reference).float(), entropy_N=-(old_NV.exp() * old_NV).sum(dim=1),
-        discriminator_N=expected_discriminator(old_NV), collision_N=old_NV.exp().square().sum(dim=1),
-    )  # fmt: skip
+        reference_N=torch.from_numpy(case.reference).float(),
+        entropy_N=-(old_NV.exp() * old_NV).sum(dim=1),
+        discriminator_N=expected_discriminator(old_NV),
+        collision_N=old_NV.exp().square().sum(dim=1),
+    )
     logprobs_N = torch.from_numpy(case.logprobs).float().requires_grad_()
     index_N = torch.arange(len(case.sequence))
     plan = algorithm.plan(batch, signals)

@@ -384,10 +384,13 @@ class TestBuildAlgorithm:
     @pytest.mark.parametrize(
         "args",
         [
-            {"loss": {"clip": [0.2]}}, {"loss": {"clip": [-0.1, 0.2]}}, {"kl": {"coef": 0.1}},
-            {"loss": {"clip": "wide"}}, {"loss": {"dual_clip": 1.1}},
+            {"loss": {"clip": [0.2]}},
+            {"loss": {"clip": [-0.1, 0.2]}},
+            {"kl": {"coef": 0.1}},
+            {"loss": {"clip": "wide"}},
+            {"loss": {"dual_clip": 1.1}},
         ],
-    )  # fmt: skip
+    )
     def test_refuses_values_that_mean_nothing(self, args: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=r"algorithm\.(loss\.(clip|dual_clip)|kl)"):
             build_algorithm("grpo", args)

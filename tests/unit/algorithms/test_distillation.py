@@ -106,7 +106,7 @@ class TestJSD:
                 + 0.25 * (math.log(0.5 / 0.65) + math.log(0.5 / 0.35)),
             ),
         ],
-    )  # fmt: skip
+    )
     def test_against_numbers(self, beta: float, expected: float) -> None:
         assert JSD(JSDConfig(beta=beta)).read(self.student, self.teacher).tolist() == pytest.approx([expected])
 

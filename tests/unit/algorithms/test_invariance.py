@@ -70,15 +70,28 @@ def cases(draw: st.DrawFn) -> Case:
 
     logprobs_N = -3.0 * torch.rand(sum(tokens), generator=random) - 0.01
     batch = step_batch(
-        draw(some), groups, rollouts, tokens=tokens, turns=turns, behavior=(logprobs_N + noise(0.4)).tolist(),
-        expert=draw(st.lists(st.booleans(), min_size=num, max_size=num)), baseline_rewards_B=torch.tensor(draw(some)),
-        reward_parts_B=torch.tensor([draw(some), draw(some)]).T, reward_names=("right", "short"),
-        step_rewards_B=torch.tensor(draw(some)), state_B=torch.tensor(draw(st.lists(st.integers(0, 3), min_size=num, max_size=num))),
-    )  # fmt: skip
+        draw(some),
+        groups,
+        rollouts,
+        tokens=tokens,
+        turns=turns,
+        behavior=(logprobs_N + noise(0.4)).tolist(),
+        expert=draw(st.lists(st.booleans(), min_size=num, max_size=num)),
+        baseline_rewards_B=torch.tensor(draw(some)),
+        reward_parts_B=torch.tensor([draw(some), draw(some)]).T,
+        reward_names=("right", "short"),
+        step_rewards_B=torch.tensor(draw(some)),
+        state_B=torch.tensor(draw(st.lists(st.integers(0, 3), min_size=num, max_size=num))),
+    )
     signals = Signals(
-        old_N=logprobs_N + noise(0.3), reference_N=logprobs_N + noise(0.3), teacher_N=logprobs_N + noise(0.3),
-        values_N=noise(1.0), entropy_N=noise(1.0).abs(), discriminator_N=noise(0.1), collision_N=noise(0.1).abs(),
-    )  # fmt: skip
+        old_N=logprobs_N + noise(0.3),
+        reference_N=logprobs_N + noise(0.3),
+        teacher_N=logprobs_N + noise(0.3),
+        values_N=noise(1.0),
+        entropy_N=noise(1.0).abs(),
+        discriminator_N=noise(0.1),
+        collision_N=noise(0.1).abs(),
+    )
     micro_batch_B = torch.tensor(draw(st.lists(st.integers(0, 3), min_size=num, max_size=num)))
     order_B = torch.tensor(draw(st.permutations(range(num))))
     return Case(batch, signals, logprobs_N, micro_batch_B, order_B)

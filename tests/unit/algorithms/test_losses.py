@@ -241,11 +241,17 @@ class TestDPPO:
     @pytest.mark.parametrize(
         ("keys", "advantage", "dropped"),
         [
-            ({}, 1.0, [1]), ({}, -1.0, [2]), ({"high": 0.3}, 1.0, []), ({"low": 0.04}, 1.0, [1]), ({"high": 0.04}, 1.0, [0, 1]),
-            ({"divergence": "kl", "low": 0.2, "high": 0.2}, 1.0, [1]), ({"divergence": "kl", "low": 0.2, "high": 0.21}, 1.0, []),
-            ({"divergence": "kl", "low": 0.32, "high": 0.2}, -1.0, [2]), ({"divergence": "kl", "low": 0.33, "high": 0.2}, -1.0, []),
+            ({}, 1.0, [1]),
+            ({}, -1.0, [2]),
+            ({"high": 0.3}, 1.0, []),
+            ({"low": 0.04}, 1.0, [1]),
+            ({"high": 0.04}, 1.0, [0, 1]),
+            ({"divergence": "kl", "low": 0.2, "high": 0.2}, 1.0, [1]),
+            ({"divergence": "kl", "low": 0.2, "high": 0.21}, 1.0, []),
+            ({"divergence": "kl", "low": 0.32, "high": 0.2}, -1.0, [2]),
+            ({"divergence": "kl", "low": 0.33, "high": 0.2}, -1.0, []),
         ],
-    )  # fmt: skip
+    )
     def test_drops_tokens_whose_probability_moved_too_far_in_the_direction_of_the_advantage(
         self, keys: dict[str, Any], advantage: float, dropped: list[int]
     ) -> None:
@@ -265,9 +271,14 @@ POLICY_LOSSES = [
 ]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dppo": [{"divergence": "kl"}],
-    "ppo": [{"level": "sequence"}, {"level": "product"}, {"dual_clip": 3.0}], "reinforce": [{"importance": True}],
-    "rec": [{"weight": "advantage"}, {"mode": "gspo-one-side", "weight": "sequence"}, {"regulariser": "k2", "coef": 1.0}],
-}  # fmt: skip
+    "ppo": [{"level": "sequence"}, {"level": "product"}, {"dual_clip": 3.0}],
+    "reinforce": [{"importance": True}],
+    "rec": [
+        {"weight": "advantage"},
+        {"mode": "gspo-one-side", "weight": "sequence"},
+        {"regulariser": "k2", "coef": 1.0},
+    ],
+}
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,12 @@ class TestM2PO:
     @pytest.mark.parametrize(
         ("threshold", "expected"),
         [
-            (0.3, [True, True, True, True]), (0.04, [True, False, True, True]), (0.01, [False, False, True, True]),
+            (0.3, [True, True, True, True]),
+            (0.04, [True, False, True, True]),
+            (0.01, [False, False, True, True]),
             (1e-9, [False, False, True, False]),
         ],
-    )  # fmt: skip
+    )
     def test_drops_the_largest_moments_until_the_mean_is_below_the_threshold(
         self, threshold: float, expected: list[bool]
     ) -> None:
@@ -61,9 +63,13 @@ class TestM2PO:
         [
             # Moments 0.01, 0.04, 0.09, 1. Means where none is above the first, the second, …: 0.01, (0.01 + 3 · 0.04) / 4 = 0.0325,
             # (0.01 + 0.04 + 2 · 0.09) / 4 = 0.0575, 0.285.
-            (0.3, []), (0.06, [6]), (0.05, [4, 6]), (0.02, [0, 4, 6]), (0.005, [0, 2, 4, 6]),
+            (0.3, []),
+            (0.06, [6]),
+            (0.05, [4, 6]),
+            (0.02, [0, 4, 6]),
+            (0.005, [0, 2, 4, 6]),
         ],
-    )  # fmt: skip
+    )
     def test_one_sided_counts_and_drops_only_tokens_that_a_clip_could_reach(
         self, threshold: float, dropped: list[int]
     ) -> None:

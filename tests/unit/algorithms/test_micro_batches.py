@@ -39,9 +39,15 @@ def signals() -> Signals:
     random = torch.Generator().manual_seed(1)
     numbers = [torch.rand(NUM, generator=random) for _ in range(6)]
     return Signals(
-        old_N=-2.0 * numbers[0], reference_N=-2.0 * numbers[1], teacher_N=-2.0 * numbers[2], values_N=numbers[3], entropy_N=numbers[4],
-        discriminator_N=numbers[5] - 0.5, collision_N=numbers[5], mismatched_kl=torch.tensor(0.3),
-    )  # fmt: skip
+        old_N=-2.0 * numbers[0],
+        reference_N=-2.0 * numbers[1],
+        teacher_N=-2.0 * numbers[2],
+        values_N=numbers[3],
+        entropy_N=numbers[4],
+        discriminator_N=numbers[5] - 0.5,
+        collision_N=numbers[5],
+        mismatched_kl=torch.tensor(0.3),
+    )
 
 
 def leaves() -> dict[str, Tensor]:

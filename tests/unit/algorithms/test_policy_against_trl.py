@@ -38,9 +38,12 @@ def tensors(seed: int) -> dict[str, Tensor]:
 
     logprobs_BT = -3.0 * torch.rand(MASK_BT.shape, generator=random) - 0.01
     return {
-        "logprobs_BT": logprobs_BT.clone().requires_grad_(), "old_BT": logprobs_BT + noise(0.3),
-        "reference_BT": logprobs_BT + noise(0.3), "sampled_BT": logprobs_BT + noise(0.4), "entropy_BT": noise(1.0).abs(),
-    }  # fmt: skip
+        "logprobs_BT": logprobs_BT.clone().requires_grad_(),
+        "old_BT": logprobs_BT + noise(0.3),
+        "reference_BT": logprobs_BT + noise(0.3),
+        "sampled_BT": logprobs_BT + noise(0.4),
+        "entropy_BT": noise(1.0).abs(),
+    }
 
 
 def ours(name: str, changes: dict[str, Any], given: dict[str, Tensor], old: Tensor | None = None) -> Tensor:
@@ -146,8 +149,10 @@ def test_grpo_trainer_has_the_same_advantages_loss_and_gradient(
     check(ours(name, changes, given), expected, given)
     algorithm = build_algorithm(name, changes)
     signals = Signals(
-        old_N=given["old_BT"][MASK_BT].detach(), reference_N=given["reference_BT"][MASK_BT], entropy_N=given["entropy_BT"][MASK_BT]
-    )  # fmt: skip
+        old_N=given["old_BT"][MASK_BT].detach(),
+        reference_N=given["reference_BT"][MASK_BT],
+        entropy_N=given["entropy_BT"][MASK_BT],
+    )
     plan = algorithm.plan(step_batch(REWARDS, GROUPS, [0, 1, 2, 3] * 3, tokens=LENGTHS), signals)
     sequence_N = plan.batch.sequence_N
     torch.testing.assert_close(plan.advantages_N, advantages_B[sequence_N], rtol=0, atol=1e-5)

@@ -119,9 +119,16 @@ def compare_with_dpo_trainer(
     responses = Responses.make(1, lengths)
     settings = {"label_smoothing": 0.0} | theirs
     trainer = bare(
-        DPOTrainer, loss_types=[*form], loss_weights=[*form.values()], f_divergence_type="reverse_kl", ld_alpha=None,
-        precompute_ref_logps=True, use_weighting=False, args=SimpleNamespace(discopop_tau=0.05), **settings,
-    )  # fmt: skip
+        DPOTrainer,
+        loss_types=[*form],
+        loss_weights=[*form.values()],
+        f_divergence_type="reverse_kl",
+        ld_alpha=None,
+        precompute_ref_logps=True,
+        use_weighting=False,
+        args=SimpleNamespace(discopop_tau=0.05),
+        **settings,
+    )
     inputs = {name: value[CHOSEN_FIRST] for name, value in responses.with_prompt().items()}
     chosen, rejected = responses.reference_BT.sum(1)[CHOSEN_FIRST].chunk(2)
     inputs |= {"ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
@@ -129,7 +136,7 @@ def compare_with_dpo_trainer(
     expected = trainer._compute_loss(gives_logprobs(logprobs_BT), inputs, return_outputs=False)
     found = loss_in_parts(
         build_algorithm(preset, {"loss": changes}), responses.batch(), responses.signals, responses.logprobs_N
-    )  # fmt: skip
+    )
     same(found, expected, responses.leaf_BT)
 
 
@@ -151,8 +158,9 @@ def test_pairs_of_other_micro_batches_are_sorted_too_and_those_of_other_updates_
     responses, algorithm = Responses.make(3, LENGTHS), build_algorithm("aot", {"loss": {"beta": 0.4}})
     batch, signals = responses.batch(), responses.signals
     whole, in_parts = (
-        loss_in_parts(algorithm, batch, signals, responses.logprobs_N, parts) for parts in (None, [[4, 5], [0, 1, 6, 7], [2, 3]])
-    )  # fmt: skip
+        loss_in_parts(algorithm, batch, signals, responses.logprobs_N, parts)
+        for parts in (None, [[4, 5], [0, 1, 6, 7], [2, 3]])
+    )
     same(in_parts, whole, responses.leaf_BT)
 
     members_B = torch.arange(8) < 4
@@ -187,9 +195,14 @@ def test_pairs_formed_from_rewards_are_those_of_the_online_dpo_trainer(preset: s
     offsets = np.cumsum([0, *(length + 1 for length in LENGTHS)])
     is_prompt = np.isin(np.arange(offsets[-1]), offsets[:-1])
     batch = TrainBatch.from_packed(
-        token_ids=(np.arange(offsets[-1]) * ~is_prompt, offsets), loss_mask=(~is_prompt, offsets), behavior_logprobs=None,
-        rewards=rewards, group_ids=np.arange(8) // 2, rollout_index=np.arange(8) % 2, state=np.arange(8),
-    )  # fmt: skip
+        token_ids=(np.arange(offsets[-1]) * ~is_prompt, offsets),
+        loss_mask=(~is_prompt, offsets),
+        behavior_logprobs=None,
+        rewards=rewards,
+        group_ids=np.arange(8) // 2,
+        rollout_index=np.arange(8) % 2,
+        state=np.arange(8),
+    )
     # TRL's ipo sums log-ratios, as the paper does.
     changes = {"loss": {"beta": 0.3} | ({"length_normalised": False} if preset == "ipo" else {}), "pairs": {}}
     algorithm = build_algorithm(preset, changes)
@@ -212,16 +225,28 @@ def online_dpo_loss(responses: Responses, rewards_B: Tensor, loss_type: str) -> 
     losses: list[Tensor] = []
     accelerator = SimpleNamespace(gather_for_metrics=lambda x: x, backward=losses.append)
     arguments = SimpleNamespace(
-        use_vllm=False, missing_eos_penalty=None, loss_type=loss_type, torch_empty_cache_steps=None, optim="adamw_torch", n_gpu=1,
+        use_vllm=False,
+        missing_eos_penalty=None,
+        loss_type=loss_type,
+        torch_empty_cache_steps=None,
+        optim="adamw_torch",
+        n_gpu=1,
         gradient_accumulation_steps=1,
-    )  # fmt: skip
+    )
     trainer = bare(
-        OnlineDPOTrainer, args=arguments, accelerator=accelerator, _beta=0.3, stats=defaultdict(list), eos_token_ids=[1], reward_funcs=None,
+        OnlineDPOTrainer,
+        args=arguments,
+        accelerator=accelerator,
+        _beta=0.3,
+        stats=defaultdict(list),
+        eos_token_ids=[1],
+        reward_funcs=None,
         ref_model=SimpleNamespace(logprobs=responses.reference_BT[order]),
         processing_class=SimpleNamespace(batch_decode=lambda ids, **_: [""] * len(ids)),
         _generate=lambda *_: (ids_BT[:, :1], ids_BT[:, :1] + 1, ids_BT, responses.mask_BT[order].long(), None),
-        _forward=lambda of_model, *_: of_model.logprobs, _calculate_rewards_from_functions=lambda **_: rewards_B[order],
-    )  # fmt: skip
+        _forward=lambda of_model, *_: of_model.logprobs,
+        _calculate_rewards_from_functions=lambda **_: rewards_B[order],
+    )
     trainer.training_step(model, {"prompt": ["?"] * 4})
     return losses[0]
 
@@ -258,9 +283,14 @@ class TestKTO:
             "ref_KL_logps": responses.reference_BT.sum(1) - z - around,
         }
         trainer = bare(
-            KTOTrainer, loss_type="kto", beta=0.3, desirable_weight=1.2, undesirable_weight=0.8, calculate_KL=True,
+            KTOTrainer,
+            loss_type="kto",
+            beta=0.3,
+            desirable_weight=1.2,
+            undesirable_weight=0.8,
+            calculate_KL=True,
             precompute_ref_logps=True,
-        )  # fmt: skip
+        )
         model = gives_logprobs(responses.logprobs_BT, responses.reference_BT)
         return trainer._compute_loss(model, inputs, return_outputs=False), trainer._metrics["eval"], responses
 
@@ -304,8 +334,10 @@ class TestFromLogits:
         inputs = {}
         for side, rows in zip(("chosen", "rejected"), order.chunk(2), strict=True):
             inputs |= {
-                f"{side}_input_ids": ids[rows], f"{side}_attention_mask": mask[rows].long(), f"{side}_labels": labels[rows],
-            }  # fmt: skip
+                f"{side}_input_ids": ids[rows],
+                f"{side}_attention_mask": mask[rows].long(),
+                f"{side}_labels": labels[rows],
+            }
         return logits, logprobs_N, inputs, order
 
     def test_orpo_with_chosen_responses_of_one_length_is_that_of_the_orpo_trainer(self) -> None:
@@ -337,8 +369,15 @@ class TestFromLogits:
 
         logits, logprobs_N, inputs, order = self.logits(LENGTHS)
         trainer = bare(
-            CPOTrainer, loss_type="simpo", beta=beta, simpo_gamma=gamma, alpha=0.0, cpo_alpha=0.0, label_smoothing=0.0, pad_token_id=0
-        )  # fmt: skip
+            CPOTrainer,
+            loss_type="simpo",
+            beta=beta,
+            simpo_gamma=gamma,
+            alpha=0.0,
+            cpo_alpha=0.0,
+            label_smoothing=0.0,
+            pad_token_id=0,
+        )
         expected, _ = trainer.get_batch_loss_metrics(gives_logits(logits[order]), inputs)
         algorithm = build_algorithm("simpo", {"loss": {"beta": beta, "gamma": gamma}})
         found = loss_in_parts(algorithm, step_batch([0.0] * 8, list(range(8)), tokens=LENGTHS), Signals(), logprobs_N)
@@ -398,7 +437,5 @@ def test_the_divergence_over_the_vocabulary_is_that_of_the_gkd_trainer(beta: flo
     assert isinstance(algorithm.loss, HeadTerm)
     counted = labels != -100
     read_N = algorithm.loss.read(student[counted], teacher[counted])
-    found = loss_in_parts(
-        algorithm, step_batch([0.0, 0.0], tokens=[3, 1]), Signals(), torch.zeros(4), read_N=read_N
-    )  # fmt: skip
+    found = loss_in_parts(algorithm, step_batch([0.0, 0.0], tokens=[3, 1]), Signals(), torch.zeros(4), read_N=read_N)
     same(found, expected, student)

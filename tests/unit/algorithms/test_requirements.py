@@ -39,8 +39,22 @@ def test_parts_that_do_not_fit_each_other(name: str, changes: dict[str, Any], me
 
 @pytest.mark.parametrize(
     "name",
-    ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_plus_plus_baseline", "opmd", "asymre", "gspo", "step_wise_grpo", "gigpo", "raft", "mix", "online_dpo"],
-)  # fmt: skip
+    [
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "rloo",
+        "reinforce_plus_plus_baseline",
+        "opmd",
+        "asymre",
+        "gspo",
+        "step_wise_grpo",
+        "gigpo",
+        "raft",
+        "mix",
+        "online_dpo",
+    ],
+)
 def test_groups_of_one_are_refused_where_rollouts_are_compared(name: str) -> None:
     with pytest.raises(ConfigError, match="group_size"):
         build_algorithm(name, group_size=1)
@@ -62,7 +76,11 @@ def test_an_algorithm_names_the_columns_that_a_workflow_must_record(name: str, c
     ("name", "changes", "message"),
     [
         ("dpo", {"advantage": "group"}, "dpo, one per pair, reads no advantages.*advantage: null.*such as ppo"),
-        ("grpo", {"kl": {"coef": 0.1}}, "a coefficient without an estimator does nothing.*k1, k2, k3, abs or corrected"),
+        (
+            "grpo",
+            {"kl": {"coef": 0.1}},
+            "a coefficient without an estimator does nothing.*k1, k2, k3, abs or corrected",
+        ),
         ("grpo", {"kl": {"type": "k3", "coef": -0.1}}, r"kl\.coef.*greater than or equal to 0"),
         ("grpo", {"kl": {"type": "k3", "coef": math.nan}}, r"kl\.coef.*finite number"),
         ("grpo", {"entropy": {"coef": math.inf}}, r"entropy\.coef.*finite number"),
@@ -75,7 +93,7 @@ def test_an_algorithm_names_the_columns_that_a_workflow_must_record(name: str, c
         ("grpo", {"loss": {"clop": 0.2}}, r"clop.*(did you mean clip|allowed: .*clip)"),
         ("grpo", {"advantges": "group"}, r"advantges.*(did you mean advantage|allowed: .*advantage)"),
     ],
-)  # fmt: skip
+)
 def test_keys_and_numbers_that_cannot_be_meant(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s){message}"):
         build_algorithm(name, changes)
@@ -87,12 +105,16 @@ class TestInputs:
         [
             ("gigpo", {}, r"gigpo reads state_hash .*'single_turn' records no inputs; .*turn\.record\(state=…\)"),
             ("on_policy_distillation", {}, "teacher_logprobs.*set algorithm.teacher to a model"),
-            ("remax", {"greedy_baseline": False}, "explorer.greedy_baseline prevents that .got False.; allowed: true.*rloo"),
+            (
+                "remax",
+                {"greedy_baseline": False},
+                "explorer.greedy_baseline prevents that .got False.; allowed: true.*rloo",
+            ),
             ("remax", {"engine": "none"}, "explorer.engine prevents that"),
             ("remax", {"workflow": "demonstration"}, "explorer.workflow prevents that"),
             ("remax", {"temperature": 0}, "explorer.temperature prevents that.*above 0"),
         ],
-    )  # fmt: skip
+    )
     def test_that_no_rollout_of_the_run_can_bring_are_refused(
         self, name: str, explorer: dict[str, Any], message: str
     ) -> None:
@@ -126,10 +148,18 @@ def test_a_reward_that_is_missing_is_refused_for_a_rollout_and_not_for_an_expert
 
 def test_the_signals_of_presets() -> None:
     expected = {
-        "grpo": {"behavior"}, "ppo": {"behavior", "reference", "values"}, "reinforce": set(), "raft": set(), "opmd": set(),
-        "reinforce_plus_plus": {"behavior", "reference"}, "m2po": {"behavior", "old"}, "clip_b": {"old", "entropy"},
-        "clip_v": {"old", "entropy", "discriminator"}, "topr": {"behavior"}, "mix": {"behavior"},
-    }  # fmt: skip
+        "grpo": {"behavior"},
+        "ppo": {"behavior", "reference", "values"},
+        "reinforce": set(),
+        "raft": set(),
+        "opmd": set(),
+        "reinforce_plus_plus": {"behavior", "reference"},
+        "m2po": {"behavior", "old"},
+        "clip_b": {"old", "entropy"},
+        "clip_v": {"old", "entropy", "discriminator"},
+        "topr": {"behavior"},
+        "mix": {"behavior"},
+    }
     assert {name: build_algorithm(name).signals for name in expected} == expected
 
 

@@ -28,9 +28,12 @@ def batch_of(*experiences: tuple[list[int], list[int]]) -> TrainBatch:
 def sequences(batch: TrainBatch) -> list[tuple[list[int], list[int]]]:
     """Tokens, and places that count, of each experience."""
     return [
-        (batch.token_ids_BT[b, : int(batch.attention_mask_BT[b].sum())].tolist(), batch.loss_mask_BT[b].nonzero()[:, 0].tolist())
+        (
+            batch.token_ids_BT[b, : int(batch.attention_mask_BT[b].sum())].tolist(),
+            batch.loss_mask_BT[b].nonzero()[:, 0].tolist(),
+        )
         for b in range(batch.num_experiences)
-    ]  # fmt: skip
+    ]
 
 
 def test_in_a_whole_batch_all_tokens_count_but_the_first() -> None:
@@ -38,8 +41,10 @@ def test_in_a_whole_batch_all_tokens_count_but_the_first() -> None:
     found = whole(batch)
     assert sequences(found) == [([1, 2, 3], [1, 2]), ([4, 5, 6, 7], [1, 2, 3]), ([8, 9], [1])]
     assert found.behavior_logprobs_BT.isnan().tolist() == [
-        [False, True, False, False], [False] * 4, [False, True, False, False],
-    ]  # fmt: skip
+        [False, True, False, False],
+        [False] * 4,
+        [False, True, False, False],
+    ]
 
 
 def test_in_a_scored_batch_only_the_place_after_the_last_token_counts() -> None:

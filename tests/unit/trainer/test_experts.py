@@ -73,9 +73,14 @@ def grpo_loss(model: PreTrainedModel, batch: TrainBatch) -> Tensor:
     return torch.cat(terms).mean()
 
 
-@pytest.mark.parametrize("settings", [
-    {"share_prompts": False}, {"max_tokens_per_microbatch": 30}, {"max_tokens_per_microbatch": 1, "gradient_checkpointing": True},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"share_prompts": False},
+        {"max_tokens_per_microbatch": 30},
+        {"max_tokens_per_microbatch": 1, "gradient_checkpointing": True},
+    ],
+)
 def test_the_loss_and_its_gradient_are_those_of_plain_transformers(moe_path: Path, settings: dict[str, Any]) -> None:
     batch = make_batch(1)
     learner = Learner(str(moe_path), config(max_grad_norm=None, **settings), build_algorithm("grpo"), 0)

@@ -53,11 +53,18 @@ def waits_of(function: Callable[[], object]) -> Counter[str]:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x.sum().item(), lambda x: x.unique(), lambda x: x.nonzero(), lambda x: x[x > 1], lambda x: x.bincount(),
-        lambda x: x.repeat_interleave(x), lambda x: x.masked_select(x > 1), lambda x: bool((x > 1).any()),
-        lambda x: x.index_put_((x > 1,), x.sum()), lambda x: torch.equal(x, x),
+        lambda x: x.sum().item(),
+        lambda x: x.unique(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 1],
+        lambda x: x.bincount(),
+        lambda x: x.repeat_interleave(x),
+        lambda x: x.masked_select(x > 1),
+        lambda x: bool((x > 1).any()),
+        lambda x: x.index_put_((x > 1,), x.sum()),
+        lambda x: torch.equal(x, x),
     ],
-)  # fmt: skip
+)
 def test_operations_that_a_gpu_would_be_waited_for_are_seen(function: Callable[[Tensor], object]) -> None:
     assert waits_of(lambda: function(torch.tensor([1, 2, 2])))
 

@@ -401,10 +401,13 @@ class TestBackends:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Gemma2Config", "caps attention scores"), ("GptOssConfig", "has sinks"), ("BloomConfig", "computes attention itself"),
-        ("Qwen3NextConfig", "carry a state"), ("MambaConfig", "carry a state"),
+        ("Gemma2Config", "caps attention scores"),
+        ("GptOssConfig", "has sinks"),
+        ("BloomConfig", "computes attention itself"),
+        ("Qwen3NextConfig", "carry a state"),
+        ("MambaConfig", "carry a state"),
     ],
-)  # fmt: skip
+)
 def test_a_model_whose_attention_cannot_be_packed_is_refused(name: str, reason: str, tmp_path: Path) -> None:
     getattr(transformers, name)().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=reason):

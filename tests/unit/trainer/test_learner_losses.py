@@ -27,8 +27,10 @@ def gradients(learner: Learner, batch: TrainBatch) -> tuple[dict[str, Tensor], d
     """The gradient of an update, seen just before the optimizer uses it, and its metrics."""
     seen: dict[str, Tensor] = {}
     handle = learner.optimizer.register_step_pre_hook(
-        lambda *_: seen.update({name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None})
-    )  # fmt: skip
+        lambda *_: seen.update(
+            {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+        )
+    )
     metrics = learner.update(batch, 1)
     handle.remove()
     return seen, metrics
@@ -229,10 +231,13 @@ class TestDivergenceFromATeacher:
 @pytest.mark.parametrize(
     ("preset", "changes", "paired", "metric"),
     [
-        ("ipo", {}, True, "pair_accuracy"), ("dpo_hinge", {"beta": 1.0}, True, "pair_accuracy"), ("orpo", {}, True, "pair_margin"),
-        ("simpo", {}, True, "pair_accuracy"), ("kto", {}, False, "kto_accuracy"),
+        ("ipo", {}, True, "pair_accuracy"),
+        ("dpo_hinge", {"beta": 1.0}, True, "pair_accuracy"),
+        ("orpo", {}, True, "pair_margin"),
+        ("simpo", {}, True, "pair_accuracy"),
+        ("kto", {}, False, "kto_accuracy"),
     ],
-)  # fmt: skip
+)
 def test_each_preference_loss_learns_its_batch(
     model_path: str, preset: str, changes: dict[str, Any], paired: bool, metric: str
 ) -> None:

@@ -227,10 +227,17 @@ def test_schedules(model_path: str, schedule: str, expected: list[float]) -> Non
 def test_tensors_that_experiences_brought_reach_the_algorithm() -> None:
     offsets = np.array([0, 3, 5])
     batch = TrainBatch.from_packed(
-        token_ids=(np.arange(5), offsets), loss_mask=(np.array([0, 1, 1, 0, 1], bool), offsets), behavior_logprobs=None,
-        rewards=[0.0, 1.0], group_ids=[1, 1], rollout_index=[0, 1], turn_index=[0, 2],
-        token_rewards=(np.arange(5.0), offsets), step_rewards=np.array([0.5, 0.25]), state=np.array([2**62, -7]),
-    )  # fmt: skip
+        token_ids=(np.arange(5), offsets),
+        loss_mask=(np.array([0, 1, 1, 0, 1], bool), offsets),
+        behavior_logprobs=None,
+        rewards=[0.0, 1.0],
+        group_ids=[1, 1],
+        rollout_index=[0, 1],
+        turn_index=[0, 2],
+        token_rewards=(np.arange(5.0), offsets),
+        step_rewards=np.array([0.5, 0.25]),
+        state=np.array([2**62, -7]),
+    )
     flat = batch.for_algorithm(4)
     assert flat.token_rewards_N is not None and flat.token_rewards_N.tolist() == [1.0, 2.0, 4.0]
     assert flat.step_rewards_B is not None and flat.step_rewards_B.tolist() == [0.5, 0.25]

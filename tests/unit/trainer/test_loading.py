@@ -32,8 +32,10 @@ NUM_RANKS = 2
 MIB = 2**20
 _M_MMAP_THRESHOLD = -3  # malloc.h
 CASES: dict[str, dict[str, Any]] = {
-    "float32": {}, "lora": {"lora": {"rank": 8, "alpha": 8}, "dtype": "bfloat16"}, "experts": {}
-}  # fmt: skip
+    "float32": {},
+    "lora": {"lora": {"rank": 8, "alpha": 8}, "dtype": "bfloat16"},
+    "experts": {},
+}
 
 
 def own_bytes() -> int:
@@ -174,12 +176,14 @@ def test_a_critic_that_lost_its_head_is_not_given_a_new_one(tmp_path: Path) -> N
 
 EXPERT = "model.layers.1.mlp.experts.2.gate_proj.weight"
 OTHER_EXPERTS: dict[str, Callable[[dict[str, Tensor]], object]] = {
-    f"{EXPERT} has the shape (1, 64), and by config.json it has (48, 64)": lambda found: found.update({EXPERT: torch.ones(1, 64)}),
+    f"{EXPERT} has the shape (1, 64), and by config.json it has (48, 64)": lambda found: found.update(
+        {EXPERT: torch.ones(1, 64)}
+    ),
     f"{EXPERT} has the shape (24, 64), and by config.json": lambda found: found.update({EXPERT: torch.ones(24, 64)}),
     "by config.json there is no model.layers.0.mlp.experts.4.": lambda found: found.update(
         {name.replace("experts.3.", "experts.4."): tensor.clone() for name, tensor in found.items()}
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("said", OTHER_EXPERTS)

@@ -50,8 +50,13 @@ from tests.support.models import make_tiny_model, make_tiny_moe
 from tests.support.published_models import LLAMA_8B, QWEN_1_5B
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 320,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
 QWEN = model_shape(QWEN_1_5B.to_dict())
 LLAMA = model_shape(LLAMA_8B.to_dict())
 

@@ -23,8 +23,13 @@ from rftdata.errors import ConfigError, ModelError
 from tests.support.published_models import LLAMA_8B, QWEN_1_5B, QWEN_8B
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 1000, "hidden_size": 96, "intermediate_size": 224, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
-}  # fmt: skip
+    "vocab_size": 1000,
+    "hidden_size": 96,
+    "intermediate_size": 224,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
 CONFIGS = [
     LLAMA_8B,
     LlamaConfig(**SIZES, tie_word_embeddings=True),

@@ -165,9 +165,13 @@ class TestSplitBatch:
 
     def test_a_rank_without_experiences_passes_beside_the_others(self) -> None:
         shares = split_batch(make_batch([([1, 2], [3])]), Cutting(max_tokens=10, num_ranks=3, kernel="rows"))
-        assert [[(len(micro.index_N), micro.num_tokens, len(micro.token_ids_L)) for micro in share] for share in shares] == [
-            [(1, 2, 2)], [(0, 0, 1)], [(0, 0, 1)],
-        ]  # fmt: skip
+        assert [
+            [(len(micro.index_N), micro.num_tokens, len(micro.token_ids_L)) for micro in share] for share in shares
+        ] == [
+            [(1, 2, 2)],
+            [(0, 0, 1)],
+            [(0, 0, 1)],
+        ]
 
 
 class TestPairs:
@@ -189,9 +193,14 @@ class TestPairs:
         column = (np.array([1, 2]), np.array([0, 2]))
         with pytest.raises(ValueError, match="1 experiences are no whole number of pairs"):
             TrainBatch.from_packed(
-                token_ids=column, loss_mask=(np.ones(2, bool), np.array([0, 2])), behavior_logprobs=None, rewards=[0.0],
-                group_ids=[0], rollout_index=[0], paired=True,
-            )  # fmt: skip
+                token_ids=column,
+                loss_mask=(np.ones(2, bool), np.array([0, 2])),
+                behavior_logprobs=None,
+                rewards=[0.0],
+                group_ids=[0],
+                rollout_index=[0],
+                paired=True,
+            )
 
 
 pairs = st.tuples(st.lists(st.integers(1, 3), max_size=6), st.lists(st.integers(1, 9), max_size=5))
@@ -199,9 +208,12 @@ pairs = st.tuples(st.lists(st.integers(1, 3), max_size=6), st.lists(st.integers(
 
 @settings(max_examples=200, deadline=None)
 @given(
-    experiences=st.lists(pairs, min_size=1, max_size=12), max_tokens=st.integers(1, 40), sharing=st.sampled_from(["never", "rows", "always"]),
-    kernel=st.sampled_from(["segments", "rows"]), num_ranks=st.integers(1, 3),
-)  # fmt: skip
+    experiences=st.lists(pairs, min_size=1, max_size=12),
+    max_tokens=st.integers(1, 40),
+    sharing=st.sampled_from(["never", "rows", "always"]),
+    kernel=st.sampled_from(["segments", "rows"]),
+    num_ranks=st.integers(1, 3),
+)
 def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past(
     experiences: list[tuple[list[int], list[int]]], max_tokens: int, sharing: Sharing, kernel: Kernel, num_ranks: int
 ) -> None:
@@ -237,9 +249,15 @@ def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past
 
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
 LAYERS = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2}
 
 
@@ -251,10 +269,17 @@ def family(model_type: str, **settings: Any) -> PretrainedConfig:
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("recurrent_gemma", "carry a state"), ("mimo_v2_flash", "sinks"), ("granite_swa", "sinks"), ("granitemoe_swa", "sinks"),
-        ("doge", "masks attention"), ("nemotron", "belong together"), ("gemma2", "caps attention"), ("gpt_oss", "sinks"), ("bloom", "computes attention"),
+        ("recurrent_gemma", "carry a state"),
+        ("mimo_v2_flash", "sinks"),
+        ("granite_swa", "sinks"),
+        ("granitemoe_swa", "sinks"),
+        ("doge", "masks attention"),
+        ("nemotron", "belong together"),
+        ("gemma2", "caps attention"),
+        ("gpt_oss", "sinks"),
+        ("bloom", "computes attention"),
     ],
-)  # fmt: skip
+)
 def test_families_that_cannot_be_packed_are_refused_by_name(model_type: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=rf"{reason}.*got '{model_type}'"):
         refuse_unpackable(CONFIG_MAPPING[model_type]())
@@ -283,35 +308,75 @@ def test_the_trial_finds_families_that_cannot_be_packed_without_their_name(
 @pytest.mark.parametrize(
     "config",
     [
-        family("llama"), family("qwen3"), family("gpt2"), family("persimmon", num_key_value_heads=4), family("phi"), family("gemma3_text", **LAYERS),
+        family("llama"),
+        family("qwen3"),
+        family("gpt2"),
+        family("persimmon", num_key_value_heads=4),
+        family("phi"),
+        family("gemma3_text", **LAYERS),
         family("cohere2", **LAYERS),
-        family("deepseek_v3", q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, n_routed_experts=4,
-               num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1, moe_intermediate_size=16, head_dim=4, num_key_value_heads=4),
+        family(
+            "deepseek_v3",
+            q_lora_rank=8,
+            kv_lora_rank=8,
+            qk_nope_head_dim=8,
+            qk_rope_head_dim=4,
+            v_head_dim=8,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            first_k_dense_replace=1,
+            moe_intermediate_size=16,
+            head_dim=4,
+            num_key_value_heads=4,
+        ),
     ],
     ids=lambda config: config.model_type,
-)  # fmt: skip
+)
 def test_the_trial_passes_families_that_can_be_packed(config: PretrainedConfig) -> None:
     assert try_packing(config) is None
 
 
 MIXTRAL = {
-    "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 32,
-}  # fmt: skip
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 32,
+}
 DEEPSEEK_V3 = {
-    "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8,
-    "topk_group": 4, "num_attention_heads": 128, "num_key_value_heads": 128, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128, "v_head_dim": 128, "head_dim": 64, "first_k_dense_replace": 0, "num_hidden_layers": 61,
-}  # fmt: skip
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "head_dim": 64,
+    "first_k_dense_replace": 0,
+    "num_hidden_layers": 61,
+}
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        family("mixtral", **MIXTRAL), family("qwen3_moe", hidden_size=4096, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=1536),
-        family("deepseek_v3", **DEEPSEEK_V3), family("llama", hidden_size=16384, intermediate_size=65536, num_attention_heads=128, num_key_value_heads=8),
+        family("mixtral", **MIXTRAL),
+        family("qwen3_moe", hidden_size=4096, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=1536),
+        family("deepseek_v3", **DEEPSEEK_V3),
+        family("llama", hidden_size=16384, intermediate_size=65536, num_attention_heads=128, num_key_value_heads=8),
     ],
     ids=lambda config: config.model_type,
-)  # fmt: skip
+)
 def test_a_model_with_large_layers_is_tried_with_fewer_experts_and_narrower_ones(config: PretrainedConfig) -> None:
     assert try_packing(config) is None
 
@@ -334,10 +399,14 @@ def test_a_model_with_a_short_context_is_tried_within_it() -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (family("llama"), True), (family("gpt2"), True), (family("llama", head_dim=256), True), (family("llama", head_dim=512), False),
-        (family("llama", head_dim=None, hidden_size=400), False), (family("deepseek_v3", **DEEPSEEK_V3), False),
+        (family("llama"), True),
+        (family("gpt2"), True),
+        (family("llama", head_dim=256), True),
+        (family("llama", head_dim=512), False),
+        (family("llama", head_dim=None, hidden_size=400), False),
+        (family("deepseek_v3", **DEEPSEEK_V3), False),
     ],
-)  # fmt: skip
+)
 def test_flash_attention_is_for_heads_that_it_has_kernels_for(config: PretrainedConfig, expected: bool) -> None:
     assert suits_flash(config) is expected
 

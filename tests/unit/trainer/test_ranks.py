@@ -95,9 +95,18 @@ class Sending:
         self.group_id = next(_group_ids)
         self.receiver = TransferReceiver()
         self.plan = TransferPlan(
-            transfer_id=1, group_id=self.group_id, backend="gloo", host=LOOPBACK, port=self.store.port, num_ranks=group.num_ranks + 1,
-            first_rank=0, tensors=group.weight_tensors(), dtype="float32", bucket_bytes=1 << 15, timeout_s=timeout_s,
-        )  # fmt: skip
+            transfer_id=1,
+            group_id=self.group_id,
+            backend="gloo",
+            host=LOOPBACK,
+            port=self.store.port,
+            num_ranks=group.num_ranks + 1,
+            first_rank=0,
+            tensors=group.weight_tensors(),
+            dtype="float32",
+            bucket_bytes=1 << 15,
+            timeout_s=timeout_s,
+        )
 
     def send(self, group: LearnerGroup, takes: int | None = None) -> dict[str, Tensor]:
         """Send once; what arrived.

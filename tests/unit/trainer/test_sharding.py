@@ -112,9 +112,15 @@ def saved(model: PreTrainedModel, folder: Path) -> str:
 
 
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "dtype": "float32",
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "dtype": "float32",
+}
 
 
 @pytest.fixture(scope="module")
@@ -154,12 +160,16 @@ def by_two(
     jobs: list[Job] = [(case, case, model_path, {}) for case in CASES]
     split = {"num_gpus": NUM_RANKS, "tensor_parallel": NUM_RANKS}
     jobs += [
-        ("lora", "grpo", model_path, LORA), ("split heads", "grpo", model_path, split), ("split heads, teacher", "jsd", model_path, split),
+        ("lora", "grpo", model_path, LORA),
+        ("split heads", "grpo", model_path, split),
+        ("split heads, teacher", "jsd", model_path, split),
         ("recomputed activations", "grpo", model_path, {"gradient_checkpointing": True}),
         ("one pass", "grpo", model_path, {"max_tokens_per_microbatch": 10_000}),
         (DROPOUT, "grpo", model_path, {"lora": {"rank": 4, "alpha": 8, "dropout": 0.5}}),
-        ("split heads, qwen3", "grpo", qwen3_path, split), (ONE_ROW, ONE_ROW, phi_path, {}), (EXPERTS, "grpo", moe_path, {}),
-    ]  # fmt: skip
+        ("split heads, qwen3", "grpo", qwen3_path, split),
+        (ONE_ROW, ONE_ROW, phi_path, {}),
+        (EXPERTS, "grpo", moe_path, {}),
+    ]
     run_ranks(run_rank, NUM_RANKS, folder, moved_path, phi_path, jobs)
     first, second = (torch.load(folder / f"{rank}.pt") for rank in range(NUM_RANKS))
     for job, (metrics, weights, _) in first.items():
@@ -191,9 +201,12 @@ def same(found: Trained, expected: Trained) -> None:
                 compared = certain(name, found[2], expected[2], tensor)
             num_compared, num_all = num_compared + int(compared.sum()), num_all + compared.numel()
             torch.testing.assert_close(
-                ours_by_name[name][compared], tensor[compared], rtol=1e-3, atol=2e-4,
+                ours_by_name[name][compared],
+                tensor[compared],
+                rtol=1e-3,
+                atol=2e-4,
                 msg=lambda text, name=name: f"{name}: {text}",
-            )  # fmt: skip
+            )
     assert num_compared > 0.95 * num_all
 
 

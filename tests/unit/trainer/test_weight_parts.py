@@ -29,16 +29,21 @@ from tests.support.weights import weights_of
 NUM_RANKS = 4
 # Neither the vocabulary of 50 nor the 6 experts are multiples of the ranks.
 CASES: dict[str, dict[str, Any]] = {
-    "rows": {"num_gpus": 4}, "rows and heads": {"num_gpus": 4, "tensor_parallel": 2},
-    "adapters": {"num_gpus": 4, "lora": {"rank": 2, "alpha": 8}}, "experts": {"num_gpus": 4},
+    "rows": {"num_gpus": 4},
+    "rows and heads": {"num_gpus": 4, "tensor_parallel": 2},
+    "adapters": {"num_gpus": 4, "lora": {"rank": 2, "alpha": 8}},
+    "experts": {"num_gpus": 4},
     "experts, adapters": {"num_gpus": 4, "lora": {"rank": 2, "alpha": 8}},
-}  # fmt: skip
+}
 TIED = [True, False]
 # Name, shape and placements over 2 × 2 ranks.
 OTHERS: list[tuple[str, tuple[int, ...], tuple[Placement, Placement]]] = [
-    ("copies of halves", (7, 3), (Replicate(), Shard(0))), ("copies", (5,), (Replicate(), Replicate())),
-    ("columns", (3, 8), (Shard(1), Replicate())), ("blocks", (6, 6), (Shard(0), Shard(1))), ("fewer rows than ranks", (1, 2), (Shard(0), Shard(0))),
-]  # fmt: skip
+    ("copies of halves", (7, 3), (Replicate(), Shard(0))),
+    ("copies", (5,), (Replicate(), Replicate())),
+    ("columns", (3, 8), (Shard(1), Replicate())),
+    ("blocks", (6, 6), (Shard(0), Shard(1))),
+    ("fewer rows than ranks", (1, 2), (Shard(0), Shard(0))),
+]
 
 Found = tuple[tuple[WireTensor, ...], list[HeldRows], dict[str, Tensor]]
 
@@ -55,15 +60,26 @@ def whole_weights(learner: Learner) -> dict[str, Tensor]:
     """The weights by torch's own gathering, under the names of the checkpoint."""
     layout = CheckpointLayout(learner.model)
     return {
-        part: tensor.clone() for name, weight in learner.policy._weights() for part, tensor in layout.tensors(name, full(weight))
-    }  # fmt: skip
+        part: tensor.clone()
+        for name, weight in learner.policy._weights()
+        for part, tensor in layout.tensors(name, full(weight))
+    }
 
 
 def plan_of(tensors: tuple[WireTensor, ...]) -> TransferPlan:
     return TransferPlan(
-        transfer_id=1, group_id=1, backend="gloo", host="", port=0, num_ranks=NUM_RANKS, first_rank=0, tensors=tensors, dtype="float32",
-        bucket_bytes=1, timeout_s=1,
-    )  # fmt: skip
+        transfer_id=1,
+        group_id=1,
+        backend="gloo",
+        host="",
+        port=0,
+        num_ranks=NUM_RANKS,
+        first_rank=0,
+        tensors=tensors,
+        dtype="float32",
+        bucket_bytes=1,
+        timeout_s=1,
+    )
 
 
 def run_rank(rank: int, folder: Path) -> None:
@@ -161,8 +177,9 @@ def test_each_expert_is_sent_by_the_rank_that_has_it(by_four: list[dict[str, Fou
     assert all(torch.equal(whole[name], tensor) for name, tensor in stored.items())
     senders = {
         int(tensor.name.split(".")[5]): {part.sender for part in tensor.parts}
-        for tensor in tensors if ".experts." in tensor.name
-    }  # fmt: skip
+        for tensor in tensors
+        if ".experts." in tensor.name
+    }
     assert senders == {expert: {expert // 2} for expert in range(6)}
 
 
@@ -188,5 +205,9 @@ def test_placements_that_are_not_rows_are_gathered_and_copies_divided(by_four: l
     assert all(torch.equal(result[name], tensor) for name, tensor in ranks[0][2].items())
     senders = {tensor.name: [part.sender for part in tensor.parts] for tensor in ranks[0][0]}
     assert senders == {
-        "copies of halves": [0, 2, 1, 3], "copies": [0, 1, 2], "columns": [0, 1, 2], "blocks": [0, 1, 2, 3], "fewer rows than ranks": [0],
-    }  # fmt: skip
+        "copies of halves": [0, 2, 1, 3],
+        "copies": [0, 1, 2],
+        "columns": [0, 1, 2],
+        "blocks": [0, 1, 2, 3],
+        "fewer rows than ranks": [0],
+    }
