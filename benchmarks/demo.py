@@ -28,9 +28,9 @@ from typing import Any
 import yaml
 
 import rftdata
+from rftdata.attempts.evaluations import validation_scores
 from rftdata.config import merged
-from rftdata.durable_files import write_whole
-from rftdata.training.evaluations import validation_scores
+from rftdata.files.durable import write_whole
 
 _ROOT = Path(__file__).resolve().parent.parent
 _EXAMPLE = _ROOT / "examples" / "grpo_reasoning"

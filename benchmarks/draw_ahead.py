@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 import rftdata
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftcore.run.prepare import stored_config
+from rftcore.trainer.device_turns import trainer_turns
 from rftcore.trainer.role import TrainerRole
-from rftcore.trainer.turns import trainer_turns
 from rftdata import Buffer, Group, Rollout, Sequence
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from tests.support.models import make_tiny_model
 
 GROUPS, GROUP_SIZE, PROMPT_TOKENS = 32, 8, 200

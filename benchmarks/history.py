@@ -39,7 +39,7 @@ from benchmarks.history_buffer import add_run
 from benchmarks.history_commands import measure_commands
 from rftdata import Buffer
 from rftdata.config import BufferConfig
-from rftdata.inspection import tables
+from rftdata.reports.inspection import tables
 from scripts.cookbook_answers import PAGE, QUESTION
 
 _TIMES = 3

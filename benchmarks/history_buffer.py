@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 from benchmarks.peers.rftdata_buffer import as_groups
 from benchmarks.workload import GROUP_SIZE, make_samples
 from rftdata import Buffer
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.evaluations import Answer, claim_evaluation, finish_evaluation, plan_evaluations, questions
 from rftdata.labels import set_rewards
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.processes import own_process
 from rftdata.run import Run
-from rftdata.training.attempt import Attempt
-from rftdata.training.evaluations import Answer, claim_evaluation, finish_evaluation, plan_evaluations, questions
 
 VERSION = "history"
 _AT_ONCE, _BATCH_GROUPS, _CHECKPOINT_EVERY, _VALIDATIONS = 512, 8, 50, 5

@@ -43,12 +43,12 @@ import rftdata
 from benchmarks.layout import Layout, layouts, too_few_gpus
 from benchmarks.trainer import names
 from benchmarks.trainer_table import aligned
-from rftcore.config import load_config
+from rftcore.config.run import load_config
 from rftcore.reporting.equal_score import measured, to_target
 from rftcore.run.gpus import local_gpus
 from rftdata.errors import RftError
 from rftdata.postgres.embedded import EmbeddedServer
-from rftdata.results import RunResults
+from rftdata.reports.results import RunResults
 from tests.support.command_line import rft_command, rft_environment
 
 _CONFIG = Path(__file__).resolve().parent.parent / "examples" / "grpo_reasoning" / "gpu.yaml"

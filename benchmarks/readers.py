@@ -329,18 +329,16 @@ def summary(results: dict[str, list[dict[str, Any]]], steps: int, rows: int) -> 
     def last(one: dict[str, Any]) -> float:
         return float(one["loop"]["steps_per_s_by_quarter"][-1])
 
+    def parts(reader: str, key: str) -> dict[str, float]:
+        return {part: median(reader, lambda one: one["loop"][key][part]) for part in ("write", "verdict", "draw")}
+
     found: dict[str, Any] = {}
     for reader, rounds in results.items():
         found[reader] = {
             "steps_per_s": median(reader, lambda one: one["loop"]["steps_per_s"]),
             "steps_per_s_last_quarter": median(reader, last),
-            **{
-                key: {
-                    part: median(reader, lambda one, k=key, p=part: one["loop"][k][p])
-                    for part in ("write", "verdict", "draw")
-                }  # type: ignore[misc]
-                for key in ("ms", "ms_last_quarter")
-            },
+            "ms": parts(reader, "ms"),
+            "ms_last_quarter": parts(reader, "ms_last_quarter"),
             **{
                 kind: {name: statistics.median(one[kind][name] for one in rounds) for name in rounds[0][kind]}
                 for kind in rounds[0]

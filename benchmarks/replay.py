@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.algorithms import course_of, mean, prepare_seed
-from rftdata.durable_files import write_whole
+from rftdata.files.durable import write_whole
 
 _VALUE = "mean_reward * (1 - mean_reward)"
 _CORRECTION = {"correction": {"name": "truncate", "high": 2.0}}

@@ -11,12 +11,12 @@ import numpy as np
 
 from benchmarks.selection import sorting
 from rftcore.algorithms import build_algorithm
-from rftcore.trainer.drawn import ARRAYS, train_batch
+from rftcore.trainer.batches.drawn import ARRAYS, train_batch
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
-from rftdata.training import stored_selection
-from rftdata.training.attempt import Attempt
-from rftdata.training.sampling import SamplingConfig
+from rftdata.attempts import stored_selection
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.sampling import SamplingConfig
 
 if TYPE_CHECKING:
     from benchmarks.replay import ReplayBudget, Variant

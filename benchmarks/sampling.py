@@ -30,8 +30,8 @@ import numpy as np
 import rftdata
 from benchmarks.peers.rftdata_buffer import as_groups
 from benchmarks.workload import make_samples
-from rftdata.training.attempt import Attempt
-from rftdata.training.sampling import SamplingConfig
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.sampling import SamplingConfig
 
 _BATCH = 256
 _COLUMNS = ("token_ids", "loss_mask", "behavior_logprobs")

@@ -26,12 +26,12 @@ import numpy as np
 
 import rftdata
 from rftdata import Buffer
+from rftdata.attempts.attempt import Attempt
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.planning.config import PlanConfig
 from rftdata.planning.pacing import Pacing
 from rftdata.planning.planner import Planner
 from rftdata.selectors import Observation, Selector, build_selector
-from rftdata.training.attempt import Attempt
 
 _ROLLOUTS = 8
 _REFERENCES = {"features": ["weak", "strong"]}

@@ -22,8 +22,8 @@ import numpy as np
 from benchmarks.trainer_shapes import SHAPES, Batch, make_batch, make_sequence
 
 if TYPE_CHECKING:
-    from rftcore.trainer.batches import TrainBatch
-    from rftcore.trainer.ranks import LearnerGroup
+    from rftcore.trainer.batches.train_batch import TrainBatch
+    from rftcore.trainer.processes.ranks import LearnerGroup
 
 System = Literal["ours", "trl", "trl-liger"]
 DType = Literal["mixed", "bfloat16", "float32"]
@@ -171,9 +171,9 @@ def _train_ours(case: Case, model: str, batches: list[Batch], recorder: Recorder
 
 
 def _open_learner(case: Case, model: str) -> LearnerGroup:
-    from rftcore.trainer.config import TrainerConfig
-    from rftcore.trainer.learner_arguments import LearnerArguments
-    from rftcore.trainer.ranks import LearnerGroup
+    from rftcore.config.trainer import TrainerConfig
+    from rftcore.trainer.processes.learner_arguments import LearnerArguments
+    from rftcore.trainer.processes.ranks import LearnerGroup
 
     config = TrainerConfig.model_validate(
         {
@@ -197,7 +197,7 @@ def _open_learner(case: Case, model: str) -> LearnerGroup:
 
 def train_batch(batch: Batch) -> TrainBatch:
     """The batch as the learner takes it."""
-    from rftcore.trainer.batches import TrainBatch
+    from rftcore.trainer.batches.train_batch import TrainBatch
 
     pairs = list(zip(batch.prompts, batch.responses, strict=True))
     offsets = np.cumsum([0, *(len(prompt) + len(response) for prompt, response in pairs)])

@@ -20,7 +20,7 @@ from benchmarks import trainer_steps, weights_case
 from benchmarks.trainer_shapes import SHAPES, make_batch
 from benchmarks.turns_engine import GPU_MEMORY
 from benchmarks.weights_receivers import WIRE_DTYPE, Place, Received, ReceiverProcess, probe_prompts, sampling
-from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.transfer.plan import TransferPlan
 
 if TYPE_CHECKING:
     pass
@@ -121,7 +121,7 @@ class _Bench:
     def send(self, receivers: list[ReceiverProcess], backend: str, method: str = "take") -> Row:
         """Send the learner's weights; seconds, and whether all have them."""
         from rftcore.sync.addresses import LOOPBACK
-        from rftcore.sync.transfer_group import open_store
+        from rftcore.sync.transfer.group import open_store
 
         if receivers != self._members or backend != self._backend:
             self.learner.leave_weight_group()
@@ -168,7 +168,7 @@ class _Bench:
 
     def write_file(self) -> float:
         """Write the learner's weights as a run does; seconds."""
-        from rftcore.sync.weights_file import write_atomically
+        from rftcore.sync.files.weights_file import write_atomically
         from rftcore.trainer.publish import Exports
 
         started = time.perf_counter()
@@ -374,7 +374,7 @@ def _difference(bench: _Bench, found: list[tuple[int, float]], file: Path) -> fl
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rftcore.sync.weights_file import iterate_weights
+    from rftcore.sync.files.weights_file import iterate_weights
 
     device = "cuda" if bench.case.on_gpu else "cpu"
     model: Any = AutoModelForCausalLM.from_pretrained(bench.folders.model, dtype=torch.bfloat16)
@@ -423,7 +423,7 @@ def _transfer(bench: _Bench) -> Row:
 
 def _killed(bench: _Bench) -> Row:
     """A receiver that is killed in its group, then a sender that fails in the middle."""
-    from rftcore.sync.transfer_group import GroupError
+    from rftcore.sync.transfer.group import GroupError
 
     checks = {}
     before = bench.used()
@@ -461,8 +461,8 @@ def _killed(bench: _Bench) -> Row:
 def _broken(bench: _Bench) -> tuple[Any, bool]:
     """The engine's answer to a transfer that breaks off after half of the tensors, and whether it computes afterwards."""
     from rftcore.sync.addresses import LOOPBACK
-    from rftcore.sync.transfer import HeldRows, TransferSender
-    from rftcore.sync.transfer_group import open_store
+    from rftcore.sync.transfer.group import open_store
+    from rftcore.sync.transfer.transfer import HeldRows, TransferSender
 
     bench.learner.leave_weight_group()
     bench.group, bench.version, bench._members = bench.group + 1, bench.version + 1, []

@@ -14,7 +14,7 @@ from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
-    from rftcore.sync.transfer_plan import TransferPlan
+    from rftcore.sync.transfer.plan import TransferPlan
 
 GPU_MEMORY = 0.85
 _NUM_REQUESTS = 32

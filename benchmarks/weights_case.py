@@ -32,10 +32,10 @@ from benchmarks.weights_receivers import (
     sampling,
     write_reference,
 )
-from rftcore.sync.transfer_plan import TransferPlan, WireTensor
+from rftcore.sync.transfer.plan import TransferPlan, WireTensor
 
 if TYPE_CHECKING:
-    from rftcore.trainer.ranks import LearnerGroup
+    from rftcore.trainer.processes.ranks import LearnerGroup
 
 Line = dict[str, Any]
 
@@ -156,7 +156,7 @@ class _Transfers:
     ) -> None:
         from rftcore.sync.addresses import LOOPBACK
         from rftcore.sync.devices import choose_backend
-        from rftcore.sync.transfer_group import open_store
+        from rftcore.sync.transfer.group import open_store
 
         self._case, self._learner, self._receivers = case, learner, receivers
         self._backend, self._reason = choose_backend(learner.weight_devices(), [each.device for each in receptions])
@@ -213,9 +213,9 @@ class _Transfers:
 
 
 def _open_learner(case: Case, model: Path) -> LearnerGroup:
-    from rftcore.trainer.config import TrainerConfig
-    from rftcore.trainer.learner_arguments import LearnerArguments
-    from rftcore.trainer.ranks import LearnerGroup
+    from rftcore.config.trainer import TrainerConfig
+    from rftcore.trainer.processes.learner_arguments import LearnerArguments
+    from rftcore.trainer.processes.ranks import LearnerGroup
 
     config = TrainerConfig(
         num_gpus=case.ranks, num_threads=max(1, case.threads * case.ranks // case.num_devices), compile=False
@@ -229,7 +229,7 @@ def _open_learner(case: Case, model: Path) -> LearnerGroup:
 def prepare(shape_name: str, folders: Folders, with_engines: bool) -> None:
     """Write the model of a shape with random weights, and with zeros if engines start on it. Files that exist are kept."""
     from benchmarks.trainer_shapes import SHAPES, write_model
-    from rftcore.sync.weights_file import OUTPUT_HEAD, read_shapes_of_model
+    from rftcore.sync.files.weights_file import OUTPUT_HEAD, read_shapes_of_model
     from tests.support.models import make_character_tokenizer
 
     shape = SHAPES[shape_name]

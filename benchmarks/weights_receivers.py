@@ -26,7 +26,7 @@ from rftcore.run.parent_process import end_with_parent
 
 if TYPE_CHECKING:
     from rftcore.engines.vllm_engine import VllmEngine
-    from rftcore.sync.transfer_plan import TransferPlan
+    from rftcore.sync.transfer.plan import TransferPlan
 
 Kind = Literal["plain", "engines", "turns"]
 
@@ -89,7 +89,7 @@ class PlainReceiver:
         import torch
 
         from rftcore.sync.devices import device_id
-        from rftcore.sync.transfer import TransferReceiver
+        from rftcore.sync.transfer.transfer import TransferReceiver
 
         torch.set_num_threads(place.num_threads)
         self._worker_rank = worker_rank

@@ -19,7 +19,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import ConfigError
 

@@ -20,7 +20,9 @@ import rftdata
 from operators.base import StageContext
 from operators.chain.chain import Chain
 from rftcore.algorithms.requirements import check_recorded
-from rftcore.config import RunConfig
+from rftcore.checks.task_features import FeatureCheck
+from rftcore.checks.task_needs import TaskNeeds
+from rftcore.config.run import RunConfig
 from rftcore.explorer.rehearsal import check_context, rehearse
 from rftcore.explorer.teacher import open_teacher
 from rftcore.installation.packages import check_environment
@@ -29,23 +31,21 @@ from rftcore.pipeline.trial import TrialBatch, refuse_to_generate, try_chain
 from rftcore.resolved import ResolvedRun
 from rftcore.run.model_checks import check_models_fit
 from rftcore.run.prepare import check_max_tokens, planned_steps, select_source
-from rftcore.tasks.features import FeatureCheck
-from rftcore.tasks.needs import TaskNeeds
-from rftcore.trainer.device_checks import check_devices
+from rftcore.trainer.estimates.device_checks import check_devices
 from rftcore.workflows.task import Task
+from rftdata.attempts.sampling import checked_formula
 from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.connection import check_new_folder, exists
 from rftdata.errors import ConfigError, ModelError, RftError, RolloutsFailedError
 from rftdata.experience import Rollout
-from rftdata.inspection import schema_version
-from rftdata.pipeline.tasks import source_batch
+from rftdata.pipeline.task_verdicts import source_batch
+from rftdata.reports.inspection import schema_version
 from rftdata.tasks import read_tasks
 from rftdata.tasks.loading import no_task, taskset_texts
 from rftdata.tasks.query import asks_buffer
 from rftdata.tasks.rows import Reading
 from rftdata.tasks.sources import reading_for
-from rftdata.training.sampling import checked_formula
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

@@ -46,7 +46,7 @@ def opening(folder: Path | str, key: str = "model.path") -> Iterator[None]:
 
 def _refuse_doubled(folder: Path) -> None:
     """Raise a ModelError if two files have other values of one weight: transformers takes those that it reads last, whatever the index says."""
-    from rftcore.sync.weights_file import files_of_model, read_shapes
+    from rftcore.sync.files.weights_file import files_of_model, read_shapes
 
     files = [file for file in files_of_model(folder) if file.exists()]
     seen: dict[str, Path] = {}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from rftcore.algorithms import build_algorithm
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.engines import ENGINES
 from rftcore.engines.adapters import reason_to_merge
 from rftcore.engines.base import Engine, EngineConfig
@@ -31,12 +31,12 @@ from rftcore.rewards import Reward, load_rewards
 from rftcore.rewards.reward_model import RewardModel
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Workflow
+from rftdata.attempts.run_models import ModelUse
 from rftdata.config import SelectorConfig
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, RftError
-from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
+from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
 from rftdata.selectors import Selector, check_selector
-from rftdata.training.run_models import ModelUse
 
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm

@@ -8,14 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rftdata.attempts.attempt import Attempt
+    from rftdata.attempts.batch import Batch
+    from rftdata.attempts.sampling import SamplingConfig
     from rftdata.buffer import Buffer
     from rftdata.connection import create, open
     from rftdata.errors import RftError
     from rftdata.experience import Group, Rollout, Sequence
     from rftdata.run import Run
-    from rftdata.training.attempt import Attempt
-    from rftdata.training.batch import Batch
-    from rftdata.training.sampling import SamplingConfig
     from rftdata.writing.writer import Writer
 
 # Imported when first used: a process that needs one module of this package, as that of reward functions, starts without the database.

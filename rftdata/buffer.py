@@ -20,6 +20,11 @@ from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from rftdata.archives.files import ArchiveFolder
+from rftdata.attempts import stored_selection
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.rewind import fork, rewind
+from rftdata.attempts.sampling import SamplingConfig
+from rftdata.attempts.stored_selection import Selection
 from rftdata.config import BufferConfig
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import PurgedError, QueryError
@@ -33,11 +38,6 @@ from rftdata.run import Run, check_run_settings
 from rftdata.segments.base import SegmentStore
 from rftdata.segments.codec import Array
 from rftdata.segments.reader import SegmentReader
-from rftdata.training import stored_selection
-from rftdata.training.attempt import Attempt
-from rftdata.training.rewind import fork, rewind
-from rftdata.training.sampling import SamplingConfig
-from rftdata.training.stored_selection import Selection
 from rftdata.uri import redacted
 from rftdata.writing.writer import Writer
 
@@ -199,7 +199,7 @@ class Buffer:
         """Store a new run; a number is appended to a name that is taken.
 
         Args:
-            selected: the rows that the run trains on instead of its own groups, from `rftdata.training.stored_selection.select`.
+            selected: the rows that the run trains on instead of its own groups, from `rftdata.attempts.stored_selection.select`.
             epochs: number of times each of these rows is drawn.
             parent: the run from whose checkpoint the new one starts, as its next stage.
 

@@ -26,7 +26,7 @@ from rftdata.postgres.migrations import check_schema, migrate, newest_version, s
 from rftdata.postgres.retry import ride_out
 from rftdata.segments.posix import PosixSegmentStore
 from rftdata.uri import is_server, place_name, redacted
-from rftdata.user_code.blocked import print_blocked
+from rftdata.user_code.blocked_process import print_blocked
 from rftdata.user_code.time_limits import when_blocked
 
 SchemaMode = Literal["migrate", "check", "any"]

@@ -17,7 +17,7 @@ from operators import OPERATORS
 from operators.base import Operator
 from operators.chain.stage import RunOptions
 from rftcore.algorithms.config import AlgorithmConfig
-from rftcore.config import STAGES, RunConfig
+from rftcore.config.run import STAGES, RunConfig
 from rftcore.config_reference import keys
 from rftcore.engines.base import EngineConfig
 

@@ -26,8 +26,8 @@ from benchmarks.selection import training
 from benchmarks.selection.training import Group
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.algorithm import Algorithm
-from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.config import OptimizerConfig, TrainerConfig
+from rftcore.config.trainer import OptimizerConfig, TrainerConfig
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sort_from_scratch"

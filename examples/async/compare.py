@@ -22,7 +22,7 @@ from typing import Any
 import rftdata
 from rftcore.reporting.equal_score import measured
 from rftcore.reporting.files import new_figure, write_whole
-from rftdata.results import RunResults
+from rftdata.reports.results import RunResults
 
 HERE = Path(__file__).resolve().parent
 MODES = ("on_policy", "every_four", "one_step_off", "asynchronous")

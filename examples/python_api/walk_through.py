@@ -14,7 +14,7 @@ from rftdata import Group, Rollout, Run, Sequence
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 
 PIPELINE = "keep-everything"
 

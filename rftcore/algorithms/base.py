@@ -141,7 +141,7 @@ class Signals:
         discriminator_N: float32; Σ_v p_v² (H + log p_v) of that distribution, H its entropy (`masks.clip_v`).
         collision_N: float32; Σ_v p_v² of that distribution: the probability that two draws from it are equal.
         mismatched_kl: float32, a single number, nats; mean of Σ_t log(π / π_reference) over sequences that join a prompt of the
-            batch with the response to another one (`rftcore.trainer.batch_forms.mismatched`), over all ranks. 0 where the batch
+            batch with the response to another one (`rftcore.trainer.batches.forms.mismatched`), over all ranks. 0 where the batch
             has one prompt.
 
     `teacher_logits` is not among them: a `HeadTerm` reads the teacher's logits in the forward pass of the loss.

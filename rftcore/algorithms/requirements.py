@@ -9,7 +9,7 @@ from operators.chain.chain import Chain
 from operators.chain.stage import written_columns
 from rftcore.algorithms.base import Column, HeadTerm
 from rftcore.algorithms.inputs import RECORDED_BY
-from rftcore.explorer.config import ExplorerConfig
+from rftcore.config.explorer import ExplorerConfig
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ def restore(
 ) -> None:
     """Create a buffer from a backup: --buffer names a new folder, or the URL of an empty database."""
     from rftdata.config import BufferConfig
-    from rftdata.inspection import counts
     from rftdata.maintenance.backup import restore as restored
+    from rftdata.reports.inspection import counts
 
     if buffer is None:
         raise QueryError(

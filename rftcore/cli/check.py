@@ -54,7 +54,7 @@ def check(
     from rftcore.run.defaults import slow_limit, with_defaults
     from rftcore.run.model_checks import check_stages, describe_adapters
     from rftcore.run.prepare import check_plugins
-    from rftcore.trainer.device_checks import describe_stored
+    from rftcore.trainer.estimates.device_checks import describe_stored
     from rftdata.user_code import held_lock
     from rftdata.user_code.time_limits import at_most
 

@@ -46,8 +46,8 @@ def schema(
     Editors with the YAML language server read it where the first line of a file is `# yaml-language-server: $schema=FILE`.
     """
     from rftcore.installation.pages import config_schema
-    from rftdata.durable_files import write_whole
     from rftdata.errors import ConfigError
+    from rftdata.files.durable import write_whole
 
     if file is None:
         print(config_schema(), end="")

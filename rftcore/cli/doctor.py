@@ -81,8 +81,8 @@ def _versions(names: tuple[str, ...]) -> str:
 
 
 def _buffer(buffer: Buffer) -> Iterator[Finding]:
-    from rftdata.inspection import counts, schema_version, server_version
     from rftdata.maintenance.verification import verify
+    from rftdata.reports.inspection import counts, schema_version, server_version
 
     versions = f"PostgreSQL {server_version(buffer.database)}, schema {schema_version(buffer.database)}"
     yield True, f"{buffer.location} answers: {versions}"

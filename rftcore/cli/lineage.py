@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rftdata.buffer import Buffer
-    from rftdata.lineage import Finding, Place, Use
+    from rftdata.reports.lineage import Finding, Place, Use
 
 _STEPS = (
     "run",
@@ -58,7 +58,7 @@ def lineage(
     purged one the author and the reason of the purge.
     """
     from rftcore.cli.output import print_rows
-    from rftdata.lineage import trained_on
+    from rftdata.reports.lineage import trained_on
 
     if (experience is None) == (checkpoint is None) or ((origin or pipeline) and experience is None):
         raise QueryError(
@@ -86,7 +86,7 @@ def _answer(
     buffer: Buffer, experience: int, *, origin: bool, pipeline: bool
 ) -> tuple[Sequence[Place] | Sequence[Finding] | Sequence[Use], tuple[str, ...], str]:
     """Return the rows that answer a question about an experience, the columns to show, and a sentence for no rows."""
-    from rftdata import lineage
+    from rftdata.reports import lineage
 
     if origin:
         none = "was not imported: it was first stored in this buffer"
@@ -98,7 +98,7 @@ def _answer(
 
 
 def _tell_archive(buffer: Buffer, experience: int) -> None:
-    from rftdata.lineage import archived_with
+    from rftdata.reports.lineage import archived_with
 
     if (run := archived_with(buffer.database, experience)) is not None:
         there = f"its text, arrays and scores are archived with the run {run!r}"
@@ -107,7 +107,7 @@ def _tell_archive(buffer: Buffer, experience: int) -> None:
 
 def _tell(buffer: Buffer, experience: int) -> None:
     """Print facts beyond the steps: origin, imports, created rows and a purge."""
-    from rftdata import lineage
+    from rftdata.reports import lineage
 
     if (origin := lineage.origin(buffer.database, experience)) is not None:
         place = "this buffer" if origin.same_buffer else f"buffer {origin.buffer_id}"

@@ -77,8 +77,8 @@ def export(
 
     Pairs with an answer that the chain of RUN dropped are left out.
     """
-    from rftdata.pairs import export_pairs
-    from rftdata.training.dropped import by_reason
+    from rftdata.attempts.dropped import by_reason
+    from rftdata.exchange.pairs import export_pairs
 
     with opened(buffer, "rft pairs") as found:
         of_run = found.find_run(run)
@@ -91,7 +91,7 @@ def export(
 
 
 def _tell(built: BuiltPairs) -> None:
-    from rftdata.training.dropped import by_reason
+    from rftdata.attempts.dropped import by_reason
 
     new = f"{built.num_new} of them new" + ("" if built.stored else ", none stored (--dry-run)")
     print(

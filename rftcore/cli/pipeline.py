@@ -13,7 +13,7 @@ from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import BufferOption, ConfigBufferOption, JsonOption, opened
 
 if TYPE_CHECKING:
-    from rftcore.config import RunConfig
+    from rftcore.config.run import RunConfig
     from rftcore.pipeline.replay import Replayed
 
 

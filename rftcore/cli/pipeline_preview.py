@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rftdata.errors import OperatorError
 
 if TYPE_CHECKING:
-    from rftcore.config import RunConfig
+    from rftcore.config.run import RunConfig
     from rftcore.pipeline.preview import Preview, StagePreview
     from rftcore.reporting.console import OutputConsole
     from rftcore.resolved import ResolvedRun
@@ -67,9 +67,9 @@ def _buffer(config: RunConfig) -> Iterator[Buffer]:
 
 
 def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str, Preview]:
+    from rftcore.checks.task_sources import of_taskset
     from rftcore.pipeline.preview import preview
-    from rftcore.tasks.checks import of_taskset
-    from rftcore.tasks.pipeline import task_batches
+    from rftcore.task_pipeline.pipeline import task_batches
 
     chain = resolved.task_chain
     shown: dict[str, Preview] = {}

@@ -31,7 +31,7 @@ def report(
     """Print the results of a run: held-out score before and after, steps, tokens, dropped rows with reasons."""
     from rftcore.reporting import report as reports
     from rftcore.reporting.table import print_report
-    from rftdata.results import RunResults
+    from rftdata.reports.results import RunResults
 
     with opened(buffer, "rft report") as found:
         built = [reports.build_report(found, name) for name in ([run] if other is None else [run, other])]

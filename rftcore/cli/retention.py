@@ -79,7 +79,7 @@ def _rules(
     if limits:
         values: dict[str, Any] = {"tasksets": {taskset: limits}} if taskset else dict(limits)
     elif config is not None:
-        from rftcore.config import load_config
+        from rftcore.config.run import load_config
 
         found = load_config(config).buffer.retention
         values = {} if found is None else found.model_dump()

@@ -15,7 +15,7 @@ from rftdata.errors import ConfigError
 from rftdata.uri import is_server, redacted
 
 if TYPE_CHECKING:
-    from rftcore.config import RunConfig
+    from rftcore.config.run import RunConfig
 
 SetOption = Annotated[
     list[str] | None,
@@ -128,7 +128,7 @@ def _keep_running(stages: list[RunConfig], first: list[str], later: Callable[[st
     import rftdata
     from rftcore.cli.output import warn
     from rftcore.launch.keep_running import keep_running
-    from rftdata.progress import Progress
+    from rftdata.reports.progress import Progress
 
     def num_steps(name: str) -> int:
         """Return the steps of a run, and those of the stages before it."""
@@ -189,7 +189,7 @@ def configuration(file: Path, overrides: list[str] | None, buffer_uri: str | Non
     Raises:
         ConfigError: the file is invalid, or --buffer and --set name two buffers.
     """
-    from rftcore.config import load_config
+    from rftcore.config.run import load_config
 
     return load_config(file, _with_buffer(overrides, buffer_uri))
 
@@ -200,7 +200,7 @@ def stage_configurations(file: Path, overrides: list[str] | None, buffer_uri: st
     Raises:
         ConfigError: the file is invalid, or --buffer and --set name two buffers.
     """
-    from rftcore.config import load_stages
+    from rftcore.config.run import load_stages
 
     return load_stages(file, _with_buffer(overrides, buffer_uri))
 
@@ -218,7 +218,7 @@ def stored_configuration(
 ) -> tuple[str, RunConfig]:
     """Return the name of a stored run and its configuration, with the buffer in which it was found."""
     from rftcore.cli.session import find_buffer
-    from rftcore.config import apply_override, parse_config
+    from rftcore.config.run import apply_override, parse_config
     from rftcore.run.prepare import named_resumable
 
     found = find_buffer(buffer_uri)
@@ -236,7 +236,7 @@ def stored_configuration(
 
 def _refuse_two_buffers(overrides: list[str], uri: str) -> None:
     """Refuse a --set that names another buffer than `uri`, because one of the two would be ignored."""
-    from rftcore.config import apply_override
+    from rftcore.config.run import apply_override
 
     changes: dict[str, Any] = {}
     for override in overrides:

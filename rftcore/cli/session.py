@@ -85,7 +85,7 @@ def check_experience(buffer: Buffer, experience: int) -> None:
     Raises:
         QueryError: the experience does not exist.
     """
-    from rftdata.inspection import has_experience
+    from rftdata.reports.inspection import has_experience
 
     if not has_experience(buffer.database, experience):
         raise QueryError(

@@ -11,7 +11,7 @@ import typer
 from rftcore.cli.session import BufferOption, JsonOption, opened
 
 if TYPE_CHECKING:
-    from rftdata.progress import Progress, Snapshot
+    from rftdata.reports.progress import Progress, Snapshot
     from rftdata.run import Run
 
 
@@ -34,8 +34,8 @@ def status(
     from rftcore.launch.waits import what_waits
     from rftcore.run.stacks import read_stacks
     from rftdata.processes import is_here
-    from rftdata.progress import Progress
-    from rftdata.workers import live_workers
+    from rftdata.reports.progress import Progress
+    from rftdata.workers.worker import live_workers
 
     with opened(buffer, "rft status") as found:
         at_work = found.runs(at_work=True)

@@ -35,9 +35,9 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
     settings = configuration(config, overrides, buffer)
     if again and not settings.pipelines.task:
         raise ConfigError("there is nothing to score tasks with: pipelines.task has no stage", todo="add stages to it")
+    from rftcore.checks.task_sources import check_before_buffer
     from rftcore.resolved import ResolvedRun
-    from rftcore.tasks.checks import check_before_buffer
-    from rftcore.tasks.pipeline import load_tasks
+    from rftcore.task_pipeline.pipeline import load_tasks
     from rftdata.tasks import list_tasksets
     from rftdata.user_code import held_lock
 

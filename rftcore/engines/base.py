@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferPlan
+from rftcore.sync.transfer.plan import AdaptersConfig, TensorShapes, TransferPlan
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:

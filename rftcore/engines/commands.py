@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rftcore.engines.base import Decoding, Generation
 from rftcore.engines.request_work import RequestWork
-from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.transfer.plan import TransferPlan
 
 
 @dataclass(frozen=True, eq=False)

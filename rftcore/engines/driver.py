@@ -27,8 +27,8 @@ from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.engines.commands import Cancel, Command, Compare, Load, Nudge, Receive, Request, Sleep, Unfinished, WakeUp
 from rftcore.engines.request_work import RequestWork
 from rftcore.engines.weights_fit import WeightsFit
-from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
-from rftcore.sync.weights_file import hold, open_weights, read_shapes_of_model
+from rftcore.sync.files.weights_file import hold, open_weights, read_shapes_of_model
+from rftcore.sync.transfer.plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
 from rftdata.errors import EngineStoppedError, RftError
 
 # A step, or a change of weights, may take this long; an engine that hangs must not keep its explorer from stopping.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from rftcore.sync.adapters_file import PREFIX, A, B
-from rftcore.sync.transfer_plan import AdaptersConfig
+from rftcore.sync.files.adapters_file import PREFIX, A, B
+from rftcore.sync.transfer.plan import AdaptersConfig
 
 
 class AdaptersBeside:

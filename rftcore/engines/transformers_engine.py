@@ -16,10 +16,10 @@ from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import Decoding, Generation, Reception
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
-from rftcore.sync.adapters_file import adapters_config
 from rftcore.sync.devices import device_id
-from rftcore.sync.transfer_plan import AdaptersConfig, TransferPlan
-from rftcore.sync.weights_file import iterate_weights
+from rftcore.sync.files.adapters_file import adapters_config
+from rftcore.sync.files.weights_file import iterate_weights
+from rftcore.sync.transfer.plan import AdaptersConfig, TransferPlan
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers._typing import GenerativePreTrainedModel
 
     from rftcore.sync.checkpoint_layout import CheckpointLayout
-    from rftcore.sync.transfer import TransferReceiver
+    from rftcore.sync.transfer.transfer import TransferReceiver
 
 
 class TransformersEngine(DrivenEngine):
@@ -172,7 +172,7 @@ class TransformersEngine(DrivenEngine):
         return Reception(dtype=dtype, device=device_id(self._device), num_ranks=1, in_float32=wide)
 
     def _receive_weights(self, plan: TransferPlan) -> str:
-        from rftcore.sync.transfer import TransferReceiver
+        from rftcore.sync.transfer.transfer import TransferReceiver
 
         if self._receiver is None:
             self._receiver = TransferReceiver()

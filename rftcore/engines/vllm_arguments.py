@@ -35,7 +35,7 @@ _ELSEWHERE = {
 _FIXED = {
     "enable_prefix_caching": True,
     "logprobs_mode": "processed_logprobs",
-    "worker_extension_cls": "rftcore.sync.vllm_worker.WeightsExtension",
+    "worker_extension_cls": "rftcore.sync.vllm.worker.WeightsExtension",
 }
 """Arguments on which log-probabilities and weights depend."""
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -3,7 +3,7 @@
 `vllm.LLM` runs without its engine-core process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). On a small machine that saves 1.3 GB and
 half the time per token, and `DrivenEngine`'s thread decides what happens between two steps.
 
-Weight updates. The worker extension (`rftcore.sync.vllm_worker`) loads the file, then every running request is preempted and
+Weight updates. The worker extension (`rftcore.sync.vllm.worker`) loads the file, then every running request is preempted and
 the prefix cache is emptied (`reset_prefix_cache(reset_running_requests=True)`). vLLM recomputes prompt and response so far
 under the new weights, so tokens after the switch really come from the new policy, and no state computed with the old weights
 is used again. With `kv_cache: keep` running requests go on with what they have computed. Cached blocks are salted with the number
@@ -33,9 +33,9 @@ from rftcore.engines.base import EngineConfig, Generation, Reception
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
 from rftcore.engines.vllm_arguments import slot_rank
-from rftcore.sync.adapters_file import ADAPTERS_ID, ADAPTERS_NAME, adapters_config
-from rftcore.sync.transfer_plan import TransferPlan
-from rftcore.sync.weights_file import read_shapes
+from rftcore.sync.files.adapters_file import ADAPTERS_ID, ADAPTERS_NAME, adapters_config
+from rftcore.sync.files.weights_file import read_shapes
+from rftcore.sync.transfer.plan import TransferPlan
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core_client import InprocClient
 
-    from rftcore.sync.vllm_worker import ReceiveOutcome
+    from rftcore.sync.vllm.worker import ReceiveOutcome
 
-_WORKER_EXTENSION = "rftcore.sync.vllm_worker.WeightsExtension"
+_WORKER_EXTENSION = "rftcore.sync.vllm.worker.WeightsExtension"
 
 
 def vllm_version() -> str | None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rftcore.sync.adapters_file import adapters_config, refuse_unfit_adapters
-from rftcore.sync.transfer_plan import AdaptersConfig
-from rftcore.sync.weights_file import read_shapes, refuse_incomplete
+from rftcore.sync.files.adapters_file import adapters_config, refuse_unfit_adapters
+from rftcore.sync.files.weights_file import read_shapes, refuse_incomplete
+from rftcore.sync.transfer.plan import AdaptersConfig
 from rftdata.errors import ModelError
 
 

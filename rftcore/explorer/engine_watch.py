@@ -2,7 +2,7 @@
 
 A GPU that stops answering, a deadlock, or a message from a peer that never comes keep the engine's thread inside native code, where no
 exception reaches it. A thread of its own looks how long the engine has been at one piece of work. Beyond the limit it reports the stack and
-ends the process, as for user code that blocks (`rftdata.user_code.blocked`). An engine that reads weights from a slow disk is at work as long as
+ends the process, as for user code that blocks (`rftdata.user_code.blocked_process`). An engine that reads weights from a slow disk is at work as long as
 something arrives. The claims are released at once, and nothing is mislabelled,
 because groups are stored whole. An engine that computes, however slowly, ends one step after the other and is left alone. Where native code
 also holds the interpreter's lock, no thread runs, and the watch of workflows ends the process (`workflow_loop`).
@@ -20,7 +20,7 @@ import psutil
 
 from rftcore.engines.base import Engine
 from rftcore.run.hang_watch import HangWatch
-from rftdata.user_code.blocked import end_blocked_process
+from rftdata.user_code.blocked_process import end_blocked_process
 
 _READ_BYTES, _READ_FAULTS = 1 << 18, 16
 _MAJOR_FAULTS = 9  # place of majflt behind the name in /proc/PID/stat, see proc(5)

@@ -16,11 +16,11 @@ from rftcore.engines.base import Engine
 from rftcore.explorer.weights_check import WeightsCheck
 from rftcore.run.join import JoinedRun
 from rftcore.sync.base import LIVE_URI
-from rftcore.sync.live_explorer import LiveReceiver
+from rftcore.sync.transfer.live_explorer import LiveReceiver
+from rftdata.attempts.evaluations import Evaluation
+from rftdata.attempts.policies import PolicyVersion, newest_policy, publisher
 from rftdata.errors import ModelError
-from rftdata.training.evaluations import Evaluation
-from rftdata.training.policies import PolicyVersion, newest_policy, publisher
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 
 
 class EngineWeights:

@@ -14,8 +14,7 @@ from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.run_failures import RunFailures
 from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.workflows.task import Task
-from rftdata.errors import ModelError
-from rftdata.training.evaluations import (
+from rftdata.attempts.evaluations import (
     Answer,
     Evaluation,
     claim_evaluation,
@@ -24,7 +23,8 @@ from rftdata.training.evaluations import (
     questions,
     release_evaluation,
 )
-from rftdata.workers import Worker
+from rftdata.errors import ModelError
+from rftdata.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.engines.base import Decoding, Engine
+from rftcore.explorer.device_turns import EngineTurn, await_first_turn
 from rftcore.explorer.drafts import Drafts
-from rftcore.explorer.engine_turn import EngineTurn, await_first_turn
 from rftcore.explorer.engine_watch import end_hanging_process, watch_engine
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.explorer.evaluator import Evaluator
@@ -33,17 +33,17 @@ from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE, with_defaults
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync.devices import own_device
 from rftcore.teachers.base import Teacher
+from rftdata.attempts.device_turns import GpuTurn
+from rftdata.attempts.evaluations import (
+    is_evaluation_planned,
+)
 from rftdata.errors import FencedError
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.partial import PartialAnswer, take_up
 from rftdata.planning.planner import Planner
-from rftdata.training.evaluations import (
-    is_evaluation_planned,
-)
-from rftdata.training.turns import GpuTurn
-from rftdata.user_code.blocked import end_blocked_process, report_path
-from rftdata.workers import Worker, num_succeeded
+from rftdata.user_code.blocked_process import end_blocked_process, report_path
+from rftdata.workers.worker import Worker, num_succeeded
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rftcore.engines.base import Engine
 from rftcore.sync.base import LIVE_URI
+from rftdata.attempts.evaluations import Evaluation
+from rftdata.attempts.policies import PolicyVersion, newest_policy, publisher
 from rftdata.errors import ModelError, RftError
 from rftdata.run import Run
-from rftdata.training.evaluations import Evaluation
-from rftdata.training.policies import PolicyVersion, newest_policy, publisher
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 

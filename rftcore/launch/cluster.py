@@ -21,7 +21,7 @@ from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.garbage import collect_rarely
 from rftcore.launch.cluster_watch import STOP_S, ClusterWatch
 from rftcore.launch.deaths import ProcessWatch, RoleDiedError

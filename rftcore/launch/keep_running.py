@@ -23,8 +23,8 @@ from pathlib import Path
 
 from rftcore.launch.interrupts import Interrupts
 from rftcore.run.parent_process import end_with_parent
-from rftdata.durable_files import write_whole
 from rftdata.errors import ConfigError, RftError
+from rftdata.files.durable import write_whole
 
 MAX_IN_A_ROW = 5
 _PAUSE_S = 5.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.garbage import large_imports
 from rftcore.launch.deaths import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment

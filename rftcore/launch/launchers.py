@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.launch.launcher import Launcher
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.launch.deaths import ProcessWatch, RoleDiedError
 from rftcore.launch.fork_server import TERMINATED, Ended, ForkServer, Started
 from rftcore.launch.launcher import Launcher, RoleProcess, RoleTask, role_modules, role_tasks

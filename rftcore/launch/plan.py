@@ -1,6 +1,6 @@
 """The plan of a run in words: which role has which GPUs, and how much of their memory it takes.
 
-`rft run` prints the placement, and `rft check` also the memory. Its numbers are estimates (`rftcore.trainer.memory`) and the share that
+`rft run` prints the placement, and `rft check` also the memory. Its numbers are estimates (`rftcore.trainer.estimates.memory`) and the share that
 vLLM takes in advance.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.resolved import ResolvedRun
 from rftcore.run.placement import Bundle, Placement
-from rftcore.trainer.device_checks import estimated_models
-from rftcore.trainer.memory import ASLEEP_BYTES, GIB, Trained, engine_memory, kept_memory, training_memory
+from rftcore.trainer.estimates.device_checks import estimated_models
+from rftcore.trainer.estimates.memory import ASLEEP_BYTES, GIB, Trained, engine_memory, kept_memory, training_memory
 from rftdata.errors import ModelError
 
 

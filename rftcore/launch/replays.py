@@ -22,7 +22,7 @@ from ray.exceptions import RayError, RayTaskError
 
 import rftdata
 from operators.chain.stage import StageError
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.launch import cluster
 from rftcore.launch.cluster import Seats
 from rftcore.launch.deaths import ProcessWatch
@@ -34,8 +34,8 @@ from rftcore.run.placement import Placement
 from rftdata.errors import RftError, RoleFailedError
 from rftdata.pipeline.versions import replaying
 from rftdata.run import Run
-from rftdata.user_code import blocked
-from rftdata.workers import mark_dead_workers
+from rftdata.user_code import blocked_process
+from rftdata.workers.worker import mark_dead_workers
 
 MAX_LOST = 5
 _LOOK_S = 1.0
@@ -54,7 +54,7 @@ class ReplayProcess:
         report = functools.partial(print, file=sys.stderr, flush=True)
         buffer = rftdata.open(config.buffer, create=False, application="rft pipeline", report=report)
         run = buffer.find_run(run_id)
-        blocked.report_to(run.folder)
+        blocked_process.report_to(run.folder)
         self._buffer, self._replayer = buffer, Replayer(ResolvedRun(config), buffer, run, version)
 
     @ray.method
@@ -232,8 +232,8 @@ class _Crew:
     def _replace(self, member: _Member, number: int | None, error: RayError) -> None:
         watch = member.watch or _watch(member)
         named = None if watch is None else (self._run.folder, watch.pid, watch.host, watch.pid_space)
-        if named is not None and (report := blocked.read_report(*named)) is not None:
-            blocked.report_path(*named).unlink(missing_ok=True)
+        if named is not None and (report := blocked_process.read_report(*named)) is not None:
+            blocked_process.report_path(*named).unlink(missing_ok=True)
             raise RoleFailedError(
                 f"{report[0]}, which ended {member.name} of the replay",
                 todo="start the replay again: it continues after it",

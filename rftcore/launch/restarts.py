@@ -4,7 +4,7 @@ Which work they do is in the buffer, so another process continues it. If a proce
 again after a pause, which doubles with every end before the role has finished anything. After `MAX_IN_A_ROW` such ends, or `MAX_PER_HOUR` ends within
 an hour, it is not started any more. A trainer is not restarted: the run ends, and continues from a checkpoint.
 
-A process that a user's function blocked leaves a report (`rftdata.user_code.blocked`). Its first sentence is shown, the whole report becomes
+A process that a user's function blocked leaves a report (`rftdata.user_code.blocked_process`). Its first sentence is shown, the whole report becomes
 the error of its worker, and its claims are released at once. A blocked role is restarted up to `MAX_BLOCKED_PER_HOUR` times within an hour,
 whatever other restarts it had, and up to `MAX_FUTILE` times within `FUTILE_S` seconds while the role finishes nothing; a trainer, `MAX_FUTILE` times at one
 step. After that the run ends
@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.launcher import RoleProcess
 from rftdata.errors import BufferUnavailableError
-from rftdata.progress import last_step
+from rftdata.reports.progress import last_step
 from rftdata.run import Run
-from rftdata.user_code import blocked
-from rftdata.workers import end_worker, mark_dead_workers, num_finished, num_finished_by, num_succeeded
+from rftdata.user_code import blocked_process
+from rftdata.workers.worker import end_worker, mark_dead_workers, num_finished, num_finished_by, num_succeeded
 
 MAX_BLOCKED_PER_HOUR = 10
 MAX_FUTILE = 3
@@ -83,7 +83,7 @@ class Restarts:
         watch = process.watch
         if watch is None:  # it died before its id was known
             return None
-        report = blocked.read_report(self._run.folder, watch.pid, watch.host, watch.pid_space)
+        report = blocked_process.read_report(self._run.folder, watch.pid, watch.host, watch.pid_space)
         text = f"the process {error}" if report is None else "\n".join(report)
         with contextlib.suppress(BufferUnavailableError):  # the claims are released when the lease ends
             crashed = report is not None or error.crashed
@@ -92,7 +92,7 @@ class Restarts:
         if report is None:
             return None
         with contextlib.suppress(OSError):
-            blocked.report_path(self._run.folder, watch.pid, watch.host, watch.pid_space).unlink()
+            blocked_process.report_path(self._run.folder, watch.pid, watch.host, watch.pid_space).unlink()
         return report[0]
 
     def allows(self, process: RoleProcess) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rftcore.launch.views import View
-from rftdata.progress import Snapshot
+from rftdata.reports.progress import Snapshot
 
 # A person answers one row after the other, so a new count is shown only after a while.
 _QUIET_S = 15.0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rftdata
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.launch import supervisor
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.launch.launcher import Launcher

@@ -18,7 +18,7 @@ import threading
 import time
 
 import rftdata
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.launch.keep_running import report_run
@@ -48,10 +48,10 @@ from rftdata.errors import (
     RolloutsFailedError,
 )
 from rftdata.maintenance import retention
-from rftdata.progress import Progress, steps_to_repeat
+from rftdata.reports.progress import Progress, steps_to_repeat
 from rftdata.run import Run
 from rftdata.user_code import held_lock
-from rftdata.workers import Worker, live_workers, mark_dead_workers
+from rftdata.workers.worker import Worker, live_workers, mark_dead_workers
 
 _REFRESH_S = 1.0
 _DISPLAY_SHARE = 0.05

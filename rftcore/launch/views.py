@@ -1,7 +1,7 @@
 """The display of a run's progress.
 
 `LiveView` redraws one block on a terminal. `LineView`, for a file or a pipe, prints a line per step, and at least one every `quiet_s`
-seconds. Views draw snapshots (`rftdata.progress`) and do not read the buffer.
+seconds. Views draw snapshots (`rftdata.reports.progress`) and do not read the buffer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rich.text import Text
 from operators import OPERATORS
 from rftcore.reporting.console import OutputConsole
 from rftcore.reporting.report import evaluation_title
-from rftdata.progress import Dropped, Failures, Snapshot, WorkerState
-from rftdata.workers import doing
+from rftdata.reports.progress import Dropped, Failures, Snapshot, WorkerState
+from rftdata.workers.worker import doing
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_METRICS = (

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rftdata.attempts.sampling import SamplingConfig
 from rftdata.config import SyncConfig
 from rftdata.planning.pacing import Pacing
-from rftdata.progress import Snapshot, WorkerState
-from rftdata.training.sampling import SamplingConfig
-from rftdata.workers import doing
+from rftdata.reports.progress import Snapshot, WorkerState
+from rftdata.workers.worker import doing
 
 _ROLES = ("trainer", "explorer", "pipeline")
 _SUPPLIERS = {"explorer": "rft explore CONFIG", "pipeline": "rft process CONFIG"}

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from operators.experience.pair_builder import Pair, PairBuilder
-from rftdata.pairs import building
+from rftdata.attempts.dropped import DropCount, drop_counts
+from rftdata.exchange.pairs import building
 from rftdata.run import Run
-from rftdata.training.dropped import DropCount, drop_counts
 
 
 @dataclass(frozen=True)

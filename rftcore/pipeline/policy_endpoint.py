@@ -14,9 +14,9 @@ from operators.base import Messages
 from rftcore.engines.base import Decoding, Engine, EngineConfig
 from rftcore.resolved import ResolvedRun
 from rftcore.workflows.chats import render_chat
+from rftdata.attempts.policies import PolicyVersion, newest_policy
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.run import Run
-from rftdata.training.policies import PolicyVersion, newest_policy
 
 
 class Policy:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from operators.chain.chain import Chain
 from operators.chain.rules import is_short
-from rftcore.pipeline.blocked import setting_aside
+from rftcore.pipeline.blocking_group import setting_aside
 from rftcore.pipeline.decide import decide
 from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.pipeline.role import register, stage_context
@@ -33,7 +33,7 @@ from rftdata.pipeline.records import Known, SealedBatch, Verdicts, remember
 from rftdata.pipeline.verdicts import known_scores
 from rftdata.pipeline.versions import commit_replay, groups_to_replay, has_sealed_groups, replaying
 from rftdata.run import Run
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from rftdata.writing.writer import NO_PIPELINE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

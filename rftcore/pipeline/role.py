@@ -13,8 +13,8 @@ import os
 from operators.base import StageContext
 from operators.chain.chain import Chain
 from operators.chain.stage import StageError
-from rftcore.config import RunConfig
-from rftcore.pipeline.blocked import setting_aside, with_report
+from rftcore.config.run import RunConfig
+from rftcore.pipeline.blocking_group import setting_aside, with_report
 from rftcore.pipeline.created import Created
 from rftcore.pipeline.decide import decide
 from rftcore.pipeline.patience import Patience
@@ -30,8 +30,8 @@ from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts, known_sco
 from rftdata.pipeline.versions import register_version
 from rftdata.segments.compaction import BackgroundCompaction
 from rftdata.tasks import taskset_texts
-from rftdata.user_code import blocked, held_lock
-from rftdata.workers import Worker
+from rftdata.user_code import blocked_process, held_lock
+from rftdata.workers.worker import Worker
 from rftdata.writing.writer import NO_PIPELINE, Writer
 
 _LEASE_S = 60.0
@@ -47,7 +47,7 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
     joined = join_run(ResolvedRun(config), run, by_hand="pipeline" if by_hand else None)
     with (
         joined.buffer as buffer,
-        held_lock.written_to(blocked.report_path(joined.run.folder, os.getpid()), is_printed=by_hand),
+        held_lock.written_to(blocked_process.report_path(joined.run.folder, os.getpid()), is_printed=by_hand),
         Worker(joined.run, "pipeline", lease_s=_LEASE_S, on_waiting=joined.on_waiting) as worker,
         BackgroundCompaction(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s) as compaction,
         buffer.writer(joined.run) as writer,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rftcore.installation.pages import config_schema
-from rftdata.durable_files import draft_folder
 from rftdata.errors import ConfigError
+from rftdata.files.durable import draft_folder
 
 KINDS = {
     "grpo": "reinforcement learning with a reward of your own",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rftdata.buffer import Buffer
-from rftdata.results import RunResults, WorkerSpan
+from rftdata.reports.results import RunResults, WorkerSpan
 from rftdata.run import Run
 
 Point = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 from rftcore.reporting.files import new_figure, write_whole
 from rftcore.reporting.report import Report
-from rftdata.results import Point
+from rftdata.reports.results import Point
 
 _COLOURS = ("#1b6ca8", "#c8553d", "#2a9d6f", "#8f5bb5", "#b8860b", "#555555")
 _TRAIN_COLOUR = "#9a9a9a"

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from rftdata.attempts.evaluations import best_step, validation_scores
+from rftdata.attempts.run_models import RunModel, models_of
 from rftdata.buffer import Buffer
-from rftdata.results import (
+from rftdata.reports.results import (
     CheckpointFolder,
     Dropped,
     EvaluationResult,
@@ -25,8 +27,6 @@ from rftdata.results import (
     StepTotals,
 )
 from rftdata.run import Run
-from rftdata.training.evaluations import best_step, validation_scores
-from rftdata.training.run_models import RunModel, models_of
 
 # The beginning of a closed group's reason, before the reasons of its rows.
 _CLOSED_BY = "dropped by "

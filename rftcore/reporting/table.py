@@ -9,8 +9,8 @@ from rich.table import Table
 
 from rftcore.reporting.console import OutputConsole
 from rftcore.reporting.report import Gain, Report, evaluation_title
-from rftdata.results import CheckpointFolder, Receipts
-from rftdata.training.run_models import RunModel
+from rftdata.attempts.run_models import RunModel
+from rftdata.reports.results import CheckpointFolder, Receipts
 
 _KV_CACHE = {"recompute": "recomputed", "keep": "kept"}
 

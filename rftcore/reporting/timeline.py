@@ -10,7 +10,7 @@ from typing import Any
 
 from rftcore.reporting.files import new_figure, write_whole
 from rftdata.errors import QueryError
-from rftdata.results import WorkerSpan
+from rftdata.reports.results import WorkerSpan
 
 _ROLES = ("explorer", "pipeline", "trainer")
 _COLOURS = {

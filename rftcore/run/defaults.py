@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.resolved import ResolvedRun
 from rftcore.run.gpus import local_gpus
 from rftcore.run.placement import asked_gpus

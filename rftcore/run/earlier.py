@@ -6,10 +6,10 @@ that, and the command for it, before anything is sampled.
 
 from __future__ import annotations
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.run.commands import buffer_option
 from rftdata.buffer import Buffer
-from rftdata.progress import last_step
+from rftdata.reports.progress import last_step
 from rftdata.run import Run
 
 _MAX_OUTCOME = 200

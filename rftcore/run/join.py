@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import rftdata
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.installation.packages import check_environment
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
@@ -24,8 +24,8 @@ from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
 from rftdata.run import Run
-from rftdata.user_code import blocked
-from rftdata.workers import live_workers, note_blocked_workers
+from rftdata.user_code import blocked_process
+from rftdata.workers.worker import live_workers, note_blocked_workers
 
 _VERBS = {"explorer": "explore", "pipeline": "process", "trainer": "train"}
 # Interval after which a waiting role repeats the same message.
@@ -93,7 +93,7 @@ def join_run(resolved: ResolvedRun, run: str | None, *, by_hand: str | None = No
         raise
     answer_requests(joined.folder)
     note_blocked_workers(joined)
-    blocked.report_to(joined.folder)
+    blocked_process.report_to(joined.folder)
     companions = None
     if by_hand is not None:
         companions = Companions(buffer, config, joined, by_hand)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.resolved import ResolvedRun
 from rftdata.errors import ConfigError
 

@@ -20,7 +20,8 @@ from rftcore.algorithms.requirements import (
     check_source,
     check_steps,
 )
-from rftcore.config import RunConfig
+from rftcore.checks.task_sources import check_before_buffer
+from rftcore.config.run import RunConfig
 from rftcore.engines import ENGINES
 from rftcore.installation.packages import check_environment
 from rftcore.monitor import MONITORS
@@ -29,15 +30,14 @@ from rftcore.run.gpus import local_gpus, this_machine
 from rftcore.run.model_checks import check_models_fit
 from rftcore.run.placement import place_run
 from rftcore.run.selections import refuse_untrainable
-from rftcore.tasks.checks import check_before_buffer
-from rftcore.tasks.pipeline import load_tasks
+from rftcore.task_pipeline.pipeline import load_tasks
 from rftcore.workflows import check_workflow_args
+from rftdata.attempts.run_models import record_models
+from rftdata.attempts.sampling import checked_formula
+from rftdata.attempts.stored_selection import Selection, num_steps, select
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
 from rftdata.run import Run
-from rftdata.training.run_models import record_models
-from rftdata.training.sampling import checked_formula
-from rftdata.training.stored_selection import Selection, num_steps, select
 from rftdata.uri import redacted
 
 
@@ -199,7 +199,7 @@ def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
     """Return the rows that `sampling.source` selects now; None for a run that samples for itself.
 
     Raises:
-        QueryError: see `rftdata.training.stored_selection.select`.
+        QueryError: see `rftdata.attempts.stored_selection.select`.
         ConfigError: the algorithm cannot learn from the selected rows; see also `refuse_untrainable`.
     """
     source = resolved.config.sampling.source

@@ -11,9 +11,9 @@ import numpy as np
 
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.teachers.base import ARRAY as TEACHER_ARRAY
+from rftdata.attempts.stored_selection import Selection, selected_rewards, small_groups
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
-from rftdata.training.stored_selection import Selection, selected_rewards, small_groups
 
 
 def refuse_untrainable(algorithm: Algorithm, buffer: Buffer, selected: Selection) -> None:

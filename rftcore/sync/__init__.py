@@ -15,7 +15,7 @@ from rftdata.plugins import Registry
 METHODS = Registry[type[Publisher]](
     "sync method",
     {
-        "memory": "rftcore.sync.publishers:MemoryPublisher",
-        "checkpoint": "rftcore.sync.publishers:FolderPublisher",
+        "memory": "rftcore.sync.files.publishers:MemoryPublisher",
+        "checkpoint": "rftcore.sync.files.publishers:FolderPublisher",
     },
 )

@@ -42,10 +42,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from rftcore.trainer.call_thread import CallThread
-from rftcore.trainer.sharding import Grid
-from rftdata.durable_files import make_folder, sync_path
+from rftcore.call_thread import CallThread
+from rftcore.trainer.network.sharding import Grid
 from rftdata.errors import DiskFullError, ModelError, RftError, is_disk_full
+from rftdata.files.durable import make_folder, sync_path
 
 FORMAT_VERSION = 2
 _TRAINING = "training"

@@ -29,12 +29,13 @@ from transformers import PreTrainedModel
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.devices import moved
 from rftcore.algorithms.plan import Plan
+from rftcore.config.trainer import BACKENDS, TrainerConfig
 from rftcore.sync.devices import torch_device
-from rftcore.sync.transfer import HeldRows
-from rftcore.sync.transfer_plan import TransferPlan, WireTensor
-from rftcore.sync.weights_stream import Layout, write_rows
-from rftcore.trainer.backends import BACKENDS
-from rftcore.trainer.batches import TrainBatch, refuse_missing_behavior
+from rftcore.sync.files.weights_stream import Layout, write_rows
+from rftcore.sync.transfer.plan import TransferPlan, WireTensor
+from rftcore.sync.transfer.transfer import HeldRows
+from rftcore.trainer.batches.micro_batches import MicroBatch
+from rftcore.trainer.batches.train_batch import TrainBatch, refuse_missing_behavior
 from rftcore.trainer.checkpoints import (
     CheckpointWriter,
     copy_tokenizer,
@@ -47,16 +48,14 @@ from rftcore.trainer.checkpoints import (
     staged,
     write_training_state,
 )
-from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.divergence import Divergence
-from rftcore.trainer.host_copy import HostCopy
-from rftcore.trainer.micro_batches import MicroBatch
 from rftcore.trainer.models import Models, refuse_fewer_tokens, refuse_other_vocabulary
-from rftcore.trainer.network import Network
-from rftcore.trainer.opened_model import Head
-from rftcore.trainer.optimizers import learning_rate_at
+from rftcore.trainer.network.host_copy import HostCopy
+from rftcore.trainer.network.network import Network
+from rftcore.trainer.network.opened_model import Head
+from rftcore.trainer.network.optimizers import learning_rate_at
+from rftcore.trainer.network.sharding import Grid, make_grid
 from rftcore.trainer.progress import StepProgress
-from rftcore.trainer.sharding import Grid, make_grid
 from rftcore.trainer.update_metrics import means, totals
 from rftdata.errors import ConfigError, ModelError
 

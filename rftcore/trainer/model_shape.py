@@ -14,6 +14,8 @@ from typing import Any
 
 from rftdata.errors import ConfigError, ModelError
 
+LOGITS_BYTES = 2**29
+"""Bytes of float32 logits that the output layer holds at one time, besides their gradient."""
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES = (*DENSE_FAMILIES, "mixtral", "qwen2_moe", "qwen3_moe")
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")

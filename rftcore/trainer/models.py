@@ -18,13 +18,13 @@ from rftcore.algorithms.base import HeadTerm, Signal, Signals, TokenView
 from rftcore.algorithms.kl import k3
 from rftcore.algorithms.masks.clip_v import expected_discriminator
 from rftcore.algorithms.plan import Plan
-from rftcore.trainer.batch_forms import answered_pairs, mismatched, paired, scored, whole
-from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
-from rftcore.trainer.lora import without_adapters, without_dropout
-from rftcore.trainer.micro_batches import MicroBatch, split_batch
-from rftcore.trainer.network import Network
-from rftcore.trainer.routing import ROUTING
+from rftcore.trainer.batches.forms import answered_pairs, mismatched, paired, scored, whole
+from rftcore.trainer.batches.micro_batches import MicroBatch, split_batch
+from rftcore.trainer.batches.train_batch import TrainBatch
+from rftcore.trainer.network.head import Output, logprobs_and_entropy, read_logits
+from rftcore.trainer.network.lora import without_adapters, without_dropout
+from rftcore.trainer.network.network import Network
+from rftcore.trainer.network.routing import ROUTING
 from rftdata.errors import ConfigError, RftError
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftdata.errors import RftError
 
 logger = logging.getLogger(__name__)

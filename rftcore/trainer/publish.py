@@ -8,23 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rftcore.sync.adapters_file import write_adapters
 from rftcore.sync.base import Publication
-from rftcore.sync.live_trainer import LiveWeights
-from rftcore.sync.transfer_plan import WireTensor, shapes_of
-from rftcore.sync.weights_file import iterate_weights, read_shapes_of_model
-from rftcore.sync.weights_stream import ITEM_BYTES, layout, stream_weights
-from rftcore.trainer.lora import adapters_json, stored_adapters
-from rftcore.trainer.network import ADAPTERS
+from rftcore.sync.files.adapters_file import write_adapters
+from rftcore.sync.files.weights_file import iterate_weights, read_shapes_of_model
+from rftcore.sync.files.weights_stream import ITEM_BYTES, layout, stream_weights
+from rftcore.sync.transfer.live_trainer import LiveWeights
+from rftcore.sync.transfer.plan import WireTensor, shapes_of
+from rftcore.trainer.network.lora import adapters_json, stored_adapters
+from rftcore.trainer.network.network import ADAPTERS
+from rftdata.attempts.attempt import Attempt
 from rftdata.config import SyncConfig
-from rftdata.training.attempt import Attempt
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rftcore.trainer.config import LoraConfig
-    from rftcore.trainer.ranks import LearnerGroup
+    from rftcore.config.trainer import LoraConfig
+    from rftcore.trainer.processes.ranks import LearnerGroup
 
 Export = Callable[[Path], object]
 _LIVE = ("auto", "nccl")

@@ -18,36 +18,36 @@ from pathlib import Path
 
 import xxhash
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
+from rftcore.trainer.batches.drawn import batch_metrics
+from rftcore.trainer.batches.next_batch import NextBatch, draws_ahead
+from rftcore.trainer.device_turns import TrainerTurns, trainer_turns
 from rftcore.trainer.divergence import MAX_EMPTY_IN_A_ROW
-from rftcore.trainer.drawn import batch_metrics
-from rftcore.trainer.learner_arguments import LearnerArguments
-from rftcore.trainer.next_batch import NextBatch, draws_ahead
 from rftcore.trainer.parity import weight_parity
+from rftcore.trainer.processes.learner_arguments import LearnerArguments
+from rftcore.trainer.processes.ranks import LearnerGroup
 from rftcore.trainer.publish import Export, Exports, file_method, live_weights, published_bytes
-from rftcore.trainer.ranks import LearnerGroup
 from rftcore.trainer.run_checkpoints import RunCheckpoints
 from rftcore.trainer.trainer_watch import watch_trainer
-from rftcore.trainer.turns import TrainerTurns, trainer_turns
-from rftdata.errors import BufferUnavailableError, RftError
-from rftdata.failpoints import failpoint
-from rftdata.planning.run_selectors import selector_metrics
-from rftdata.training.attempt import Attempt
-from rftdata.training.batch import Batch
-from rftdata.training.evaluations import (
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.batch import Batch
+from rftdata.attempts.evaluations import (
     answered_validations,
     failed_evaluations,
     num_open_evaluations,
     plan_evaluations,
     weights_of_open_evaluations,
 )
-from rftdata.training.policies import first_policy
-from rftdata.workers import Worker
+from rftdata.attempts.policies import first_policy
+from rftdata.errors import BufferUnavailableError, RftError
+from rftdata.failpoints import failpoint
+from rftdata.planning.run_selectors import selector_metrics
+from rftdata.workers.worker import Worker
 
 
 def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:

@@ -9,15 +9,15 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
+from rftcore.trainer.processes.ranks import LearnerGroup
 from rftcore.trainer.publish import folder_bytes
-from rftcore.trainer.ranks import LearnerGroup
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.checkpoints import KeptCheckpoint, committed_folders, kept_checkpoints
+from rftdata.attempts.evaluations import best_step, validation_scores
 from rftdata.failpoints import failpoint
-from rftdata.training.attempt import Attempt
-from rftdata.training.checkpoints import KeptCheckpoint, committed_folders, kept_checkpoints
-from rftdata.training.evaluations import best_step, validation_scores
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 
 
 class Writing(NamedTuple):

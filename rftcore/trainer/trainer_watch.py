@@ -1,7 +1,7 @@
 """Ends a trainer that hangs in a step, with the stack of every rank, so that it starts again from its last checkpoint.
 
 A rank that waits in a collective for another one, or a GPU that stops answering, would otherwise be noticed after the hours of a process group's
-time limit. `rft run` starts the trainer again, as after user code that blocks (`rftdata.user_code.blocked`).
+time limit. `rft run` starts the trainer again, as after user code that blocks (`rftdata.user_code.blocked_process`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rftcore.run.hang_watch import HangWatch
 from rftcore.run.stacks import read_stacks
-from rftcore.trainer.ranks import LearnerGroup
-from rftdata.user_code.blocked import end_blocked_process
+from rftcore.trainer.processes.ranks import LearnerGroup
+from rftdata.user_code.blocked_process import end_blocked_process
 
 
 def watch_trainer(

@@ -7,8 +7,8 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from rftcore.trainer.routing import ROUTING, routing_metrics
-from rftcore.trainer.sharding import Grid
+from rftcore.trainer.network.routing import ROUTING, routing_metrics
+from rftcore.trainer.network.sharding import Grid
 
 
 def totals(sums: dict[str, Tensor], grid: Grid) -> dict[str, float]:

@@ -4,7 +4,7 @@ One folder per table, one below it per run, named `run=NAME` as Hive does, and n
 read a folder as one table. Names of files begin with the buffer's digits and the run's id, so that buffers may share a folder.
 
 A file is complete when a row of rft.archive_file names it with its checksum. Files without such a row are leftovers.
-Links are never followed (`rftdata.plain_files`).
+Links are never followed (`rftdata.files.plain`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import xxhash
 
-from rftdata.durable_files import make_folder, sync_path
 from rftdata.errors import DiskFullError, QueryError, RftError, is_disk_full
-from rftdata.plain_files import check_path, create_file, open_file, paths_below, plain_size, unlink_plain
+from rftdata.files.durable import make_folder, sync_path
+from rftdata.files.plain import check_path, create_file, open_file, paths_below, plain_size, unlink_plain
 
 _READ_BYTES = 8 * 2**20
 # Fast, and within a few percent of the size at higher levels.
@@ -153,7 +153,7 @@ class ArchiveFolder:
             ) from error
 
     def open_file(self, path: str) -> IO[bytes]:
-        """Open a plain file for reading; raises as `rftdata.plain_files.open_plain` does."""
+        """Open a plain file for reading; raises as `rftdata.files.plain.open_plain` does."""
         return open_file(self.folder, path)
 
     def copy(self, path: str, source: ArchiveFolder) -> None:

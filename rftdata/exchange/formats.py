@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from rftdata.durable_files import draft_folder, sync_path
 from rftdata.errors import QueryError
 from rftdata.exchange.ahead import one_ahead
 from rftdata.exchange.arrow_rows import rows_of
 from rftdata.exchange.columns import REQUIRED, SCHEMA, Row, from_json, to_json
+from rftdata.files.durable import draft_folder, sync_path
 
 Write = Callable[[list[Row]], None]
 FORMATS = {

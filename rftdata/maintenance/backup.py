@@ -28,10 +28,10 @@ from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 from rftdata.connection import open as open_buffer
 from rftdata.connection import removed_if_it_fails
-from rftdata.durable_files import draft_folder, make_folder, sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError, SegmentCorruptError
+from rftdata.files.durable import draft_folder, make_folder, sync_path, write_whole
+from rftdata.files.plain import check_file_name, create_file, open_file, paths_below, unlink_plain
 from rftdata.maintenance.verification import verify
-from rftdata.plain_files import check_file_name, create_file, open_file, paths_below, unlink_plain
 from rftdata.postgres.database import fetch
 from rftdata.postgres.driver_errors import translated
 from rftdata.postgres.embedded import EmbeddedServer

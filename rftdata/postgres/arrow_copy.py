@@ -43,7 +43,7 @@ _TYPES = {
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of a column of PostgreSQL, by its type in `rftdata.inspection.tables`; text if Arrow has no other."""
+    """Return the Arrow type of a column of PostgreSQL, by its type in `rftdata.reports.inspection.tables`; text if Arrow has no other."""
     if kind.endswith("[]"):
         return pa.list_(_ELEMENTS.get(kind[:-2], pa.string()))
     return _TYPES.get(kind, pa.string())
@@ -61,7 +61,7 @@ def copy_batches(
 
     Args:
         source: the table or view.
-        columns: names and types, as in `rftdata.inspection.tables`; at least one.
+        columns: names and types, as in `rftdata.reports.inspection.tables`; at least one.
         where: condition, without parameters.
         order: by what the rows are sorted; None for the order of the server.
     """

@@ -35,8 +35,8 @@ from filelock import FileLock
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import PGconn, Ping
 
-from rftdata.durable_files import make_folder, probe_folder, sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, DiskFullError, is_disk_full
+from rftdata.files.durable import make_folder, probe_folder, sync_path, write_whole
 from rftdata.postgres.idle_stop import IdleStop
 from rftdata.postgres.listen_address import check_address
 from rftdata.postgres.programs import binary_dir, open_path_for, run_program, server_account

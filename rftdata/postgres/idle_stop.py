@@ -15,7 +15,7 @@ import sys
 import weakref
 from pathlib import Path
 
-from rftdata.durable_files import write_whole
+from rftdata.files.durable import write_whole
 from rftdata.postgres import idle_watch
 from rftdata.postgres.database import queries
 from rftdata.postgres.programs import binary_dir

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rftdata.durable_files import make_folder, punch_hole, sync_path
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError, is_disk_full
-from rftdata.plain_files import (
+from rftdata.files.durable import make_folder, punch_hole, sync_path
+from rftdata.files.plain import (
     check_file_name,
     file_name,
     is_file_name,

@@ -7,7 +7,7 @@ decisions, `embeddings` stores their vectors.
 
 from __future__ import annotations
 
-from rftdata.pipeline.tasks import show_tasks
+from rftdata.pipeline.task_verdicts import show_tasks
 from rftdata.tasks.loading import list_tasksets, load_taskset, taskset_texts
 from rftdata.tasks.rows import read_tasks
 from rftdata.tasks.splits import numbers_key, split_of

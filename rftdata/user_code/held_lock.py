@@ -17,7 +17,7 @@ from pathlib import Path
 from rftdata.user_code import held_lock_timer
 
 # Standard input ends when the process does, however it ends. The file is a sentence of known length followed by stacks. A process that could
-# still print (`rftdata.user_code.blocked`) replaces the file by a report of another form, which is not printed again.
+# still print (`rftdata.user_code.blocked_process`) replaces the file by a report of another form, which is not printed again.
 _PRINT = """
 cat >/dev/null
 if [ -f "$1" ] && [ "$(wc -c <"$1")" -gt "$2" ] && [ "$(head -c "$2" "$1" | wc -l)" -eq 1 ]; then printf 'rft: ' >&2; sed '1s/ *$/./' "$1" >&2; fi

@@ -28,7 +28,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 from rftdata.errors import TimeLimitError
 from rftdata.user_code import held_lock_timer
 from rftdata.user_code.async_raise import raise_in
-from rftdata.user_code.blocked import report_or_print
+from rftdata.user_code.blocked_process import report_or_print
 from rftdata.user_code.frames import user_stack
 
 DEFAULT_S = 600.0
@@ -183,7 +183,7 @@ def lowered(timeout_s: float) -> float:
 def when_blocked(handler: Callable[[TimeLimitError], object]) -> Iterator[None]:
     """Within the block, let a handler report a call that cannot be stopped and end the process.
 
-    Without a handler, a process that has joined a run reports to it, and any other prints the error (`rftdata.user_code.blocked`).
+    Without a handler, a process that has joined a run reports to it, and any other prints the error (`rftdata.user_code.blocked_process`).
 
     The watcher thread calls the handler while the blocked thread is still blocked. It has a minute, and the process exits with 1 if it
     returns or fails.

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from rftcore.trainer.network import Network
+from rftcore.trainer.network.network import Network
 
 _HANGS_AT = 3
 

@@ -45,7 +45,7 @@ from pathlib import Path
 
 from operators.base import Operator, StageOutcome
 from rftcore.workflows import WORKFLOWS
-from rftdata.user_code.blocked import end_blocked_process
+from rftdata.user_code.blocked_process import end_blocked_process
 
 HERE = Path(__file__).parent
 demonstration = WORKFLOWS.load("demonstration", HERE)

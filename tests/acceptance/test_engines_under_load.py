@@ -13,7 +13,7 @@ import pytest
 from rftcore.engines import ENGINES
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.sync.base import Publication
-from rftcore.sync.weights_file import write_atomically
+from rftcore.sync.files.weights_file import write_atomically
 from rftdata.errors import RftError
 from tests.support.models import make_tiny_model
 from tests.support.waiting import until_it_happens

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rftcore.config import load_config
+from rftcore.config.run import load_config
 from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.resolved import ResolvedRun
 from rftdata.postgres.embedded import EmbeddedServer

@@ -21,7 +21,7 @@ def test_the_engine_on_a_gpu_follows_weight_updates(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from rftcore.models import resolve_model
-    from rftcore.sync.weights_file import write_atomically
+    from rftcore.sync.files.weights_file import write_atomically
     from tests.support.weights import write_weights
 
     if not torch.cuda.is_available():

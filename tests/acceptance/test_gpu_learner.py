@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.presets import presets
-from rftcore.trainer.attention import packed_attention
-from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.batches.micro_batches import Cutting, split_batch
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.micro_batches import Cutting, split_batch
+from rftcore.trainer.network.attention import packed_attention
 from tests.support.learning import VOCABULARY, batch_with_everything, config, make_batch, save_model
 from tests.support.models import make_tiny_moe
 

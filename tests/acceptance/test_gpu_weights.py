@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.layout import layouts
-from rftcore.sync.hashes import hashes_of
+from rftcore.sync.transfer.hashes import hashes_of
 from tests.support.command_line import CHECKOUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.launch.cluster import RayLauncher, RoleActorProcess, Seats, identity, machines, reserve, stop_cluster
 from rftcore.launch.interrupts import Interrupts
 from rftcore.launch.restarts import Restarts

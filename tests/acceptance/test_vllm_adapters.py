@@ -16,23 +16,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
+from rftcore.config.trainer import LoraConfig
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.engines.vllm_arguments import SLOT_RANKS
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.resolved import ResolvedRun
-from rftcore.sync.adapters_file import PREFIX, write_adapters
 from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.base import Publication
-from rftcore.sync.transfer_group import open_store
-from rftcore.sync.transfer_plan import TransferPlan
-from rftcore.sync.weights_file import write_atomically
-from rftcore.trainer.config import LoraConfig
-from rftcore.trainer.learner_arguments import LearnerArguments
-from rftcore.trainer.lora import adapters_json
+from rftcore.sync.files.adapters_file import PREFIX, write_adapters
+from rftcore.sync.files.weights_file import write_atomically
+from rftcore.sync.transfer.group import open_store
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.trainer.network.lora import adapters_json
+from rftcore.trainer.processes.learner_arguments import LearnerArguments
+from rftcore.trainer.processes.ranks import LearnerGroup
 from rftcore.trainer.publish import Export, Exports
-from rftcore.trainer.ranks import LearnerGroup
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import rows

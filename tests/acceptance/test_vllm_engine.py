@@ -21,8 +21,8 @@ from rftcore.engines.base import Decoding, EngineConfig, Generation, Reception
 from rftcore.engines.request_work import follow_requests
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.base import Publication
-from rftcore.sync.transfer_plan import TransferError, TransferPlan
-from rftcore.sync.weights_file import write_atomically
+from rftcore.sync.files.weights_file import write_atomically
+from rftcore.sync.transfer.plan import TransferError, TransferPlan
 from rftdata.errors import ModelError
 from tests.support.models import CHARACTERS, make_character_tokenizer, make_tiny_model
 from tests.support.sending import held, wire
@@ -96,8 +96,8 @@ class Live:
     def transfer(self, *, break_off: bool = False) -> None:
         """Send the reference's weights into the engine, or half of them, as a trainer does."""
         from rftcore.sync.addresses import LOOPBACK
-        from rftcore.sync.transfer import TransferSender
-        from rftcore.sync.transfer_group import open_store
+        from rftcore.sync.transfer.group import open_store
+        from rftcore.sync.transfer.transfer import TransferSender
 
         state = list(complete_state(self.reference.named_parameters()).items())
         # As of the real trainer, a head that is tied travels as the embedding alone.

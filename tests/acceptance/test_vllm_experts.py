@@ -14,7 +14,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.engines.base import Decoding, EngineConfig
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.base import Publication
-from rftcore.sync.weights_file import write_atomically
+from rftcore.sync.files.weights_file import write_atomically
 from rftcore.trainer.learner import Learner
 from tests.support.learning import config, make_batch
 from tests.support.models import make_tiny_moe

@@ -18,10 +18,10 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 from rftcore.engines.base import EngineConfig
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.addresses import LOOPBACK
-from rftcore.sync.transfer import TransferSender
-from rftcore.sync.transfer_group import open_store
-from rftcore.sync.transfer_plan import TransferPlan
-from rftcore.sync.weights_file import iterate_weights
+from rftcore.sync.files.weights_file import iterate_weights
+from rftcore.sync.transfer.group import open_store
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.transfer import TransferSender
 from rftdata.errors import RftError
 from tests.support.models import make_character_tokenizer
 from tests.support.sending import held, wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rftcore.engines.transformers_engine import TransformersEngine
-from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.transfer.plan import TransferPlan
 
 
 class ChangesAMatrix(TransformersEngine):

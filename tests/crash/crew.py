@@ -27,7 +27,7 @@ import psutil
 import psycopg
 
 import rftdata
-from rftcore.config import RunConfig, load_config
+from rftcore.config.run import RunConfig, load_config
 from rftcore.explorer import role as explorer
 from rftcore.pipeline import role as pipeline
 from rftcore.resolved import ResolvedRun
@@ -239,7 +239,9 @@ class Crew:
             drawn += self.number(query) > before
         if life is not self.lives.get("trainer"):
             return "ended before"  # the database, or its network, was away
-        ranks = [each for each in psutil.Process(life.pid).children() if "rftcore.trainer.rank" in each.cmdline()]
+        ranks = [
+            each for each in psutil.Process(life.pid).children() if "rftcore.trainer.processes.rank" in each.cmdline()
+        ]
         if len(ranks) != 1:
             raise RoleBrokeError(f"the trainer has {len(ranks)} other ranks:\n{self.log('trainer')[-4000:]}")
         life.lost_rank = True

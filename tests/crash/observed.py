@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from rftcore.command import main as rft
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.launch import cluster
 
 FOLDER = "RFT_CRASH_WITNESS"

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation, Reception
-from rftcore.sync.transfer import TransferReceiver
-from rftcore.sync.transfer_plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
-from rftcore.sync.weights_file import open_weights
+from rftcore.sync.files.weights_file import open_weights
+from rftcore.sync.transfer.plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
+from rftcore.sync.transfer.transfer import TransferReceiver
 from rftcore.workflows.task import Task, Turn
 
 NUM_TASKS = 200

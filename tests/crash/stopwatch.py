@@ -27,11 +27,11 @@ import rftdata
 from rftcore.explorer.role import Explorer
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.role import TrainerRole
+from rftdata.attempts.attempt import Attempt
 from rftdata.pipeline.queue import SealedQueue
 from rftdata.postgres.database import queries
 from rftdata.postgres.notify import Listener
-from rftdata.training.attempt import Attempt
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 
 _PHASES: list[tuple[Any, str, str]] = [
     (rftdata, "open", "opens the buffer"),

@@ -17,17 +17,17 @@ import xxhash
 from rftcore.explorer import role as explorer
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.pipeline import role as pipeline
-from rftcore.sync.live_explorer import LiveReceiver, Outcome
-from rftcore.sync.transfer import Sent
-from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.transfer.live_explorer import LiveReceiver, Outcome
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.transfer import Sent
+from rftcore.trainer.batches.next_batch import NextBatch, PreparedBatch
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.next_batch import NextBatch, PreparedBatch
-from rftcore.trainer.ranks import LearnerGroup
-from rftcore.trainer.sharding import Grid
+from rftcore.trainer.network.sharding import Grid
+from rftcore.trainer.processes.ranks import LearnerGroup
+from rftdata.attempts.attempt import Attempt
 from rftdata.experience import Sequence
 from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import SealedBatch
-from rftdata.training.attempt import Attempt
 from rftdata.writing.writer import Writer
 from tests.crash.stopwatch import Stopwatch
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_selectors
 from rftdata.selectors import SELECTORS, Observation, build_selector

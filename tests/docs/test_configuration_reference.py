@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rftcore.cli import run_command
-from rftcore.config import STAGES, RunConfig, load_stages, parse_config
+from rftcore.config.run import STAGES, RunConfig, load_stages, parse_config
 from rftcore.config_reference import keys
 from rftdata.config import merged
 from scripts import configuration_reference

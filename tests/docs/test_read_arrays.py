@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import rftdata
+from rftdata.attempts.batch import Batch
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.segments.codec import SCHEMA
-from rftdata.training.batch import Batch
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "read-arrays.md").read_text(encoding="utf-8")
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from rftdata import Buffer
-from rftdata.training import stored_selection
-from rftdata.training.sampling import (
+from rftdata.attempts import stored_selection
+from rftdata.attempts.sampling import (
     LaneConfig,
     Order,
     PriorityConfig,

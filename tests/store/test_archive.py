@@ -21,14 +21,15 @@ import pytest
 import rftdata
 from rftcore.cli import run_command
 from rftdata import exchange, failpoints, labels
+from rftdata.attempts.stored_selection import select
 from rftdata.config import BufferConfig
 from rftdata.errors import ArchivedError, BufferUnavailableError, ConflictError, FencedError, QueryError, RftError
+from rftdata.exchange.pairs import export_pairs
 from rftdata.maintenance import archive as archiving
 from rftdata.maintenance import archive_writing, backup, purge
 from rftdata.maintenance.archive import archive
 from rftdata.maintenance.restore_run import restore_run
 from rftdata.maintenance.verification import verify
-from rftdata.pairs import export_pairs
 from rftdata.pipeline.queue import claim_sealed_groups, sample_groups
 from rftdata.pipeline.records import Verdicts, concatenated, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
@@ -36,7 +37,6 @@ from rftdata.pipeline.versions import replaying
 from rftdata.query import archived
 from rftdata.query import arrays as query_arrays
 from rftdata.segments.compaction import Compactor
-from rftdata.training.stored_selection import select
 from tests.support.preloaded import PreloadedCall
 from tests.support.secret_rows import secret_group
 from tests.support.store_roles import Roles, own_group, tokens

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from rftdata import Buffer, Group, RftError, Rollout, Run
+from rftdata.attempts.batch import Batch
 from rftdata.errors import QueryError
 from rftdata.maintenance.verification import verify
 from rftdata.segments.codec import ColumnReader, encode
-from rftdata.training.batch import Batch
 from tests.support.store_roles import tokens
 
 DTYPES = st.one_of(

@@ -19,8 +19,8 @@ import rftdata
 from rftcore.cli import run_command
 from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
-from rftdata.durable_files import draft_folder
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError, SegmentCorruptError
+from rftdata.files.durable import draft_folder
 from rftdata.maintenance import backup, purge
 from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer

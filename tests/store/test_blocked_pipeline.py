@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from rftcore.cli import run_command
-from rftcore.config import load_config
-from rftcore.pipeline.blocked import with_report
+from rftcore.config.run import load_config
+from rftcore.pipeline.blocking_group import with_report
 from rftcore.resolved import ResolvedRun
 from rftdata import Buffer
-from rftdata.user_code import blocked
+from rftdata.user_code import blocked_process
 from tests.support.command_line import impatient_rft
 from tests.support.preloaded import Preloaded, PreloadedCall
 from tests.support.store_roles import Roles, own_group, two_sealed_groups
@@ -113,8 +113,8 @@ def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
     path = config(sleeps_on=3, loops_on=6)
     first = start(path)
     said, _ = first.communicate(timeout=PATIENCE_S)
-    assert first.returncode == blocked.EXIT_CODE, said
-    report = blocked.read_report(roles.run.folder, first.pid)
+    assert first.returncode == blocked_process.EXIT_CODE, said
+    report = blocked_process.read_report(roles.run.folder, first.pid)
     assert report is not None
     sentence, stack = report
     assert (
@@ -138,7 +138,7 @@ def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
     assert {key for key, (kept, _) in found.items() if kept} >= {1, 2, 7, 8} and not found[6][0]
     assert f"did not return for experience 6 within {LIMIT_S} s" in str(found[6][1])
     # A process that was not blocked leaves no report.
-    assert not blocked.report_path(roles.run.folder, second.pid).exists()
+    assert not blocked_process.report_path(roles.run.folder, second.pid).exists()
 
 
 def test_a_preview_and_a_replay_end_with_the_stack_and_the_next_replay_continues(
@@ -171,7 +171,7 @@ def test_a_regular_expression_that_holds_the_interpreters_lock_ends_the_process_
         in said
     )
     assert "rules.py" in said and "in stuck" in said
-    report = blocked.read_report(roles.run.folder, process.pid)
+    report = blocked_process.read_report(roles.run.folder, process.pid)
     assert (report is None) == (verb != ("process",))  # a worker keeps it for the one that follows, and for `rft run`
     assert verdicts(buffer) == {}
 
@@ -189,7 +189,7 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
     }
 
     # Of a role by hand; then of one of `rft run`, which moves the report into the database. Those on other rows are of no use.
-    report = blocked.report_path(folder, 4711, "another-host")
+    report = blocked_process.report_path(folder, 4711, "another-host")
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(
         "stage 1 of the pipeline (slow) on 2 rows (3 to 4) did not return within 9 s".ljust(200) + "\nThread 1\n"

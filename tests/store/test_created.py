@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from operators.base import CreatedAnswer, CreatedGroup, CreatedTask
-from rftcore.config import RunConfig, parse_config
+from rftcore.config.run import RunConfig, parse_config
 from rftcore.pipeline.created import Created
 from rftcore.resolved import ResolvedRun
 from rftdata import Buffer

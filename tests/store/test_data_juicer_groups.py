@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.resolved import ResolvedRun
-from rftcore.tasks.pipeline import load_tasks
+from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.errors import OperatorError
 from tests.store.test_task_pipeline import configuration, write

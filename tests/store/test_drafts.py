@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 import rftdata
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer.drafts import Drafts, RolloutDraft
 from rftcore.explorer.role import Explorer
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftcore.workflows.task import Model, Score, Scorer, Task
+from rftdata.attempts.attempt import Attempt
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.partial import Part, PartialAnswer, keep, take_up
 from rftdata.postgres.database import execute
-from rftdata.training.attempt import Attempt
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from tests.store.test_review_locks import wait_for_waiting
 from tests.support.models import make_character_tokenizer
 from tests.support.store_roles import Roles, own_group

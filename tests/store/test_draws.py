@@ -11,13 +11,13 @@ import pytest
 
 import rftdata
 from rftdata import Buffer
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.batch import Batch
+from rftdata.attempts.evaluations import plan_evaluations
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, FencedError, QueryError, RftError, SegmentCorruptError
 from rftdata.postgres import retry
 from rftdata.postgres.database import execute
-from rftdata.training.attempt import Attempt
-from rftdata.training.batch import Batch
-from rftdata.training.evaluations import plan_evaluations
 from tests.store.test_review_locks import wait_for_waiting
 from tests.support.lossy_line import LossyLine, Statements
 from tests.support.store_roles import Roles, own_group, selecting

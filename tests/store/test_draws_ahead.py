@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from rftcore.algorithms import build_algorithm
-from rftcore.config import RunConfig, parse_config
-from rftcore.trainer.next_batch import NextBatch, PreparedBatch, draws_ahead
+from rftcore.config.run import RunConfig, parse_config
+from rftcore.trainer.batches.next_batch import NextBatch, PreparedBatch, draws_ahead
 from rftdata import Buffer
+from rftdata.attempts import stored_selection
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.batch import Batch
 from rftdata.errors import FencedError, RoleFailedError
 from rftdata.maintenance import purge
 from rftdata.run import Run
-from rftdata.training import stored_selection
-from rftdata.training.attempt import Attempt
-from rftdata.training.batch import Batch
 from tests.store.test_pipeline_worker import rows
 from tests.support.store_roles import Roles, own_group, selecting
 from tests.support.waiting import wait_until

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from rftcore.cli import run_command
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import prepare_run
 from rftdata import Buffer, Group, Rollout, labels
+from rftdata.attempts.stored_selection import Selection, select
 from rftdata.errors import ConfigError, QueryError
 from rftdata.run import Run
-from rftdata.training.stored_selection import Selection, select
 from tests.support.store_roles import Roles, own_group, tokens
 
 pytestmark = pytest.mark.usefixtures("beside_a_model")

@@ -14,7 +14,7 @@ from rftcore.launch.views import LineView
 from rftcore.run.earlier import earlier_run
 from rftdata import Buffer
 from rftdata.errors import ConfigError
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from tests.store.test_joining import MODEL_FILES, configured, end, store
 
 

@@ -17,6 +17,8 @@ import pytest
 
 import rftdata
 from rftdata import Buffer, exchange, labels
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.evaluations import Answer, claim_evaluation, finish_evaluation, plan_evaluations, questions
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.maintenance import purge
@@ -32,9 +34,7 @@ from rftdata.planning import partial
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.postgres import retry
 from rftdata.postgres.database import queries, reads
-from rftdata.training.attempt import Attempt
-from rftdata.training.evaluations import Answer, claim_evaluation, finish_evaluation, plan_evaluations, questions
-from rftdata.workers import release_lost_claims
+from rftdata.workers.worker import release_lost_claims
 from tests.support.lossy_line import LossyLine, Statements
 from tests.support.store_roles import LEASE_S, Roles, own_group
 from tests.support.waiting import PATIENCE_S

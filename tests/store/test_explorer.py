@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rftdata
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer import outage
 from rftcore.explorer.outage import Outage
@@ -23,19 +23,19 @@ from rftcore.launch.views import line
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
-from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
-from rftdata.experience import Group, Rollout
-from rftdata.planning.claims import release_groups
-from rftdata.progress import Failures, Progress
-from rftdata.training.attempt import Attempt
-from rftdata.training.evaluations import (
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.evaluations import (
     Answer,
     claim_evaluation,
     finish_evaluation,
     plan_evaluations,
     validation_scores,
 )
-from rftdata.workers import Worker
+from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
+from rftdata.experience import Group, Rollout
+from rftdata.planning.claims import release_groups
+from rftdata.reports.progress import Failures, Progress
+from rftdata.workers.worker import Worker
 from tests.support.models import make_character_tokenizer
 from tests.support.waiting import PATIENCE_S
 

@@ -7,12 +7,12 @@ import pytest
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.algorithm import Algorithm
-from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.drawn import ARRAYS, train_batch
+from rftcore.trainer.batches.drawn import ARRAYS, train_batch
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftdata import Buffer, Group, Rollout
+from rftdata.attempts.attempt import Attempt
 from rftdata.errors import RftError, RoleFailedError
 from rftdata.experience import Baseline
-from rftdata.training.attempt import Attempt
 from tests.support.store_roles import Roles, own_group, tokens
 
 GREEDY = Baseline.of(Rollout(2, "ok", 0.5, [tokens(0.5, 7, response="greedy")], seconds=1.5))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rftcore.cli import run_command
-from rftcore.config import RunConfig, parse_config
+from rftcore.config.run import RunConfig, parse_config
 from rftcore.launch.launcher import reachable
 from rftcore.launch.supervisor import await_departure
 from rftcore.launch.views import LineView
@@ -22,7 +22,7 @@ from rftcore.run.prepare import find_resumable, named_resumable, stored_config
 from rftdata import Buffer, exchange
 from rftdata.errors import ConfigError, QueryError, RftError
 from rftdata.postgres.database import Database
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from tests.support.store_roles import own_group
 from tests.support.waiting import wait_until
 

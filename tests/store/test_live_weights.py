@@ -22,19 +22,19 @@ from rftcore.engines.base import EngineConfig
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.reporting.report import build_report
 from rftcore.reporting.table import print_report
-from rftcore.sync.adapters_file import PREFIX
 from rftcore.sync.base import LIVE_URI, Publication
-from rftcore.sync.live_explorer import LiveReceiver
-from rftcore.sync.live_trainer import LiveWeights
-from rftcore.sync.transfer import TransferReceiver
-from rftcore.sync.transfer_group import TransferGroup
-from rftcore.sync.transfer_plan import TransferPlan
-from rftcore.sync.weights_file import iterate_weights, write_atomically
+from rftcore.sync.files.adapters_file import PREFIX
+from rftcore.sync.files.weights_file import iterate_weights, write_atomically
+from rftcore.sync.transfer.group import TransferGroup
+from rftcore.sync.transfer.live_explorer import LiveReceiver
+from rftcore.sync.transfer.live_trainer import LiveWeights
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.transfer import TransferReceiver
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.policies import newest_policy
 from rftdata.config import SyncConfig
 from rftdata.errors import FencedError, RftError
-from rftdata.training.attempt import Attempt
-from rftdata.training.policies import newest_policy
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from tests.support.models import make_tiny_model
 from tests.support.sending import OneRank
 from tests.support.store_roles import taken_over
@@ -532,12 +532,12 @@ def test_the_trainer_knows_since_when_engines_have_what_was_sent(
 
 _KILLED = """
 import os, sys, threading
-from rftcore.sync.live_explorer import LiveReceiver
-from rftcore.sync.transfer import TransferReceiver
+from rftcore.sync.transfer.live_explorer import LiveReceiver
+from rftcore.sync.transfer.transfer import TransferReceiver
 from rftdata import open as open_buffer
 from rftdata.config import BufferConfig, SyncConfig
-from rftdata.training.policies import newest_policy
-from rftdata.workers import Worker
+from rftdata.attempts.policies import newest_policy
+from rftdata.workers.worker import Worker
 
 def load(tensors):
     next(tensors)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from rftdata import Buffer
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.batch import Batch
+from rftdata.attempts.evaluations import claim_evaluation, plan_evaluations
 from rftdata.errors import FencedError
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.planning.claims import claim_groups
-from rftdata.training.attempt import Attempt
-from rftdata.training.batch import Batch
-from rftdata.training.evaluations import claim_evaluation, plan_evaluations
-from rftdata.workers import Worker, release_lost_claims
+from rftdata.workers.worker import Worker, release_lost_claims
 from tests.support.lossy_line import LossyLine
 from tests.support.store_roles import LEASE_S, Roles
 from tests.support.waiting import PATIENCE_S

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rftcore.trainer.turns import TrainerTurns
+from rftcore.trainer.device_turns import TrainerTurns
 from rftdata import Buffer
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.device_turns import GpuTurn
+from rftdata.attempts.evaluations import plan_evaluations
 from rftdata.errors import FencedError
-from rftdata.training.attempt import Attempt
-from rftdata.training.evaluations import plan_evaluations
-from rftdata.training.turns import GpuTurn
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from tests.support.store_roles import Roles, taken_over
 from tests.support.waiting import PATIENCE_S, wait_until
 

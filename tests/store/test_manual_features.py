@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from rftcore.resolved import ResolvedRun
-from rftcore.tasks.pipeline import load_tasks
+from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer, exchange
 from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftdata import Buffer, Group, Rollout
-from rftdata.training.batch import Batch
+from rftdata.attempts.batch import Batch
 from tests.support.store_roles import Roles, tokens
 
 _TOKENS = 20_000

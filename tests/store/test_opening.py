@@ -10,7 +10,7 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
-from rftcore.config import load_config
+from rftcore.config.run import load_config
 from rftcore.launch.launcher import reachable
 from rftdata import Buffer, exchange
 from rftdata.config import BufferConfig

@@ -23,7 +23,7 @@ from rftdata.planning.claims import claim_groups
 from rftdata.postgres import notify, retry
 from rftdata.postgres.database import queries, reads
 from rftdata.postgres.embedded import EmbeddedServer
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from tests.support.store_roles import LEASE_S, Roles, own_group
 from tests.support.waiting import PATIENCE_S, wait_until
 

@@ -16,13 +16,13 @@ from operators.experience.pair_builder import PairBuilder
 from rftcore.algorithms import build_algorithm
 from rftcore.cli import run_command
 from rftcore.pipeline import pairs
-from rftcore.trainer.batch_forms import paired
-from rftcore.trainer.drawn import ARRAYS, train_batch
+from rftcore.trainer.batches.drawn import ARRAYS, train_batch
+from rftcore.trainer.batches.forms import paired
 from rftdata import Buffer, Group, Rollout
+from rftdata.attempts.stored_selection import at_label_cut, select
 from rftdata.errors import ConflictError, QueryError
-from rftdata.pairs import export_pairs
+from rftdata.exchange.pairs import export_pairs
 from rftdata.postgres.database import execute
-from rftdata.training.stored_selection import at_label_cut, select
 from tests.support.store_roles import own_group, tokens
 
 

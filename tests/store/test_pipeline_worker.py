@@ -12,7 +12,7 @@ import pytest
 from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, Operator, Review, StageOutcome
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.pipeline.decide import decide
 from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.pipeline.replay import without_people
@@ -24,7 +24,7 @@ from rftdata.pipeline.queue import SealedQueue, claim_sealed_groups, read_groups
 from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.verdicts import commit_verdicts, known_scores
 from rftdata.planning.planner import Planner
-from rftdata.workers import release_lost_claims
+from rftdata.workers.worker import release_lost_claims
 from tests.support.store_roles import Roles, own_group, two_sealed_groups
 
 calls: list[list[int]] = []

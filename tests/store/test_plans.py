@@ -13,8 +13,8 @@ import pytest
 
 import rftdata
 from rftdata import Buffer, exchange, labels
+from rftdata.attempts.sampling import SamplingConfig
 from rftdata.config import BufferConfig
-from rftdata.training.sampling import SamplingConfig
 from tests.support.store_roles import Roles, own_group, tokens
 from tests.support.waiting import wait_until
 

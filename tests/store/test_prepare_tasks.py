@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rftcore.config import RunConfig, load_config
+from rftcore.config.run import RunConfig, load_config
 from rftcore.resolved import ResolvedRun
-from rftcore.tasks.pipeline import load_tasks
+from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.tasks import list_tasksets, show_tasks
 from tests.store.test_task_pipeline import configuration

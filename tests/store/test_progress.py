@@ -17,7 +17,7 @@ from rftcore.launch.waits import what_waits
 from rftdata.pipeline.records import Verdicts, concatenated, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.processes import pid_space, started_at
-from rftdata.progress import Progress, Queue, steps_to_repeat
+from rftdata.reports.progress import Progress, Queue, steps_to_repeat
 from tests.support.store_roles import Roles
 from tests.support.stored_run import StoredRun
 

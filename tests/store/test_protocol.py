@@ -23,12 +23,12 @@ from hypothesis.stateful import (
 )
 
 from rftdata import Buffer
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.batch import Batch
 from rftdata.errors import FencedError
 from rftdata.maintenance.verification import verify
 from rftdata.pipeline.records import SealedBatch
 from rftdata.planning.claims import ClaimedGroup
-from rftdata.training.attempt import Attempt
-from rftdata.training.batch import Batch
 from tests.support.store_roles import Roles, own_group
 
 REWARDS = st.sampled_from([0.0, 0.25, 1.0])

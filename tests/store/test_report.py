@@ -13,7 +13,7 @@ from rftcore.reporting.learning_curve import write_learning_curve
 from rftcore.reporting.report import Gain, build_report, compare
 from rftcore.reporting.table import print_report
 from rftdata.errors import QueryError
-from rftdata.progress import Progress
+from rftdata.reports.progress import Progress
 from tests.support.stored_run import StoredRun
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rftcore.cli import run_command
-from rftcore.config import load_config
+from rftcore.config.run import load_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import join_run
 from rftcore.run.prepare import check_run, prepare_run

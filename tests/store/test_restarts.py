@@ -22,8 +22,8 @@ from rftcore.launch.restarts import (
 )
 from rftdata import Buffer
 from rftdata.processes import pid_space
-from rftdata.user_code import blocked
-from rftdata.workers import note_blocked_workers
+from rftdata.user_code import blocked_process
+from rftdata.workers.worker import note_blocked_workers
 from tests.store.test_pipeline_worker import rows
 from tests.support.store_roles import Roles
 
@@ -125,7 +125,7 @@ def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_o
 ) -> None:
     pid = ended_process()
     folder = roles.run.folder
-    report = blocked.report_path(folder, pid)
+    report = blocked_process.report_path(folder, pid)
     report.parent.mkdir(parents=True)
     report.write_text("the workflow 'walk' blocks on task t/1\nFile walk.py, line 7\n")
     with roles.attempt():
@@ -146,12 +146,12 @@ def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_o
 def test_the_report_of_a_process_of_the_same_number_on_another_host_is_not_taken(buffer: Buffer, roles: Roles) -> None:
     folder = roles.run.folder
     for host in ("here", "there"):
-        report = blocked.report_path(folder, 7, host)
+        report = blocked_process.report_path(folder, 7, host)
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(f"the workflow of {host} blocks\nFile walk.py, line 7\n")
     said = Restarts(roles.run).record(role("explorer", ProcessWatch("there", 7)), RoleDiedError("exited"))
     assert said == "the workflow of there blocks"
-    assert list(blocked.reports(folder)) == [("here", pid_space(), 7)]
+    assert list(blocked_process.reports(folder)) == [("here", pid_space(), 7)]
 
 
 def test_a_process_that_died_of_something_else_is_recorded_and_no_reason_to_start_again(
@@ -193,7 +193,7 @@ def test_a_role_by_hand_notes_what_an_earlier_one_reported_before_it_reports_its
             pid_space=pid_space(),
             pid_started=0,
         )
-        report = blocked.report_path(folder, pid, host)
+        report = blocked_process.report_path(folder, pid, host)
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text("the workflow 'walk' blocks\nFile walk.py, line 7\n")
     note_blocked_workers(roles.run)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rftcore.algorithms import build_algorithm
-from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.drawn import ARRAYS, train_batch
+from rftcore.trainer.batches.drawn import ARRAYS, train_batch
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftdata import Buffer, Group, Rollout
 from rftdata.errors import RoleFailedError
 from tests.support.store_roles import tokens

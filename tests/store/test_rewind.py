@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from rftdata import Buffer
+from rftdata.attempts.attempt import Attempt
 from rftdata.errors import ConfigError, FencedError
 from rftdata.postgres.database import fetch
-from rftdata.training.attempt import Attempt
 from tests.store.test_review_locks import wait_for_waiting
 from tests.support.store_roles import Roles
 from tests.support.waiting import PATIENCE_S

@@ -15,10 +15,11 @@ from psycopg import sql
 
 import rftdata
 from rftcore.cli import run_command
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
-from rftcore.tasks.pipeline import load_tasks
+from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer, exchange, labels
+from rftdata.attempts import stored_selection
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
 from rftdata.labels import Opinion
@@ -30,7 +31,6 @@ from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import grant_roles, migrate
 from rftdata.segments.compaction import Compactor
-from rftdata.training import stored_selection
 from tests.support.models import make_tiny_model
 from tests.support.ports import closed_port
 from tests.support.store_roles import Roles, own_group

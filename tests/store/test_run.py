@@ -9,7 +9,7 @@ import pytest
 import rftdata
 from rftdata import Buffer, Run
 from rftdata.errors import QueryError
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from tests.support.waiting import PATIENCE_S
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rftdata import Buffer
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.batch import Batch
 from rftdata.errors import FencedError, QueryError
-from rftdata.training.attempt import Attempt
-from rftdata.training.batch import Batch
 from tests.support.store_roles import Roles, own_group
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rftdata import Buffer
+from rftdata.attempts.sampling import SamplingConfig, checked_formula
 from rftdata.errors import ConfigError
-from rftdata.training.sampling import SamplingConfig, checked_formula
 from tests.store.test_sampling import add, draw, groups_of, stored
 from tests.support.store_roles import Roles
 

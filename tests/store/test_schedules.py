@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from rftdata import Buffer
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.batch import Batch
 from rftdata.experience import Group, Rollout
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.planning.planner import Planner
-from rftdata.training.attempt import Attempt
-from rftdata.training.batch import Batch
 from tests.support.store_roles import Roles, tokens
 
 STEPS, BATCH = 6, 2

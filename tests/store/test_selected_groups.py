@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import prepare_run
 from rftdata import Buffer, Group, Rollout
+from rftdata.attempts import stored_selection
 from rftdata.errors import ConfigError, QueryError
 from rftdata.run import Run
-from rftdata.training import stored_selection
 from tests.support.store_roles import own_group, tokens
 
 pytestmark = pytest.mark.usefixtures("beside_a_model")

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from rftdata import Buffer
+from rftdata.attempts import stored_selection
+from rftdata.attempts.attempt import Attempt
 from rftdata.errors import FencedError, QueryError, RftError, SelectionChangedError
 from rftdata.run import Run
-from rftdata.training import stored_selection
-from rftdata.training.attempt import Attempt
 from tests.store.test_review_locks import wait_for_waiting
 from tests.support.store_roles import LEASE_S, own_group
 

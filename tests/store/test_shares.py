@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftdata import Buffer
+from rftdata.attempts.batch import Batch
 from rftdata.errors import FencedError, QueryError
-from rftdata.training.batch import Batch
 from tests.support.preloaded import PreloadedCall
 from tests.support.ranks import draw_as_rank
 from tests.support.store_roles import Roles

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import yaml
 
+from rftcore.checks.task_sources import check_tasks, first_tasks
 from rftcore.cli import run_command
-from rftcore.config import load_config, parse_config
+from rftcore.config.run import load_config, parse_config
 from rftcore.deep_check import _describe_tasks, _Sample
 from rftcore.resolved import ResolvedRun
-from rftcore.tasks.checks import check_tasks, first_tasks
-from rftcore.tasks.pipeline import load_tasks
+from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer
+from rftdata.attempts import stored_selection
+from rftdata.attempts.sampling import checked_formula
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError, QueryError, TaskSourceError
 from rftdata.tasks import load_taskset, read_tasks
 from rftdata.tasks.rows import Reading
 from rftdata.tasks.sources import reading_for
-from rftdata.training import stored_selection
-from rftdata.training.sampling import checked_formula
 from rftdata.user_code.time_limits import at_most
 from tests.support.models import make_tiny_model
 

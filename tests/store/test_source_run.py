@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rftcore.cli import run_command
-from rftcore.config import RunConfig, parse_config
+from rftcore.config.run import RunConfig, parse_config
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import has_finished, prepare_run

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from rftcore.algorithms import build_algorithm
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import select_source
-from rftcore.trainer.drawn import ARRAYS, train_batch
+from rftcore.trainer.batches.drawn import ARRAYS, train_batch
 from rftdata import Buffer, Group, Rollout
 from rftdata.errors import ConfigError
 from tests.support.store_roles import selecting, tokens

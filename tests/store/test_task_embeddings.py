@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rftcore.resolved import ResolvedRun
-from rftcore.tasks.encoder import Encoder, encoder_name
-from rftcore.tasks.pipeline import load_tasks
+from rftcore.task_pipeline.encoder import Encoder, encoder_name
+from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import ModelError

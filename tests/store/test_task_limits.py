@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rftcore.resolved import ResolvedRun
-from rftcore.tasks.pipeline import load_tasks
+from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError

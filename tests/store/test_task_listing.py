@@ -9,7 +9,7 @@ import pytest
 
 from rftcore.cli import run_command
 from rftcore.resolved import ResolvedRun
-from rftcore.tasks.pipeline import load_tasks, task_batches
+from rftcore.task_pipeline.pipeline import load_tasks, task_batches
 from rftdata import Buffer
 from rftdata.errors import ConfigError
 from rftdata.tasks import list_tasksets, show_tasks

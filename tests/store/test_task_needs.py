@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rftcore.config import RunConfig
+from rftcore.checks.task_sources import check_before_buffer
+from rftcore.config.run import RunConfig
 from rftcore.deep_check import open_inputs
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_plugins
-from rftcore.tasks.checks import check_before_buffer
-from rftcore.tasks.pipeline import load_tasks
+from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, ConfigError, TaskSourceError
 from tests.store import test_task_pipeline

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from rftcore.cli import run_command
-from rftcore.config import RunConfig, parse_config
+from rftcore.config.run import RunConfig, parse_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import prepare_run
-from rftcore.tasks import pipeline
-from rftcore.tasks.pipeline import TasksDecided, decide_tasks, load_tasks
+from rftcore.task_pipeline import pipeline
+from rftcore.task_pipeline.pipeline import TasksDecided, decide_tasks, load_tasks
 from rftdata import Buffer
 from rftdata.errors import ConfigError, OperatorError, TaskSourceError
 from rftdata.tasks import list_tasksets, load_taskset

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from rftcore.resolved import ResolvedRun
-from rftcore.tasks.pipeline import load_tasks
+from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer, exchange
 from rftdata.tasks import list_tasksets
 from tests.store.test_task_pipeline import (

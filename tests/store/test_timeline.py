@@ -14,8 +14,8 @@ from rftcore.reporting.report import build_report
 from rftcore.reporting.table import print_report
 from rftcore.reporting.timeline import write_timeline
 from rftdata.errors import QueryError
-from rftdata.results import RunResults
-from rftdata.workers import Worker
+from rftdata.reports.results import RunResults
+from rftdata.workers.worker import Worker
 from tests.support.stored_run import StoredRun
 from tests.support.waiting import wait_until
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import rftdata
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.deep_check import open_inputs
 from rftcore.engines.no_engine import NoEngine
 from rftcore.resolved import ResolvedRun

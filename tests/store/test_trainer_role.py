@@ -15,22 +15,22 @@ import pytest
 import torch
 from psycopg.types.json import Jsonb
 
-from rftcore.config import RunConfig, parse_config
+from rftcore.config.run import RunConfig, parse_config
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftcore.run.prepare import stored_config
-from rftcore.sync.weights_file import iterate_weights, open_weights
+from rftcore.sync.files.weights_file import iterate_weights, open_weights
+from rftcore.trainer.device_turns import trainer_turns
 from rftcore.trainer.role import TrainerRole
-from rftcore.trainer.turns import trainer_turns
 from rftdata import Buffer
+from rftdata.attempts.evaluations import Answer, Evaluation, claim_evaluation, fail_evaluation, finish_evaluation
+from rftdata.attempts.sampling import SamplingConfig
 from rftdata.errors import ConfigError, FencedError, RftError, RoleFailedError
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
-from rftdata.training.evaluations import Answer, Evaluation, claim_evaluation, fail_evaluation, finish_evaluation
-from rftdata.training.sampling import SamplingConfig
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from tests.support.models import make_tiny_model
 from tests.support.store_roles import own_group, taken_over
 from tests.support.waiting import PATIENCE_S

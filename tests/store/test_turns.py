@@ -13,11 +13,11 @@ import time
 import pytest
 
 import rftdata
-from rftcore.trainer.turns import TrainerTurns
+from rftcore.trainer.device_turns import TrainerTurns
 from rftdata import processes
+from rftdata.attempts.device_turns import GpuTurn
 from rftdata.run import Run
-from rftdata.training.turns import GpuTurn
-from rftdata.workers import Worker
+from rftdata.workers.worker import Worker
 from tests.support.command_line import CHECKOUT
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -25,8 +25,8 @@ HOLDER = """
 import sys
 import rftdata
 from rftdata.config import BufferConfig
-from rftdata.training.turns import GpuTurn
-from rftdata.workers import Worker
+from rftdata.attempts.device_turns import GpuTurn
+from rftdata.workers.worker import Worker
 
 with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2])) as buffer:
     run = buffer.find_run("turns")

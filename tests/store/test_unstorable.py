@@ -13,8 +13,10 @@ import psycopg
 import pytest
 from pydantic import ValidationError
 
-from rftcore.config import RunSection
+from rftcore.config.run import RunSection
 from rftdata import Buffer, Group, Rollout, exchange, labels
+from rftdata.attempts import stored_selection
+from rftdata.attempts.sampling import SamplingConfig
 from rftdata.config import TasksetConfig
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError
 from rftdata.labels import Opinion
@@ -24,9 +26,7 @@ from rftdata.planning.claims import release_groups
 from rftdata.postgres.database import execute, queries, send
 from rftdata.processes import pid_space
 from rftdata.sql_session import run_statements
-from rftdata.training import stored_selection
-from rftdata.training.sampling import SamplingConfig
-from rftdata.workers import Worker, end_worker
+from rftdata.workers.worker import Worker, end_worker
 from tests.support.store_roles import Roles, own_group, tokens
 from tests.support.waiting import wait_until
 

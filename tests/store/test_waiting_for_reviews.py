@@ -9,8 +9,8 @@ import pytest
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from rftdata import Buffer
+from rftdata.attempts.attempt import Attempt
 from rftdata.planning.claims import ClaimedGroup
-from rftdata.training.attempt import Attempt
 from tests.store.test_pipeline_worker import rows, run_pipeline
 from tests.support.store_roles import Roles
 

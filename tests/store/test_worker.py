@@ -17,11 +17,11 @@ import pytest
 
 from rftcore.cli.status import status
 from rftdata import Buffer
+from rftdata.attempts.evaluations import plan_evaluations
 from rftdata.errors import DiskFullError, FencedError, QueryError
 from rftdata.postgres import notify
 from rftdata.postgres.database import queries
-from rftdata.training.evaluations import plan_evaluations
-from rftdata.workers import Worker, mark_dead_workers
+from rftdata.workers.worker import Worker, mark_dead_workers
 from tests.support.store_roles import Roles, own_group
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -29,9 +29,9 @@ HOLDER = """
 import sys, rftdata
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.planning.claims import claim_groups
-from rftdata.training.evaluations import claim_evaluation
+from rftdata.attempts.evaluations import claim_evaluation
 from rftdata.config import BufferConfig
-from rftdata.workers import Worker, mark_dead_workers
+from rftdata.workers.worker import Worker, mark_dead_workers
 
 uri, segments, run_id = sys.argv[1], sys.argv[2], int(sys.argv[3])
 buffer = rftdata.open(BufferConfig(uri=uri, segments=segments))
@@ -133,7 +133,7 @@ JUDGE = """
 import sys, rftdata
 from rftdata.config import BufferConfig
 from rftdata.errors import FencedError
-from rftdata.workers import mark_dead_workers
+from rftdata.workers.worker import mark_dead_workers
 
 with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2])) as buffer:
     run = buffer.find_run(int(sys.argv[3]))

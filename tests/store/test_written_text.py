@@ -9,9 +9,9 @@ import duckdb
 import pytest
 
 from rftdata import Buffer, exchange
+from rftdata.attempts.stored_selection import select
 from rftdata.errors import QueryError
 from rftdata.maintenance import purge
-from rftdata.training.stored_selection import select
 from tests.support.store_roles import own_group
 from tests.support.waiting import wait_until
 

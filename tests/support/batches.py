@@ -9,7 +9,7 @@ import pyarrow as pa
 from operators.base import BATCH_SCHEMA
 from operators.chain.chain import Chain
 from rftdata.pipeline.records import KnownScore, StageScores
-from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
+from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
 from rftdata.postgres.values import storable
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.config import TrainerConfig
+from rftcore.config.trainer import TrainerConfig
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 
 VOCABULARY = 50

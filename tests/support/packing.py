@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rftcore.trainer.attention import Packing, PaddedRows, Segments
+from rftcore.trainer.batches.packed_rows import Packing, PaddedRows, Segments
 
 
 def visible(packing: Packing) -> Tensor:

@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 import rftdata
 from rftcore.run.stacks import answer_requests
-from rftcore.trainer.learner_arguments import LearnerArguments
-from rftcore.trainer.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_arguments import LearnerArguments
+from rftcore.trainer.processes.ranks import LearnerGroup
 from rftcore.trainer.trainer_watch import watch_trainer
 from rftdata.config import BufferConfig
-from rftdata.user_code.blocked import report_to
+from rftdata.user_code.blocked_process import report_to
 from tests.support.learning import config, make_batch, save_model
 from tests.support.preloaded import PreloadedCall
 from tests.support.waiting import wait_until
@@ -58,7 +58,9 @@ def ranks_of(pid: int) -> list[int]:
             words = (process / "cmdline").read_text().split("\0")
         except OSError:  # it has ended
             continue
-        if "rftcore.trainer.rank" in words and words[words.index("rftcore.trainer.rank") + 1] == str(pid):
+        if "rftcore.trainer.processes.rank" in words and words[
+            words.index("rftcore.trainer.processes.rank") + 1
+        ] == str(pid):
             found.append(int(process.name))
     return found
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from rftcore.sync.transfer import HeldRows, Sent, TransferSender
-from rftcore.sync.transfer_group import always_wanted
-from rftcore.sync.transfer_plan import Part, TransferPlan, WireTensor
+from rftcore.sync.transfer.group import always_wanted
+from rftcore.sync.transfer.plan import Part, TransferPlan, WireTensor
+from rftcore.sync.transfer.transfer import HeldRows, Sent, TransferSender
 
 Tensors = Sequence[tuple[str, Tensor]]
 

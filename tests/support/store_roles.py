@@ -12,6 +12,9 @@ import pyarrow.compute as pc
 
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
+from rftdata.attempts import stored_selection
+from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.sampling import SamplingConfig
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import SealedBatch, Verdicts, concatenated, dropped, kept
@@ -21,9 +24,6 @@ from rftdata.planning.config import PlanConfig
 from rftdata.planning.pacing import Pacing
 from rftdata.planning.planner import Planner
 from rftdata.run import Run
-from rftdata.training import stored_selection
-from rftdata.training.attempt import Attempt
-from rftdata.training.sampling import SamplingConfig
 from tests.support.waiting import PATIENCE_S
 
 Rewards = Callable[[ClaimedGroup], Sequence[float | None]]

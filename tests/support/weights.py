@@ -10,11 +10,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rftcore.sync.transfer_plan import shapes_of
-from rftcore.sync.weights_file import OUTPUT_HEAD, embedding_of, has_head
-from rftcore.sync.weights_stream import begin_file, layout
+from rftcore.sync.files.weights_file import OUTPUT_HEAD, embedding_of, has_head
+from rftcore.sync.files.weights_stream import begin_file, layout
+from rftcore.sync.transfer.plan import shapes_of
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.ranks import LearnerGroup
+from rftcore.trainer.processes.ranks import LearnerGroup
 
 
 def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

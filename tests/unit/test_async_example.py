@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rftcore.config import load_config
+from rftcore.config.run import load_config
 from rftcore.reporting.equal_score import to_target
 
 ASYNC = Path(__file__).resolve().parents[2] / "examples" / "async"

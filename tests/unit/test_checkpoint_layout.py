@@ -23,7 +23,7 @@ from transformers import (
 
 from rftcore.engines.weights_fit import WeightsFit
 from rftcore.sync.checkpoint_layout import CheckpointLayout
-from rftcore.sync.weights_file import read_shapes_of_model
+from rftcore.sync.files.weights_file import read_shapes_of_model
 from rftdata.errors import ConfigError
 from tests.support.weights import write_weights
 

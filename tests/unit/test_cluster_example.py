@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.config import load_config
+from rftcore.config.run import load_config
 from rftcore.run.placement import Machine, asked_gpus, place
 from rftdata.errors import ConfigError
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from operators.base import Operator, StageOutcome
-from rftcore.config import RunConfig, parse_config
+from rftcore.config.run import RunConfig, parse_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_plugins
 from rftdata.errors import ConfigError

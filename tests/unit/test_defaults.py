@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rftcore.config import RunConfig, parse_config
+from rftcore.config.run import RunConfig, parse_config
 from rftcore.run.defaults import slow_limit, with_defaults
 from tests.support.models import make_tiny_model
 

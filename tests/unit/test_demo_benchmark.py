@@ -10,7 +10,7 @@ import pytest
 from benchmarks import demo
 from benchmarks.algorithms import ALGORITHMS
 from benchmarks.demo import DemoBudget
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_plugins
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rftcore.config import load_config
+from rftcore.config.run import load_config
 from rftcore.resolved import ResolvedRun
-from rftcore.trainer.memory import GIB, Trained, engine_memory, training_memory
+from rftcore.trainer.estimates.memory import GIB, Trained, engine_memory, training_memory
 from rftcore.trainer.model_shape import model_shape
 from rftcore.workflows import check_workflow_args
 from rftcore.workflows.single_turn import chat_messages

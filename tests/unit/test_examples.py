@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.config import RunConfig, load_config, load_stages
+from rftcore.config.run import RunConfig, load_config, load_stages
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_plugins
 from rftdata.tasks import numbers_key, read_tasks, split_of

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.launch.fork_server import ForkServer
 from rftcore.launch.local import devices_of
 from rftcore.run.placement import Machine, place
@@ -66,7 +66,7 @@ def test_roles_that_share_a_gpu_see_the_same(tmp_path: Path) -> None:
 ROLE = """
 import json, sys
 from pathlib import Path
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.launch.fork_server import ForkServer, Started
 from rftcore.launch.launcher import RoleTask
 

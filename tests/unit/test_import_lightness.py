@@ -40,7 +40,15 @@ ROLES = ["rftcore.run.prepare", "rftcore.pipeline.role", "rftcore.explorer.role"
 _KINDS = (ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, LOSSES, MASKS)
 _PARTS = {target.partition(":")[0] for parts in _KINDS for target in parts.builtins.values()}
 ALGORITHMS = ", ".join(["rftcore.algorithms.algorithm", *sorted(_PARTS)])
-MODULES = ["rftdata", "rftcore.cli", "rftcore.config", "operators", "rftcore.trainer.device_checks", *ROLES, ALGORITHMS]
+MODULES = [
+    "rftdata",
+    "rftcore.cli",
+    "rftcore.config.run",
+    "operators",
+    "rftcore.trainer.estimates.device_checks",
+    *ROLES,
+    ALGORITHMS,
+]
 COMMANDS = ["", "run", "sql", "status", "label", "pairs", "query", "report", "export", "purge"]
 
 

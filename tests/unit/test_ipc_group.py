@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from rftcore.sync import ipc_group
 from rftcore.sync.addresses import LOOPBACK
-from rftcore.sync.shared_staging import Staging, import_staging
-from rftcore.sync.transfer import TransferReceiver, TransferSender
-from rftcore.sync.transfer_group import GroupError, open_store
-from rftcore.sync.transfer_plan import TransferPlan
+from rftcore.sync.transfer import ipc_group
+from rftcore.sync.transfer.group import GroupError, open_store
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.staging import Staging, import_staging
+from rftcore.sync.transfer.transfer import TransferReceiver, TransferSender
 from tests.support.sending import Tensors, held, wire
 from tests.support.waiting import PATIENCE_S
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_plugins
 from rftdata.config import MixingConfig, TasksetConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rftcore.models import PACKAGED, Packaged, _packaged_file, resolve_model
-from rftcore.sync.weights_file import read_shapes_of_model
+from rftcore.sync.files.weights_file import read_shapes_of_model
 from rftdata.errors import ModelError
 from tests.support.models import make_tiny_model
 

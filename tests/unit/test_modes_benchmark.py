@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.layout import Layout
 from benchmarks.modes import _CONFIG, settings, summary
-from rftcore.config import load_config
+from rftcore.config.run import load_config
 from rftcore.run.placement import Machine, place
 
 

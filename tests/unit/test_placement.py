@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.config import RunConfig
+from rftcore.config.run import RunConfig
 from rftcore.run.gpus import local_gpus
 from rftcore.run.placement import Machine, Placement, place
 from rftdata.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 from operators.base import StageContext
 from operators.llm.client import chat
 from operators.llm.endpoint import BudgetConfig, Meter, PolicyEndpoint, Sampling, estimated_tokens, tokens_of
-from rftcore.config import parse_config
+from rftcore.config.run import parse_config
 from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.resolved import ResolvedRun
 from rftdata.errors import EngineStoppedError, RftError

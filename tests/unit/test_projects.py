@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rftcore.cli import run_command
-from rftcore.config import load_stages
+from rftcore.config.run import load_stages
 from rftcore.projects import KINDS
 from tests.support.models import make_tiny_model
 

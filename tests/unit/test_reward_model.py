@@ -12,7 +12,7 @@ import torch
 from rftcore.algorithms import build_algorithm
 from rftcore.explorer.scorer import Scorer
 from rftcore.rewards import load_rewards
-from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import PluginError, RftError

@@ -24,7 +24,7 @@ from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.experience import Group, Rollout, successes_and_trials
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
-from rftdata.user_code.blocked import read_report
+from rftdata.user_code.blocked_process import read_report
 from tests.support.models import make_character_tokenizer
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -492,7 +492,7 @@ def test_a_workflow_that_keeps_the_interpreters_lock_ends_the_process_with_a_rep
         "import asyncio, os, re, sys\n"
         "from pathlib import Path\n"
         "from rftcore.explorer import workflow_loop\n"
-        "from rftdata.user_code.blocked import report_path\n"
+        "from rftdata.user_code.blocked_process import report_path\n"
         "workflow_loop._LOCK_SLACK_S = 3.0\n"
         "workflow_loop._PUT_OFF_S = 0.2\n"
         "async def flow():\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from rftdata.spans import MOST_SPANS, Span, Spans
+from rftdata.workers.spans import MOST_SPANS, Span, Spans
 
 
 class Clock:

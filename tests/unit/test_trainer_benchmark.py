@@ -15,7 +15,7 @@ import pytest
 from benchmarks import trainer, trainer_table
 from benchmarks.trainer_shapes import BATCHES, SHAPES, make_batch, make_sequence, write_model
 from benchmarks.trainer_steps import Case, train_batch
-from rftcore.trainer.micro_batches import Cutting, split_batch
+from rftcore.trainer.batches.micro_batches import Cutting, split_batch
 from tests.support.waiting import PATIENCE_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]

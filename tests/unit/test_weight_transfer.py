@@ -29,11 +29,11 @@ from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.devices import choose_backend
-from rftcore.sync.hashes import hashes_of
-from rftcore.sync.transfer import HeldRows, Sent, TransferReceiver, TransferSender
-from rftcore.sync.transfer_group import GroupError, TransferGroup, open_store, refuse_missing
-from rftcore.sync.transfer_plan import TransferError, TransferPlan, from_json, to_json
-from rftcore.sync.weights_file import write_atomically
+from rftcore.sync.files.weights_file import write_atomically
+from rftcore.sync.transfer.group import GroupError, TransferGroup, open_store, refuse_missing
+from rftcore.sync.transfer.hashes import hashes_of
+from rftcore.sync.transfer.plan import TransferError, TransferPlan, from_json, to_json
+from rftcore.sync.transfer.transfer import HeldRows, Sent, TransferReceiver, TransferSender
 from rftdata.errors import ModelError, RftError
 from tests.support.models import make_tiny_model
 from tests.support.preloaded import PreloadedCall

@@ -16,11 +16,9 @@ import torch
 
 from rftcore.engines.weights_fit import WeightsFit
 from rftcore.sync.base import Publication
-from rftcore.sync.publishers import FolderPublisher, MemoryPublisher
-from rftcore.sync.shared_memory import SHARED_MEMORY, hold_folder
-from rftcore.sync.transfer import HeldRows
-from rftcore.sync.transfer_plan import Part, WireTensor, shapes_of
-from rftcore.sync.weights_file import (
+from rftcore.sync.files.publishers import FolderPublisher, MemoryPublisher
+from rftcore.sync.files.shared_memory import SHARED_MEMORY, hold_folder
+from rftcore.sync.files.weights_file import (
     checksum_file,
     hold,
     iterate_weights,
@@ -29,7 +27,9 @@ from rftcore.sync.weights_file import (
     read_shapes,
     write_atomically,
 )
-from rftcore.sync.weights_stream import begin_file, layout, stream_weights, write_rows
+from rftcore.sync.files.weights_stream import begin_file, layout, stream_weights, write_rows
+from rftcore.sync.transfer.plan import Part, WireTensor, shapes_of
+from rftcore.sync.transfer.transfer import HeldRows
 from rftdata.errors import DiskFullError, FencedError, ModelError
 from tests.support.weights import complete_state, write_weights
 
@@ -353,7 +353,7 @@ def test_the_next_of_any_run_removes_what_a_killed_process_left_in_shared_memory
     publishes = """
 import sys, time
 from pathlib import Path
-from rftcore.sync.shared_memory import hold_folder
+from rftcore.sync.files.shared_memory import hold_folder
 
 held = hold_folder(sys.argv[1], 1, 1, root=Path(sys.argv[2]))
 (held.path / "step-1.safetensors").write_bytes(b"weights")

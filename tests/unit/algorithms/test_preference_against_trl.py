@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import HeadTerm, Signals, StepBatch
-from rftcore.trainer.batch_forms import paired
-from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.batches.forms import paired
+from rftcore.trainer.batches.train_batch import TrainBatch
 from tests.support.algorithms import loss_in_parts, step_batch, view_of
 from tests.support.trl_trainers import bare, gives_logits, gives_logprobs
 

@@ -12,7 +12,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
 from rftcore.algorithms.notes import notes
 from rftcore.algorithms.requirements import check_inputs, check_recorded, check_steps
-from rftcore.explorer.config import ExplorerConfig
+from rftcore.config.explorer import ExplorerConfig
 from rftdata.errors import ConfigError, RftError
 from tests.support.algorithms import step_batch
 

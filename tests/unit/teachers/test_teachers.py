@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from operators.llm.endpoint import EndpointConfig
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.requirements import check_inputs, check_recorded
-from rftcore.explorer.config import ExplorerConfig
+from rftcore.config.explorer import ExplorerConfig
 from rftcore.models import refuse_other_tokenizer
 from rftcore.teachers.base import Teacher
 from rftcore.teachers.config import TeacherConfig

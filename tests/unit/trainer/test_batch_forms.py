@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rftcore.trainer.batch_forms import mismatched, scored, whole
-from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.micro_batches import Cutting, split_batch
+from rftcore.trainer.batches.forms import mismatched, scored, whole
+from rftcore.trainer.batches.micro_batches import Cutting, split_batch
+from rftcore.trainer.batches.train_batch import TrainBatch
 
 
 def batch_of(*experiences: tuple[list[int], list[int]]) -> TrainBatch:

@@ -21,10 +21,10 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 from rftcore.algorithms import build_algorithm
 from rftcore.engines.base import Decoding, EngineConfig
 from rftcore.engines.transformers_engine import TransformersEngine
-from rftcore.sync.weights_file import read_shapes_of_model, write_atomically
-from rftcore.trainer.batches import TrainBatch
+from rftcore.sync.files.weights_file import read_shapes_of_model, write_atomically
+from rftcore.trainer.batches.micro_batches import split_batch
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.micro_batches import split_batch
 from rftdata.errors import ConfigError
 from tests.support.learning import config, make_batch
 from tests.support.models import make_tiny_moe

@@ -12,8 +12,8 @@ import torch
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.config import PairsConfig
-from rftcore.trainer.batch_forms import paired
-from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.batches.forms import paired
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import RftError
 from tests.support.learning import config, make_batch, weights

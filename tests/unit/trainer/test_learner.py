@@ -19,7 +19,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.base import Loss, TokenView
 from rftcore.algorithms.losses.sft import SFT
-from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import ConfigError, PluginError, RftError
 from tests.support.learning import VOCABULARY, config, make_batch, weights
@@ -382,7 +382,7 @@ class Reinforce(TokenTerm):
 class TestBackends:
     def test_a_class_of_the_user_takes_the_place_of_the_built_in_one(self, model_path: str, tmp_path: Path) -> None:
         (tmp_path / "mine.py").write_text(
-            "from rftcore.trainer.network import Network\n\n\nclass Halved(Network):\n"
+            "from rftcore.trainer.network.network import Network\n\n\nclass Halved(Network):\n"
             "    def update(self, share):\n        return super().update(0.5 * share)\n"
         )
         algorithm = build_algorithm("sft")

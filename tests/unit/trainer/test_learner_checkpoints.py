@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from rftcore.algorithms import build_algorithm
 from rftcore.trainer.checkpoints import CheckpointWriter, remove_abandoned
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.sharding import Grid
+from rftcore.trainer.network.sharding import Grid
 from rftdata.errors import ConfigError, DiskFullError, ModelError, RftError
 from tests.support.learning import config, make_batch, save_model, weights
 from tests.support.weights import weights_of

@@ -15,10 +15,10 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.losses.jsd import JSD
-from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.head import Output, logprobs_and_entropy, read_logits
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.optimizers import value_head
+from rftcore.trainer.network.head import Output, logprobs_and_entropy, read_logits
+from rftcore.trainer.network.optimizers import value_head
 from rftdata.errors import ConfigError, ModelError
 from tests.support.learning import config, make_batch
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rftcore.algorithms import build_algorithm
-from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import RftError
 from tests.support.learning import batch_with_everything, config, make_batch, weights

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
-from rftcore.trainer.config import LoraConfig, TrainerConfig
-from rftcore.trainer.loading_memory import PROCESS_BYTES, loading_memory, refuse_too_little_for_loading
-from rftcore.trainer.memory import GIB, Trained
+from rftcore.config.trainer import LoraConfig, TrainerConfig
+from rftcore.trainer.estimates.loading_memory import PROCESS_BYTES, loading_memory, refuse_too_little_for_loading
+from rftcore.trainer.estimates.memory import GIB, Trained
 from rftcore.trainer.model_shape import read_model_shape
-from rftcore.trainer.network import Network
-from rftcore.trainer.sharding import make_grid
+from rftcore.trainer.network.network import Network
+from rftcore.trainer.network.sharding import make_grid
 from rftdata.errors import ConfigError, ModelError
 from tests.support.learning import config, save_model
 from tests.support.models import make_tiny_moe

@@ -27,12 +27,10 @@ from transformers import (
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.losses.jsd import JSD
 from rftcore.algorithms.losses.smoothed_sft import SmoothedSFT
-from rftcore.trainer import memory
-from rftcore.trainer.activation_memory import activation_bytes
-from rftcore.trainer.config import LoraConfig, TrainerConfig
-from rftcore.trainer.head import Output, read_logits
-from rftcore.trainer.learner import Learner
-from rftcore.trainer.memory import (
+from rftcore.config.trainer import LoraConfig, TrainerConfig
+from rftcore.trainer.estimates import memory
+from rftcore.trainer.estimates.activation_memory import activation_bytes
+from rftcore.trainer.estimates.memory import (
     GIB,
     Estimate,
     Trained,
@@ -42,8 +40,10 @@ from rftcore.trainer.memory import (
     refuse_too_little_memory,
     training_memory,
 )
+from rftcore.trainer.learner import Learner
 from rftcore.trainer.model_shape import ModelShape, model_shape, read_model_shape
-from rftcore.trainer.optimizers import build_optimizers
+from rftcore.trainer.network.head import Output, read_logits
+from rftcore.trainer.network.optimizers import build_optimizers
 from rftdata.errors import ConfigError, ModelError
 from tests.support.learning import make_batch
 from tests.support.models import make_tiny_model, make_tiny_moe

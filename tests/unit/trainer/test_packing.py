@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
-from rftcore.trainer.attention import length_limit, refuse_longer, refuse_unpackable, suits_flash
-from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.micro_batches import Cutting, Kernel, MicroBatch, Sharing, split_batch
-from rftcore.trainer.packing_trial import try_packing
+from rftcore.trainer.batches.micro_batches import Cutting, Kernel, MicroBatch, Sharing, split_batch
+from rftcore.trainer.batches.train_batch import TrainBatch
+from rftcore.trainer.estimates.packing_trial import try_packing
+from rftcore.trainer.network.packable import length_limit, refuse_longer, refuse_unpackable, suits_flash
 from rftdata.errors import ConfigError
 from tests.support.packing import visible
 

@@ -17,15 +17,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rftcore.sync.addresses import LOOPBACK
-from rftcore.sync.transfer import TransferReceiver
-from rftcore.sync.transfer_group import GroupError, open_store
-from rftcore.sync.transfer_plan import TransferPlan, shapes_of
-from rftcore.sync.weights_stream import layout
-from rftcore.trainer.ranks import LearnerGroup
-from rftcore.trainer.shared_batch import SharedBatchMemory
+from rftcore.sync.files.weights_stream import layout
+from rftcore.sync.transfer.group import GroupError, open_store
+from rftcore.sync.transfer.plan import TransferPlan, shapes_of
+from rftcore.sync.transfer.transfer import TransferReceiver
+from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.shared_batch import SharedBatchMemory
 from rftdata.errors import DiskFullError, ModelError, RoleFailedError
 from rftdata.processes import process_lives
-from rftdata.user_code.blocked import EXIT_CODE, read_report
+from rftdata.user_code.blocked_process import EXIT_CODE, read_report
 from tests.support.learning import make_batch
 from tests.support.preloaded import PreloadedCall
 from tests.support.ranks import arguments, hang_while_watched, make_group, update_by_two, write_folder

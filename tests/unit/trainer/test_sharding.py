@@ -16,11 +16,11 @@ from transformers import AutoConfig, PhiConfig, PhiForCausalLM, PreTrainedModel,
 
 from rftcore.algorithms import build_algorithm
 from rftcore.sync.checkpoint_layout import CheckpointLayout
-from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.model_shape import refuse_indivisible
-from rftcore.trainer.network import Network
-from rftcore.trainer.sharding import full
+from rftcore.trainer.network.network import Network
+from rftcore.trainer.network.sharding import full
 from rftdata.errors import ConfigError
 from tests.support.learning import VOCABULARY, config, make_batch
 from tests.support.models import make_tiny_moe

@@ -16,11 +16,11 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 
 from rftcore.algorithms import build_algorithm
 from rftcore.sync.checkpoint_layout import CheckpointLayout
-from rftcore.sync.transfer import HeldRows
-from rftcore.sync.transfer_plan import TransferPlan, WireTensor
+from rftcore.sync.transfer.plan import TransferPlan, WireTensor
+from rftcore.sync.transfer.transfer import HeldRows
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.sharding import Grid, full
-from rftcore.trainer.weight_parts import held_rows, wire_tensors
+from rftcore.trainer.network.sharding import Grid, full
+from rftcore.trainer.network.weight_parts import held_rows, wire_tensors
 from tests.support.learning import config, save_model
 from tests.support.models import make_tiny_moe
 from tests.support.ranks import run_ranks

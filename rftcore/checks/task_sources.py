@@ -1,0 +1,138 @@
+"""Checks of the sources of all tasksets before any is stored, so that a mistake in the last leaves no tasks of the first behind.
+
+Only the beginning of a source is read; later damage is found when the source is loaded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from operators.chain.chain import Chain
+from operators.chain.stage import at
+from rftcore.checks.task_needs import TaskNeeds
+from rftcore.resolved import ResolvedRun
+from rftdata.buffer import Buffer
+from rftdata.config import TasksetConfig
+from rftdata.connection import check_new_folder, exists
+from rftdata.errors import OperatorError, RftError
+from rftdata.tasks.loading import is_current, no_task
+from rftdata.tasks.query import asks_buffer
+from rftdata.tasks.rows import Reading, read_tasks
+from rftdata.tasks.sources import reading_for
+
+# Number of first rows that are checked. If stages look for numbers in them, it is the size of a first batch.
+_FIRST_ROWS = 64
+_FIRST_BATCH = 4096
+LOOKING_S = 60.0
+"""Longest time for reading the first rows of a source."""
+
+Tasks = Sequence[Mapping[str, Any]]
+
+
+def check_before_buffer(resolved: ResolvedRun) -> None:
+    """Check the buffer's folder and the sources if the buffer does not exist yet, so that a mistake creates none.
+
+    Raises:
+        BufferUnavailableError: the folder cannot be created.
+        TaskSourceError, OperatorError: see `check_tasks`.
+    """
+    config = resolved.config.buffer
+    if not exists(config):
+        check_new_folder(config)
+        check_tasks(resolved)
+
+
+def check_tasks(resolved: ResolvedRun, buffer: Buffer | None = None, *, looking_s: float = LOOKING_S) -> None:
+    """Check names, arguments and columns of every source that would be read, as far as its first rows show them.
+
+    Args:
+        buffer: tasks stored there are not checked again. Without it, sources that query the buffer are skipped.
+        looking_s: see `first_tasks`.
+
+    Raises:
+        TaskSourceError: a source cannot be read, or its rows are not tasks or lack what the rewards and the workflow need.
+        OperatorError: a stage looks for a number that the tasks do not have, as far as can be determined.
+    """
+    config, chain = resolved.config, resolved.task_chain
+    trained = {taskset.name for taskset in config.tasks}
+    wants_numbers = any(stage.operator.keys for stage in chain.stages)
+    rowwise = all(stage.operator.rowwise for stage in chain.stages)
+    for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
+        if buffer is None and asks_buffer(taskset):
+            continue
+        if buffer is not None and is_current(buffer.database, taskset, config.base_dir):
+            continue
+        is_decided = wants_numbers and taskset.name in trained
+        reading = Reading()
+        count = _FIRST_BATCH if is_decided else _FIRST_ROWS
+        first = first_tasks(taskset, config.base_dir, buffer, count, reading, looking_s=looking_s)
+        are_all = len(first) < count and not reading.was_cut
+        # A query on the buffer may select tasks that the preceding sets are about to store.
+        if not first and are_all and not asks_buffer(taskset):
+            raise no_task(taskset, reading)
+        needs = TaskNeeds(resolved, taskset, chain if taskset.name in trained else None)
+        for task in first[:_FIRST_ROWS]:
+            needs.see(task)
+        if are_all and len(first) <= _FIRST_ROWS:
+            needs.refuse_all()
+        # If stages compare tasks, the whole set is one batch, and a number may first appear in any row of it.
+        if is_decided and first and (are_all or (rowwise and len(first) == _FIRST_BATCH)):
+            _check_numbers(chain, taskset, first)
+
+
+def first_tasks(
+    taskset: TasksetConfig,
+    base_dir: Path,
+    buffer: Buffer | None,
+    count: int,
+    reading: Reading,
+    *,
+    looking_s: float = LOOKING_S,
+) -> Tasks:
+    """Return up to `count` tasks of a source, which is read for at most `looking_s` seconds.
+
+    Raises:
+        TaskSourceError: they cannot be read.
+    """
+    rows = read_tasks(taskset, base_dir, buffer.database if buffer is not None else None, reading)
+    try:
+        with reading_for(looking_s):  # a source that repeats its rows forever yields few tasks
+            return list(itertools.islice(rows, count))
+    finally:
+        rows.close()  # a query's connection, or a user's generator
+
+
+def _check_numbers(chain: Chain, taskset: TasksetConfig, tasks: Tasks) -> None:
+    """Check that the numbers which stages look for in features and metadata exist, up to a stage that may add any."""
+    there = keys_of(tasks)
+    for stage in chain.stages:
+        missing = sorted(stage.operator.keys - there)
+        if missing:
+            error = OperatorError(
+                f"no task has the number {missing[0]!r}, neither as a column nor among its features or metadata",
+                allowed=", ".join(sorted(there)) or None,
+                todo="correct the name, or put the stage that computes it before this one",
+            )
+            raise of_taskset(taskset.name, at(stage.index, stage.name, error))
+        if stage.operator.writes is None:
+            return
+
+
+def keys_of(tasks: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the names in the features and metadata of tasks."""
+    return {name for task in tasks for name in _names(task)}
+
+
+def _names(task: Mapping[str, Any]) -> Iterator[str]:
+    yield from task["features"]
+    yield from task["payload"]["metadata"]
+
+
+def of_taskset(name: str, error: RftError) -> OperatorError:
+    """Return the same error of a stage with the name of the taskset."""
+    return OperatorError(
+        f"the taskset {name!r}: {error.what}", value=error.value, allowed=error.allowed, todo=error.todo
+    )

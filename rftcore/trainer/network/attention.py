@@ -1,0 +1,313 @@
+"""Attention over packed sequences: registered with transformers under one name, and told where sequences begin and end.
+
+A packed row of L tokens holds, in this order, sequences of their own, prompts that several experiences share, and the continuations of
+those prompts, prompt after prompt. Two kinds of attention make up the whole: every segment attends causally to itself, and every
+continuation attends to all of its prompt. The two are merged by their log-sum-exp,
+
+    lse = log(exp lse_1 + exp lse_2),    out = out_1 exp(lse_1 - lse) + out_2 exp(lse_2 - lse)
+
+which is the softmax over both sets of keys (Milakov and Gimelshein 2018, arXiv 1805.02867; ring attention, arXiv 2310.01889). The backward kernels
+take the merged `out` and `lse` and so give the exact gradient: no mask, and no limit on lengths.
+
+On a GPU in bfloat16 the kernels are variable-length FlashAttention (arXiv 2307.08691). Elsewhere `torch.nn.functional.scaled_dot_product_attention` gets
+rows of similar length, with a mask where a prompt is shared; only attention then sees padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PretrainedConfig
+
+from rftcore.trainer.batches.packed_rows import Packing, Rows, Segments
+from rftcore.trainer.network.packable import unpackable
+
+NAME = "packed"
+# What models hand to attention beside what is used here, and what has no effect on scores.
+_WITHOUT_EFFECT = frozenset(
+    {"dropout", "position_ids", "output_attentions", "use_cache", "past_key_values", "cache_position"}
+)
+
+
+def packed_attention(
+    module: nn.Module,
+    query_1HLD: Tensor,
+    key_1HLD: Tensor,
+    value_1HLD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packing: Packing | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """The attention function of transformers' interface, [1, L, heads, head size].
+
+    Keys and values may have fewer heads than queries.
+
+    Raises:
+        ConfigError: the model wants more of attention than this, such as a mask of its own, sinks or a cap on scores.
+        ValueError: a call from outside the trainer, which says nothing of sequences; `Network.unpacked` is for those. Or the model does not hand
+            it on.
+    """
+    if packing is None:
+        raise ValueError(
+            f"a packed {module.config.model_type} was called without its packing: call it within Network.unpacked(); if the trainer called it, the "  # type: ignore[union-attr]
+            "model's layers do not hand it on, and the trainer cannot train a model of this type"
+        )
+    wanted = sorted(name for name, value in others.items() if value is not None and name not in _WITHOUT_EFFECT)
+    if attention_mask is not None:
+        wanted.append("attention_mask")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        wanted.append("is_causal: false")
+    if wanted:
+        raise unpackable(f"its attention has {', '.join(wanted)}", cast(PretrainedConfig, module.config))
+    if isinstance(packing, Segments):
+        query, key, value = (x[0].transpose(0, 1) for x in (query_1HLD, key_1HLD, value_1HLD))
+        window = -1 if sliding_window is None else sliding_window - 1
+        out_LHD, _ = torch.ops.rftcore.packed_attention(query, key, value, *packing, scaling, window)
+        return out_LHD[None], None
+    groups = query_1HLD.shape[1] // key_1HLD.shape[1]
+    out_PHD = torch.cat(
+        [
+            _attend_rows(query_1HLD[0], key_1HLD[0], value_1HLD[0], rows, scaling, sliding_window, groups)
+            for rows in packing.parts
+        ]
+    )
+    return out_PHD.index_select(0, packing.place_L)[None], None
+
+
+def _attend_rows(
+    query_HLD: Tensor,
+    key_HLD: Tensor,
+    value_HLD: Tensor,
+    rows: Rows,
+    scaling: float | None,
+    window: int | None,
+    groups: int,
+) -> Tensor:
+    num_rows, width = rows.place_RW.shape
+    place = rows.place_RW.flatten()
+
+    def padded(x_HLD: Tensor) -> Tensor:
+        x_RHWD: Tensor = x_HLD.index_select(1, place).unflatten(1, (num_rows, width)).transpose(0, 1)
+        return x_RHWD.repeat_interleave(groups, dim=1) if groups > 1 and x_HLD is not query_HLD else x_RHWD
+
+    visible = rows.visible_R1WW
+    if window is not None and window < width:
+        steps = torch.arange(width, device=place.device)
+        near = steps[:, None] - steps[None, :] < window
+        visible = (
+            torch.ones(width, width, dtype=torch.bool, device=place.device).tril() if visible is None else visible
+        ) & near
+    out_RHWD = scaled_dot_product_attention(
+        padded(query_HLD),
+        padded(key_HLD),
+        padded(value_HLD),
+        attn_mask=visible,
+        is_causal=visible is None,
+        scale=scaling,
+    )
+    out: Tensor = out_RHWD.transpose(1, 2).flatten(0, 1)
+    return out
+
+
+# A custom operator, so that torch.compile takes it as one node and autograd calls the backward kernels with the merged result.
+@torch.library.custom_op("rftcore::packed_attention", mutates_args=())
+def _packed_attention(
+    query_LHD: Tensor,
+    key_LHD: Tensor,
+    value_LHD: Tensor,
+    starts_S: Tensor,
+    longest: int,
+    prompt_starts_G: Tensor | None,
+    continuation_starts_G: Tensor | None,
+    longest_prompt: int,
+    longest_continuations: int,
+    first_prompt: int,
+    first_continuation: int,
+    scaling: float | None,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    """Output [L, heads, head size] and log-sum-exp, float32 [heads, L]."""
+    out, lse = _flash(query_LHD, key_LHD, value_LHD, starts_S, starts_S, longest, longest, True, scaling, window)
+    if prompt_starts_G is None or continuation_starts_G is None:
+        return out, lse
+    prompts, continuations = slice(first_prompt, first_continuation), slice(first_continuation, None)
+    to_prompt, to_prompt_lse = _flash(
+        query_LHD[continuations],
+        key_LHD[prompts],
+        value_LHD[prompts],
+        continuation_starts_G,
+        prompt_starts_G,
+        longest_continuations,
+        longest_prompt,
+        False,
+        scaling,
+        -1,
+    )
+    own_lse = lse[:, continuations]
+    merged_lse = torch.logaddexp(own_lse, to_prompt_lse)
+    own_share, prompt_share = ((x - merged_lse).exp().T[:, :, None] for x in (own_lse, to_prompt_lse))
+    out[continuations] = (out[continuations] * own_share + to_prompt * prompt_share).to(out.dtype)
+    lse[:, continuations] = merged_lse
+    return out, lse
+
+
+@_packed_attention.register_fake
+def _(query_LHD: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    num_tokens, num_heads, _size = query_LHD.shape
+    return torch.empty_like(query_LHD), query_LHD.new_empty((num_heads, num_tokens), dtype=torch.float32)
+
+
+@torch.library.custom_op("rftcore::packed_attention_backward", mutates_args=())
+def _packed_attention_backward(
+    grad_LHD: Tensor,
+    query_LHD: Tensor,
+    key_LHD: Tensor,
+    value_LHD: Tensor,
+    out_LHD: Tensor,
+    lse_HL: Tensor,
+    starts_S: Tensor,
+    longest: int,
+    prompt_starts_G: Tensor | None,
+    continuation_starts_G: Tensor | None,
+    longest_prompt: int,
+    longest_continuations: int,
+    first_prompt: int,
+    first_continuation: int,
+    scaling: float | None,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    grads = _flash_backward(
+        grad_LHD,
+        query_LHD,
+        key_LHD,
+        value_LHD,
+        out_LHD,
+        lse_HL,
+        starts_S,
+        starts_S,
+        longest,
+        longest,
+        True,
+        scaling,
+        window,
+    )
+    if prompt_starts_G is None or continuation_starts_G is None:
+        return grads
+    prompts, continuations = slice(first_prompt, first_continuation), slice(first_continuation, None)
+    of_prompt = _flash_backward(
+        grad_LHD[continuations],
+        query_LHD[continuations],
+        key_LHD[prompts],
+        value_LHD[prompts],
+        out_LHD[continuations],
+        lse_HL[:, continuations].contiguous(),
+        continuation_starts_G,
+        prompt_starts_G,
+        longest_continuations,
+        longest_prompt,
+        False,
+        scaling,
+        -1,
+    )
+    for grad, more, where in zip(grads, of_prompt, (continuations, prompts, prompts), strict=True):
+        grad[where] += more
+    return grads
+
+
+@_packed_attention_backward.register_fake
+def _(grad_LHD: Tensor, query_LHD: Tensor, key_LHD: Tensor, value_LHD: Tensor, *_: object) -> tuple[Tensor, ...]:
+    return torch.empty_like(query_LHD), torch.empty_like(key_LHD), torch.empty_like(value_LHD)
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    longest_query: int,
+    longest_key: int,
+    causal: bool,
+    scaling: float | None,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        query_starts,
+        key_starts,
+        longest_query,
+        longest_key,
+        0.0,
+        causal,
+        False,
+        scale=scaling,
+        window_size_left=window,
+        window_size_right=0 if causal else -1,
+    )
+    return out, lse
+
+
+def _flash_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    longest_query: int,
+    longest_key: int,
+    causal: bool,
+    scaling: float | None,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    random_state = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, of which there is none
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        grad.contiguous(),
+        query,
+        key,
+        value,
+        out,
+        lse,
+        query_starts,
+        key_starts,
+        longest_query,
+        longest_key,
+        0.0,
+        causal,
+        random_state,
+        random_state,
+        scale=scaling,
+        window_size_left=window,
+        window_size_right=0 if causal else -1,
+    )
+    return grads
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, starts, longest, prompt_starts, continuation_starts, *rest = inputs
+    ctx.save_for_backward(query, key, value, *output, starts, prompt_starts, continuation_starts)
+    ctx.longest, ctx.rest = longest, rest
+
+
+def _backward(ctx: Any, grad_LHD: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    query, key, value, out, lse, starts, prompt_starts, continuation_starts = ctx.saved_tensors
+    grads = torch.ops.rftcore.packed_attention_backward(
+        grad_LHD, query, key, value, out, lse, starts, ctx.longest, prompt_starts, continuation_starts, *ctx.rest
+    )
+    return (*grads, *([None] * (4 + len(ctx.rest))))
+
+
+_packed_attention.register_autograd(_backward, setup_context=_keep_for_backward)
+AttentionInterface.register(NAME, packed_attention)

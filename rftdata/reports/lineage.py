@@ -1,0 +1,166 @@
+"""Lineage: from an experience to steps, checkpoints and related rows, from a checkpoint to experiences; and pipeline results."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+from rftdata.attempts.run_models import RunModel
+from rftdata.errors import QueryError
+from rftdata.postgres.database import Database, records
+from rftdata.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """A step that used an experience, and the first checkpoint that contains it.
+
+    Attributes:
+        corrected_since: whether the reward was changed after the step used it.
+    """
+
+    run: str
+    attempt_id: int
+    trainer_step: int
+    reward_used: float | None
+    reward_now: float | None
+    corrected_since: bool
+    checkpoint_step: int | None
+    checkpoint_uri: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedOn:
+    """An experience that a checkpoint was trained on; see `Use`."""
+
+    trainer_step: int
+    experience_id: int
+    reward_used: float | None
+    reward_now: float | None
+    corrected_since: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A result of a stage or version of a pipeline."""
+
+    at: datetime.datetime
+    version: str | None
+    stage: str
+    what: str
+    detail: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A place of an experience before its import."""
+
+    buffer_id: str
+    run: str
+    experience_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin(Place):
+    """The place from which an experience was imported.
+
+    Attributes:
+        policy_step: trainer step of the policy that sampled it; None if unknown.
+        same_buffer: whether it was imported from this buffer.
+    """
+
+    policy_step: int | None
+    same_buffer: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """An experience of this buffer that was imported from another experience of it."""
+
+    run: str
+    experience_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kin:
+    """A relative of an experience: the one it was created from (`parent`), or one created from it (`child`; `task`: a task of `source`)."""
+
+    kin: str
+    experience_id: int | None
+    source: str
+    task_key: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeRecord:
+    """Author, time and reason of a purge."""
+
+    purge_id: int
+    author: str
+    reason: str
+    purged_at: datetime.datetime
+
+
+def uses(database: Database, experience_id: int) -> list[Use]:
+    """Return every step that used an experience."""
+    return records(Use, database.fetch("lineage_of_experience", experience_id=experience_id))
+
+
+def trained_on(run: Run, step: int | None) -> list[TrainedOn]:
+    """Return all experiences that the current history trained on up to the checkpoint of a step, in order of use.
+
+    Raises:
+        QueryError: the checkpoint does not exist.
+    """
+    steps = [row["trainer_step"] for row in run.database.fetch("lineage_steps", run_id=run.run_id)]
+    if step not in steps:
+        raise QueryError(
+            f"run {run.name!r} has no checkpoint at this step",
+            value=step,
+            allowed=", ".join(map(str, steps)) or "none yet",
+        )
+    return records(TrainedOn, run.database.fetch("lineage_of_checkpoint", run_id=run.run_id, step=step))
+
+
+def findings(database: Database, experience_id: int) -> list[Finding]:
+    """Return the results of stages and pipeline versions for an experience, in order of time."""
+    return records(Finding, database.fetch("pipeline_of_experience", experience_id=experience_id))
+
+
+def origin(database: Database, experience_id: int) -> Origin | None:
+    """Return the place from which an experience was imported; None for one first stored in this buffer."""
+    rows = database.fetch("origins_of_experience", experience_id=experience_id)
+    return records(Origin, rows)[0] if rows else None
+
+
+def places(database: Database, experience_id: int) -> list[Place]:
+    """Return all earlier places of an experience, nearest first."""
+    rows = database.fetch("origins_of_experience", experience_id=experience_id)
+    return [place for row in rows for place in records(Place, [row, *reversed(row["earlier"])])]
+
+
+def copies(database: Database, experience_id: int) -> list[Copy]:
+    """Return experiences of this buffer that were imported from an experience of it."""
+    return records(Copy, database.fetch("copies_of_experience", experience_id=experience_id))
+
+
+def kin(database: Database, experience_id: int) -> list[Kin]:
+    """Return what an experience was created from, and what was created from it."""
+    return records(Kin, database.fetch("kin_of_experience", experience_id=experience_id))
+
+
+def reward_models(database: Database, experience_id: int) -> list[RunModel]:
+    """Return the reward models of the run of an experience, if its reward has a part of such a model."""
+    return records(RunModel, database.fetch("reward_models_of_experience", experience_id=experience_id))
+
+
+def purge_of(database: Database, experience_id: int) -> PurgeRecord | None:
+    """Return the purge of an experience; None if it was not purged."""
+    rows = database.fetch("purge_of_experience", experience_id=experience_id)
+    return records(PurgeRecord, rows)[0] if rows else None
+
+
+def archived_with(database: Database, experience_id: int) -> str | None:
+    """Return the name of the archived run of an experience; None if the run is not archived."""
+    rows = database.fetch("archived_experiences_among", experience_ids=[experience_id])
+    return str(rows[0]["run"]) if rows else None

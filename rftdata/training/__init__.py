@@ -1,1 +1,0 @@
-"""The trainer's side of the buffer: attempts, sampling, batches, rewinds and stored selections."""

@@ -1,0 +1,304 @@
+"""A live process in the buffer: its row, its heartbeat, its reported state, and the claims it keeps alive."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from rftdata.errors import BufferUnavailableError, RftError, described
+from rftdata.postgres import notify
+from rftdata.postgres.database import Row, records
+from rftdata.postgres.retry import ride_out
+from rftdata.postgres.values import storable
+from rftdata.processes import has_ended, is_here, own_process, process_lives
+from rftdata.run import Run
+from rftdata.user_code import blocked_process
+from rftdata.workers.spans import Activity, Spans
+
+HEARTBEAT_S = 2.0
+# Shorter waits are part of the work.
+_WAITS_S = 4.0
+# The notifications each role waits for.
+_WAKES = {
+    "explorer": (notify.PLANNED, notify.POLICY, notify.READY, notify.RUN, notify.TURN),
+    "pipeline": (notify.SEALED, notify.RUN),
+    "trainer": (notify.RUN,),
+}
+
+_FAILURES = (RftError, psycopg.Error)
+
+
+class Worker:
+    """Registers on entering, sends heartbeats from a separate thread, and records on leaving whether it failed.
+
+    The remaining workers of a run, on any machine, continue it. A new worker releases at once what exited processes on its machine
+    held, and every worker's heartbeat releases what lost workers anywhere hold.
+
+    Args:
+        run: the run it works for.
+        role: explorer, pipeline, trainer, supervisor or replay.
+        lease_s: how long its claims are valid without a heartbeat.
+        on_waiting: called with every heartbeat, from another thread, once it has been waiting for a few seconds, with what it waits for.
+    """
+
+    def __init__(
+        self, run: Run, role: str, *, lease_s: float = 60.0, on_waiting: Callable[[str], None] | None = None
+    ) -> None:
+        self._database = run.database
+        self._listener = notify.Listener(run.database, *_WAKES.get(role, ()))
+        self._lease_s = lease_s
+        self._stopped = threading.Event()
+        self._has_left = False
+        self._state = "starting"
+        self._waiting_for: str | None = None
+        self._spans = Spans()
+        self._on_waiting = on_waiting
+        self._waits_since = time.monotonic()
+        self._heartbeat_error: str | None = None
+        self.run = run
+        self.role = role
+        self.progress: dict[str, Any] = {}
+        mark_dead_workers(run)
+        self.worker_id = _register(run, role)
+        self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def set_state(self, state: str, waiting_for: str | None = None, *, activity: Activity = "working") -> None:
+        """Set what it does now, and what it waits for; `rft status` shows it after the next heartbeat.
+
+        Args:
+            activity: under which `rft report` counts the time from now on; `waiting` if it waits for something.
+        """
+        self._spans.change("waiting" if waiting_for else activity, waiting_for)
+        changed = (state, waiting_for) != (self._state, self._waiting_for)
+        self._state, self._waiting_for = state, waiting_for
+        if changed:
+            self._waits_since = time.monotonic()
+            with contextlib.suppress(*_FAILURES):
+                self._beat()  # only information: the work continues, and the next heartbeat reports it
+
+    def wait(self, timeout_s: float = notify.POLL_S) -> bool:
+        """Wait for a change in the role's work; return False after `timeout_s`. For one thread at a time."""
+        return self._listener.wait(timeout_s)
+
+    def should_stop(self) -> bool:
+        """Return whether the run was asked to stop or has ended."""
+        state = self._state_of_run()
+        return bool(state["stop_requested"] or state["has_ended"])
+
+    def is_asked_to_stop(self) -> bool:
+        """Return whether the run was asked to stop."""
+        return bool(self._state_of_run()["stop_requested"])
+
+    def _state_of_run(self) -> Row:
+        return self._database.fetch("run_state", run_id=self.run.run_id)[0]
+
+    def stop(self, error: str | None = None, *, patience_s: float | None = None) -> None:
+        """Leave the run and release the claims it still holds.
+
+        Args:
+            patience_s: how long to wait for an unavailable database; None for the default.
+        """
+        if self._has_left:
+            return
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._listener.close()
+            self._thread.join()
+        ride_out(self._store_spans, limit_s=patience_s)
+        ride_out(lambda: self._database.run("stop_worker", worker_id=self.worker_id, error=error), limit_s=patience_s)
+        ride_out(lambda: release_lost_claims(self.run), limit_s=patience_s)
+        self._has_left = True
+        notify.notify(self._database, notify.RUN)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if isinstance(error, BufferUnavailableError):  # it has already been waited for
+                self.stop(str(error), patience_s=0.0)
+            else:
+                self.stop(None if error is None else described(error))
+        except _FAILURES:
+            if error is None:
+                raise  # otherwise the error that ended the work is more important than this one
+
+    def _beat_often(self) -> None:
+        looked_at = time.monotonic()
+        while not self._stopped.wait(HEARTBEAT_S):
+            try:
+                # Own claims first: after a pause longer than the lease they are still valid unless another worker took them.
+                self._database.run(
+                    "renew_claims", worker_id=self.worker_id, run_id=self.run.run_id, lease_s=self._lease_s
+                )
+                self._beat()
+                self._store_spans()
+                if time.monotonic() - looked_at >= self._lease_s / 4:
+                    release_lost_claims(self.run)
+                    looked_at = time.monotonic()
+                self._tell_waiting()
+            except _FAILURES as error:
+                # The server restarts, its disk is full, …: the lease outlasts that, and so must this thread.
+                what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                self._heartbeat_error = f"at {time.strftime('%H:%M:%S')}, {what}"
+
+    def _tell_waiting(self) -> None:
+        if self._on_waiting is None or self._waiting_for is None:
+            return
+        if time.monotonic() - self._waits_since >= _WAITS_S:
+            self._on_waiting(doing(self._state, self._waiting_for))
+
+    def _store_spans(self) -> None:
+        spans = self._spans.pending()
+        now = spans[-1].ended
+        self._database.run(
+            "store_spans",
+            worker_id=self.worker_id,
+            ordinals=[span.ordinal for span in spans],
+            activities=[span.activity for span in spans],
+            details=[span.detail for span in spans],
+            start_ages=[now - span.started for span in spans],
+            end_ages=[now - span.ended for span in spans],
+        )
+        self._spans.stored(spans)
+
+    def _beat(self) -> None:
+        progress = dict(self.progress)
+        if self._heartbeat_error:
+            progress["last_heartbeat_error"] = self._heartbeat_error
+        self._database.run(
+            "heartbeat",
+            worker_id=self.worker_id,
+            state=self._state,
+            waiting_for=self._waiting_for,
+            progress=Jsonb(storable(progress)),
+        )
+
+
+def _register(run: Run, role: str) -> int:
+    """Return the id of a new worker; the one that an earlier try has made, if its answer was lost."""
+    who = {"run_id": run.run_id, "role": role, **own_process()}
+
+    def newest() -> int:
+        return int(run.database.fetch("newest_worker_of_process", **who)[0]["worker_id"])
+
+    before, tries = newest(), itertools.count()
+
+    def insert() -> int:
+        # At the first try, another one is of another thread.
+        if next(tries) and (made := newest()) != before:
+            return made
+        return int(run.database.fetch("insert_worker", **who)[0]["worker_id"])
+
+    return run.database.ride_out(insert)
+
+
+def doing(state: str, waiting_for: str | None) -> str:
+    """Describe what a worker does, in a few words."""
+    if not waiting_for:
+        return state
+    waits = f"waits for {waiting_for}"
+    return waits if state in ("waits", "waiting") else f"{state}: {waits}"
+
+
+def mark_dead_workers(run: Run) -> int:
+    """Record workers of this machine whose process has exited, and release what they held; return their number."""
+    dead = [row.worker_id for row in live_workers(run) if has_ended(row.host, row.pid, row.pid_space, row.pid_started)]
+    for worker_id in dead:
+        stop = partial(run.database.run, "stop_worker", worker_id=worker_id, error="the process is gone")
+        run.database.ride_out(stop)
+    run.database.ride_out(lambda: release_lost_claims(run))
+    return len(dead)
+
+
+def note_blocked_workers(run: Run) -> None:
+    """Record workers of this machine that were blocked, have exited, and had no supervisor.
+
+    A process exits after its report. So does one of another container of this name, or of this container before it was started again.
+    Called before this process reports to the run's folder, because a later process may have the same number.
+    """
+    for host, space, pid in blocked_process.reports(run.folder):
+        if host != socket.gethostname() or (is_here(host, space) and pid != os.getpid() and process_lives(pid)):
+            continue
+        report = blocked_process.read_report(run.folder, pid, host, space)
+        if report is not None:
+            end = partial(end_worker, run, host, pid, "\n".join(report), pid_space=space, crashed=True)
+            run.database.ride_out(end)
+
+
+def end_worker(run: Run, host: str, pid: int, error: str, *, pid_space: str, crashed: bool) -> None:
+    """Store why a process ended.
+
+    Args:
+        pid_space: see `rftdata.processes.pid_space`.
+        crashed: whether its work may be the reason. Work that several processes crashed on is set aside.
+    """
+    run.database.run(
+        "end_worker_of_process",
+        run_id=run.run_id,
+        host=host,
+        pid=pid,
+        pid_space=pid_space,
+        error=error,
+        crashed=crashed,
+    )
+
+
+def pipeline_errors(run: Run) -> list[str]:
+    """Return why pipeline workers of a run ended early, the newest first."""
+    return [row["error"] for row in run.database.fetch("ends_of_pipeline_workers", run_id=run.run_id)]
+
+
+def num_finished(run: Run, role: str) -> int:
+    """Count the work that the explorers, pipeline workers or trainers of a run have finished, including work set aside."""
+    return int(run.database.fetch("finished_work", run_id=run.run_id)[0][role])
+
+
+def num_finished_by(run: Run, host: str, pid: int, pid_space: str) -> int:
+    """Count the groups and evaluations that a process of a run has finished; 0 for a process that never joined it."""
+    found = run.database.fetch("work_of_process", run_id=run.run_id, host=host, pid=pid, pid_space=pid_space)
+    return int(found[0]["num"]) if found else 0
+
+
+def num_succeeded(run: Run) -> int:
+    """Count the rollouts and evaluations of a run that succeeded."""
+    return int(run.database.fetch("succeeded_rollouts", run_id=run.run_id)[0]["num"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveWorker:
+    """A process that has not left; `beats` is true if it sent a heartbeat within the last 15 s."""
+
+    worker_id: int
+    role: str
+    host: str
+    pid: int
+    pid_space: str
+    pid_started: int
+    beats: bool
+
+
+def live_workers(run: Run) -> list[LiveWorker]:
+    """Return the processes of a run that have not left."""
+    return records(LiveWorker, run.database.fetch("live_workers", run_id=run.run_id))
+
+
+def release_lost_claims(run: Run) -> int:
+    """Release the claims of workers that left or were silent for longer than their lease; return the number of claims."""
+    released = int(run.database.fetch("release_lost_claims", run_id=run.run_id)[0]["released"])
+    if released:
+        notify.notify(run.database, notify.PLANNED, notify.SEALED, notify.RUN)
+    return released
