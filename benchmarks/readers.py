@@ -330,7 +330,10 @@ def summary(results: dict[str, list[dict[str, Any]]], steps: int, rows: int) -> 
         return float(one["loop"]["steps_per_s_by_quarter"][-1])
 
     def parts(reader: str, key: str) -> dict[str, float]:
-        return {part: median(reader, lambda one: one["loop"][key][part]) for part in ("write", "verdict", "draw")}
+        return {
+            part: statistics.median(one["loop"][key][part] for one in results[reader])
+            for part in ("write", "verdict", "draw")
+        }
 
     found: dict[str, Any] = {}
     for reader, rounds in results.items():
