@@ -20,7 +20,7 @@ _ROLE = {
     "pipeline": "pipeline",
     "trainer": "trainer",
 }
-# Those of archives are in tests/store/test_archive.py: no role passes them.
+# Those of archives are in tests/store/maintenance/test_archive.py: no role passes them.
 OF_ROLES = [name for name in FAILPOINTS if name.partition(".")[0] in _ROLE]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rftdata import Buffer
 from scripts.cookbook_answers import PAGE, QUESTION
-from tests.store.test_sampling import draw, stored
+from tests.store.attempts.test_sampling import draw, stored
 
 QUESTIONS = {
     found[1]: (found[2], found[3].splitlines()) for found in QUESTION.finditer(PAGE.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from rftdata.attempts.sampling import (
     SamplingConfig,
     checked_formula,
 )
-from tests.store.test_sampling import draw, stored
+from tests.store.attempts.test_sampling import draw, stored
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "reuse-experiences.md").read_text(encoding="utf-8")
 _SHOWN: list[dict[str, Any]] = [

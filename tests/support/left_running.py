@@ -1,4 +1,4 @@
-"""A test that a session is interrupted in, for `tests/store/test_session_processes.py`; no session collects it by itself."""
+"""A test that a session is interrupted in, for `tests/store/postgres/test_session_processes.py`; no session collects it by itself."""
 
 from __future__ import annotations
 
