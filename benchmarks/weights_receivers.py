@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rftcore.engines.vllm_engine import VllmEngine
     from rftcore.sync.transfer.plan import TransferPlan
 
-Kind = Literal["plain", "engines", "turns"]
+Kind = Literal["plain", "engines"]
 
 WIRE_DTYPE = "bfloat16"
 CONTEXT_LENGTH = 256
@@ -152,13 +152,7 @@ def serve(connection: Connection, parent: int, kind: Kind, place: Place, subject
     end_with_parent(parent)
     place.take()
     try:
-        receiver: Any
-        if kind == "turns":
-            from benchmarks.turns_engine import TurnReceiver
-
-            receiver = TurnReceiver(subject, place)
-        else:
-            receiver = EngineReceiver(subject, place) if kind == "engines" else PlainReceiver(subject, place)
+        receiver: Any = EngineReceiver(subject, place) if kind == "engines" else PlainReceiver(subject, place)
         connection.send(receiver.reception())
         method = ""
         while method != "close":
@@ -197,10 +191,10 @@ def _open_engine(model: Path, place: Place) -> Any:
     from rftcore.engines.vllm_engine import VllmEngine
 
     os.environ.update(VllmEngine.process_environment(config))
-    return timed_engine_class()(model, config)
+    return _timed_engine_class()(model, config)
 
 
-def timed_engine_class() -> Any:
+def _timed_engine_class() -> Any:
     import torch
 
     from rftcore.engines.vllm_engine import VllmEngine
@@ -266,14 +260,9 @@ class _Load:
         await asyncio.gather(*(again(number) for number in range(_NUM_REQUESTS)))
 
 
-def probe_prompts() -> list[list[int]]:
-    """Token ids of the probes."""
-    generator = np.random.default_rng(0)
-    return [generator.integers(8, 512, _PROBE_TOKENS).tolist() for _ in range(_NUM_PROBES)]
-
-
 def _probe(engine: VllmEngine) -> Probe:
-    prompts = probe_prompts()
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(8, 512, _PROBE_TOKENS).tolist() for _ in range(_NUM_PROBES)]
 
     async def answers() -> list[Generation]:
         decoding = Decoding(temperature=0.0, max_tokens=1)
@@ -293,16 +282,6 @@ class ReceiverProcess:
 
     def ask(self, method: str, *arguments: Any) -> None:
         self._connection.send((method, arguments))
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self._process.kill()
-        self._process.join()
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """The answer to a call."""
-        self.ask(method, *arguments)
-        return self.answer()
 
     def answer(self) -> Any:
         """The answer to the oldest open call.

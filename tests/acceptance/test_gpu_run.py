@@ -43,7 +43,7 @@ def test_a_run_sends_what_it_trains_into_a_live_engine_and_learns(case: str, mod
     if torch.cuda.device_count() < (2 if backend == "nccl" else 1):
         pytest.skip("not enough CUDA devices")
     buffer = tmp_path / "buffer"
-    # Without graphs and compilation, which take longer than the run; `rft bench turns` has both.
+    # Without graphs and compilation, which take longer than the run.
     settings = (
         f"model.path={model}",
         f"steps={_STEPS}",

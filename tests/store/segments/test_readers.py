@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from benchmarks.readers import READERS, Loop, beside, experiences, prepare
 from rftdata import Buffer
 from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import BATCH_SCHEMA
 from rftdata.postgres.database import queries
+from tests.support.beside_readers import READERS, Loop, beside, experiences, prepare
 from tests.support.store_roles import Roles, own_group
 from tests.support.waiting import wait_until
 
@@ -130,22 +127,3 @@ def test_the_newest_label_is_found_by_index_right_after_many_were_written(buffer
         )
     # About 20 for an experience, its prompt among them; all labels are more than 300.
     assert touched < 50 * 25
-
-
-def test_the_benchmark_prints_json(server_folders: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.readers",
-        "--rounds",
-        "1",
-        "--steps",
-        "4",
-        "--rows",
-        "400",
-        "--readers",
-        "baseline",
-    ]
-    done = subprocess.run([*command, "--folder", str(server_folders)], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert found["workload"]["stored_rows"] == 400 and found["readers"]["baseline"]["steps_per_s"] > 0

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import text_bytes
 from rftdata import Buffer, Group, Rollout, exchange
 from rftdata import Sequence as Experience
 from rftdata.errors import FencedError
 from rftdata.maintenance import purge
 from rftdata.postgres.database import queries
 from rftdata.postgres.values import storable
+from tests.support import text_bytes
 from tests.support.store_roles import Roles, own_group, tokens
 
 # Equal in Python, different in JSON; and what text and jsonb cannot hold.

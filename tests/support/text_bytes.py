@@ -1,37 +1,25 @@
 """Bytes of the database per experience: a prompt stored once per group, against every text in the experience's row.
 
-`rft bench text_bytes` prints JSON. For each kind of group the writer fills a buffer of its own. The same rows then go into a table
-of the old shape (text_bytes.sql) in the same database, so the ratio comes from one run. Bytes are those of all tables of the buffer with
-their indexes and long texts, without what an empty buffer has; arrays are in segment files and do not count. A token is 4 bytes of text.
-
-- chats: one turn; prompt and response are the messages of a chat, too.
-- texts: the same without messages.
-- tool_calls: chats whose last message has more than the response's text.
-- turns: chats of four turns. A turn's prompt contains the turns before it, so only the first is shared.
+The writer fills a buffer with groups of one kind. The same rows then go into a table of the old shape (text_bytes.sql) in the same database. Bytes are
+those of all tables of the buffer with their indexes and long texts, without those of an empty buffer; arrays in segment files do not count. A token is
+4 bytes of text. Groups of `chats` have one turn, whose prompt and response are also the messages of a chat. Groups of `turns` are chats of four
+turns: the prompt of a turn contains the turns before it, so only the first is shared.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
 import re
-import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import rftdata
 from benchmarks.workload import WORDS
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Experience
 
 GROUP_SIZE = 16
-KINDS = ("chats", "texts", "tool_calls", "turns")
 _TURNS = 4
 _BYTES_PER_TOKEN = 4
 _GROUPS_AT_ONCE = 4
@@ -58,10 +46,6 @@ def make_group(words: random.Random, kind: str, key: int, num_prompt: int, num_r
             response = _text(words, num_response // (_TURNS if kind == "turns" else 1))
             prompt = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in chat)
             chat.append({"role": "assistant", "content": response})
-            if kind == "tool_calls":
-                chat[-1]["tool_calls"] = [
-                    {"type": "function", "function": {"name": "check", "arguments": {"n": index}}}
-                ]
             tokens = np.zeros((len(prompt) + len(response)) // _BYTES_PER_TOKEN, np.int32)
             sequences.append(
                 Experience(
@@ -71,7 +55,7 @@ def make_group(words: random.Random, kind: str, key: int, num_prompt: int, num_r
                     len(prompt) // _BYTES_PER_TOKEN,
                     "stop",
                     reward=float(index % 2),
-                    messages=None if kind == "texts" else list(chat),
+                    messages=list(chat),
                     metrics={"seconds": 1.25, "num_turns": 1},
                 )
             )
@@ -107,36 +91,3 @@ def measure(buffer: Buffer, kind: str, num_groups: int, num_prompt: int, num_res
         "bytes_per_experience": round(grown["all_bytes"] / num),
         "ratio": round(grown["all_bytes"] / before, 4),
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="rft bench text_bytes", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--groups", type=int, default=32, help=f"groups of {GROUP_SIZE} rollouts")
-    parser.add_argument("--prompt-tokens", type=int, default=2000)
-    parser.add_argument("--response-tokens", type=int, default=4000)
-    parser.add_argument(
-        "--kinds", default=",".join(KINDS), metavar="NAME,…", help=f"which of {', '.join(KINDS)}; all by default"
-    )
-    options = parser.parse_args(arguments)
-    unknown = [kind for kind in options.kinds.split(",") if kind not in KINDS]
-    if unknown:
-        parser.error(f"no such kind: {unknown[0]}; there are {', '.join(KINDS)}")
-    found = {}
-    with tempfile.TemporaryDirectory(prefix="rft-bench-", ignore_cleanup_errors=True) as folder:
-        os.chmod(folder, 0o755)  # the database may run as another user
-        for kind in options.kinds.split(","):
-            with rftdata.open(str(Path(folder) / kind)) as buffer:
-                try:
-                    found[kind] = measure(buffer, kind, options.groups, options.prompt_tokens, options.response_tokens)
-                finally:
-                    if buffer.server:
-                        buffer.server.stop()
-            print(f"{kind}: {json.dumps(found[kind])}", file=sys.stderr, flush=True)
-    print(json.dumps({**vars(options), "group_size": GROUP_SIZE, "kinds": found}, indent=2))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
