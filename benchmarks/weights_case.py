@@ -155,7 +155,7 @@ class _Transfers:
         self, case: Case, learner: LearnerGroup, receivers: list[ReceiverProcess], receptions: list[Any]
     ) -> None:
         from rftcore.sync.addresses import LOOPBACK
-        from rftcore.sync.devices import choose_backend
+        from rftcore.sync.device_names import choose_backend
         from rftcore.sync.transfer.group import open_store
 
         self._case, self._learner, self._receivers = case, learner, receivers

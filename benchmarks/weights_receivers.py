@@ -88,7 +88,7 @@ class PlainReceiver:
     def __init__(self, worker_rank: int, place: Place) -> None:
         import torch
 
-        from rftcore.sync.devices import device_id
+        from rftcore.sync.device_names import device_id
         from rftcore.sync.transfer.transfer import TransferReceiver
 
         torch.set_num_threads(place.num_threads)

@@ -25,7 +25,7 @@ from rftcore.engines import ENGINES
 from rftcore.engines.adapters import reason_to_merge
 from rftcore.engines.base import Engine, EngineConfig
 from rftcore.engines.vllm_arguments import refuse_unknown_arguments, slot_rank
-from rftcore.models import names_folder, resolve_model, stored_model
+from rftcore.model_folder import names_folder, resolve_model, stored_model
 from rftcore.monitor import MONITORS, Monitor
 from rftcore.rewards import Reward, load_rewards
 from rftcore.rewards.reward_model import RewardModel

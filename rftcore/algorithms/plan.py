@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from rftcore.algorithms.base import Signals, StepBatch, TokenView
-from rftcore.algorithms.devices import moved
+from rftcore.algorithms.device_copy import copy_to_device
 from rftcore.algorithms.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -111,4 +111,4 @@ def _on(value: Any, device: torch.device) -> Any:
     """A tensor, or the tensors of a batch or of signals, on `device`; anything else as it is."""
     if isinstance(value, (StepBatch, Signals)):
         return replace(value, **{entry.name: _on(getattr(value, entry.name), device) for entry in fields(value)})
-    return moved(value, device) if hasattr(value, "to") else value
+    return copy_to_device(value, device) if hasattr(value, "to") else value

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from rftcore.algorithms.devices import moved
+from rftcore.algorithms.device_copy import copy_to_device
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,9 @@ class Sequences:
 
     def to(self, device: torch.device) -> Sequences:
         """The same with its tensors on `device`."""
-        return replace(self, **{entry.name: moved(getattr(self, entry.name), device) for entry in fields(self)})
+        return replace(
+            self, **{entry.name: copy_to_device(getattr(self, entry.name), device) for entry in fields(self)}
+        )
 
     @property
     def sequence_N(self) -> Tensor:

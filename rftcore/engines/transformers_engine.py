@@ -16,7 +16,7 @@ from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import Decoding, Generation, Reception
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
-from rftcore.sync.devices import device_id
+from rftcore.sync.device_names import device_id
 from rftcore.sync.files.adapters_file import adapters_config
 from rftcore.sync.files.weights_file import iterate_weights
 from rftcore.sync.transfer.plan import AdaptersConfig, TransferPlan
@@ -38,7 +38,7 @@ class TransformersEngine(DrivenEngine):
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         from rftcore.engines.transformers_adapters import AdaptersBeside
-        from rftcore.model_files import open_whole
+        from rftcore.whole_models import open_whole
 
         self._waiting: dict[str, Request] = {}
         self._receiver: TransferReceiver | None = None

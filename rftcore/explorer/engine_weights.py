@@ -16,7 +16,7 @@ from rftcore.engines.base import Engine
 from rftcore.explorer.weights_check import WeightsCheck
 from rftcore.run.join import JoinedRun
 from rftcore.sync.base import LIVE_URI
-from rftcore.sync.transfer.live_explorer import LiveReceiver
+from rftcore.sync.transfer.explorer_side import LiveReceiver
 from rftdata.attempts.evaluations import Evaluation
 from rftdata.attempts.policies import PolicyVersion, newest_policy, publisher
 from rftdata.errors import ModelError

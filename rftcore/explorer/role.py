@@ -31,7 +31,7 @@ from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.resolved import ResolvedRun
 from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE, with_defaults
 from rftcore.run.join import JoinedRun, join_run
-from rftcore.sync.devices import own_device
+from rftcore.sync.device_names import own_device
 from rftcore.teachers.base import Teacher
 from rftdata.attempts.device_turns import GpuTurn
 from rftdata.attempts.evaluations import (

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rftcore.model_files import open_whole
+from rftcore.whole_models import open_whole
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import PluginError, RftError
 

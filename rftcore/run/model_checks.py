@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rftcore.models import refuse_other_tokenizer
 from rftcore.resolved import ResolvedRun
 from rftcore.rewards.reward_model import PREFIX, gives_scores
+from rftcore.vocabulary import refuse_other_tokenizer
 from rftdata.errors import ConfigError, ModelError
 
 # What families call the number of their experts.

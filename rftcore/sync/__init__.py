@@ -3,7 +3,7 @@
 As files: the trainer's side of a method in `METHODS` is a `Publisher` (`base.py`). The engine's side is `Engine.load_weights(uri, ...)`, which
 reads the `uri` that the publisher returned and the trainer stored in the `policy_version` row.
 
-Straight into live engines (`sync.method: nccl`): `live_trainer` and `live_explorer` meet by rows, `transfer` moves the tensors over a
+Straight into live engines (`sync.method: nccl`): `trainer_side` and `explorer_side` meet by rows, `transfer` moves the tensors over a
 `transfer_group`. Files remain for engines that miss a version, and for evaluations.
 """
 

@@ -14,8 +14,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rftcore.model_files import open_whole, opening
-from rftcore.models import resolve_model
+from rftcore.model_folder import resolve_model
+from rftcore.whole_models import open_whole, opening
 
 _BATCH_TOKENS = 8192
 _SAMPLE = 1 << 20

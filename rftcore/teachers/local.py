@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rftcore.model_files import open_whole
 from rftcore.teachers.base import Teacher
 from rftcore.teachers.config import TeacherConfig
+from rftcore.whole_models import open_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from rftcore.config.run import RunConfig
-from rftcore.sync.devices import own_device
+from rftcore.sync.device_names import own_device
 from rftcore.trainer.processes.ranks import LearnerGroup
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.device_turns import GpuTurn

@@ -27,10 +27,10 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm
-from rftcore.algorithms.devices import moved
+from rftcore.algorithms.device_copy import copy_to_device
 from rftcore.algorithms.plan import Plan
 from rftcore.config.trainer import BACKENDS, TrainerConfig
-from rftcore.sync.devices import torch_device
+from rftcore.sync.device_names import torch_device
 from rftcore.sync.files.weights_stream import Layout, write_rows
 from rftcore.sync.transfer.plan import TransferPlan, WireTensor
 from rftcore.sync.transfer.transfer import HeldRows
@@ -381,7 +381,7 @@ class Learner:
         plan = plan.to(self.device)
         learns = not self._warms_up_critic(step)
         own_tokens = torch.tensor(float(sum(micro_batch.num_tokens for micro_batch in micro_batches)))
-        num_tokens = self.grid.add_up(moved(own_tokens, self.device))
+        num_tokens = self.grid.add_up(copy_to_device(own_tokens, self.device))
         for micro_batch in micro_batches:
             added = self._models.accumulate(micro_batch.to(self.device), plan, learns=learns, num_tokens=num_tokens)
             for name, value in added.items():

@@ -20,7 +20,7 @@ def test_the_engine_on_a_gpu_follows_weight_updates(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rftcore.models import resolve_model
+    from rftcore.model_folder import resolve_model
     from rftcore.sync.files.weights_file import write_atomically
     from tests.support.weights import write_weights
 

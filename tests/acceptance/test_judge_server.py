@@ -31,7 +31,7 @@ from operators.base import StageContext
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from operators.llm.endpoint import EndpointConfig
-from rftcore.models import resolve_model
+from rftcore.model_folder import resolve_model
 from rftcore.run.parent_process import end_with_parent
 from rftcore.teachers.endpoint import EndpointTeacher
 from rftdata.errors import ConfigError

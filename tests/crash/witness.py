@@ -17,7 +17,7 @@ import xxhash
 from rftcore.explorer import role as explorer
 from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.pipeline import role as pipeline
-from rftcore.sync.transfer.live_explorer import LiveReceiver, Outcome
+from rftcore.sync.transfer.explorer_side import LiveReceiver, Outcome
 from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.sync.transfer.transfer import Sent
 from rftcore.trainer.batches.next_batch import NextBatch, PreparedBatch

@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rftcore.sync.devices import device_id
+from rftcore.sync.device_names import device_id
 from rftcore.sync.files.weights_file import iterate_weights
 from rftcore.sync.transfer.plan import TensorShapes, TransferError, TransferPlan
 from rftcore.sync.transfer.transfer import TransferReceiver

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rftcore.algorithms.devices import moved
+from rftcore.algorithms.device_copy import copy_to_device
 from rftcore.algorithms.sequences import Sequences
 from rftcore.trainer.batches.packed_rows import Packing, PaddedRows, Rows, Segments, to_device
 from rftcore.trainer.batches.train_batch import TrainBatch
@@ -69,7 +69,7 @@ class MicroBatch:
     def to(self, device: torch.device) -> MicroBatch:
         """The same with its tensors on `device`."""
         token_ids_L, position_ids_L, source_N, target_N, index_N = (
-            moved(tensor, device)
+            copy_to_device(tensor, device)
             for tensor in (self.token_ids_L, self.position_ids_L, self.source_N, self.target_N, self.index_N)
         )
         return replace(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rftcore.algorithms.devices import moved
+from rftcore.algorithms.device_copy import copy_to_device
 
 
 class Segments(NamedTuple):
@@ -67,7 +67,7 @@ def to_device(packing: Packing, device: torch.device) -> Packing:
     """The same with its tensors on `device`."""
 
     def there(value: Any) -> Any:
-        return moved(value, device) if isinstance(value, Tensor) else value
+        return copy_to_device(value, device) if isinstance(value, Tensor) else value
 
     if isinstance(packing, Segments):
         return Segments(*map(there, packing))

@@ -16,7 +16,7 @@ import psutil
 
 from rftcore.algorithms.base import HeadTerm
 from rftcore.config.trainer import TrainerConfig
-from rftcore.models import stored_model
+from rftcore.model_folder import stored_model
 from rftcore.resolved import ResolvedRun
 from rftcore.run.gpus import this_machine
 from rftcore.run.placement import place_run

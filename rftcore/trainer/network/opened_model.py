@@ -11,13 +11,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from rftcore.config.trainer import TrainerConfig
-from rftcore.model_files import opening, refuse_missing
 from rftcore.sync.files.weights_file import read_types_of_model
 from rftcore.trainer.model_shape import refuse_indivisible
 from rftcore.trainer.network import attention, packable
 from rftcore.trainer.network.optimizers import value_head
 from rftcore.trainer.network.sharding import Grid
 from rftcore.trainer.network.stacked_weights import Unread, has_lists_in_layers, open_stacked
+from rftcore.whole_models import opening, refuse_missing
 
 Head = Literal["vocabulary", "value"]
 # Files of several types, or in another format, are read in the trainer's type.

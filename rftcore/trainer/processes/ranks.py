@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.call_thread import CallThread
-from rftcore.sync.devices import device_id
+from rftcore.sync.device_names import device_id
 from rftcore.sync.files.weights_stream import Layout, begin_file
 from rftcore.sync.transfer.group import GroupError, always_wanted
 from rftcore.sync.transfer.plan import TransferPlan, WireTensor

@@ -25,10 +25,10 @@ from rftcore.reporting.table import print_report
 from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.files.adapters_file import PREFIX
 from rftcore.sync.files.weights_file import iterate_weights, write_atomically
+from rftcore.sync.transfer.explorer_side import LiveReceiver
 from rftcore.sync.transfer.group import TransferGroup
-from rftcore.sync.transfer.live_explorer import LiveReceiver
-from rftcore.sync.transfer.live_trainer import LiveWeights
 from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.trainer_side import LiveWeights
 from rftcore.sync.transfer.transfer import TransferReceiver
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.policies import newest_policy
@@ -532,7 +532,7 @@ def test_the_trainer_knows_since_when_engines_have_what_was_sent(
 
 _KILLED = """
 import os, sys, threading
-from rftcore.sync.transfer.live_explorer import LiveReceiver
+from rftcore.sync.transfer.explorer_side import LiveReceiver
 from rftcore.sync.transfer.transfer import TransferReceiver
 from rftdata import open as open_buffer
 from rftdata.config import BufferConfig, SyncConfig

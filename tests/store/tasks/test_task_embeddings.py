@@ -57,7 +57,7 @@ def test_vectors_do_not_depend_on_their_batch_and_long_texts_are_cut(tiny: Path)
 
 def test_near_duplicates_are_nearer_than_unrelated_text_by_the_policy_model(buffer: Buffer, tmp_path: Path) -> None:
     """With the real model of the main example, mean-pooled."""
-    from rftcore.models import resolve_model
+    from rftcore.model_folder import resolve_model
 
     try:
         smol = resolve_model("HuggingFaceTB/SmolLM2-135M-Instruct")

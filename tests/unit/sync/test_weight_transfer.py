@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import FakeProcessGroup
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.sync.addresses import LOOPBACK
-from rftcore.sync.devices import choose_backend
+from rftcore.sync.device_names import choose_backend
 from rftcore.sync.files.weights_file import write_atomically
 from rftcore.sync.transfer.group import GroupError, TransferGroup, open_store, refuse_missing
 from rftcore.sync.transfer.hashes import hashes_of

