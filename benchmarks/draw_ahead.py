@@ -18,9 +18,9 @@ import numpy as np
 
 import rftdata
 from rftcore.config.run import parse_config
+from rftcore.launch.preparation import stored_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
-from rftcore.run.prepare import stored_config
 from rftcore.trainer.device_turns import trainer_turns
 from rftcore.trainer.role import TrainerRole
 from rftdata import Buffer, Group, Rollout, Sequence

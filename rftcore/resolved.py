@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
@@ -40,6 +40,25 @@ from rftdata.selectors import Selector, check_selector
 
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm
+
+
+T = TypeVar("T")
+
+
+class built_once(cached_property[T]):
+    """A cached property that remembers the error of the first use, too, so that a plug-in that hangs or downloads does so once."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        errors: dict[str | None, RftError] = instance.__dict__.setdefault("_errors", {})
+        if self.attrname in errors:
+            raise errors[self.attrname]
+        try:
+            return super().__get__(instance, owner)
+        except RftError as error:
+            errors[self.attrname] = error
+            raise
 
 
 @dataclass(frozen=True)
@@ -68,7 +87,7 @@ class ResolvedRun:
         new.config._base_dir = self.config.base_dir
         return new
 
-    @cached_property
+    @built_once
     def experience_chain(self) -> Chain:
         """The chain of `pipelines.experience`, between explorer and trainer.
 
@@ -82,7 +101,7 @@ class ResolvedRun:
         except RftError as error:
             raise error.about("pipelines.experience") from error
 
-    @cached_property
+    @built_once
     def task_chain(self) -> Chain:
         """The chain of `pipelines.task`.
 
@@ -95,7 +114,7 @@ class ResolvedRun:
         except RftError as error:
             raise error.about("pipelines.task") from error
 
-    @cached_property
+    @built_once
     def model_folder(self) -> Path:
         """The folder of the run's model, downloaded and converted if needed.
 
@@ -146,7 +165,7 @@ class ResolvedRun:
         """Whether engines get the adapters of trainer.lora alone, and not whole weights."""
         return self.config.trainer.lora is not None and self.reason_to_merge is None
 
-    @cached_property
+    @built_once
     def teacher_folder(self) -> Path | None:
         """The folder of the teacher that the trainer computes; None without one.
 
@@ -156,7 +175,7 @@ class ResolvedRun:
         teacher = self.algorithm.config.teacher
         return None if teacher is None else self._folder(teacher.path, "algorithm.teacher")
 
-    @cached_property
+    @built_once
     def scoring_teacher_folder(self) -> Path | None:
         """The folder of the teacher that scores rollouts in the explorer; None without one, or with a server.
 
@@ -166,7 +185,7 @@ class ResolvedRun:
         teacher = self.config.explorer.teacher
         return None if teacher is None or teacher.path is None else self._folder(teacher.path, "explorer.teacher.path")
 
-    @cached_property
+    @built_once
     def critic_folder(self) -> Path | None:
         """The folder of the model that a critic starts from; None for the policy's, and without a critic.
 
@@ -176,7 +195,7 @@ class ResolvedRun:
         critic = self.algorithm.config.critic
         return None if critic is None or critic.path is None else self._folder(critic.path, "algorithm.critic.path")
 
-    @cached_property
+    @built_once
     def models(self) -> Sequence[ModelFolder]:
         """All models of the run, the policy's first.
 
@@ -212,7 +231,7 @@ class ResolvedRun:
     def _path(self, path: str) -> str:
         return str(self.config.base_dir / path) if path.startswith((".", "/")) else path
 
-    @cached_property
+    @built_once
     def algorithm(self) -> Algorithm:
         """The algorithm with which the trainer learns.
 
@@ -232,7 +251,7 @@ class ResolvedRun:
         wanted = self.config.explorer.greedy_baseline
         return "baseline_rewards" in self.algorithm.columns if wanted is None else wanted
 
-    @cached_property
+    @built_once
     def rewards(self) -> Mapping[str, Reward]:
         """The reward functions by their names in the configuration.
 
@@ -241,7 +260,7 @@ class ResolvedRun:
         """
         return load_rewards(self.config.explorer.reward, self.config.base_dir)
 
-    @cached_property
+    @built_once
     def workflow(self) -> Workflow:
         """The workflow that produces rollouts.
 
@@ -250,7 +269,7 @@ class ResolvedRun:
         """
         return WORKFLOWS.load(self.config.explorer.workflow, self.config.base_dir)
 
-    @cached_property
+    @built_once
     def selectors(self) -> Mapping[str, Selector]:
         """The selector of each taskset, built on a single dummy task to read its properties.
 
@@ -266,7 +285,7 @@ class ResolvedRun:
     def _selector(self, chosen: SelectorConfig) -> Selector:
         return check_selector(chosen.type, chosen.args, self.config.base_dir)
 
-    @cached_property
+    @built_once
     def engine_class(self) -> type[Engine]:
         """The class of the rollout engine; this may import its packages.
 
@@ -275,7 +294,7 @@ class ResolvedRun:
         """
         return ENGINES.load(self.config.explorer.engine, self.config.base_dir)
 
-    @cached_property
+    @built_once
     def monitors(self) -> Sequence[type[Monitor]]:
         """The classes of the monitors; this imports their packages.
 
@@ -323,7 +342,7 @@ class ResolvedRun:
             )
         return engine
 
-    @cached_property
+    @built_once
     def context_length(self) -> int | None:
         """Maximum tokens of prompt and response, by the engine's settings and the model's config.json; None if neither sets it.
 

@@ -79,6 +79,22 @@ class ConfigError(RftError):
     exit_code = 2
 
 
+class SeveralErrors(ConfigError):
+    """Several mistakes, found in one pass over a configuration; its text has a line for each.
+
+    Args:
+        errors: two or more.
+    """
+
+    def __init__(self, errors: Sequence[RftError]) -> None:
+        super().__init__(f"{len(errors)} things are wrong")
+        self.errors = tuple(errors)
+        self.exit_code = max(error.exit_code for error in errors)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.what}:", *(f"- {error}" for error in self.errors)])
+
+
 class PluginError(ConfigError):
     """A named plug-in that does not exist or does not load."""
 

@@ -126,7 +126,7 @@ def build_algorithm(
         ConfigError: an unknown or wrong key, parts that do not fit each other, or groups smaller than the parts can learn from.
     """
     from rftcore.algorithms.algorithm import Algorithm
-    from rftcore.algorithms.requirements import check_parts
+    from rftcore.algorithms.compatibility import check_parts
 
     config = parse_section(AlgorithmConfig, _with_presets(name, changes or {}, base_dir), name, within="algorithm")
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.run import SetOption, stage_configurations
 from rftcore.cli.session import ConfigBufferOption, JsonOption
-from rftdata.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rftcore.resolved import ResolvedRun
 
 
 def check(
@@ -47,34 +41,32 @@ def check(
 
     from rftcore.cli.output import print_json, warn
 
-    found = stage_configurations(config, overrides, buffer)
-    from rftcore.algorithms.notes import notes
-    from rftcore.deep_check import open_inputs
+    configurations = stage_configurations(config, overrides, buffer)
+    from rftcore.checks.models import check_stages
+    from rftcore.checks.run import check_deeply, check_named
+    from rftcore.findings import Findings
+    from rftcore.launch.plan import describe_plan
     from rftcore.resolved import ResolvedRun
     from rftcore.run.defaults import slow_limit, with_defaults
-    from rftcore.run.model_checks import check_stages, describe_adapters
-    from rftcore.run.prepare import check_plugins
-    from rftcore.trainer.estimates.device_checks import describe_stored
     from rftdata.user_code import held_lock
     from rftdata.user_code.time_limits import at_most
 
+    findings = Findings(warn)
     with held_lock.printed(), at_most(wait_s, "rft check"):
-        stages, chosen = zip(*map(with_defaults, found), strict=True)
+        stages, chosen = zip(
+            *(findings.value(with_defaults, each) or (each, None) for each in configurations), strict=True
+        )
         runs = [ResolvedRun(stage) for stage in stages]
         for resolved in runs:
-            check_plugins(resolved)
-            resolved.check_model_folder()
-        check_stages(runs)
-        for resolved in runs:
-            lora = resolved.config.trainer.lora
-            for sentence in notes(resolved.algorithm, 0.0 if lora is None else lora.dropout):
-                warn(sentence)
-            for sentence in open_inputs(resolved, read_s) if deep else describe_stored(resolved):
-                warn(sentence)
-            for sentence in (*describe_adapters(resolved), *_plan(resolved, deep=deep)):
-                warn(sentence)
+            if deep:
+                check_deeply(resolved, findings, read_s)
+            else:
+                check_named(resolved, findings)
+            findings.describe(describe_plan(resolved, deep=deep))
             if (limit := slow_limit(resolved.config)) is not None:
                 warn(limit)
+        findings.passes(check_stages, runs)
+    findings.refuse()
     for sentence in dict.fromkeys(filter(None, chosen)):
         warn(sentence)
     plain = [stage.model_dump(mode="json", exclude_defaults=not (show_all or as_json)) for stage in stages]
@@ -91,35 +83,3 @@ def check(
             else "; --deep also opens model, tasks, database and inputs of stages, and tries rollouts and stages"
         )
     )
-
-
-def _plan(resolved: ResolvedRun, *, deep: bool) -> Iterator[str]:
-    """Yield which role of the run has which GPUs.
-
-    Raises:
-        ConfigError: with `deep`, there are too few here or in the cluster, or the cluster cannot be joined.
-    """
-    from rftcore.launch.plan import plan
-    from rftcore.run.gpus import local_gpus, this_machine
-    from rftcore.run.placement import Machine, asked_gpus, place_run
-
-    if deep and os.environ.get("RAY_ADDRESS"):
-        from rftcore.launch import cluster
-
-        cluster.start_cluster()
-        machines = cluster.machines()
-        cluster.stop_cluster()
-        yield from plan(resolved, place_run(resolved, machines), None)
-        return
-    sizes, asked = local_gpus(), asked_gpus(resolved.config)
-    try:
-        if sizes or not asked:
-            yield from plan(resolved, place_run(resolved, [this_machine(len(sizes))]), min(sizes, default=None))
-            return
-    except ConfigError as error:
-        if deep:
-            raise
-        yield f"this machine cannot run it: {error}"
-    if asked:
-        elsewhere = Machine("a machine with as many GPUs as asked for", asked)
-        yield from plan(resolved, place_run(resolved, [elsewhere]), None)

@@ -67,9 +67,9 @@ def _buffer(config: RunConfig) -> Iterator[Buffer]:
 
 
 def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str, Preview]:
-    from rftcore.checks.task_sources import of_taskset
     from rftcore.pipeline.preview import preview
     from rftcore.task_pipeline.pipeline import task_batches
+    from rftcore.task_pipeline.sources import of_taskset
 
     chain = resolved.task_chain
     shown: dict[str, Preview] = {}

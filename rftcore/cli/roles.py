@@ -32,11 +32,12 @@ def explore(
     If every run of the name has ended, it creates no new one: `rft run CONFIG --resume` continues the last. While it waits, it reports
     for what, and which roles are not running.
     """
-    resolved = configuration(config, overrides, buffer)
+    settings = configuration(config, overrides, buffer)
     with large_imports():
         from rftcore.explorer import role
+        from rftcore.launch.by_hand import join_by_hand
 
-    raise typer.Exit(role.main(resolved, run, by_hand=True))
+    raise typer.Exit(role.main(join_by_hand(settings, run, "explorer")))
 
 
 def process(
@@ -48,11 +49,12 @@ def process(
     If every run of the name has ended, it creates no new one. While it waits, it reports for what, and which roles are not running.
     `rft pipeline` tries stages and compares their versions.
     """
-    resolved = configuration(config, overrides, buffer)
+    settings = configuration(config, overrides, buffer)
     with large_imports():
+        from rftcore.launch.by_hand import join_by_hand
         from rftcore.pipeline import role
 
-    raise typer.Exit(role.main(resolved, run, by_hand=True))
+    raise typer.Exit(role.main(join_by_hand(settings, run, "pipeline")))
 
 
 def train(
@@ -64,8 +66,9 @@ def train(
     If every run of the name has ended, it creates no new one. `--run RUN` continues an interrupted run from its last checkpoint.
     While it waits, it reports for what, and which roles are not running.
     """
-    resolved = configuration(config, overrides, buffer)
+    settings = configuration(config, overrides, buffer)
     with large_imports():
+        from rftcore.launch.by_hand import join_by_hand
         from rftcore.trainer import role
 
-    raise typer.Exit(role.main(resolved, run, by_hand=True))
+    raise typer.Exit(role.main(join_by_hand(settings, run, "trainer")))

@@ -108,8 +108,8 @@ def run(
         from rftcore.launch import supervisor
         from rftcore.launch.keep_running import follow_parent
         from rftcore.launch.launchers import open_launcher
+        from rftcore.launch.preparation import GoBack
         from rftcore.launch.views import open_view
-        from rftcore.run.prepare import GoBack
 
     follow_parent()
     go_back = GoBack(at_step, keep_rollouts, fork) if at_step is not None or fork is not None else None
@@ -219,7 +219,7 @@ def stored_configuration(
     """Return the name of a stored run and its configuration, with the buffer in which it was found."""
     from rftcore.cli.session import find_buffer
     from rftcore.config.run import apply_override, parse_config
-    from rftcore.run.prepare import named_resumable
+    from rftcore.launch.preparation import named_resumable
 
     found = find_buffer(buffer_uri)
     _refuse_two_buffers(overrides or [], found)

@@ -35,7 +35,8 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
     settings = configuration(config, overrides, buffer)
     if again and not settings.pipelines.task:
         raise ConfigError("there is nothing to score tasks with: pipelines.task has no stage", todo="add stages to it")
-    from rftcore.checks.task_sources import check_before_buffer
+    from rftcore.checks.tasks import check_new_buffer
+    from rftcore.findings import Findings
     from rftcore.resolved import ResolvedRun
     from rftcore.task_pipeline.pipeline import load_tasks
     from rftdata.tasks import list_tasksets
@@ -43,8 +44,9 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
 
     names = {taskset.name for taskset in (*settings.tasks, *settings.eval.tasks, *settings.eval.test)}
     with held_lock.printed():
-        resolved = ResolvedRun(settings)
-        check_before_buffer(resolved)
+        resolved, findings = ResolvedRun(settings), Findings()
+        check_new_buffer(resolved, findings)
+        findings.refuse()
         with rftdata.open(settings.buffer, application="rft tasks", report=warn) as found:
             load_tasks(resolved, found, again=again)
             rows = list_tasksets(found.database)

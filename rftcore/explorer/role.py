@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from rftcore.config.run import RunConfig
 from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.device_turns import EngineTurn, await_first_turn
 from rftcore.explorer.drafts import Drafts
@@ -28,9 +27,8 @@ from rftcore.explorer.run_failures import RunFailures
 from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
-from rftcore.resolved import ResolvedRun
-from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE, with_defaults
-from rftcore.run.join import JoinedRun, join_run
+from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE
+from rftcore.run.join import JoinedRun
 from rftcore.sync.device_names import own_device
 from rftcore.teachers.base import Teacher
 from rftdata.attempts.device_turns import GpuTurn
@@ -48,19 +46,13 @@ from rftdata.workers.worker import Worker, num_succeeded
 logger = logging.getLogger(__name__)
 
 
-def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: bool = False) -> int:
+def main(joined: JoinedRun, *, index: int = 0) -> int:
     """Explore for a run until it ends; return 0 after an orderly end.
 
     Args:
-        run: name or id of the run; see `join_run`.
         index: number of this explorer among those of the run; it selects a separate sampling stream.
-        by_hand: whether a person started it, to whom it prints what it waits for.
     """
-    config, chosen = with_defaults(config) if by_hand else (config, None)
-    resolved = ResolvedRun(config)
-    joined = join_run(resolved, run, by_hand="explorer" if by_hand else None)
-    if joined.by_hand is not None and chosen is not None:
-        joined.by_hand.say(chosen)
+    resolved, config = joined.resolved, joined.resolved.config
     with (
         joined.buffer,
         Worker(

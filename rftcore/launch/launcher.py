@@ -18,6 +18,7 @@ from rftcore.garbage import large_imports
 from rftcore.launch.deaths import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
 from rftcore.resolved import ResolvedRun
+from rftcore.run.join import join_run
 from rftcore.run.placement import Machine, Placement, role_names
 from rftdata.connection import with_segments
 from rftdata.run import Run
@@ -154,16 +155,16 @@ def run_role(role: str, config: RunConfig, run: str, options: dict[str, Any]) ->
         with large_imports():
             from rftcore.explorer.role import main as explore
 
-        return explore(config, run, **options)
+        return explore(join_run(config, run), **options)
     if role == "pipeline":
         with large_imports():
             from rftcore.pipeline.role import main as process
 
-        return process(config, run, **options)
+        return process(join_run(config, run), **options)
     with large_imports():
         from rftcore.trainer.role import main as train
 
-    return train(config, run, **options)
+    return train(join_run(config, run), **options)
 
 
 def role_modules(configs: Sequence[RunConfig]) -> list[str]:

@@ -6,14 +6,16 @@ vLLM takes in advance.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
+from rftcore.checks.devices import estimated_models
 from rftcore.config.run import RunConfig
 from rftcore.resolved import ResolvedRun
-from rftcore.run.placement import Bundle, Placement
-from rftcore.trainer.estimates.device_checks import estimated_models
+from rftcore.run.gpus import local_gpus, this_machine
+from rftcore.run.placement import Bundle, Machine, Placement, asked_gpus, place_run
 from rftcore.trainer.estimates.memory import ASLEEP_BYTES, GIB, Trained, engine_memory, kept_memory, training_memory
-from rftdata.errors import ModelError
+from rftdata.errors import ConfigError, ModelError
 
 
 def placed(placement: Placement) -> str | None:
@@ -125,3 +127,31 @@ def _gpus(placement: Placement, bundle: Bundle) -> str:
         return f"share a GPU of {machine}" if len(placement.machines) > 1 else "share a GPU"
     gpus = f"{bundle.num_gpus} GPU{'s' if bundle.num_gpus > 1 else ''}"
     return f"{gpus} of {machine}" if len(placement.machines) > 1 else gpus
+
+
+def describe_plan(resolved: ResolvedRun, *, deep: bool) -> Iterator[str]:
+    """Yield which role of the run has which GPUs.
+
+    Raises:
+        ConfigError: with `deep`, there are too few here or in the cluster, or the cluster cannot be joined.
+    """
+    if deep and os.environ.get("RAY_ADDRESS"):
+        from rftcore.launch import cluster
+
+        cluster.start_cluster()
+        machines = cluster.machines()
+        cluster.stop_cluster()
+        yield from plan(resolved, place_run(resolved, machines), None)
+        return
+    sizes, asked = local_gpus(), asked_gpus(resolved.config)
+    try:
+        if sizes or not asked:
+            yield from plan(resolved, place_run(resolved, [this_machine(len(sizes))]), min(sizes, default=None))
+            return
+    except ConfigError as error:
+        if deep:
+            raise
+        yield f"this machine cannot run it: {error}"
+    if asked:
+        elsewhere = Machine("a machine with as many GPUs as asked for", asked)
+        yield from plan(resolved, place_run(resolved, [elsewhere]), None)

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rftdata
+from rftcore.checks.models import check_stages
+from rftcore.checks.run import check_start
 from rftcore.config.run import RunConfig
+from rftcore.findings import Findings
 from rftcore.launch import supervisor
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.launch.launcher import Launcher
+from rftcore.launch.preparation import has_finished
 from rftcore.launch.views import View
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
-from rftcore.run.model_checks import check_stages
-from rftcore.run.prepare import check_gpus, check_run, has_finished
 from rftdata.buffer import Buffer
 from rftdata.errors import ModelError
 from rftdata.run import Run
@@ -39,11 +41,11 @@ def run_stages(stages: Sequence[RunConfig], launcher: Launcher, *, resume: bool 
     Raises:
         RftError: a stage could not be started, or failed; later stages were not started.
     """
-    resolved = [ResolvedRun(config) for config in stages]
+    resolved, findings = [ResolvedRun(config) for config in stages], Findings()
     for each in resolved:
-        check_gpus(each)
-        check_run(each)
-    check_stages(resolved)
+        check_start(each, findings)
+    findings.passes(check_stages, resolved)
+    findings.refuse()
     with Interrupts() as interrupts:
         try:
             return _run_each(stages, launcher, resume, view, interrupts)

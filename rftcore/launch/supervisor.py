@@ -18,12 +18,21 @@ import threading
 import time
 
 import rftdata
+from rftcore.checks.run import check_start
 from rftcore.config.run import RunConfig
+from rftcore.findings import Findings
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.launch.keep_running import report_run
 from rftcore.launch.launcher import Launcher, reachable
 from rftcore.launch.plan import placed, without_turns
+from rftcore.launch.preparation import (
+    GoBack,
+    find_resumable,
+    has_finished,
+    prepare_run,
+    take_back,
+)
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.reviews import People
 from rftcore.launch.roles import Roles, failure
@@ -35,7 +44,6 @@ from rftcore.run.commands import buffer_option
 from rftcore.run.defaults import with_defaults
 from rftcore.run.earlier import earlier_run
 from rftcore.run.placement import place_run
-from rftcore.run.prepare import GoBack, check_gpus, check_run, find_resumable, has_finished, prepare_run, take_back
 from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig
@@ -110,10 +118,11 @@ def _run(
     view: View,
     interrupts: Interrupts,
 ) -> int:
-    config, chosen = with_defaults(reachable(config))
+    config, findings = reachable(config), Findings()
+    config, chosen = findings.value(with_defaults, config) or (config, None)
     resolved = ResolvedRun(config)
-    check_gpus(resolved)
-    check_run(resolved)  # before a buffer is created, so that a mistake leaves none behind
+    check_start(resolved, findings)  # before a buffer is created, so that a mistake leaves none behind
+    findings.refuse()
     with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
         stored = None
         if resume:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from operators.base import CreatedGroup
-from rftcore.algorithms.requirements import check_answers
+from rftcore.algorithms.compatibility import check_answers
 from rftcore.resolved import ResolvedRun
 from rftcore.workflows.chats import written_sequence
 from rftdata.buffer import Buffer

@@ -19,8 +19,7 @@ from rftcore.pipeline.created import Created
 from rftcore.pipeline.decide import decide
 from rftcore.pipeline.patience import Patience
 from rftcore.pipeline.policy_endpoint import Policy
-from rftcore.resolved import ResolvedRun
-from rftcore.run.join import JoinedRun, join_run
+from rftcore.run.join import JoinedRun
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError
 from rftdata.pipeline.budget import RunUsage, UsageLedger
@@ -37,17 +36,13 @@ from rftdata.writing.writer import NO_PIPELINE, Writer
 _LEASE_S = 60.0
 
 
-def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
-    """Decide on the groups of a run until it ends; return 0 after an orderly end.
-
-    Args:
-        run: name or id of the run; see `join_run`.
-        by_hand: whether a person started it, to whom it prints what it waits for.
-    """
-    joined = join_run(ResolvedRun(config), run, by_hand="pipeline" if by_hand else None)
+def main(joined: JoinedRun) -> int:
+    """Decide on the groups of a run until it ends; return 0 after an orderly end."""
     with (
         joined.buffer as buffer,
-        held_lock.written_to(blocked_process.report_path(joined.run.folder, os.getpid()), is_printed=by_hand),
+        held_lock.written_to(
+            blocked_process.report_path(joined.run.folder, os.getpid()), is_printed=joined.by_hand is not None
+        ),
         Worker(joined.run, "pipeline", lease_s=_LEASE_S, on_waiting=joined.on_waiting) as worker,
         BackgroundCompaction(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s) as compaction,
         buffer.writer(joined.run) as writer,

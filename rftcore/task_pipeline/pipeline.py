@@ -23,12 +23,12 @@ import pyarrow as pa
 
 from operators.base import StageContext
 from operators.chain.chain import Chain
-from rftcore.checks.task_needs import TaskNeeds
-from rftcore.checks.task_sources import check_tasks, of_taskset
 from rftcore.resolved import ResolvedRun
 from rftcore.task_pipeline.blocking_task import setting_aside
 from rftcore.task_pipeline.decide import decide_batch
 from rftcore.task_pipeline.embeddings import TaskEmbeddings
+from rftcore.task_pipeline.needs import TaskNeeds
+from rftcore.task_pipeline.sources import check_tasks, of_taskset
 from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import OperatorError, TaskSourceError

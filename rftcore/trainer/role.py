@@ -18,10 +18,8 @@ from pathlib import Path
 
 import xxhash
 
-from rftcore.config.run import RunConfig
-from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
-from rftcore.run.join import JoinedRun, join_run
+from rftcore.run.join import JoinedRun
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
 from rftcore.trainer.batches.drawn import batch_metrics
@@ -50,14 +48,9 @@ from rftdata.planning.run_selectors import selector_metrics
 from rftdata.workers.worker import Worker
 
 
-def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
-    """Train a run to its planned steps; 0 when it is finished or was asked to stop.
-
-    Args:
-        run: name or id of the run; see `join_run`.
-        by_hand: a person started it, and is told what it waits for.
-    """
-    joined = join_run(ResolvedRun(config), run, by_hand="trainer" if by_hand else None)
+def main(joined: JoinedRun) -> int:
+    """Train a run to its planned steps; 0 when it is finished or was asked to stop."""
+    config = joined.resolved.config
     with (
         joined.buffer as buffer,
         Worker(joined.run, "trainer", on_waiting=joined.on_waiting) as worker,

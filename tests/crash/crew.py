@@ -29,15 +29,16 @@ import psycopg
 import rftdata
 from rftcore.config.run import RunConfig, load_config
 from rftcore.explorer import role as explorer
+from rftcore.launch.preparation import prepare_run
 from rftcore.pipeline import role as pipeline
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_run, prepare_run
 from rftcore.trainer import role as trainer
 from rftdata import failpoints
 from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RoleFailedError
 from rftdata.postgres.embedded import DATABASE, OWNER, EmbeddedServer
 from tests.crash.cuts import Cuts
 from tests.crash.witness import Witness, observe
+from tests.support.checking import refuse_start
 from tests.support.network import Machine, Network
 from tests.support.waiting import PATIENCE_S
 
@@ -330,7 +331,7 @@ class Crew:
         match role.partition("-")[0]:
             case "prepare":
                 resolved = ResolvedRun(self.config)
-                check_run(resolved)
+                refuse_start(resolved)
                 with rftdata.open(self.config.buffer) as buffer:
                     prepare_run(resolved, buffer)
                 return 0

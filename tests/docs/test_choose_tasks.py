@@ -11,8 +11,8 @@ import yaml
 
 from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_selectors
 from rftdata.selectors import SELECTORS, Observation, build_selector
+from tests.support.checking import refuse_selectors
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "choose-tasks.md").read_text(encoding="utf-8")
 
@@ -33,7 +33,7 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
     first, own = (yaml.safe_load(block) for block in blocks("yaml"))
     (tmp_path / "least_tried.py").write_text(blocks("python")[0])
     for section in (first, {**first, **own}):
-        check_selectors(ResolvedRun(parse_config({**yaml.safe_load(rest), **section}, tmp_path, "docs")))
+        refuse_selectors(ResolvedRun(parse_config({**yaml.safe_load(rest), **section}, tmp_path, "docs")))
 
 
 def test_the_selector_of_ones_own_works(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from rftcore.cli import run_command
 from rftcore.config.run import parse_config
+from rftcore.launch.preparation import prepare_run
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import prepare_run
 from rftdata import Buffer, Group, Rollout, labels
 from rftdata.attempts.stored_selection import Selection, select
 from rftdata.errors import ConfigError, QueryError

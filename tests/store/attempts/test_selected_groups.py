@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rftcore.config.run import parse_config
+from rftcore.launch.preparation import prepare_run
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import prepare_run
 from rftdata import Buffer, Group, Rollout
 from rftdata.attempts import stored_selection
 from rftdata.errors import ConfigError, QueryError

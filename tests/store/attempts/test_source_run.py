@@ -13,8 +13,8 @@ import pytest
 from rftcore.cli import run_command
 from rftcore.config.run import RunConfig, parse_config
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
+from rftcore.launch.preparation import has_finished, prepare_run
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import has_finished, prepare_run
 from rftdata import Buffer
 from rftdata.errors import ConfigError, QueryError
 from tests.support.store_roles import own_group

@@ -10,8 +10,8 @@ import pytest
 
 from rftcore.algorithms import build_algorithm
 from rftcore.config.run import parse_config
+from rftcore.launch.preparation import select_source
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import select_source
 from rftcore.trainer.batches.drawn import ARRAYS, train_batch
 from rftdata import Buffer, Group, Rollout
 from rftdata.errors import ConfigError

@@ -16,10 +16,10 @@ import torch
 from psycopg.types.json import Jsonb
 
 from rftcore.config.run import RunConfig, parse_config
+from rftcore.launch.preparation import stored_config
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
-from rftcore.run.prepare import stored_config
 from rftcore.sync.files.weights_file import iterate_weights, open_weights
 from rftcore.trainer.device_turns import trainer_turns
 from rftcore.trainer.role import TrainerRole

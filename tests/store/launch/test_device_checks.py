@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rftcore.checks.devices import available_bytes
 from rftcore.cli import run_command
 from rftcore.config.run import load_config
 from rftcore.resolved import ResolvedRun
-from rftcore.trainer.estimates.device_checks import available_bytes
 from rftdata.errors import ConfigError
 from tests.support.models import make_tiny_model
 

@@ -12,13 +12,13 @@ import yaml
 
 from rftcore.cli import run_command
 from rftcore.config.run import RunConfig, parse_config
+from rftcore.launch.by_hand import join_by_hand
 from rftcore.launch.launcher import reachable
+from rftcore.launch.preparation import find_resumable, named_resumable, stored_config
 from rftcore.launch.supervisor import await_departure
 from rftcore.launch.views import LineView
-from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
-from rftcore.run.join import Companions, join_run
-from rftcore.run.prepare import find_resumable, named_resumable, stored_config
+from rftcore.run.join import StartedByHand, join_run
 from rftdata import Buffer, exchange
 from rftdata.errors import ConfigError, QueryError, RftError
 from rftdata.postgres.database import Database
@@ -61,7 +61,7 @@ def test_a_role_that_is_suspended_within_a_transaction_keeps_its_locks_for_no_lo
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).touch()
     store(buffer, "suspended")
-    joined = join_run(ResolvedRun(configured("suspended", buffer, tmp_path)), None)
+    joined = join_run(configured("suspended", buffer, tmp_path), "suspended")
     with contextlib.closing(joined.buffer), joined.buffer.database.connection() as connection:
         assert list(connection.execute("SHOW idle_in_transaction_session_timeout")) == [
             {"idle_in_transaction_session_timeout": "1min"}
@@ -103,7 +103,7 @@ def test_an_experiment_whose_name_looks_numbered_is_another_one(buffer: Buffer, 
         (tmp_path / name).touch()
     assert [store(buffer, name) for name in ("exp", "exp-1", "exp-7")] == ["exp", "exp-1", "exp-7"]
     assert find_resumable(configured("exp", buffer), buffer, None).name == "exp"
-    joined = join_run(ResolvedRun(configured("exp", buffer, tmp_path)), None)
+    joined = join_by_hand(configured("exp", buffer, tmp_path), None, "pipeline")
     joined.buffer.close()
     assert joined.run.name == "exp"
 
@@ -177,10 +177,10 @@ def test_only_a_trainer_takes_up_a_run_that_was_interrupted(buffer: Buffer, tmp_
     end(buffer, "exp", "interrupted")
     config = configured("exp", buffer, tmp_path)
     with pytest.raises(ConfigError, match="rft train CONFIG --run exp first"):
-        join_run(ResolvedRun(config), "exp", by_hand="explorer")
+        join_by_hand(config, "exp", "explorer")
     with pytest.raises(ConfigError, match="has ended"):
-        join_run(ResolvedRun(config), None, by_hand="trainer")  # the newest may not be the one that is meant
-    joined = join_run(ResolvedRun(config), "exp", by_hand="trainer")
+        join_by_hand(config, None, "trainer")  # the newest may not be the one that is meant
+    joined = join_by_hand(config, "exp", "trainer")
     joined.buffer.close()
     assert joined.run.name == "exp" and runs(buffer) == ["exp"]
 
@@ -193,7 +193,7 @@ def test_a_role_joins_the_run_that_is_open_beside_one_that_has_ended(
     for _ in range(2):
         store(buffer, "exp")
     end(buffer, "exp", "finished")
-    joined = join_run(ResolvedRun(configured("exp", buffer, tmp_path)), None, by_hand="pipeline")
+    joined = join_by_hand(configured("exp", buffer, tmp_path), None, "pipeline")
     joined.buffer.close()
     assert joined.run.name == "exp-2"
     assert capsys.readouterr().out.startswith("joins the run exp-2 in the buffer")
@@ -203,13 +203,13 @@ def test_a_role_whose_terminal_is_closed_continues(
     buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(buffer, "exp")
-    companions = Companions(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "pipeline")
+    messages = StartedByHand(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "pipeline")
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w", buffering=1) as pipe:
         monkeypatch.setattr("sys.stdout", pipe)
-        companions.say("this is not read")
-        companions.waiting("waits for sealed groups")
+        messages.say("this is not read")
+        messages.waiting("waits for sealed groups")
         monkeypatch.undo()
         with contextlib.suppress(BrokenPipeError):
             pipe.close()
@@ -220,8 +220,8 @@ def test_a_role_that_waits_reports_for_what_and_which_role_is_missing(
 ) -> None:
     store(buffer, "exp")
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
-    companions = Companions(buffer, config, row, "pipeline")
-    with Worker(row, "pipeline", on_waiting=companions.waiting) as worker:
+    messages = StartedByHand(buffer, config, row, "pipeline")
+    with Worker(row, "pipeline", on_waiting=messages.waiting) as worker:
         worker.set_state("waits", "sealed groups")
         said = io.StringIO()
 
@@ -234,35 +234,35 @@ def test_a_role_that_waits_reports_for_what_and_which_role_is_missing(
             "the pipeline waits for sealed groups; no explorer and no trainer is at work in the run exp "
             "(start with rft explore CONFIG and rft train CONFIG)\n"
         )
-    companions.waiting("waits for sealed groups")
+    messages.waiting("waits for sealed groups")
     assert capsys.readouterr().out == ""  # said already
     with Worker(row, "explorer"):
-        companions.waiting("waits for sealed groups")
+        messages.waiting("waits for sealed groups")
         assert "no trainer is at work in the run exp (start with rft train CONFIG)" in capsys.readouterr().out
 
 
-def test_a_replay_is_no_companion_and_keeps_no_run_from_being_resumed(
+def test_a_replay_is_none_of_the_missing_roles_and_keeps_no_run_from_being_resumed(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store(buffer, "exp")
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
     with Worker(row, "replay"):
-        assert Companions(buffer, config, row, "trainer").missing() == ["explorer", "pipeline"]
+        assert StartedByHand(buffer, config, row, "trainer").missing() == ["explorer", "pipeline"]
         await_departure(row, LineView())
     assert capsys.readouterr().out == ""
 
 
 def test_a_role_that_leaves_states_why(buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store(buffer, "exp")
-    companions = Companions(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "explorer")
+    messages = StartedByHand(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "explorer")
     option = buffer_option(buffer.location)
-    companions.farewell()
+    messages.farewell()
     assert capsys.readouterr().out == (
         f"the explorer leaves: the run exp was asked to stop; continue it with rft run --resume exp{option}\n"
     )
     assert buffer.location in option
     end(buffer, "exp", "finished")
-    companions.farewell()
+    messages.farewell()
     assert "the run exp has ended (finished: it ended); rft report exp --buffer" in capsys.readouterr().out
 
 

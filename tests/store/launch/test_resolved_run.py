@@ -10,10 +10,12 @@ import yaml
 
 from rftcore.cli import run_command
 from rftcore.config.run import load_config
+from rftcore.launch.by_hand import join_by_hand
+from rftcore.launch.preparation import prepare_run
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import join_run
-from rftcore.run.prepare import check_run, prepare_run
 from rftdata import Buffer
+from tests.support.checking import refuse_start
 from tests.support.models import make_tiny_model
 
 # Each constructor writes its class down.
@@ -95,7 +97,7 @@ def test_loading_tasks_builds_their_chain_once(file: Path) -> None:
 
 def test_checking_and_preparing_a_run_builds_everything_once(buffer: Buffer, file: Path) -> None:
     resolved = ResolvedRun(load_config(file))
-    check_run(resolved)
+    refuse_start(resolved)
     row = prepare_run(resolved, buffer)
     assert built(file) == EVERYTHING
     assert row.pipeline_version == resolved.experience_chain.version
@@ -109,13 +111,13 @@ def test_a_fork_shares_what_is_built(file: Path) -> None:
     assert fork.experience_chain is chain and fork.config.base_dir == resolved.config.base_dir
 
 
-@pytest.mark.parametrize(("by_hand", "expected"), [(None, []), ("trainer", EVERYTHING)])
+@pytest.mark.parametrize(("by_hand", "expected"), [(False, []), (True, EVERYTHING)])
 def test_only_a_role_that_a_person_started_checks_the_configuration(
-    buffer: Buffer, file: Path, by_hand: str | None, expected: list[str]
+    buffer: Buffer, file: Path, by_hand: bool, expected: list[str]
 ) -> None:
     config = load_config(file)
     prepare_run(ResolvedRun(config), buffer)
     built(file)
-    joined = join_run(ResolvedRun(config), "counted", by_hand=by_hand)
+    joined = join_by_hand(config, "counted", "trainer") if by_hand else join_run(config, "counted")
     joined.buffer.close()
     assert built(file) == expected

@@ -19,7 +19,7 @@ import pytest
 import rftdata
 from rftcore.cli import run_command
 from rftcore.config.run import parse_config
-from rftcore.run.prepare import stored_config
+from rftcore.launch.preparation import stored_config
 from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError

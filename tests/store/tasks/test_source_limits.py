@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from rftcore.checks.task_sources import check_tasks, first_tasks
+from rftcore.checks.tasks import TasksetSample, describe_tasks
 from rftcore.cli import run_command
 from rftcore.config.run import load_config, parse_config
-from rftcore.deep_check import _describe_tasks, _Sample
 from rftcore.resolved import ResolvedRun
 from rftcore.task_pipeline.pipeline import load_tasks
+from rftcore.task_pipeline.sources import check_tasks, first_tasks
 from rftdata import Buffer
 from rftdata.attempts import stored_selection
 from rftdata.attempts.sampling import checked_formula
@@ -130,7 +130,7 @@ def test_what_the_rest_of_a_source_may_have_is_not_missed(folder: Path, column: 
     config = load_config(configuration(folder, tasks=[slow]))
     resolved = ResolvedRun(config)
     check_tasks(resolved, looking_s=0.15)
-    sentences = list(_describe_tasks(resolved, _Sample(config.tasks[0], read_s=0.15)))
+    sentences = list(describe_tasks(resolved, TasksetSample(config.tasks[0], is_trained=True, read_s=0.15), None))
     assert "its source has not ended after" in sentences[0]
 
 

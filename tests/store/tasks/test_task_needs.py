@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from rftcore.checks.task_sources import check_before_buffer
 from rftcore.config.run import RunConfig
-from rftcore.deep_check import open_inputs
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_plugins
 from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, ConfigError, TaskSourceError
 from tests.store import test_task_pipeline
+from tests.support.checking import deep_sentences, refuse_names, refuse_new_buffer
 from tests.support.models import make_tiny_model
 
 OWN = """
@@ -64,8 +62,8 @@ def opened(config: RunConfig, folder: Path) -> list[str]:
     found = config.model_copy(update={"buffer": config.buffer.model_copy(update={"uri": str(folder / "none")})})
     found._base_dir = folder
     resolved = ResolvedRun(found)
-    check_plugins(resolved)
-    return list(open_inputs(resolved))
+    refuse_names(resolved)
+    return list(deep_sentences(resolved))
 
 
 def stored(buffer: Buffer) -> int:
@@ -150,7 +148,7 @@ def test_a_chat_without_an_answer_is_refused_with_its_row_before_anything_is_mad
     words = r"row 3 of the taskset 'sums': task .* has a chat without a turn of the assistant; add a message .*or remove the row"
     for check in (
         lambda: opened(config, place),
-        lambda: check_before_buffer(ResolvedRun(config)),
+        lambda: refuse_new_buffer(ResolvedRun(config)),
         lambda: load_tasks(ResolvedRun(config), buffer),
     ):
         with pytest.raises(TaskSourceError, match=words):
@@ -199,8 +197,8 @@ def test_a_buffer_folder_that_cannot_be_made_is_refused_by_check_and_by_run(plac
     write(place, ["1"])
     config = configuration(place, [], buffer={"uri": uri})
     words = f"the buffer's folder cannot be created or written: .*{uri}.*; correct buffer.uri"
-    check_plugins(resolved := ResolvedRun(config))
+    refuse_names(resolved := ResolvedRun(config))
     with pytest.raises(BufferUnavailableError, match=words):
-        list(open_inputs(resolved))
+        list(deep_sentences(resolved))
     with pytest.raises(BufferUnavailableError, match=words):
-        check_before_buffer(ResolvedRun(config))
+        refuse_new_buffer(ResolvedRun(config))

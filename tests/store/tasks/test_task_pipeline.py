@@ -11,8 +11,8 @@ import pytest
 
 from rftcore.cli import run_command
 from rftcore.config.run import RunConfig, parse_config
+from rftcore.launch.preparation import prepare_run
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import prepare_run
 from rftcore.task_pipeline import pipeline
 from rftcore.task_pipeline.pipeline import TasksDecided, decide_tasks, load_tasks
 from rftdata import Buffer

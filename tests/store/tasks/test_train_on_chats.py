@@ -12,13 +12,12 @@ import yaml
 
 import rftdata
 from rftcore.config.run import parse_config
-from rftcore.deep_check import open_inputs
 from rftcore.engines.no_engine import NoEngine
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_plugins
 from rftdata.errors import ConfigError
 from rftdata.tasks import load_taskset
 from tests.store.explorer.test_explorer import Run
+from tests.support.checking import deep_sentences, refuse_names
 from tests.support.models import make_tiny_model
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "train-on-chats.md").read_text(encoding="utf-8")
@@ -45,8 +44,8 @@ def place(tmp_path: Path, tiny: Path) -> Path:
 def test_the_configurations_of_the_page_pass_the_deep_check(place: Path, changes: dict[str, Any]) -> None:
     config = parse_config({**CHATS, **changes, "buffer": {"uri": str(place / "buffer")}}, place, "docs")
     (name,) = (taskset.name for taskset in config.tasks)
-    check_plugins(resolved := ResolvedRun(config))
-    assert any(said.startswith(f"taskset {name}: ") for said in open_inputs(resolved))
+    refuse_names(resolved := ResolvedRun(config))
+    assert any(said.startswith(f"taskset {name}: ") for said in deep_sentences(resolved))
 
 
 def explore(buffer: rftdata.Buffer, place: Path, **workflow_args: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
 from rftcore.algorithms.losses.orpo import log1mexp
-from rftcore.algorithms.requirements import check_models
+from rftcore.checks.algorithm import check_models
 from rftdata.errors import ConfigError, RftError
 from tests.support.algorithms import loss_and_gradient, step_batch, view_of
 

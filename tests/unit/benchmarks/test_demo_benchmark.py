@@ -12,14 +12,14 @@ from benchmarks.algorithms import ALGORITHMS
 from benchmarks.demo import DemoBudget
 from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_plugins
+from tests.support.checking import refuse_names
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_has_a_configuration_that_can_run(name: str, tmp_path: Path) -> None:
     budget = DemoBudget(steps=12, batch_groups=3)
     config = parse_config(demo.configuration(name, 5, budget, "nowhere", tmp_path), tmp_path, name)
-    check_plugins(ResolvedRun(config))
+    refuse_names(ResolvedRun(config))
     assert config.algorithm.name == name and config.run.seed == 5 and not config.eval.test
     assert config.steps == (6 if name == "dapo" else 12)
 

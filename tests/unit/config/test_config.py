@@ -11,8 +11,8 @@ import pytest
 from operators.base import Operator, StageOutcome
 from rftcore.config.run import RunConfig, parse_config
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_plugins
 from rftdata.errors import ConfigError
+from tests.support.checking import refuse_names
 
 
 class Keeps(Operator):
@@ -49,7 +49,7 @@ def config(**changes: Any) -> RunConfig:
 
 
 def test_what_is_changed_below_is_in_order_without_the_change() -> None:
-    check_plugins(ResolvedRun(config(eval={"tasks": [VALIDATION], "test": [{**VALIDATION, "name": "test"}]})))
+    refuse_names(ResolvedRun(config(eval={"tasks": [VALIDATION], "test": [{**VALIDATION, "name": "test"}]})))
 
 
 @pytest.mark.parametrize("key", ["tasks", "test"])
@@ -93,23 +93,23 @@ def test_settings_that_mean_nothing_are_refused(change: dict[str, Any], key: str
 def test_sampling_whose_probabilities_the_learner_cannot_compute_is_refused(change: dict[str, Any], key: str) -> None:
     for name in ("grpo", "reinforce", "remax", "opmd", "asymre"):
         with pytest.raises(ConfigError, match=rf"explorer\.{key}"):
-            check_plugins(ResolvedRun(config(explorer=change, algorithm={"name": name})))
+            refuse_names(ResolvedRun(config(explorer=change, algorithm={"name": name})))
     for name in ("sft", "raft"):
-        check_plugins(ResolvedRun(config(explorer=change, algorithm={"name": name})))
+        refuse_names(ResolvedRun(config(explorer=change, algorithm={"name": name})))
 
 
 def test_arguments_that_the_workflow_does_not_take_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"unexpected keyword argument 'turnz'.*allowed: system"):
-        check_plugins(ResolvedRun(config(explorer={"workflow_args": {"turnz": 2}})))
+        refuse_names(ResolvedRun(config(explorer={"workflow_args": {"turnz": 2}})))
 
 
 def test_a_comparison_of_rollouts_without_rewards_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"explorer\.reward"):
-        check_plugins(ResolvedRun(config(explorer={"reward": []})))
+        refuse_names(ResolvedRun(config(explorer={"reward": []})))
     with pytest.raises(ConfigError, match=r"explorer\.reward"):
-        check_plugins(ResolvedRun(config(explorer={"reward": []}, pipelines={"experience": [{"drop_truncated": {}}]})))
+        refuse_names(ResolvedRun(config(explorer={"reward": []}, pipelines={"experience": [{"drop_truncated": {}}]})))
     with pytest.raises(ConfigError, match=r"explorer\.reward"):
-        check_plugins(
+        refuse_names(
             ResolvedRun(config(explorer={"reward": []}, pipelines={"experience": [{f"{__name__}:Keeps": {}}]}))
         )
 
@@ -124,14 +124,14 @@ def test_a_comparison_of_rollouts_without_rewards_is_refused() -> None:
     ],
 )
 def test_rewards_may_come_from_elsewhere_or_not_be_needed(change: dict[str, Any]) -> None:
-    check_plugins(ResolvedRun(config(explorer={"reward": []}, **change)))
+    refuse_names(ResolvedRun(config(explorer={"reward": []}, **change)))
 
 
 @pytest.mark.parametrize("change", [{"engine": "none"}, {"workflow": "demonstration"}])
 def test_answers_that_were_not_sampled_are_refused_where_their_probabilities_count(change: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="samples nothing"):
-        check_plugins(ResolvedRun(config(explorer=change)))
-    check_plugins(ResolvedRun(config(explorer=change, algorithm={"name": "sft"})))
+        refuse_names(ResolvedRun(config(explorer=change)))
+    refuse_names(ResolvedRun(config(explorer=change, algorithm={"name": "sft"})))
 
 
 SOURCE = {"source": {"sql": "select experience_id from rft.experience"}}
@@ -151,9 +151,9 @@ def stored(algorithm: str = "sft", **changes: Any) -> RunConfig:
 
 def test_a_run_on_a_stored_selection_needs_neither_tasks_nor_an_explorer_nor_steps() -> None:
     found = stored()
-    check_plugins(ResolvedRun(found))
+    refuse_names(ResolvedRun(found))
     assert not found.has_explorer and found.sampling.source is not None and found.sampling.source.pin_labels
-    check_plugins(ResolvedRun(stored("dpo")))
+    refuse_names(ResolvedRun(stored("dpo")))
 
 
 def test_it_has_an_explorer_where_evaluations_are_asked_for() -> None:
@@ -195,14 +195,14 @@ def test_what_does_not_go_with_a_stored_selection_is_refused(change: dict[str, A
 
 
 def test_algorithms_are_refused_where_they_cannot_learn_from_what_is_drawn() -> None:
-    check_plugins(ResolvedRun(stored("grpo")))
+    refuse_names(ResolvedRun(stored("grpo")))
     with pytest.raises(ConfigError, match=r"dpo learns from preference pairs.*rft pairs build"):
-        check_plugins(ResolvedRun(config(algorithm={"name": "dpo"})))
+        refuse_names(ResolvedRun(config(algorithm={"name": "dpo"})))
 
 
 def test_an_algorithm_of_pairs_samples_where_rewards_form_them() -> None:
-    check_plugins(ResolvedRun(config(algorithm={"name": "online_dpo"})))
-    check_plugins(ResolvedRun(config(algorithm={"name": "simpo", "pairs": {"margin": 0.5}})))
+    refuse_names(ResolvedRun(config(algorithm={"name": "online_dpo"})))
+    refuse_names(ResolvedRun(config(algorithm={"name": "simpo", "pairs": {"margin": 0.5}})))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_pairs_are_refused_that_no_group_of_the_run_could_form(
     algorithm: str, explorer: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_plugins(ResolvedRun(config(algorithm={"name": algorithm, "pairs": {}}, explorer=explorer)))
+        refuse_names(ResolvedRun(config(algorithm={"name": algorithm, "pairs": {}}, explorer=explorer)))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,5 @@ def test_pairs_are_refused_that_no_group_of_the_run_could_form(
 def test_a_stage_whose_answers_the_run_could_not_train_on_is_refused(algorithm: dict[str, Any], message: str) -> None:
     stages = {"experience": [{"drop_truncated": {}}, {"synthesize": {"kind": "self_correct", "endpoint": "policy"}}]}
     with pytest.raises(ConfigError, match=rf"stage 2 \(synthesize\): .*{message}.*min_group_size: 1"):
-        check_plugins(ResolvedRun(config(algorithm=algorithm, pipelines=stages)))
-    check_plugins(
-        ResolvedRun(config(algorithm={"name": "sft", "group_size": 4, "min_group_size": 1}, pipelines=stages))
-    )
+        refuse_names(ResolvedRun(config(algorithm=algorithm, pipelines=stages)))
+    refuse_names(ResolvedRun(config(algorithm={"name": "sft", "group_size": 4, "min_group_size": 1}, pipelines=stages)))

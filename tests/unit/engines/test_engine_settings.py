@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rftcore.checks.models import describe_adapters, refuse_adapters_beside_experts, refuse_indivisible_engine
 from rftcore.engines.base import EngineConfig
 from rftcore.engines.vllm_arguments import slot_rank, vllm_arguments
 from rftcore.resolved import ResolvedRun
-from rftcore.run.model_checks import describe_adapters, refuse_adapters_beside_experts, refuse_indivisible_engine
 from rftdata.errors import ConfigError
 from tests.unit.config.test_config import config
 

@@ -9,8 +9,8 @@ import pytest
 
 from rftcore.config.run import RunConfig, load_config, load_stages
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_plugins
 from rftdata.tasks import numbers_key, read_tasks, split_of
+from tests.support.checking import refuse_names
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CONFIGS = sorted(path for path in EXAMPLES.rglob("*.yaml"))
@@ -32,7 +32,7 @@ def scorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_example_configuration_is_valid_and_everything_it_names_loads(path: Path, scorer: Path) -> None:
     made = MADE_BEFORE.get(str(path.relative_to(EXAMPLES)), [])
     for stage in load_stages(path, [override.format(scorer=scorer) for override in made]):
-        check_plugins(ResolvedRun(stage))
+        refuse_names(ResolvedRun(stage))
 
 
 def questions(config: RunConfig, split: str) -> tuple[set[str], set[str]]:

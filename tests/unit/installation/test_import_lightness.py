@@ -36,7 +36,7 @@ def heavy_modules_after(*statements: str) -> list[list[str]]:
 
 
 # A role that computes nothing is there as soon as it can be: in a run of seconds, torch would be most of what it does.
-ROLES = ["rftcore.run.prepare", "rftcore.pipeline.role", "rftcore.explorer.role"]
+ROLES = ["rftcore.launch.preparation", "rftcore.pipeline.role", "rftcore.explorer.role"]
 _KINDS = (ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, LOSSES, MASKS)
 _PARTS = {target.partition(":")[0] for parts in _KINDS for target in parts.builtins.values()}
 ALGORITHMS = ", ".join(["rftcore.algorithms.algorithm", *sorted(_PARTS)])
@@ -45,7 +45,7 @@ MODULES = [
     "rftcore.cli",
     "rftcore.config.run",
     "operators",
-    "rftcore.trainer.estimates.device_checks",
+    "rftcore.checks.devices",
     *ROLES,
     ALGORITHMS,
 ]

@@ -9,10 +9,10 @@ import pytest
 
 from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_plugins
 from rftdata.config import MixingConfig, TasksetConfig
 from rftdata.errors import ConfigError
 from rftdata.planning.mixing import check_weights, mix, weight_at
+from tests.support.checking import refuse_names
 
 
 def tasksets(*weights: Any) -> list[TasksetConfig]:
@@ -101,7 +101,7 @@ RUN: dict[str, Any] = {
 
 def configured(*, algorithm: dict[str, Any] | None = None, **taskset: Any) -> None:
     raw = {**RUN, "tasks": [{**RUN["tasks"][0], **taskset}], "algorithm": {**RUN["algorithm"], **(algorithm or {})}}
-    check_plugins(ResolvedRun(parse_config(raw, Path.cwd(), "test")))
+    refuse_names(ResolvedRun(parse_config(raw, Path.cwd(), "test")))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from operators.llm.endpoint import EndpointConfig
 from rftcore.algorithms import build_algorithm
-from rftcore.algorithms.requirements import check_inputs, check_recorded
+from rftcore.checks.algorithm import check_inputs, check_recorded
 from rftcore.config.explorer import ExplorerConfig
 from rftcore.teachers.base import Teacher
 from rftcore.teachers.config import TeacherConfig

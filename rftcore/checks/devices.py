@@ -16,9 +16,10 @@ import psutil
 
 from rftcore.algorithms.base import HeadTerm
 from rftcore.config.trainer import TrainerConfig
+from rftcore.installation.requirements import installed_version
 from rftcore.model_folder import stored_model
 from rftcore.resolved import ResolvedRun
-from rftcore.run.gpus import this_machine
+from rftcore.run.gpus import local_gpus, this_machine
 from rftcore.run.placement import place_run
 from rftcore.trainer.estimates.loading_memory import loading_memory, refuse_too_little_for_loading
 from rftcore.trainer.estimates.memory import (
@@ -53,6 +54,16 @@ def describe_stored(resolved: ResolvedRun) -> Iterator[str]:
         return
     _refuse_uneven_division(resolved.config.trainer, models)
     yield from _describe(resolved, models)
+
+
+def check_gpus(resolved: ResolvedRun) -> None:
+    """Refuse a run that needs more GPUs than this machine has, unless a cluster runs it.
+
+    Raises:
+        ConfigError: see `place`.
+    """
+    if not os.environ.get("RAY_ADDRESS"):
+        place_run(resolved, [this_machine(len(local_gpus()))])
 
 
 def estimated_models(resolved: ResolvedRun) -> Trained:
@@ -208,3 +219,31 @@ def _refuse_uneven_division(config: TrainerConfig, models: Trained) -> None:
     for shape in (models.policy, models.critic, models.teacher):
         if shape is not None:
             shape.refuse_uneven_division(config.tensor_parallel)
+
+
+def describe_engine_device(resolved: ResolvedRun) -> Iterator[str]:
+    """Yield settings of the engine that have no effect on this machine. With a cluster, roles run elsewhere and nothing is checked.
+
+    Raises:
+        ConfigError: a setting or the engine needs a GPU, and this machine has none.
+    """
+    import torch
+
+    config = resolved.config
+    if os.environ.get("RAY_ADDRESS") or torch.cuda.is_available() or not config.has_explorer:
+        return
+    engine = resolved.engine(worker_index=0)
+    if config.explorer.engine == "vllm" and installed_version("vllm"):
+        raise ConfigError(
+            "the installed vLLM is the build for GPUs, but this machine has no working GPU",
+            value=config.explorer.engine,
+            todo="install the CPU build (`rft setup cpu`), or run on a machine with an NVIDIA GPU and driver",
+        )
+    if engine.async_scheduling:
+        raise ConfigError(
+            "explorer.engine_args.async_scheduling needs a GPU, but this machine has no working GPU",
+            value=True,
+            todo="remove it, or run on a machine with an NVIDIA GPU and driver",
+        )
+    if "gpu_memory_utilization" in config.explorer.engine_args:
+        yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib applies"

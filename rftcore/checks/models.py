@@ -2,19 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rftcore.explorer.teacher import open_teacher
+from rftcore.findings import Findings
 from rftcore.resolved import ResolvedRun
 from rftcore.rewards.reward_model import PREFIX, gives_scores
 from rftcore.vocabulary import refuse_other_tokenizer
 from rftdata.errors import ConfigError, ModelError
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
 # What families call the number of their experts.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def check_models(resolved: ResolvedRun, findings: Findings) -> None:
+    """Fetch all models of the run, and check them against each other and against the settings of engine and trainer."""
+    if findings.value(lambda: resolved.models) is not None:
+        findings.passes(check_max_tokens, resolved)
+        findings.passes(check_models_fit, resolved)
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """The policy's configuration and tokenizer.
+
+    Attributes:
+        sentence: describes the model.
+    """
+
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    sentence: str
+
+
+def open_model(resolved: ResolvedRun) -> OpenedModel:
+    """Open the policy's configuration and tokenizer; the model is fetched if needed.
+
+    Raises:
+        ModelError: it does not exist, or cannot be opened.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    folder = resolved.model_folder
+    try:
+        model, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:400]
+        raise ModelError(f"the model in {folder} cannot be opened: {reason}", todo="correct model.path") from error
+    sentence = f"model {resolved.config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
+    return OpenedModel(model, tokenizer, sentence)
 
 
 def check_models_fit(resolved: ResolvedRun) -> None:
@@ -42,6 +87,26 @@ def check_models_fit(resolved: ResolvedRun) -> None:
     size = resolved.config.explorer.tensor_parallel_size
     if resolved.config.has_explorer and size > 1:
         refuse_indivisible_engine(policy.folder, size)
+
+
+def check_max_tokens(resolved: ResolvedRun) -> None:
+    """Refuse an explorer.max_tokens that leaves no room for a prompt. With the default, the context limits responses.
+
+    Raises:
+        ModelError: the model does not exist.
+        ConfigError: explorer.max_tokens is too large.
+    """
+    config, context = resolved.config, resolved.context_length
+    explorer = config.explorer
+    if context is None or explorer.max_tokens < context or "max_tokens" not in explorer.model_fields_set:
+        return
+    if config.has_explorer and explorer.engine != "none":
+        raise ConfigError(
+            "explorer.max_tokens leaves no room for a prompt in the engine's context",
+            value=explorer.max_tokens,
+            allowed=f"up to {context - 1}, less the prompt (its context is {context} tokens)",
+            todo="lower explorer.max_tokens, or raise explorer.engine_args.context_length if the model allows it",
+        )
 
 
 def describe_adapters(resolved: ResolvedRun) -> Iterator[str]:
@@ -118,3 +183,21 @@ def check_stages(stages: Sequence[ResolvedRun]) -> None:
                 f"{later.config.run.name} would start from the model of {earlier.config.run.name}, which gives scores and writes no answers",
                 todo=f"train the reward model with a file of its own, and name its checkpoint in explorer.reward: {PREFIX}FOLDER",
             )
+
+
+def describe_models(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Describe the models beside the policy, and ask a teacher's server for log-probabilities.
+
+    Raises:
+        ModelError, PluginError, ConfigError: see `open_teacher`.
+    """
+    for model in resolved.models[1:]:
+        yield f"{model.key}: {model.folder} has the policy's tokenizer"
+    teacher = resolved.config.explorer.teacher
+    if teacher is not None and teacher.endpoint is not None:
+
+        async def ask() -> None:
+            await (await open_teacher(resolved, tokenizer)).close()
+
+        asyncio.run(ask())
+        yield f"explorer.teacher: the server at {teacher.endpoint.url} scores the policy's tokens"

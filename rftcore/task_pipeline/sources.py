@@ -12,11 +12,11 @@ from typing import Any
 
 from operators.chain.chain import Chain
 from operators.chain.stage import at
-from rftcore.checks.task_needs import TaskNeeds
+from rftcore.findings import Findings
 from rftcore.resolved import ResolvedRun
+from rftcore.task_pipeline.needs import TaskNeeds
 from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
-from rftdata.connection import check_new_folder, exists
 from rftdata.errors import OperatorError, RftError
 from rftdata.tasks.loading import is_current, no_task
 from rftdata.tasks.query import asks_buffer
@@ -32,19 +32,6 @@ LOOKING_S = 60.0
 Tasks = Sequence[Mapping[str, Any]]
 
 
-def check_before_buffer(resolved: ResolvedRun) -> None:
-    """Check the buffer's folder and the sources if the buffer does not exist yet, so that a mistake creates none.
-
-    Raises:
-        BufferUnavailableError: the folder cannot be created.
-        TaskSourceError, OperatorError: see `check_tasks`.
-    """
-    config = resolved.config.buffer
-    if not exists(config):
-        check_new_folder(config)
-        check_tasks(resolved)
-
-
 def check_tasks(resolved: ResolvedRun, buffer: Buffer | None = None, *, looking_s: float = LOOKING_S) -> None:
     """Check names, arguments and columns of every source that would be read, as far as its first rows show them.
 
@@ -55,32 +42,39 @@ def check_tasks(resolved: ResolvedRun, buffer: Buffer | None = None, *, looking_
     Raises:
         TaskSourceError: a source cannot be read, or its rows are not tasks or lack what the rewards and the workflow need.
         OperatorError: a stage looks for a number that the tasks do not have, as far as can be determined.
+        SeveralErrors: several sets are wrong.
     """
-    config, chain = resolved.config, resolved.task_chain
-    trained = {taskset.name for taskset in config.tasks}
-    wants_numbers = any(stage.operator.keys for stage in chain.stages)
-    rowwise = all(stage.operator.rowwise for stage in chain.stages)
+    config, findings = resolved.config, Findings()
     for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
         if buffer is None and asks_buffer(taskset):
             continue
         if buffer is not None and is_current(buffer.database, taskset, config.base_dir):
             continue
-        is_decided = wants_numbers and taskset.name in trained
-        reading = Reading()
-        count = _FIRST_BATCH if is_decided else _FIRST_ROWS
-        first = first_tasks(taskset, config.base_dir, buffer, count, reading, looking_s=looking_s)
-        are_all = len(first) < count and not reading.was_cut
-        # A query on the buffer may select tasks that the preceding sets are about to store.
-        if not first and are_all and not asks_buffer(taskset):
-            raise no_task(taskset, reading)
-        needs = TaskNeeds(resolved, taskset, chain if taskset.name in trained else None)
-        for task in first[:_FIRST_ROWS]:
-            needs.see(task)
-        if are_all and len(first) <= _FIRST_ROWS:
-            needs.refuse_all()
-        # If stages compare tasks, the whole set is one batch, and a number may first appear in any row of it.
-        if is_decided and first and (are_all or (rowwise and len(first) == _FIRST_BATCH)):
-            _check_numbers(chain, taskset, first)
+        findings.passes(_check_taskset, resolved, taskset, buffer, looking_s)
+    findings.refuse()
+
+
+def _check_taskset(resolved: ResolvedRun, taskset: TasksetConfig, buffer: Buffer | None, looking_s: float) -> None:
+    config = resolved.config
+    chain = resolved.task_chain if taskset in config.tasks else None
+    stages = chain.stages if chain is not None else []
+    wants_numbers = any(stage.operator.keys for stage in stages)
+    rowwise = all(stage.operator.rowwise for stage in stages)
+    reading = Reading()
+    count = _FIRST_BATCH if wants_numbers else _FIRST_ROWS
+    first = first_tasks(taskset, config.base_dir, buffer, count, reading, looking_s=looking_s)
+    are_all = len(first) < count and not reading.was_cut
+    # A query on the buffer may select tasks that the preceding sets are about to store.
+    if not first and are_all and not asks_buffer(taskset):
+        raise no_task(taskset, reading)
+    needs = TaskNeeds(resolved, taskset, chain)
+    for task in first[:_FIRST_ROWS]:
+        needs.see(task)
+    if are_all and len(first) <= _FIRST_ROWS:
+        needs.refuse_all()
+    # If stages compare tasks, the whole set is one batch, and a number may first appear in any row of it.
+    if chain is not None and wants_numbers and first and (are_all or (rowwise and len(first) == _FIRST_BATCH)):
+        _check_numbers(chain, taskset, first)
 
 
 def first_tasks(

@@ -10,8 +10,7 @@ import torch
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
-from rftcore.algorithms.notes import notes
-from rftcore.algorithms.requirements import check_inputs, check_recorded, check_steps
+from rftcore.checks.algorithm import check_inputs, check_recorded, check_steps, describe_algorithm
 from rftcore.config.explorer import ExplorerConfig
 from rftdata.errors import ConfigError, RftError
 from tests.support.algorithms import step_batch
@@ -182,17 +181,17 @@ def test_a_critic_whose_warm_up_lasts_as_long_as_the_run_is_refused() -> None:
 def test_a_ratio_of_the_response_with_a_mean_over_tokens_is_noted() -> None:
     for aggregation in ("token-mean", "seq-mean-token-mean"):
         changes = {"loss": {"level": "product"}, "aggregation": aggregation}
-        (note,) = notes(build_algorithm("rloo", changes), 0.0)
+        (note,) = describe_algorithm(build_algorithm("rloo", changes), 0.0)
         assert (
             f"aggregation: {aggregation} averages over tokens once more" in note and "seq-mean-token-sum is one" in note
         )
-    assert not [*notes(build_algorithm("rloo", changes | {"aggregation": "seq-mean-token-sum"}), 0.0)]
-    assert not [*notes(build_algorithm("topr"), 0.0)]
+    assert not [*describe_algorithm(build_algorithm("rloo", changes | {"aggregation": "seq-mean-token-sum"}), 0.0)]
+    assert not [*describe_algorithm(build_algorithm("topr"), 0.0)]
 
 
 def test_dropout_beside_a_narrow_clip_is_noted() -> None:
-    (note,) = notes(build_algorithm("gspo"), 0.1)
+    (note,) = describe_algorithm(build_algorithm("gspo"), 0.1)
     assert note.startswith(
         "trainer.lora.dropout 0.1 changes the ratios by more than algorithm.loss.clip (0.0003, 0.0004)"
     )
-    assert not [*notes(build_algorithm("gspo"), 0.0), *notes(build_algorithm("grpo"), 0.1)]
+    assert not [*describe_algorithm(build_algorithm("gspo"), 0.0), *describe_algorithm(build_algorithm("grpo"), 0.1)]

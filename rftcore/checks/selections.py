@@ -1,19 +1,69 @@
-"""Whether an algorithm can learn from every row of a stored selection, checked before a run is stored for it.
+"""What `sampling.source` selects, and whether the algorithm can learn from every row of it, checked before a run is stored.
 
 The trainer would refuse such a row, too, but only in the step that draws it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+import rftdata
 from rftcore.algorithms.algorithm import Algorithm
+from rftcore.checks.algorithm import check_selected
+from rftcore.config.run import RunConfig
+from rftcore.resolved import ResolvedRun
 from rftcore.teachers.base import ARRAY as TEACHER_ARRAY
-from rftdata.attempts.stored_selection import Selection, selected_rewards, small_groups
+from rftdata.attempts.stored_selection import Selection, num_steps, select, selected_rewards, small_groups
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
+
+
+def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
+    """Return the rows that `sampling.source` selects now; None for a run that samples for itself.
+
+    Raises:
+        QueryError: see `rftdata.attempts.stored_selection.select`.
+        ConfigError: the algorithm cannot learn from the selected rows; see also `refuse_untrainable`.
+    """
+    source = resolved.config.sampling.source
+    if source is None:
+        return None
+    sampling = resolved.config.sampling
+    exponent = sampling.priority.exponent if sampling.order == "prioritized" else None
+    selected = select(
+        buffer.database,
+        source.sql,
+        pin_labels=source.pin_labels,
+        priority_exponent=exponent,
+        include_dropped=source.include_dropped,
+        min_rollouts=resolved.algorithm.min_group_size,
+    )
+    check_selected(resolved.algorithm, selected.kind)
+    refuse_untrainable(resolved.algorithm, buffer, selected)
+    return selected
+
+
+def planned_steps(config: RunConfig, num_selected: int | None) -> int:
+    """Return the trainer steps of a run; `num_selected` is the number of rows of its stored selection, or None.
+
+    Raises:
+        ConfigError: there are more steps than the selection provides.
+    """
+    if num_selected is None:
+        assert config.steps is not None  # the configuration's own check
+        return config.steps
+    batch, epochs = config.trainer.batch_groups, config.sampling.epochs
+    last = num_steps(num_selected, batch, epochs)
+    if config.steps is not None and config.steps > last:
+        raise ConfigError(
+            f"steps exceeds what the stored selection provides: {num_selected} rows, trainer.batch_groups {batch}, sampling.epochs {epochs}",
+            value=config.steps,
+            allowed=f"up to {last}",
+            todo="raise sampling.epochs, or omit steps",
+        )
+    return config.steps or last
 
 
 def refuse_untrainable(algorithm: Algorithm, buffer: Buffer, selected: Selection) -> None:
@@ -80,3 +130,15 @@ def _untaught(buffer: Buffer, experience_ids: Sequence[int]) -> list[int]:
     """Return the experiences whose tokens no teacher has scored."""
     arrays = buffer.arrays(experience_ids, TEACHER_ARRAY)
     return [number for number, array in zip(experience_ids, arrays, strict=True) if array is None]
+
+
+def describe_selection(resolved: ResolvedRun) -> Iterator[str]:
+    """Describe what the run would train on if it were created now."""
+    config = resolved.config
+    with rftdata.open(config.buffer, create=False, schema="check", application="rft check") as found:
+        selected = select_source(resolved, found)
+    assert selected is not None
+    steps = planned_steps(config, len(selected.item_ids))
+    sentence = f"sampling.source: {len(selected.item_ids):,} {selected.kind}s, {steps} steps, hash {selected.content_hash[:12]}"
+    dropped = selected.describe_dropped()
+    yield sentence if dropped is None else f"{sentence}; {dropped}"

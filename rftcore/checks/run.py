@@ -1,0 +1,136 @@
+"""The checks of a run in their order, at three depths.
+
+check_named    what the configuration names; opens no model that is not on this machine    `rft check`
+check_start    also what a run needs of this machine, fetching its models                  `rft run`, roles started by hand
+check_deeply   also the inputs, opened, and a trial of rollouts and stages                 `rft check --deep`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import rftdata
+from rftcore.checks.algorithm import check_algorithm
+from rftcore.checks.devices import check_devices, check_gpus, describe_engine_device, describe_stored
+from rftcore.checks.models import check_models, describe_adapters, describe_models, open_model
+from rftcore.checks.plugins import check_plugins
+from rftcore.checks.selections import describe_selection
+from rftcore.checks.tasks import TasksetSample, check_new_buffer, read_tasksets
+from rftcore.checks.trials import describe_rollouts, describe_stages
+from rftcore.config.run import RunConfig
+from rftcore.findings import Findings
+from rftcore.installation.packages import check_environment
+from rftcore.pipeline.trial import TrialBatch
+from rftcore.resolved import ResolvedRun
+from rftdata.attempts.sampling import checked_formula
+from rftdata.buffer import Buffer
+from rftdata.connection import check_new_folder, exists
+from rftdata.reports.inspection import schema_version
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def check_named(resolved: ResolvedRun, findings: Findings) -> None:
+    """Check what a configuration names, and describe its memory and adapters; fetch nothing."""
+    _check_names(resolved, findings)
+    findings.describe(describe_stored(resolved))
+    findings.describe(describe_adapters(resolved))
+
+
+def check_start(resolved: ResolvedRun, findings: Findings) -> None:
+    """Check everything that a run needs except its buffer; check its tasks too if the buffer does not exist yet.
+
+    Models are fetched now, because a run whose model does not exist must not be stored; not while something else is wrong.
+    """
+    if not findings.passes(check_environment, resolved.config.explorer.engine):
+        return
+    _check_names(resolved, findings)
+    if not findings.errors:
+        check_models(resolved, findings)
+    check_new_buffer(resolved, findings)
+    findings.passes(check_gpus, resolved)
+
+
+def check_deeply(resolved: ResolvedRun, findings: Findings, read_s: float = 60.0) -> None:
+    """Check a configuration with all its inputs opened; report a sentence about each.
+
+    Args:
+        read_s: maximum seconds for reading a task source.
+    """
+    config = resolved.config
+    if not findings.passes(check_environment, config.explorer.engine):
+        return
+    _check_names(resolved, findings)
+    findings.passes(_check_inputs, resolved, findings, read_s)
+    findings.describe(describe_adapters(resolved))
+
+
+def _check_inputs(resolved: ResolvedRun, findings: Findings, read_s: float) -> None:
+    """Open database, tasks and models, and try rollouts and stages.
+
+    Raises:
+        BufferUnavailableError, SchemaVersionError: there is a buffer, and it cannot be opened.
+    """
+    config = resolved.config
+    with _stored(config, findings) as buffer:
+        samples = read_tasksets(resolved, buffer, findings, read_s)
+        opened = findings.value(open_model, resolved)
+        if opened is not None:
+            findings.note(opened.sentence)
+            findings.describe(check_devices(resolved, opened.config, opened.tokenizer))
+            findings.describe(describe_engine_device(resolved))
+            check_models(resolved, findings)
+            findings.describe(describe_models(resolved, opened.tokenizer))
+            _try_out(resolved, findings, buffer, samples, opened.tokenizer, read_s)
+        if config.sampling.source is not None:
+            findings.describe(describe_selection(resolved))
+
+
+def _try_out(
+    resolved: ResolvedRun,
+    findings: Findings,
+    buffer: Buffer | None,
+    samples: Sequence[TasksetSample],
+    tokenizer: PreTrainedTokenizerBase,
+    read_s: float,
+) -> None:
+    """Try rollouts and stages on the tasks that were read, once nothing else is wrong."""
+    if findings.errors:
+        findings.note("rollouts and stages are tried when nothing else is wrong")
+        return
+    config = resolved.config
+    if config.has_explorer:
+        for sample in samples:
+            findings.describe(describe_rollouts(resolved, sample, tokenizer))
+    rehearsed = [one for sample in samples if sample.is_trained for one in sample.rehearsed]
+    findings.describe(describe_stages(resolved, "task", buffer, TrialBatch([], 1), read_s))
+    batch = TrialBatch(rehearsed, config.algorithm.group_size)
+    findings.describe(describe_stages(resolved, "experience", buffer, batch, read_s))
+
+
+def _check_names(resolved: ResolvedRun, findings: Findings) -> None:
+    check_plugins(resolved, findings)
+    check_algorithm(resolved, findings)
+    findings.passes(resolved.check_model_folder)
+
+
+@contextmanager
+def _stored(config: RunConfig, findings: Findings) -> Iterator[Buffer | None]:
+    """Open the configuration's buffer, and describe it; None if it does not exist yet.
+
+    Raises:
+        BufferUnavailableError, SchemaVersionError: it cannot be opened, or created later.
+    """
+    buffer, formula = config.buffer, config.sampling.priority.formula
+    if not exists(buffer):
+        later = "; sampling.priority.formula is checked there when the run starts" if formula else ""
+        findings.note(f"buffer: {check_new_folder(buffer)} will be created{later}")
+        yield None
+        return
+    with rftdata.open(buffer, create=False, schema="check", application="rft check") as opened:
+        findings.note(f"buffer: {opened.location} answers, schema {schema_version(opened.database)}")
+        findings.passes(checked_formula, opened.database, formula)
+        yield opened

@@ -1,0 +1,102 @@
+"""A role that a person starts by hand: it joins the run of the configuration's name that is at work or has not begun.
+
+It creates a run only if the buffer has none of that name: next to runs that have ended, another one that no other role joins would wait forever.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Literal
+
+from rftcore.checks.run import check_start
+from rftcore.config.run import RunConfig
+from rftcore.findings import Findings
+from rftcore.launch.preparation import prepare_run
+from rftcore.resolved import ResolvedRun
+from rftcore.run.commands import buffer_option
+from rftcore.run.defaults import with_defaults
+from rftcore.run.join import VERBS, JoinedRun, StartedByHand, answer_for, open_for_role
+from rftdata.buffer import Buffer
+from rftdata.errors import ConfigError
+from rftdata.run import Run
+
+Role = Literal["explorer", "pipeline", "trainer"]
+
+
+def join_by_hand(config: RunConfig, run: str | None, role: Role) -> JoinedRun:
+    """Check a configuration, and find or create the run that the role belongs to; print which run it is.
+
+    Args:
+        run: name or id; None for the newest run of the configuration's name that is at work or has not begun, else a new one.
+
+    Raises:
+        RftError: what is wrong with the configuration, see `check_start`.
+        ConfigError: there are only ended runs to join.
+    """
+    findings, chosen = Findings(), None
+    if role == "explorer":
+        config, chosen = findings.value(with_defaults, config) or (config, None)
+    resolved = ResolvedRun(config)
+    check_start(resolved, findings)
+    findings.refuse()
+    buffer = open_for_role(config, waits=False)
+    try:
+        joined, is_new = _named(buffer, run, role) if run is not None else _of_name(resolved, buffer, role, _warn)
+    except BaseException:
+        buffer.close()
+        raise
+    answer_for(joined)
+    messages = StartedByHand(buffer, config, joined, role)
+    messages.say(
+        f"{'makes' if is_new else 'joins'} the run {joined.name} in the buffer {buffer.location} as its {role}"
+    )
+    if chosen is not None:
+        messages.say(chosen)
+    return JoinedRun(buffer, joined, resolved, messages)
+
+
+def _warn(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _named(buffer: Buffer, name: str, role: Role) -> tuple[Run, bool]:
+    run = buffer.find_run(name)
+    # A trainer resumes an interrupted run, and the other roles follow.
+    goes_on = not run.has_ended or (role == "trainer" and run.status != "finished")
+    if not goes_on:
+        raise _ended(buffer, run, role)
+    return run, False
+
+
+def _of_name(resolved: ResolvedRun, buffer: Buffer, role: Role, report: Callable[[str], object]) -> tuple[Run, bool]:
+    with buffer.joining():
+        found = buffer.runs(resolved.config.run.name, imported=False)
+        for run in found:
+            if not run.has_ended:
+                return run, False
+        if found:
+            raise _ended(buffer, found[0], role)
+        return prepare_run(resolved, buffer, report=report), True
+
+
+def _ended(buffer: Buffer, run: Run, role: Role) -> ConfigError:
+    name, option = run.name, buffer_option(buffer.location)
+    verb = f"rft {VERBS[role]} CONFIG"
+    ways = []
+    if run.status == "finished":
+        how = f"has finished its {run.planned_steps} step{'' if run.planned_steps == 1 else 's'}"
+        ways.append(f"continue with more steps: rft run CONFIG --resume {name} --set steps={2 * run.planned_steps}")
+    else:
+        how = f"has ended ({run.status})"
+        ways.append(
+            f"continue it: rft run --resume {name}{option}, or by hand with rft train CONFIG --run {name} first"
+        )
+    if role == "pipeline":
+        ways.append(f"decide on what it stored: rft pipeline replay CONFIG --run {name}")
+    ways.append(f"start a new run: rft run CONFIG, or {verb} --set run.name=NAME for every role")
+    return ConfigError(
+        f"the run {name!r} {how}: there is nothing to do in it for {'an' if role == 'explorer' else 'a'} {role}",
+        allowed="a run that is at work or has not begun, or a name that no run has yet",
+        todo="; ".join(ways),
+    )
