@@ -69,6 +69,9 @@ ENDLESS = "(SELECT count(*) FROM generate_series(1, 1000000000000))"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "tasks.py").write_text(SOURCES)
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):  # found by the checks that open no model
+        (tmp_path / "model" / name).touch()
     return tmp_path
 
 

@@ -13,7 +13,7 @@ from rftcore.resolved import ResolvedRun
 from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, ConfigError, TaskSourceError
-from tests.store import test_task_pipeline
+from tests.store.tasks import test_task_pipeline
 from tests.support.checking import deep_sentences, refuse_names, refuse_new_buffer
 from tests.support.models import make_tiny_model
 
