@@ -89,7 +89,7 @@ class PlainReceiver:
         import torch
 
         from rftcore.sync.device_names import device_id
-        from rftcore.sync.transfer.transfer import TransferReceiver
+        from rftcore.sync.transfer.receiver import TransferReceiver
 
         torch.set_num_threads(place.num_threads)
         self._worker_rank = worker_rank

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rftcore.sync.transfer.plan import AdaptersConfig, TensorShapes, TransferPlan
+from rftcore.sync.tensors import AdaptersConfig, TensorShapes
+from rftcore.sync.transfer.plan import TransferPlan
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:

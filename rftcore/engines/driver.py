@@ -28,7 +28,8 @@ from rftcore.engines.commands import Cancel, Command, Compare, Load, Nudge, Rece
 from rftcore.engines.request_work import RequestWork
 from rftcore.engines.weights_fit import WeightsFit
 from rftcore.sync.files.weights_file import hold, open_weights, read_shapes_of_model
-from rftcore.sync.transfer.plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
+from rftcore.sync.tensors import AdaptersConfig, TensorShapes
+from rftcore.sync.transfer.plan import TransferError, TransferPlan
 from rftdata.errors import EngineStoppedError, RftError
 
 # A step, or a change of weights, may take this long; an engine that hangs must not keep its explorer from stopping.

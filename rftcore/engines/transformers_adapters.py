@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from rftcore.sync.files.adapters_file import PREFIX, A, B
-from rftcore.sync.transfer.plan import AdaptersConfig
+from rftcore.sync.tensors import AdaptersConfig
 
 
 class AdaptersBeside:

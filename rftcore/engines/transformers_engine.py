@@ -19,7 +19,8 @@ from rftcore.engines.driver import DrivenEngine
 from rftcore.sync.device_names import device_id
 from rftcore.sync.files.adapters_file import adapters_config
 from rftcore.sync.files.weights_file import iterate_weights
-from rftcore.sync.transfer.plan import AdaptersConfig, TransferPlan
+from rftcore.sync.tensors import AdaptersConfig
+from rftcore.sync.transfer.plan import TransferPlan
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from transformers._typing import GenerativePreTrainedModel
 
     from rftcore.sync.checkpoint_layout import CheckpointLayout
-    from rftcore.sync.transfer.transfer import TransferReceiver
+    from rftcore.sync.transfer.receiver import TransferReceiver
 
 
 class TransformersEngine(DrivenEngine):
@@ -172,7 +173,7 @@ class TransformersEngine(DrivenEngine):
         return Reception(dtype=dtype, device=device_id(self._device), num_ranks=1, in_float32=wide)
 
     def _receive_weights(self, plan: TransferPlan) -> str:
-        from rftcore.sync.transfer.transfer import TransferReceiver
+        from rftcore.sync.transfer.receiver import TransferReceiver
 
         if self._receiver is None:
             self._receiver = TransferReceiver()

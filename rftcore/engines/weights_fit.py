@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rftcore.sync.files.adapters_file import adapters_config, refuse_unfit_adapters
 from rftcore.sync.files.weights_file import read_shapes, refuse_incomplete
-from rftcore.sync.transfer.plan import AdaptersConfig
+from rftcore.sync.tensors import AdaptersConfig
 from rftdata.errors import ModelError
 
 

@@ -12,7 +12,7 @@ from rftcore.sync.base import Publication
 from rftcore.sync.files.adapters_file import write_adapters
 from rftcore.sync.files.weights_file import iterate_weights, read_shapes_of_model
 from rftcore.sync.files.weights_stream import ITEM_BYTES, layout, stream_weights
-from rftcore.sync.transfer.plan import WireTensor, shapes_of
+from rftcore.sync.tensors import WireTensor, shapes_of
 from rftcore.sync.transfer.trainer_side import LiveWeights
 from rftcore.trainer.network.lora import adapters_json, stored_adapters
 from rftcore.trainer.network.network import ADAPTERS

@@ -97,7 +97,7 @@ class Live:
         """Send the reference's weights into the engine, or half of them, as a trainer does."""
         from rftcore.sync.addresses import LOOPBACK
         from rftcore.sync.transfer.group import open_store
-        from rftcore.sync.transfer.transfer import TransferSender
+        from rftcore.sync.transfer.sender import TransferSender
 
         state = list(complete_state(self.reference.named_parameters()).items())
         # As of the real trainer, a head that is tied travels as the embedding alone.

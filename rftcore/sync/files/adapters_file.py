@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftcore.sync.files.weights_file import read_metadata
-from rftcore.sync.transfer.plan import AdaptersConfig
+from rftcore.sync.tensors import AdaptersConfig
 from rftdata.errors import ModelError
 
 if TYPE_CHECKING:

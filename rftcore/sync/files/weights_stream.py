@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rftcore.sync.files.weights_file import OUTPUT_HEAD, embedding_of, full_disk, has_head
-from rftcore.sync.transfer.plan import Part, WireTensor
+from rftcore.sync.tensors import Part, WireTensor
 from rftdata.errors import ModelError, is_disk_full
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rftcore.sync.transfer.transfer import HeldRows
+    from rftcore.sync.tensors import HeldRows
 
 _NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

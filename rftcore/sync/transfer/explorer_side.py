@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rftcore.sync.transfer.plan import AdaptersConfig, TensorShapes, TransferPlan, WireTensor, from_json, shapes_of
+from rftcore.sync.tensors import AdaptersConfig, TensorShapes, WireTensor, from_json, shapes_of
+from rftcore.sync.transfer.plan import TransferPlan
 from rftdata.attempts.policies import PolicyVersion, newest_policy
 from rftdata.attempts.transfers import Answers, Receipt, Transfer
 from rftdata.config import SyncConfig

@@ -12,25 +12,20 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import xxhash
 
+from rftcore.sync.tensors import AdaptersConfig, Part, TensorShapes, WireTensor, shapes_of
 from rftdata.errors import RftError
 
 BLOCK_BYTES = 1024
 HASH_BYTES = 8
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-TensorShapes = tuple[tuple[str, tuple[int, ...]], ...]
-"""Name and shape of every tensor that an engine gets."""
-AdaptersConfig = dict[str, Any]
-"""The contents of peft's adapter_config.json."""
 ADAPTERS_DTYPE = "float32"
 """Type of adapters on the wire, as in files; engines cast them to their own."""
 
@@ -45,35 +40,7 @@ class TransferError(RftError):
     is_half_applied = False
 
 
-@dataclass(frozen=True)
-class Part:
-    """Consecutive rows (of the first dimension) of a tensor, and the rank of the trainer that sends them."""
-
-    sender: int
-    first_row: int
-    num_rows: int
-
-
-@dataclass(frozen=True)
-class WireTensor:
-    """One tensor of a transfer.
-
-    Attributes:
-        parts: in the order of their rows; they are all rows, each once. Empty for a tied tensor.
-        same_as: name of an earlier tensor with the same values, which travels in its place; None for a tensor that travels itself.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
-    same_as: str | None = None
-
-    @property
-    def num_rows(self) -> int:
-        return self.shape[0] if self.shape else 1
-
-
-Typed = tuple[WireTensor, str]
+_Typed = tuple[WireTensor, str]
 """A tensor and its type on the wire."""
 
 
@@ -226,43 +193,6 @@ def num_blocks(offset: int, num_bytes: int) -> int:
     return -(-(offset % BLOCK_BYTES + num_bytes) // BLOCK_BYTES)
 
 
-def shapes_of(tensors: Sequence[WireTensor]) -> TensorShapes:
-    """Return names and shapes."""
-    return tuple((tensor.name, tensor.shape) for tensor in tensors)
-
-
-def to_json(tensors: Sequence[WireTensor]) -> list[dict[str, Any]]:
-    """Return the elements of `rft.weight_transfer.tensors`."""
-    return [
-        {"name": tensor.name, "shape": list(tensor.shape)}
-        | (
-            {"same_as": tensor.same_as}
-            if tensor.same_as
-            else {"parts": [[p.sender, p.first_row, p.num_rows] for p in tensor.parts]}
-        )
-        for tensor in tensors
-    ]
-
-
-def from_json(entries: Sequence[dict[str, Any]]) -> tuple[WireTensor, ...]:
-    """The reverse of `to_json`."""
-    return tuple(
-        WireTensor(
-            entry["name"],
-            tuple(entry["shape"]),
-            tuple(Part(*part) for part in entry.get("parts", ())),
-            entry.get("same_as"),
-        )
-        for entry in entries
-    )
-
-
-@lru_cache(maxsize=4)
-def fingerprint(tensors: tuple[WireTensor, ...]) -> str:
-    """Return xxh3_64 of a tensor list, 16 hex digits."""
-    return xxhash.xxh3_64_hexdigest(json.dumps(to_json(tensors)).encode())
-
-
 def checksum_of_hashes(hashes: Sequence[int]) -> str:
     """Return one checksum for all tensors, 16 hex digits."""
     return xxhash.xxh3_64_hexdigest(b"".join(value.to_bytes(HASH_BYTES, "little", signed=True) for value in hashes))
@@ -277,9 +207,9 @@ def _buckets(
     return tuple(_bucket(members) for members in _divided(travelling, bucket_bytes))
 
 
-def _divided(tensors: Sequence[Typed], bucket_bytes: int) -> Iterator[list[Typed]]:
+def _divided(tensors: Sequence[_Typed], bucket_bytes: int) -> Iterator[list[_Typed]]:
     """Yield the tensors of one bucket at a time."""
-    found: list[Typed] = []
+    found: list[_Typed] = []
     total = 0
     for tensor, dtype in tensors:
         padded = _whole_blocks(math.prod(tensor.shape) * _ITEM_BYTES[dtype])
@@ -292,7 +222,7 @@ def _divided(tensors: Sequence[Typed], bucket_bytes: int) -> Iterator[list[Typed
         yield found
 
 
-def _bucket(tensors: Sequence[Typed]) -> Bucket:
+def _bucket(tensors: Sequence[_Typed]) -> Bucket:
     slots: list[Slot] = []
     parts: dict[int, list[tuple[int, Part]]] = {}
     end = 0

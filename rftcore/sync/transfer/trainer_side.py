@@ -18,16 +18,10 @@ from typing import TYPE_CHECKING, Protocol
 from rftcore.sync.addresses import LOOPBACK, own_address
 from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.device_names import choose_backend
+from rftcore.sync.tensors import AdaptersConfig, WireTensor, fingerprint, to_json
 from rftcore.sync.transfer.group import GroupError, always_wanted, open_store
-from rftcore.sync.transfer.plan import (
-    ADAPTERS_DTYPE,
-    AdaptersConfig,
-    TransferPlan,
-    WireTensor,
-    fingerprint,
-    to_json,
-)
-from rftcore.sync.transfer.transfer import Sent
+from rftcore.sync.transfer.plan import ADAPTERS_DTYPE, TransferPlan
+from rftcore.sync.transfer.sender import Sent
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.transfers import Offers, Receipt
 from rftdata.config import SyncConfig

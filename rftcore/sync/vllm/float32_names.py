@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rftcore.sync.transfer.plan import TensorShapes
+from rftcore.sync.tensors import TensorShapes
 
 logger = logging.getLogger(__name__)
 

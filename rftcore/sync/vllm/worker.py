@@ -25,8 +25,9 @@ from torch import Tensor
 
 from rftcore.sync.device_names import device_id
 from rftcore.sync.files.weights_file import iterate_weights
-from rftcore.sync.transfer.plan import TensorShapes, TransferError, TransferPlan
-from rftcore.sync.transfer.transfer import TransferReceiver
+from rftcore.sync.tensors import TensorShapes
+from rftcore.sync.transfer.plan import TransferError, TransferPlan
+from rftcore.sync.transfer.receiver import TransferReceiver
 from rftcore.sync.vllm.adapters import load_adapters, load_adapters_folder
 from rftcore.sync.vllm.check import differing_adapters, differing_tensors
 from rftcore.sync.vllm.float32_names import end_reload, names_in_float32

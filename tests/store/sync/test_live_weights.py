@@ -28,8 +28,8 @@ from rftcore.sync.files.weights_file import iterate_weights, write_atomically
 from rftcore.sync.transfer.explorer_side import LiveReceiver
 from rftcore.sync.transfer.group import TransferGroup
 from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.receiver import TransferReceiver
 from rftcore.sync.transfer.trainer_side import LiveWeights
-from rftcore.sync.transfer.transfer import TransferReceiver
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.policies import newest_policy
 from rftdata.config import SyncConfig
@@ -533,7 +533,7 @@ def test_the_trainer_knows_since_when_engines_have_what_was_sent(
 _KILLED = """
 import os, sys, threading
 from rftcore.sync.transfer.explorer_side import LiveReceiver
-from rftcore.sync.transfer.transfer import TransferReceiver
+from rftcore.sync.transfer.receiver import TransferReceiver
 from rftdata import open as open_buffer
 from rftdata.config import BufferConfig, SyncConfig
 from rftdata.attempts.policies import newest_policy

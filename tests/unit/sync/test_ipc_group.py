@@ -18,8 +18,9 @@ from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.transfer import ipc_group
 from rftcore.sync.transfer.group import GroupError, open_store
 from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.receiver import TransferReceiver
+from rftcore.sync.transfer.sender import TransferSender
 from rftcore.sync.transfer.staging import Staging, import_staging
-from rftcore.sync.transfer.transfer import TransferReceiver, TransferSender
 from tests.support.sending import Tensors, held, wire
 from tests.support.waiting import PATIENCE_S
 

@@ -30,10 +30,12 @@ from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.device_names import choose_backend
 from rftcore.sync.files.weights_file import write_atomically
+from rftcore.sync.tensors import HeldRows, from_json, to_json
 from rftcore.sync.transfer.group import GroupError, TransferGroup, open_store, refuse_missing
 from rftcore.sync.transfer.hashes import hashes_of
-from rftcore.sync.transfer.plan import TransferError, TransferPlan, from_json, to_json
-from rftcore.sync.transfer.transfer import HeldRows, Sent, TransferReceiver, TransferSender
+from rftcore.sync.transfer.plan import TransferError, TransferPlan
+from rftcore.sync.transfer.receiver import TransferReceiver
+from rftcore.sync.transfer.sender import Sent, TransferSender
 from rftdata.errors import ModelError, RftError
 from tests.support.models import make_tiny_model
 from tests.support.preloaded import PreloadedCall
@@ -218,8 +220,8 @@ def test_a_tied_tensor_travels_once_and_arrives_under_both_names(pool: ThreadPoo
 class Corrupting(TransferSender):
     """Turns one bit of the second bucket after its hashes were taken."""
 
-    def _packed(self, bucket: Any, *others: Any) -> Tensor:
-        packed = super()._packed(bucket, *others)
+    def _pack(self, bucket: Any, *others: Any) -> Tensor:
+        packed = super()._pack(bucket, *others)
         if others[-1] == 1:
             packed[bucket.messages[self.rank].pieces[0].start + 5] ^= 1
         return packed

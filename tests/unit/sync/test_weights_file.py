@@ -28,8 +28,7 @@ from rftcore.sync.files.weights_file import (
     write_atomically,
 )
 from rftcore.sync.files.weights_stream import begin_file, layout, stream_weights, write_rows
-from rftcore.sync.transfer.plan import Part, WireTensor, shapes_of
-from rftcore.sync.transfer.transfer import HeldRows
+from rftcore.sync.tensors import HeldRows, Part, WireTensor, shapes_of
 from rftdata.errors import DiskFullError, FencedError, ModelError
 from tests.support.weights import complete_state, write_weights
 
