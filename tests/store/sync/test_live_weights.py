@@ -23,13 +23,13 @@ from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.reporting.report import build_report
 from rftcore.reporting.table import print_report
 from rftcore.sync.base import LIVE_URI, Publication
+from rftcore.sync.fallback import LivePublisher
 from rftcore.sync.files.adapters_file import PREFIX
 from rftcore.sync.files.weights_file import iterate_weights, write_atomically
 from rftcore.sync.transfer.explorer_side import LiveReceiver
 from rftcore.sync.transfer.group import TransferGroup
 from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.sync.transfer.receiver import TransferReceiver
-from rftcore.sync.transfer.trainer_side import LiveWeights
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.policies import newest_policy
 from rftdata.config import SyncConfig
@@ -84,8 +84,8 @@ class Crew:
         self.files: list[str] = []
         self.choices: list[str] = []
 
-    def trainer(self, attempt: Attempt, sync: SyncConfig = SYNC) -> LiveWeights:
-        return LiveWeights(attempt, sync, self.model, self.write_file, self.choices.append)
+    def trainer(self, attempt: Attempt, sync: SyncConfig = SYNC) -> LivePublisher:
+        return LivePublisher(attempt, sync, self.model, self.write_file, self.choices.append)
 
     def write_file(self, name: str) -> Publication:
         self.files.append(name)
@@ -190,14 +190,14 @@ def join(crew: Crew) -> Iterator[Callable[..., Explorer]]:
 
 
 @pytest.fixture
-def trainer(crew: Crew, attempt: Attempt) -> Iterator[LiveWeights]:
+def trainer(crew: Crew, attempt: Attempt) -> Iterator[LivePublisher]:
     trainer = crew.trainer(attempt)
     yield trainer
     trainer.close()
 
 
 @pytest.fixture
-def impatient_trainer(crew: Crew, attempt: Attempt) -> Iterator[LiveWeights]:
+def impatient_trainer(crew: Crew, attempt: Attempt) -> Iterator[LivePublisher]:
     trainer = crew.trainer(attempt, IMPATIENT)
     yield trainer
     trainer.close()
@@ -284,7 +284,7 @@ def test_the_trainer_meets_processes_of_another_container_of_its_host_name_at_it
 
 
 def test_explorers_come_and_go_between_versions(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     first, second = join(), join()
     versions = [trainer.publish(0), trainer.publish(1)]
@@ -318,7 +318,7 @@ def test_explorers_come_and_go_between_versions(
 
 
 def test_receipts_and_the_report_show_what_became_of_the_kv_cache(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer], capsys: pytest.CaptureFixture[str]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     join(), join(kv_cache="keep")
     trainer.publish(0)
@@ -361,7 +361,7 @@ def test_adapters_go_alone_into_engines_of_any_type(
             yield from [(f"{layer}.lora_A.weight", a), (f"{layer}.lora_B.weight", b)]
 
     config = {"r": 4, "lora_alpha": 8}
-    trainer = LiveWeights(attempt, SYNC, Adapters(), crew.write_file, crew.choices.append, config)
+    trainer = LivePublisher(attempt, SYNC, Adapters(), crew.write_file, crew.choices.append, config)
     version = trainer.publish(0)
     b += 1
     version = trainer.publish(1)
@@ -382,7 +382,7 @@ def test_adapters_go_alone_into_engines_of_any_type(
 
 
 def test_weights_go_into_a_file_while_no_engine_is_there(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     version = trainer.publish(0)
     assert crew.files == ["step-000000"]
@@ -392,7 +392,7 @@ def test_weights_go_into_a_file_while_no_engine_is_there(
 
 
 def test_an_engine_that_does_not_acknowledge_in_time_is_sent_the_weights_when_it_asks(
-    crew: Crew, impatient_trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, impatient_trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     trainer, awake, stale = impatient_trainer, join(), join(asleep=True)
     version = trainer.publish(0)
@@ -413,7 +413,7 @@ def test_an_engine_that_does_not_acknowledge_in_time_is_sent_the_weights_when_it
 
 
 def test_weights_that_no_engine_took_are_sent_when_one_asks(
-    crew: Crew, impatient_trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, impatient_trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     trainer, only = impatient_trainer, join(asleep=True)
     version = trainer.publish(0)
@@ -431,7 +431,7 @@ def test_weights_that_no_engine_took_are_sent_when_one_asks(
 
 
 def test_an_engine_of_another_type_is_left_out_with_the_reason(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     half, full = join(), join(dtype="float32")
     version = trainer.publish(0)
@@ -447,7 +447,7 @@ def test_an_engine_of_another_type_is_left_out_with_the_reason(
 
 
 def test_an_engine_gets_in_float32_what_it_keeps_so(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     """The other engine rounds it, as the trainer would have done."""
     wide = "model.layers.1.post_attention_layernorm"
@@ -492,7 +492,7 @@ def test_an_engine_does_not_acknowledge_weights_without_the_head_that_its_model_
         def tensors(self) -> Iterator[tuple[str, Tensor]]:
             yield from ((name, tensor) for name, tensor in crew.model.tensors() if name != "lm_head.weight")
 
-    trainer = LiveWeights(attempt, SYNC.model_copy(update={"acknowledge_s": 1.5}), Headless(), crew.write_file)
+    trainer = LivePublisher(attempt, SYNC.model_copy(update={"acknowledge_s": 1.5}), Headless(), crew.write_file)
     version = trainer.publish(0)
     wanted = "select wanted_version from rft.weight_receiver"
     wait_until(lambda: crew.rows(wanted) == [{"wanted_version": version}], "a refusal")
@@ -503,7 +503,7 @@ def test_an_engine_does_not_acknowledge_weights_without_the_head_that_its_model_
 
 
 def test_an_evaluation_gets_a_file_of_weights_that_went_into_engines(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     join()
     version = trainer.publish(0)
@@ -514,7 +514,7 @@ def test_an_evaluation_gets_a_file_of_weights_that_went_into_engines(
 
 
 def test_the_trainer_knows_since_when_engines_have_what_was_sent(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     """A version is also a file if there was no engine to send it to, or if an evaluation asks for it."""
     found = []
@@ -562,7 +562,7 @@ while True:
 
 
 def test_an_engine_killed_in_the_middle_of_a_transfer_is_left_behind(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer], tmp_path: Path
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer], tmp_path: Path
 ) -> None:
     other = join()
     config = crew.buffer.config
@@ -610,7 +610,7 @@ def test_a_trainer_that_dies_in_the_middle_leaves_an_engine_that_waits_for_the_n
             self.is_sending = True  # the first walk is for the list
 
     with crew.buffer.attempt(crew.run) as attempt:
-        trainer = LiveWeights(attempt, SYNC, BreaksOff(), crew.write_file)
+        trainer = LivePublisher(attempt, SYNC, BreaksOff(), crew.write_file)
         with pytest.raises(MemoryError):
             trainer.publish(0)
         wait_until(lambda: crew.outcomes() == [(1, "failed")])
