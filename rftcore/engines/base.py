@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rftcore.sync.tensors import AdaptersConfig, TensorShapes
 from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.reception import Reception
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
@@ -119,25 +120,6 @@ class Decoding:
     def greedy(self) -> Decoding:
         """Return the same limits without sampling."""
         return replace(self, temperature=0.0, top_p=1.0, top_k=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reception:
-    """How an engine takes weights from the trainer.
-
-    Attributes:
-        dtype: type of its weights, which is that on the wire.
-        in_float32: names in the model's checkpoint of the weights that it keeps in float32 although `dtype` is another.
-        device: `cpu`, or the id of its GPU; several with commas.
-        num_ranks: number of its processes, each of which is a member of the group.
-        kv_cache: what running requests do when weights change; see `SyncConfig.kv_cache`.
-    """
-
-    dtype: str
-    device: str
-    num_ranks: int
-    kv_cache: Literal["recompute", "keep"] = "recompute"
-    in_float32: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.answer_text import AnswerText
-from rftcore.engines.base import Decoding, Generation, Reception
+from rftcore.engines.base import Decoding, Generation
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
 from rftcore.sync.device_names import device_id
@@ -21,6 +21,7 @@ from rftcore.sync.files.adapters_file import adapters_config
 from rftcore.sync.files.weights_file import iterate_weights
 from rftcore.sync.tensors import AdaptersConfig
 from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.reception import Reception
 
 if TYPE_CHECKING:
     import torch
@@ -178,6 +179,9 @@ class TransformersEngine(DrivenEngine):
         if self._receiver is None:
             self._receiver = TransferReceiver()
         return self._receiver.receive(plan, 0, lambda tensors: self._take(tensors, plan.adapters))
+
+    def _name_version(self, policy_version_id: int) -> None:
+        """Do nothing: a batch takes its version from `policy_version_id` when it has ended."""
 
     def _differing_weights(self, path: Path) -> list[str]:
         state = self._checkpoint_views()

@@ -29,13 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.answer_text import AnswerText
-from rftcore.engines.base import EngineConfig, Generation, Reception
+from rftcore.engines.base import EngineConfig, Generation
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
 from rftcore.engines.vllm_arguments import slot_rank
 from rftcore.sync.files.adapters_file import ADAPTERS_ID, ADAPTERS_NAME, adapters_config
 from rftcore.sync.files.weights_file import read_shapes
 from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.reception import Reception
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:

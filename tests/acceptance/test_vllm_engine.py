@@ -17,12 +17,13 @@ import psutil
 import pytest
 from safetensors.torch import save_file
 
-from rftcore.engines.base import Decoding, EngineConfig, Generation, Reception
+from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.request_work import follow_requests
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.base import Publication
 from rftcore.sync.files.weights_file import write_atomically
 from rftcore.sync.transfer.plan import TransferError, TransferPlan
+from rftcore.sync.transfer.reception import Reception
 from rftdata.errors import ModelError
 from tests.support.models import CHARACTERS, make_character_tokenizer, make_tiny_model
 from tests.support.sending import held, wire

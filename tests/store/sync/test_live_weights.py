@@ -30,6 +30,7 @@ from rftcore.sync.transfer.explorer_side import LiveReceiver
 from rftcore.sync.transfer.group import TransferGroup
 from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.sync.transfer.receiver import TransferReceiver
+from rftcore.sync.transfer.reception import Reception
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.policies import newest_policy
 from rftdata.config import SyncConfig
@@ -44,6 +45,7 @@ from tests.support.weights import complete_state, write_weights
 # No test waits for these limits, except where an explorer must not acknowledge (`IMPATIENT`).
 SYNC = SyncConfig(method="nccl", acknowledge_s=PATIENCE_S, timeout_s=2 * PATIENCE_S, bucket_mib=1)
 IMPATIENT = SYNC.model_copy(update={"acknowledge_s": 5.0})
+RECEPTION = Reception(dtype="bfloat16", device="cpu", num_ranks=1)
 Tensors = dict[str, Tensor]
 
 
@@ -125,9 +127,9 @@ class Explorer:
             crew.run,
             self.worker.worker_id,
             SYNC,
+            reception,
             self.engine.receive_weights,
             self.engine.refuse_unfit,
-            **vars(reception),
         )
         self.receiver.set_ready(True)
         self._stopped = threading.Event()
@@ -211,9 +213,7 @@ class Stuck:
         self.waits = threading.Event()
         self._released = threading.Event()
         self.worker = Worker(crew.run, "explorer")
-        self.receiver = LiveReceiver(
-            crew.run, self.worker.worker_id, SYNC, self.receive, dtype="bfloat16", device="cpu"
-        )
+        self.receiver = LiveReceiver(crew.run, self.worker.worker_id, SYNC, RECEPTION, self.receive)
         self.receiver.set_ready(True)
         self._thread = threading.Thread(target=self._work)
         if until == "offered":
@@ -533,6 +533,7 @@ def test_the_trainer_knows_since_when_engines_have_what_was_sent(
 _KILLED = """
 import os, sys, threading
 from rftcore.sync.transfer.explorer_side import LiveReceiver
+from rftcore.sync.transfer.reception import Reception
 from rftcore.sync.transfer.receiver import TransferReceiver
 from rftdata import open as open_buffer
 from rftdata.config import BufferConfig, SyncConfig
@@ -547,8 +548,11 @@ buffer = open_buffer(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_fre
 run = buffer.find_run("live")
 worker = Worker(run, "explorer")
 receiver = LiveReceiver(
-    run, worker.worker_id, SyncConfig(timeout_s=float(sys.argv[3])), lambda plan, version: TransferReceiver().receive(plan, 0, load),
-    dtype="bfloat16", device="cpu", num_ranks=1,
+    run,
+    worker.worker_id,
+    SyncConfig(timeout_s=float(sys.argv[3])),
+    Reception(dtype="bfloat16", device="cpu", num_ranks=1),
+    lambda plan, version: TransferReceiver().receive(plan, 0, load),
 )
 receiver.set_ready(True)
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()  # its starter has ended
