@@ -632,7 +632,7 @@ def test_all_tensors_are_taken_from_the_trainer_even_if_the_engines_fail() -> No
 
     with ThreadPoolExecutor() as pool:
         group = pool.submit(TransferGroup, "gloo", (LOOPBACK, sending.store.port), sending.group_id, 1, 2, PATIENCE_S)
-        joined = pool.submit(sending.senders[0]._join, sending.plan(TENSORS), sending.store)
+        joined = pool.submit(sending.senders[0].join, sending.plan(TENSORS), 0, sending.store)
         gone.group = group.result(timeout=PATIENCE_S)
         joined.result(timeout=PATIENCE_S)
     gone.leave()
