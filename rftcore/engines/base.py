@@ -190,7 +190,7 @@ class Engine(ABC):
         Blocks the calling thread until the engine is between two steps.
 
         Args:
-            first_tokens: names of requests, with the first token that is asked for. A generation has the tokens from there on and no text; its
+            first_tokens: name of each request, with the first token to return. A generation has the tokens from there on and no text; its
                 spans are those of all tokens.
         """
         return {}
@@ -206,7 +206,7 @@ class Engine(ABC):
         """
 
     def stuck_s(self) -> float:
-        """Return for how many seconds the engine has been at one piece of work (a step, or a change of weights); 0 while it has none.
+        """Return for how many seconds the engine has done one piece of work (a step, or a change of weights); 0 while it has none.
 
         Called in any thread, also while that piece of work blocks all others.
         """
@@ -214,16 +214,16 @@ class Engine(ABC):
 
     @property
     def reads_weights(self) -> bool:
-        """Whether the engine reads a weights file just now, which may come from a slow disk."""
+        """Whether the engine is reading a weights file, which may be on a slow disk."""
         return False
 
     def stack(self) -> str:
-        """Return where the engine's code is, as a traceback; empty if it is not in this process."""
+        """Return the present traceback of the engine's thread; empty if it is not in this process."""
         return ""
 
     @property
     def reception(self) -> Reception | None:
-        """How `receive_weights` takes weights; None for an engine that loads files only."""
+        """How `receive_weights` takes weights; None for an engine that only loads files."""
         return None
 
     def refuse_unfit(self, tensors: TensorShapes, adapters: AdaptersConfig | None = None) -> None:
@@ -264,7 +264,7 @@ class Engine(ABC):
     def sleep(self) -> float:
         """Free the device's memory, between two steps of generation; return the seconds it took.
 
-        Blocks the calling thread. Open and new requests wait, and go on after `wake`; what was computed of them is computed again.
+        Blocks the calling thread. Open and new requests wait, and continue after `wake`; their earlier tokens are computed again.
         """
         raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
 
@@ -274,7 +274,7 @@ class Engine(ABC):
         Blocks the calling thread. An engine that has lost its weights computes no token until `load_weights` or a transfer has succeeded.
 
         Args:
-            weights_only: take room for the weights alone, to receive others while another process still has the device.
+            weights_only: take memory for the weights alone, to receive new ones while another process still uses the device.
         """
         raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
 
@@ -284,4 +284,4 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop and free everything; open requests end with finish_reason "abort". May be called more than once."""
+        """Stop and free everything; open requests end with finish_reason "abort". Further calls do nothing."""

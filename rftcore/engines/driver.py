@@ -45,7 +45,7 @@ from rftcore.sync.tensors import AdaptersConfig, TensorShapes
 from rftcore.sync.transfer.plan import TransferError, TransferPlan
 from rftdata.errors import EngineStoppedError, RftError
 
-# Longest wait for a step, or a change of weights, to end: an engine that hangs must not keep its explorer from stopping.
+# Longest wait for the present step, or change of weights: an engine that hangs must not keep its explorer from stopping.
 _UNFINISHED_S = 10.0
 
 ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
@@ -286,7 +286,7 @@ class DrivenEngine(DrivenModel, Engine):
         command.result.set_result(checksum)
 
     def _sleep(self, command: Sleep) -> None:
-        # Before the call: whatever becomes of it, no token is computed with weights that are gone.
+        # Before the call: even if it fails, no token is computed with weights that are gone.
         self._has_mixed_weights |= self._loses_weights_asleep()
         self._is_asleep = True
         try:
@@ -326,7 +326,7 @@ class DrivenEngine(DrivenModel, Engine):
             request.result.set_result(generation)
 
     def _end(self, failure: EngineStoppedError | None) -> None:
-        """Settle all waiting requests and loads, then free the model."""
+        """Answer all waiting requests and commands, then free the model."""
         reason = failure or EngineStoppedError("the engine is closed", todo="start a new one")
         with self._gate:
             self._stopped = reason

@@ -30,11 +30,11 @@ class AdaptersBeside:
         self.tensors: dict[str, Tensor] = {}
 
     def replace(self, tensors: Mapping[str, Tensor], config: AdaptersConfig) -> None:
-        """Put adapters in place of those that the model has; none takes them away.
+        """Replace the model's adapters; without tensors it has none.
 
         Args:
             tensors: by peft's names, A [rank, inputs] and B [outputs, rank]; they fit the model.
-            config: peft's.
+            config: peft's configuration.
         """
         for hook in self._hooks:
             hook.remove()

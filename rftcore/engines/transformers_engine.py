@@ -1,4 +1,4 @@
-"""The fallback engine: `transformers` generate, batch by batch, for machines on which vLLM does not install.
+"""Engine for machines on which vLLM does not install: `transformers` generate, batch by batch.
 
 Waiting requests with the same `Decoding` are generated as one left-padded batch. A weight update waits for the running batch,
 so every response has one policy version.
@@ -68,7 +68,7 @@ class TransformersEngine(DrivenEngine):
         )
 
     def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
-        # Nothing is known of a batch before it is finished, so nobody waits for that.
+        # Nothing is known of a batch before it has finished, so callers do not wait for the driving thread.
         return {}
 
     def _add(self, request: Request) -> None:
@@ -143,9 +143,9 @@ class TransformersEngine(DrivenEngine):
         return any(each in text for each in stop)
 
     def _replace_weights(self, path: Path) -> None:
-        self._take(iterate_weights(path), adapters_config(path))
+        self._put_weights(iterate_weights(path), adapters_config(path))
 
-    def _take(self, tensors: Iterator[tuple[str, Tensor]], adapters: AdaptersConfig | None) -> None:
+    def _put_weights(self, tensors: Iterator[tuple[str, Tensor]], adapters: AdaptersConfig | None) -> None:
         if adapters is not None:
             self._adapters.replace(dict(tensors), adapters)
             return
@@ -178,7 +178,7 @@ class TransformersEngine(DrivenEngine):
 
         if self._receiver is None:
             self._receiver = TransferReceiver()
-        return self._receiver.receive(plan, 0, lambda tensors: self._take(tensors, plan.adapters))
+        return self._receiver.receive(plan, 0, lambda tensors: self._put_weights(tensors, plan.adapters))
 
     def _name_version(self, policy_version_id: int) -> None:
         """Do nothing: a batch takes its version from `policy_version_id` when it has ended."""

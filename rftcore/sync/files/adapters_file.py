@@ -40,8 +40,8 @@ def write_adapters(tensors: Mapping[str, Tensor], config: Mapping[str, Any], pat
 
 def adapters_config(path: Path) -> AdaptersConfig | None:
     """Return peft's configuration of a file of adapters; None for a file of whole weights."""
-    found = read_metadata(path).get(_KEY)
-    return None if found is None else dict(json.loads(found))
+    config = read_metadata(path).get(_KEY)
+    return None if config is None else dict(json.loads(config))
 
 
 def refuse_unfit_adapters(
@@ -52,7 +52,7 @@ def refuse_unfit_adapters(
     Args:
         found: shapes of the adapters.
         expected: shapes of the model's own checkpoint.
-        what: what they come from, for the message.
+        what: their source, for the message.
 
     Raises:
         ModelError: a matrix has no adapter of its size, or half an adapter.

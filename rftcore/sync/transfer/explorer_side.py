@@ -29,10 +29,10 @@ Refuse = Callable[[TensorShapes, AdaptersConfig | None], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an offer.
+    """How an offer ended.
 
     Attributes:
-        checksum: of the weights that are in the engine now; None if they are not those that were offered.
+        checksum: checksum of the weights that are in the engine now; None if they are not those that were offered.
         was_sent: whether the transfer began, so that the old weights may be gone.
         pause_seconds: time for which the engine did not sample.
     """
@@ -77,7 +77,7 @@ class LiveReceiver:
         self._set_state(ready and self._reception is not None, None if self._state is None else self._state[1])
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for news of the trainer."""
+        """Wait until the trainer has done something, or the time is over."""
         self._answers.wait(timeout_s)
 
     def take(self, policy: PolicyVersion, stop: Callable[[], bool]) -> Outcome:
@@ -102,7 +102,7 @@ class LiveReceiver:
         try:
             self._refuse(shapes_of(self._tensors), self._adapters)
         except ModelError as error:
-            # No member of the group would take its part; the file leads to the same error, which ends this explorer.
+            # In a group it would fail for all members. The file leads to the same error, which ends this explorer.
             logger.warning("policy version %d: %s", version, str(error))
             self._set_state(True, version)
             return Outcome()
@@ -126,12 +126,12 @@ class LiveReceiver:
         return transfer is not None and transfer.status == "offered"
 
     def leave(self) -> None:
-        """Report that this explorer takes nothing any more."""
+        """Report that this explorer takes no further weights."""
         self._set_state(False, None)
         self._answers.leave()
 
     def _await_group(self, transfer_id: int, version: int, stop: Callable[[], bool]) -> TransferPlan | None:
-        """Return what to take part in once it is known; None if the trainer went on without this explorer."""
+        """Return the plan once the group is fixed; None if the trainer went on without this explorer."""
         deadline = time.monotonic() + self._config.acknowledge_s + self._config.timeout_s
         while time.monotonic() < deadline:
             # In this order: the group is fixed in the transaction that gives this explorer a rank in it.
@@ -153,7 +153,7 @@ class LiveReceiver:
             self._sent_by, self._tensors = attempt_id, from_json(tensors)
 
     def _is_newest(self, version: int) -> bool:
-        """Whether no other trainer has taken over the run and published since."""
+        """Return whether no other trainer has taken over the run and published since."""
         policy = newest_policy(self._run)
         return policy is not None and policy.policy_version_id == version
 

@@ -37,8 +37,8 @@ class WeightSource(Protocol):
     """The ranks of a trainer, which send together.
 
     Attributes:
-        num_ranks: of the trainer.
-        weight_group_id: the group in which all of them are; None if they are in none.
+        num_ranks: number of ranks.
+        weight_group_id: id of the group in which all of them are; None if they are in none.
     """
 
     num_ranks: int
@@ -47,13 +47,13 @@ class WeightSource(Protocol):
     def weight_group_id(self) -> int | None: ...
 
     def weight_devices(self) -> str:
-        """Ids of the ranks' devices, with commas."""
+        """Return the ids of the ranks' devices, with commas."""
 
     def weight_tensors(self, adapters_alone: bool) -> tuple[WireTensor, ...]:
-        """What they send, all weights or adapters alone; the same as long as they live."""
+        """Return the tensors that they send, all weights or adapters alone; always the same ones."""
 
     def send_weights(self, plan: TransferPlan, store: TCPStore, check: Callable[[], None] = always_wanted) -> Sent:
-        """Send the weights as they are now, each rank what it holds; after an error no rank is in the group any more.
+        """Send the weights as they are now, each rank what it holds. After an error no rank is in the group.
 
         Args:
             check: called during waits; what it raises ends them.
@@ -224,7 +224,7 @@ class LiveTransfers:
         """Return the address at which a new group meets.
 
         Raises:
-            GroupError: members on other machines, or in other containers, cannot reach this one.
+            GroupError: members on other machines, or in other containers, cannot reach this machine.
         """
         # Another container, even one of this host's name, has a loopback interface of its own.
         if all(is_here(member.host, member.pid_space) for member in members):
@@ -247,7 +247,7 @@ class LiveTransfers:
 
 
 def _members(receipts: list[Receipt], any_dtype: bool) -> tuple[list[Receipt], dict[int, str]]:
-    """Return the explorers that take part, and the reasons of the others.
+    """Return the explorers that take part, and for each other one the reason why not.
 
     Args:
         any_dtype: false leaves engines out that need another type on the wire.

@@ -32,7 +32,7 @@ def differing_tensors(model: nn.Module, config: VllmConfig, folder: str) -> list
     """Return the names of the tensors of a loaded model that differ from those of one loaded from `folder`, this worker's part of them.
 
     Args:
-        config: that of the worker.
+        config: the worker's.
     """
     found, expected = _contents(model), _contents(_load(config, folder))
     return sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
@@ -81,7 +81,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _without_wrapper(name: str) -> str:
-    """Name of a tensor in a model without room for adapters."""
+    """Return the name of a tensor in a model without room for adapters."""
     return name.replace(".base_layer.", ".")
 
 

@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 def names_in_float32(model: nn.Module, model_config: Any, checkpoint: TensorShapes) -> list[str]:
-    """Return the names of a checkpoint's tensors that the model keeps in float32, and of those of which that is unknown.
+    """Return the names of a checkpoint's tensors that the model keeps in float32, and of those whose type is unknown.
 
-    To send a tensor in float32 that the model keeps in another type takes time, but changes nothing: loading rounds it.
+    A tensor that is sent in float32 although the model keeps it in another type costs time only: loading rounds it.
 
     Args:
-        checkpoint: names and shapes.
+        checkpoint: names and shapes of its tensors.
     """
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 

@@ -1,4 +1,4 @@
-"""Load new weights in vLLM's workers, on CPU and CUDA: from a published file, or from the trainer. Adapters alone: `vllm_adapters`.
+"""Load new weights in vLLM's workers, on CPU and CUDA: from a published file, or from the trainer. `rftcore.sync.vllm.adapters` loads adapters alone.
 
 Whole weights go through `reload_weights`, vLLM's layerwise reload, which restores each layer's checkpoint form, loads it,
 and runs the layer's own post-processing. Calling `model.load_weights` instead fails on a CPU, where linear weights are
@@ -38,8 +38,8 @@ class ReceiveOutcome:
     """How a transfer ended in one worker.
 
     Attributes:
-        checksum: of what arrived; empty after an error.
-        is_loaded: whether any tensor of it was loaded.
+        checksum: checksum of what arrived; empty after an error.
+        is_loaded: whether any tensor was loaded.
     """
 
     checksum: str

@@ -132,7 +132,7 @@ def test_an_engine_that_is_killed_ends_the_transfer_and_its_successor_gets_the_w
 
 
 def test_parts_that_come_in_another_order_are_an_error() -> None:
-    number = ipc_group._Number(_Done(), torch.tensor([4]), 3)
+    number = ipc_group._ExpectedNumber(_Done(), torch.tensor([4]), 3)
     with pytest.raises(RuntimeError, match="part 4 came in place of 3"):
         number.wait(None)  # type: ignore[arg-type]
 
