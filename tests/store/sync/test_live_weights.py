@@ -50,7 +50,7 @@ Tensors = dict[str, Tensor]
 
 
 class Model(OneRank):
-    """The trainer's weights: more buckets of the smallest size than are on their way at once."""
+    """The trainer's weights, in more buckets of the smallest size than are on their way at once."""
 
     def __init__(self, path: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -251,7 +251,7 @@ class Stuck:
 
 @pytest.mark.parametrize("until", ["offered", "acknowledged", "joined", "received"])
 def test_a_trainer_whose_run_was_taken_over_waits_for_no_engine(crew: Crew, attempt: Attempt, until: str) -> None:
-    """Not for its acknowledgement, at the meeting place, for its part in a call, or for its receipt."""
+    """It ends its waits for an acknowledgement, at the meeting place, for the engine's part in a call, and for a receipt."""
     stuck = Stuck(crew, until)
     trainer = crew.trainer(
         attempt, SYNC.model_copy(update={"acknowledge_s": 10 * PATIENCE_S, "timeout_s": 10 * PATIENCE_S})
@@ -317,7 +317,7 @@ def test_explorers_come_and_go_between_versions(
     assert same[0] == same[1] != same[2] != same[3] == same[4]
 
 
-def test_receipts_and_the_report_show_what_became_of_the_kv_cache(
+def test_receipts_and_the_report_show_whether_the_kv_cache_was_kept(
     crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     join(), join(kv_cache="keep")
@@ -349,7 +349,7 @@ def test_auto_uses_files_without_gpus_and_names_the_reason(
 def test_adapters_go_alone_into_engines_of_any_type(
     crew: Crew, attempt: Attempt, join: Callable[..., Explorer]
 ) -> None:
-    """In float32, as in files: an engine of bfloat16 keeps them so, beside its weights."""
+    """They are sent in float32, as in files: an engine of bfloat16 keeps them in that type, beside its weights."""
     half, full = join(adapter_rank=4), join(dtype="float32", adapter_rank=4)
     name = "model.layers.2.mlp.down_proj.weight"
     num_outputs, num_inputs = crew.model.state[name].shape
@@ -412,7 +412,7 @@ def test_an_engine_that_does_not_acknowledge_in_time_is_sent_the_weights_when_it
     assert awake.has(version) and stale.has(version)
 
 
-def test_weights_that_no_engine_took_are_sent_when_one_asks(
+def test_weights_that_no_engine_took_are_sent_when_an_engine_asks_for_them(
     crew: Crew, impatient_trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     trainer, only = impatient_trainer, join(asleep=True)
@@ -446,10 +446,10 @@ def test_an_engine_of_another_type_is_left_out_with_the_reason(
     wait_until(serve)
 
 
-def test_an_engine_gets_in_float32_what_it_keeps_so(
+def test_an_engine_gets_in_float32_the_weights_that_it_keeps_in_float32(
     crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
-    """The other engine rounds it, as the trainer would have done."""
+    """The other engine rounds them, as the trainer would have done."""
     wide = "model.layers.1.post_attention_layernorm"
     norm, plain = join(wide=wide), join()
     crew.model.change()

@@ -33,7 +33,7 @@ BUFFER_BYTES = 4096
 
 
 def receive(connection: Connection, buffer_bytes: int) -> None:
-    """An engine's process: receives as it is told, and answers with the checksum and the sum of what arrived, or with the error."""
+    """Run an engine's process: receive every transfer, and answer with the checksum and the sum of what arrived, or with the error."""
     ipc_group.BUFFER_BYTES = buffer_bytes
     receiver = TransferReceiver()
     connection.send("ready")
@@ -139,10 +139,10 @@ def test_parts_that_come_in_another_order_are_an_error() -> None:
 
 class _Done:
     def wait(self, timeout: object) -> None:
-        """At once."""
+        """Return at once."""
 
 
-def test_shared_memory_goes_with_its_processes() -> None:
+def test_shared_memory_is_freed_when_its_processes_end() -> None:
     staging = Staging(1000, torch.device("cpu"))
     other = import_staging(staging.export(), torch.device("cpu"))
     staging.tensor.fill_(7)
