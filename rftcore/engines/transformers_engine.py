@@ -190,8 +190,8 @@ class TransformersEngine(DrivenEngine):
         own, published = self._adapters.tensors, dict(iterate_weights(path))
         files = sorted(Path(self.model_path).glob("*.safetensors"))
         weights = (named for file in files for named in iterate_weights(file))
-        found = [name for name, tensor in weights if not state[name].equal(tensor.to(state[name]))]
-        return found + sorted(
+        differing = [name for name, tensor in weights if not state[name].equal(tensor.to(state[name]))]
+        return differing + sorted(
             name
             for name in {*own, *published}
             if name not in own or name not in published or not own[name].equal(published[name].to(own[name]))

@@ -142,7 +142,7 @@ def _pieces(model: PreTrainedModel) -> dict[str, tuple[Piece, ...]]:
             converted = revert_weight_conversion(model, dict(sources))
     except (ValueError, RuntimeError) as error:
         raise _unknown_layout(model, f"the conversion fails with {type(error).__name__}: {error}") from error
-    found: dict[str, list[Piece]] = {name: [] for name in sources}
+    pieces_of: dict[str, list[Piece]] = {name: [] for name in sources}
     places, number = sorted(converted.items(), key=lambda named: named[1].storage_offset()), 0
     for name, part in places:
         if part._base is not flat:
@@ -153,11 +153,11 @@ def _pieces(model: PreTrainedModel) -> dict[str, tuple[Piece, ...]]:
         piece = _piece(name, part, sources[source])
         if piece is None:
             raise _unknown_layout(model, f"{name} is not made of consecutive rows of {source}, nor part of one")
-        found[source].append(piece)
-    for name, pieces in found.items():
+        pieces_of[source].append(piece)
+    for name, pieces in pieces_of.items():
         if sum(prod(piece.shape) for piece in pieces) != sources[name].numel():
             raise _unknown_layout(model, f"the checkpoint does not have each value of {name} once")
-    return {name: tuple(pieces) for name, pieces in found.items() if not _is_whole(name, pieces, sources[name])}
+    return {name: tuple(pieces) for name, pieces in pieces_of.items() if not _is_whole(name, pieces, sources[name])}
 
 
 def _piece(name: str, part: Tensor, source: Tensor) -> Piece | None:

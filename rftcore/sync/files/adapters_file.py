@@ -45,21 +45,21 @@ def adapters_config(path: Path) -> AdaptersConfig | None:
 
 
 def refuse_unfit_adapters(
-    found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str
+    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str
 ) -> None:
     """Refuse adapters of another model.
 
     Args:
-        found: shapes of the adapters.
+        shapes: shapes of the adapters' tensors.
         expected: shapes of the model's own checkpoint.
         what: their source, for the message.
 
     Raises:
         ModelError: a matrix has no adapter of its size, or half an adapter.
     """
-    layers = {name.removesuffix(A).removesuffix(B) for name in found}
+    layers = {name.removesuffix(A).removesuffix(B) for name in shapes}
     for layer in sorted(layers):
-        a, b = found.get(layer + A, ()), found.get(layer + B, ())
+        a, b = shapes.get(layer + A, ()), shapes.get(layer + B, ())
         weight = expected.get(layer.removeprefix(PREFIX) + ".weight", ())
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or (b[0], a[1]) != weight:
             raise ModelError(

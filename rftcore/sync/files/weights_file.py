@@ -194,11 +194,13 @@ def read_shapes_of_model(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def refuse_incomplete(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str) -> None:
+def refuse_incomplete(
+    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str
+) -> None:
     """Refuse weights that would leave part of the model unchanged.
 
     Args:
-        found: shapes of the weights.
+        shapes: shapes of the weights.
         expected: shapes of the model's own checkpoint; rotary tables, which are computed, may be missing.
         what: name of the weights in the message.
 
@@ -207,11 +209,11 @@ def refuse_incomplete(found: Mapping[str, tuple[int, ...]], expected: Mapping[st
     """
     required = {name: shape for name, shape in expected.items() if "rotary_emb." not in name}
     wrong = [
-        f"{name} {found.get(name, 'missing')} instead of {shape}"
+        f"{name} {shapes.get(name, 'missing')} instead of {shape}"
         for name, shape in required.items()
-        if found.get(name) != shape
+        if shapes.get(name) != shape
     ]
-    if not has_head(found):
+    if not has_head(shapes):
         wrong.append(f"{OUTPUT_HEAD} missing")
     if wrong:
         raise ModelError(

@@ -66,12 +66,12 @@ def _has_float32(model: nn.Module) -> bool:
 
 def _types(model: nn.Module, checkpoint: TensorShapes) -> dict[str, set[torch.dtype]]:
     """Return the types of the parameters that each of a checkpoint's tensors is loaded into."""
-    found: dict[str, set[torch.dtype]] = {}
+    types: dict[str, set[torch.dtype]] = {}
     current = ""
 
     def recorder(dtype: torch.dtype) -> Callable[..., bool]:
         def record(*_: object, **__: object) -> bool:
-            found.setdefault(current, set()).add(dtype)
+            types.setdefault(current, set()).add(dtype)
             return True
 
         return record
@@ -91,4 +91,4 @@ def _types(model: nn.Module, checkpoint: TensorShapes) -> dict[str, set[torch.dt
         for parameter, attributes in own:
             parameter.__dict__.clear()
             parameter.__dict__.update(attributes)
-    return found
+    return types
