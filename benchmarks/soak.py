@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.soak_processes import RUNS, consume, guarded, open_buffer, produce, retain, review
 from rftdata import Buffer
 from rftdata.maintenance.verification import verify
-from rftdata.writing.writer import NO_PIPELINE
+from rftdata.run import NO_PIPELINE
 
 _PRODUCERS_A_RUN = 2
 _START_S, _DRAIN_S, _QUIET_S = 120.0, 120.0, 60.0

@@ -18,7 +18,7 @@ from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.processes import own_process
-from rftdata.writing.writer import NO_PIPELINE
+from rftdata.run import NO_PIPELINE
 
 RUNS = ("left", "right")
 BATCH = 64

@@ -18,8 +18,9 @@ from rftdata.limits import MAX_COUNT, check_integer, check_json, check_name
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Database, Row, fetch
 
+NO_PIPELINE = "none"
+"""The pipeline version of runs without stages. A complete group is drawable as soon as it is written."""
 _ENDED = ("finished", "interrupted", "failed")
-# A number is appended to a name that is taken, and file systems allow 255 bytes.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,8 @@ from operators.chain.rules import short_groups, turned_non_finite, without_rewar
 from operators.chain.stage import Stage, at, failed
 from rftdata.errors import OperatorError, PluginError, RftError, TimeLimitError
 from rftdata.pipeline.records import DECISION_SCHEMA, Known, StageRun, Verdicts
+from rftdata.run import NO_PIPELINE
 from rftdata.user_code.time_limits import call
-from rftdata.writing.writer import NO_PIPELINE
 
 MIN_GROUP_SIZE = "min_group_size"
 """Stage name of the group rule for groups that no stage made too small."""

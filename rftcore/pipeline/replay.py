@@ -32,9 +32,8 @@ from rftdata.pipeline.queue import read_groups
 from rftdata.pipeline.records import Known, SealedBatch, Verdicts, remember
 from rftdata.pipeline.verdicts import known_scores
 from rftdata.pipeline.versions import commit_replay, groups_to_replay, has_sealed_groups, replaying
-from rftdata.run import Run
+from rftdata.run import NO_PIPELINE, Run
 from rftdata.workers.worker import Worker
-from rftdata.writing.writer import NO_PIPELINE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{12}")

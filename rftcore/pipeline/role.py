@@ -27,11 +27,12 @@ from rftdata.pipeline.queue import SealedQueue, release_sealed_groups
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts, known_scores
 from rftdata.pipeline.versions import register_version
+from rftdata.run import NO_PIPELINE
 from rftdata.segments.compaction import BackgroundCompaction
 from rftdata.tasks import taskset_texts
 from rftdata.user_code import blocked_process, held_lock
 from rftdata.workers.worker import Worker
-from rftdata.writing.writer import NO_PIPELINE, Writer
+from rftdata.writing.writer import Writer
 
 _LEASE_S = 60.0
 

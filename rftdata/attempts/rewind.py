@@ -20,9 +20,8 @@ from rftdata.pipeline.verdicts import ready_groups
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.processes import own_process
-from rftdata.run import Run, refuse_archived
+from rftdata.run import NO_PIPELINE, Run, refuse_archived
 from rftdata.workers.worker import mark_dead_workers
-from rftdata.writing.writer import NO_PIPELINE
 
 _NO_FORK = "it cannot be forked"
 

@@ -28,8 +28,7 @@ from rftdata.limits import check_run_name, check_text
 from rftdata.postgres.database import Row as DatabaseRow
 from rftdata.postgres.locks import holding
 from rftdata.postgres.values import storable
-from rftdata.run import Run
-from rftdata.writing.writer import NO_PIPELINE
+from rftdata.run import NO_PIPELINE, Run
 
 # Groups are handed to the writer in bursts that fill one transaction, and it waits a moment for a burst to be complete.
 _TRANSACTION_ROWS, _TRANSACTION_BYTES, _LINGER_MS = 2048, 128 * 2**20, 5.0

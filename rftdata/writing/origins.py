@@ -77,6 +77,18 @@ def parents_of(
     return found
 
 
+def parent_id(group: Group, experience: Experience, parents: dict[str, dict[int, int]]) -> int | None:
+    """Return the id in this buffer of an experience's parent; None without one.
+
+    Args:
+        parents: as `parents_of` returned them.
+    """
+    if experience.origin is None or experience.origin.origin_parent_id is None or group.origin is None:
+        return experience.parent_id
+    known = parents.get(group.origin.buffer_id, {})
+    return known.get(experience.origin.origin_parent_id, experience.parent_id)
+
+
 def store(
     connection: Connection,
     run_id: int,

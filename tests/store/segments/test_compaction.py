@@ -142,7 +142,7 @@ def test_a_writer_that_was_taken_for_dead_continues_in_a_new_file(buffer: Buffer
 
     with buffer.writer(run) as writer:
         writer.insert(own_group(task_key="a"))
-        fcntl.flock(writer._appender._file, fcntl.LOCK_UN)  # type: ignore[attr-defined]
+        fcntl.flock(writer._store.appender._file, fcntl.LOCK_UN)  # type: ignore[attr-defined]
         write_files(buffer, run, 1)
         first = {address.uri for address in addresses(buffer).values()}
         assert compact(buffer).files_removed == 2
@@ -159,8 +159,8 @@ def test_an_orphan_whose_writer_lives_after_all_costs_a_new_file_and_no_row(buff
         held.execute("BEGIN")
         held.execute("SELECT rft.take_lock(%s)", [f"plan/{run.run_id}"])
         answer = writer.submit(own_group())
-        wait_until(lambda: writer._appender._offset > 0)  # type: ignore[attr-defined]
-        fcntl.flock(writer._appender._file, fcntl.LOCK_UN)  # type: ignore[attr-defined]
+        wait_until(lambda: writer._store.appender._offset > 0)  # type: ignore[attr-defined]
+        fcntl.flock(writer._store.appender._file, fcntl.LOCK_UN)  # type: ignore[attr-defined]
         assert compact(buffer).orphans_removed == 1 and on_disk(buffer) == set()
         held.execute("COMMIT")
         assert len(answer.result()) == 1

@@ -370,7 +370,7 @@ def test_no_power_cut_loses_what_was_committed_before_a_file_was_cut(
     with recorder.recording(monkeypatch):
         with buffer.writer(run) as writer:
             writer.insert(own_group())
-            writer._appender.append_bytes(buffer.segments.read_bytes(next(buffer.reader.all_addresses())[0]), 1)
+            writer._store.appender.append_bytes(buffer.segments.read_bytes(next(buffer.reader.all_addresses())[0]), 1)
         report = Compactor(buffer.database, buffer.segments, grace_s=0).run()
     assert report is not None and report.files_cut == 1
     assert losses(recorder.events, contents(buffer), tmp_path)[0] == []

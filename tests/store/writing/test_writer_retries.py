@@ -19,8 +19,9 @@ from rftdata import Buffer, Group, Run
 from rftdata.errors import BufferUnavailableError, FencedError, RftError
 from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import Connection, Cursor, send
-from rftdata.writing import writer as writer_module
-from rftdata.writing.writer import Writer, _Batch
+from rftdata.writing import batch_store
+from rftdata.writing.write_batch import WriteBatch
+from rftdata.writing.writer import Writer
 from tests.store.pipeline.test_review_locks import wait_for_waiting
 from tests.store.writing.test_writer import counts
 from tests.support.lossy_line import LossyLine
@@ -88,7 +89,7 @@ def test_requests_whose_joint_transaction_may_be_committed_are_not_stored_alone(
             raise psycopg.errors.DeadlockDetected("deadlock detected")
         return send(connection, name, **parameters)
 
-    monkeypatch.setattr(writer_module, "send", refused)
+    monkeypatch.setattr(batch_store, "send", refused)
     with together(through, run, 2) as writer, line.losing_one("rft.write_receipt"):
         answers = [writer.submit(own_group(task_key=key)) for key in "ab"]
         for answer in answers:
@@ -111,7 +112,7 @@ def test_ids_of_a_try_that_was_rolled_back_are_not_those_of_the_writer_that_used
             other.insert(own_group(), receipt=receipt)
         return send(connection, name, **parameters)
 
-    monkeypatch.setattr(writer_module, "send", interrupted)
+    monkeypatch.setattr(batch_store, "send", interrupted)
     with other, buffer.writer(run) as writer:
         assert writer.insert(own_group(), receipt=receipt) == []
     assert steps == [] and len(stored(buffer)) == 1
@@ -195,12 +196,12 @@ def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Bu
 
 def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buffer, run: Run) -> None:
     """The connection broke while the server was working: the second try must not store the batch beside the first."""
-    batch = _Batch([own_group()], uuid.uuid4())
+    batch = WriteBatch([own_group()], uuid.uuid4())
     with Writer(buffer.database, buffer.segments, run.run_id) as writer:
-        arrays = writer._helper.submit(writer._store_arrays, batch.sequences)
-        thread = threading.Thread(target=lambda: writer._try(batch, arrays))
+        arrays = writer._store.begin_arrays(batch.sequences)
+        thread = threading.Thread(target=lambda: writer._store.try_commit(batch, arrays))
         with buffer.database.transaction() as first:
-            writer._write(first, batch, arrays)
+            writer._store.write(first, batch, arrays)
             assigned = list(batch.group_ids)
             thread.start()
             wait_for_waiting(buffer, 1, behind=first.info.backend_pid)
@@ -235,7 +236,7 @@ def test_a_file_that_could_not_be_opened_leaves_no_wrong_offset_behind(buffer: B
     folder = Path(buffer.config.segments or "")
     with buffer.writer(run) as writer:
         writer.insert(own_group(task_key="a"))
-        appender = writer._appender
+        appender = writer._store.appender
         appender._give_up()  # as after a failed flush
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
