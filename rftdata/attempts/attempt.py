@@ -1,46 +1,40 @@
-"""One attempt of a run's trainer: its lease, draws, published weights and checkpoints.
+"""One attempt of a run's trainer: batches, published weights, recorded steps and checkpoints, written under its hold on the run.
 
-An attempt that was replaced cannot write (`rftdata.attempts.fence`); the lease shows only that the holder is alive. A new
-attempt continues from the last checkpoint of the previous one. Draws made after that checkpoint belong to a history that ended,
+A new attempt continues from the last checkpoint of the previous one. Draws made after that checkpoint belong to a history that ended,
 and their groups can be drawn again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
-import psycopg
 from psycopg.types.json import Jsonb
 
 from rftdata.attempts import takeover
 from rftdata.attempts.batch import Batch
 from rftdata.attempts.checkpoints import Checkpoint
-from rftdata.attempts.drawing import Drawing
-from rftdata.attempts.fence import Fence
+from rftdata.attempts.draws import Draws
+from rftdata.attempts.hold import Hold
 from rftdata.attempts.sampling import SamplingConfig, checked_formula
-from rftdata.errors import BufferUnavailableError, QueryError, RftError, described
+from rftdata.errors import QueryError
 from rftdata.failpoints import failpoint
 from rftdata.limits import MAX_COUNT, check_integer
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Row, execute, fetch, records
+from rftdata.postgres.database import Row, execute, fetch, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 from rftdata.run import Run
 from rftdata.segments.reader import SegmentReader
 from rftdata.workers.worker import mark_dead_workers
 
-_LOOK_S = 1.0
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 
 
-class Attempt:
+class Attempt(Hold):
     """An attempt that holds its run; created by `Buffer.attempt`.
 
     Its methods retry across a restart of the database (`rftdata.postgres.retry`), and check for an earlier write before they write again.
@@ -62,22 +56,12 @@ class Attempt:
         max_refill: int,
         receipt: uuid.UUID | None = None,
     ) -> None:
-        self.run = run
-        self._lease_s, self._receipt = lease_s, receipt
-        self._has_ended = False
-        self._listener = notify.Listener(run.database, notify.READY, notify.RUN, check=self.check)
-        self._closed = threading.Event()
-        self._is_lost = False
-        self.attempt_id = attempt_id
+        super().__init__(run, attempt_id, lease_s=lease_s, receipt=receipt)
         self.checkpoint = checkpoint
         self.start_step = checkpoint.trainer_step if checkpoint else 0
-        self._newest_version = self._newest_checkpoint = (
-            0  # ids that this object received; a newer one is from a try whose answer was lost
-        )
-        self._fence = Fence(run, attempt_id)
-        self._drawing = Drawing(self._fence, reader, self._listener, max_refill)
-        self._keeper = threading.Thread(target=self._keep, name="attempt", daemon=True)
-        self._keeper.start()
+        # Ids that this object received; a newer one is from a try whose answer was lost.
+        self._newest_version = self._newest_checkpoint = 0
+        self._draws = Draws(self, reader, max_refill)
 
     @classmethod
     def start(
@@ -98,7 +82,7 @@ class Attempt:
             attempt_id, checkpoint = ride_out(lambda: takeover.take(run, receipt, lease_s, policy))
             failpoint("trainer.started")
             notify.notify(run.database, notify.RUN)
-            return cls(run, reader, attempt_id, _of_row(checkpoint), lease_s, max_refill, receipt)
+            return cls(run, reader, attempt_id, _checkpoint(checkpoint), lease_s, max_refill, receipt)
         except BaseException:
             takeover.give_up(run, receipt)
             raise
@@ -107,16 +91,17 @@ class Attempt:
     def join(cls, run: Run, reader: SegmentReader, attempt_id: int, max_refill: int) -> Attempt:
         """Join an attempt of another process as a further rank: see `Buffer.join_attempt`."""
 
-        def look() -> tuple[Row, list[Row]]:
+        def read() -> tuple[int | None, Row | None]:
             with run.database.transaction() as connection:
-                locked = fetch(connection, "lock_run", run_id=run.run_id)[0]
-                return locked, fetch(connection, "last_checkpoint", attempt_id=attempt_id, step=None)
+                holder = fetch(connection, "lock_run", run_id=run.run_id)[0]["current_attempt_id"]
+                checkpoints = fetch(connection, "last_checkpoint", attempt_id=attempt_id, step=None)
+                return holder, checkpoints[0] if checkpoints else None
 
-        locked, found = ride_out(look)
-        attempt = cls(run, reader, attempt_id, _of_row(found[0] if found else None), None, max_refill)
-        if locked["current_attempt_id"] != attempt_id:
+        holder, checkpoint = ride_out(read)
+        attempt = cls(run, reader, attempt_id, _checkpoint(checkpoint), None, max_refill)
+        if holder != attempt_id:
             attempt.close()
-            raise attempt._fence.error()
+            raise attempt.fenced_error()
         return attempt
 
     def draw(
@@ -166,9 +151,17 @@ class Attempt:
         """
         check_integer("the trainer step of a draw", step, (1, MAX_COUNT))
         check_integer("the number of groups of a draw", num_groups, (0, MAX_COUNT))
-        return self._drawing.draw(
-            step, num_groups, columns, share=share, timeout_s=timeout_s, stop=stop, waiting=waiting
-        )
+        _refuse_policy_spans(columns)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not stop():
+            batch, reason = self._draws.draw(step, num_groups, columns)
+            if batch is not None:
+                return batch if share is None else batch.share(*share)
+            if deadline is not None and time.monotonic() > deadline:
+                return None
+            waiting(reason)
+            self.wait()
+        return None
 
     def draw_ahead(self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS) -> Batch | None:
         """Draw a step's batch while the step before it is trained: the full batch if it is ready now, otherwise None.
@@ -179,7 +172,7 @@ class Attempt:
         Raises:
             FencedError, SegmentCorruptError, PurgedError, BufferUnavailableError: see `draw`. Rows may have been drawn: call `release_step`.
         """
-        return self._drawing.draw_ahead(step, num_groups, columns)
+        return self._draws.draw(step, num_groups, columns, ahead=True)[0]
 
     def is_current(self, batch: Batch) -> bool:
         """Return whether a draw of the batch's groups would give the same rows and rewards now.
@@ -190,20 +183,21 @@ class Attempt:
         Raises:
             FencedError: another attempt holds the run.
         """
-        return self._drawing.is_current(batch.step)
+        return self._draws.are_current(batch.step)
 
     def release(self, batch: Batch) -> None:
         """Release an unused batch: its draws never took place. See `release_step`."""
         self.release_step(batch.step)
 
     def release_step(self, step: int) -> None:
-        """Release whatever was drawn for a step and not trained on.
+        """Release what was drawn for a step and not trained on.
 
         Raises:
             FencedError: another attempt holds the run.
             RftError: the step is recorded as done, or a checkpoint contains it.
         """
-        self._drawing.release(step)
+        ride_out(lambda: self._draws.release(step))
+        notify.notify(self.run.database, notify.READY)
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set priorities of groups (by group_id), for orders by priority and for formulas that use `priority`.
@@ -216,56 +210,32 @@ class Attempt:
             QueryError: a priority is negative or not a finite number.
         """
         for group_id, priority in priorities.items():
-            if not (math.isfinite(priority) and priority >= 0):
-                raise QueryError(
-                    f"the priority of group {group_id} is not valid",
-                    value=priority,
-                    allowed="finite numbers of at least 0",
-                )
+            _check_priority(group_id, priority)
 
-        def attempted() -> int:
+        def write() -> int:
             with self.transaction() as connection:
-                found = fetch(
+                (row,) = fetch(
                     connection,
                     "set_priorities",
                     run_id=self.run.run_id,
                     item_ids=list(priorities),
                     priorities=[float(value) for value in priorities.values()],
                 )
-            return int(found[0]["num_known"])
+            return int(row["num_known"])
 
-        return ride_out(attempted)
+        return ride_out(write)
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
         """Announce the weights after `step` and wake the explorers; return the policy_version_id."""
         check_integer("the trainer step of published weights", step, (0, MAX_COUNT))
+        weights = {"method": method, "uri": uri, "num_bytes": num_bytes, "checksum": checksum}
         row = self._write_once(
-            "insert_policy_version",
-            {
-                "run_id": self.run.run_id,
-                "attempt_id": self.attempt_id,
-                "trainer_step": step,
-                "method": method,
-                "uri": uri,
-                "num_bytes": num_bytes,
-                "checksum": checksum,
-            },
-            "policy_version_after",
-            {"attempt_id": self.attempt_id, "trainer_step": step, "after": self._newest_version},
+            step, "insert_policy_version", weights, "policy_version_after", after=self._newest_version
         )
         self._newest_version = int(row["policy_version_id"])
         failpoint("trainer.published")
         notify.notify(self.run.database, notify.POLICY)
         return self._newest_version
-
-    def _write_once(self, write: str, values: dict[str, Any], look: str, known: dict[str, Any]) -> Row:
-        """Run a named statement that returns its row, unless an earlier try has written it whose answer was lost."""
-
-        def attempted() -> Row:
-            with self.transaction() as connection:
-                return (fetch(connection, look, **known) or fetch(connection, write, **values))[0]
-
-        return ride_out(attempted)
 
     def record_step(
         self,
@@ -278,25 +248,18 @@ class Attempt:
         metrics: dict[str, float],
     ) -> None:
         """Record that a step is done; a batch without experiences is a skipped step."""
-        self._write_once(
-            "insert_train_step",
-            {
-                "attempt_id": self.attempt_id,
-                "trainer_step": step,
-                "run_id": self.run.run_id,
-                "outcome": "trained" if len(batch) else "skipped",
-                "reason": batch.short_reason,
-                "num_groups": batch.num_groups,
-                "num_experiences": len(batch),
-                "num_tokens": int(batch.lengths.sum()),
-                "wait_seconds": wait_seconds,
-                "train_seconds": train_seconds,
-                "publish_seconds": publish_seconds,
-                "metrics": Jsonb(storable(metrics)),
-            },
-            "train_step_done",
-            {"attempt_id": self.attempt_id, "trainer_step": step},
-        )
+        result = {
+            "outcome": "trained" if len(batch) else "skipped",
+            "reason": batch.short_reason,
+            "num_groups": batch.num_groups,
+            "num_experiences": len(batch),
+            "num_tokens": int(batch.lengths.sum()),
+            "wait_seconds": wait_seconds,
+            "train_seconds": train_seconds,
+            "publish_seconds": publish_seconds,
+            "metrics": Jsonb(storable(metrics)),
+        }
+        self._write_once(step, "insert_train_step", result, "train_step_done")
         failpoint("trainer.recorded")
         notify.notify(self.run.database, notify.RUN)
 
@@ -305,45 +268,26 @@ class Attempt:
     ) -> int:
         """Record that the weights at `uri` contain the draws up to `step`; return the checkpoint_id."""
         check_integer("the trainer step of a checkpoint", step, (0, MAX_COUNT))
-        row = self._write_once(
-            "insert_checkpoint",
-            {
-                "run_id": self.run.run_id,
-                "attempt_id": self.attempt_id,
-                "trainer_step": step,
-                "policy_version_id": policy_version_id,
-                "uri": uri,
-                "num_bytes": num_bytes,
-            },
-            "checkpoint_after",
-            {"attempt_id": self.attempt_id, "trainer_step": step, "after": self._newest_checkpoint},
-        )
+        weights = {"policy_version_id": policy_version_id, "uri": uri, "num_bytes": num_bytes}
+        row = self._write_once(step, "insert_checkpoint", weights, "checkpoint_after", after=self._newest_checkpoint)
         self._newest_checkpoint = int(row["checkpoint_id"])
         failpoint("trainer.checkpoint_committed")
         return self._newest_checkpoint
 
-    def transaction(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that only the attempt holding the run can commit: see `Fence.transaction`."""
-        return self._fence.transaction()
+    def _write_once(self, step: int, insert: str, values: dict[str, Any], find: str, **after: int) -> Row:
+        """Insert a row of a step by a named statement, unless the statement `find` finds one: that of an earlier try, whose answer was lost.
 
-    def check(self) -> None:
-        """Raise if another attempt has taken the run, as a look at it every second finds. Every wait of a trainer for others calls it.
-
-        Costs nothing, and may be called from any thread.
-
-        Raises:
-            FencedError: another attempt holds the run.
+        Args:
+            after: the newest id that this object received, for rows of which a step may have several.
         """
-        if self._is_lost:
-            raise self._fence.error()
+        keys = {"attempt_id": self.attempt_id, "trainer_step": step}
 
-    def wait(self, timeout_s: float = notify.POLL_S) -> bool:
-        """Wait for a change of the run or a ready group; return False after `timeout_s`. For one thread at a time.
+        def write() -> Row:
+            with self.transaction() as connection:
+                earlier = fetch(connection, find, **keys, **after)
+                return (earlier or fetch(connection, insert, run_id=self.run.run_id, **keys, **values))[0]
 
-        Raises:
-            FencedError: another attempt holds the run.
-        """
-        return self._listener.wait(timeout_s)
+        return ride_out(write)
 
     def num_untrained_steps(self) -> tuple[int, int]:
         """Return how many steps the run's history has, and how many of them trained nothing."""
@@ -351,72 +295,44 @@ class Attempt:
         return row["num_steps"], row["num_untrained"]
 
     def finish(self, outcome: str) -> None:
-        """Record that the run has done its planned steps; what was sampled of unfinished groups is deleted."""
+        """Record that the run has done its planned steps, and delete what was sampled of unfinished groups."""
 
-        def finished() -> None:
+        def write() -> None:
             with self.transaction() as connection:
                 execute(connection, "finish_run", run_id=self.run.run_id, status="finished", outcome=outcome)
                 execute(connection, "forget_unfinished", run_id=self.run.run_id)
 
-        ride_out(finished)
+        ride_out(write)
         notify.notify(self.run.database, notify.RUN)
 
     def forget_checkpoint(self, checkpoint_id: int) -> None:
         """Record that the files of a checkpoint are about to be removed; its row stays."""
-        ride_out(lambda: self._execute("forget_checkpoint", checkpoint_id=checkpoint_id))
+
+        def write() -> None:
+            with self.transaction() as connection:
+                execute(connection, "forget_checkpoint", checkpoint_id=checkpoint_id)
+
+        ride_out(write)
         failpoint("trainer.checkpoint_forgotten")
 
-    def _execute(self, name: str, **parameters: Any) -> None:
-        with self.transaction() as connection:
-            execute(connection, name, **parameters)
 
-    def close(self, outcome: str = "ended", *, patience_s: float | None = None) -> None:
-        """Release the lease; a process that only joined just leaves.
-
-        Args:
-            patience_s: how long to wait for an unavailable database; None for the default.
-        """
-        if not self._closed.is_set():
-            self._closed.set()
-            self._listener.close()
-            self._keeper.join()
-            if self._receipt is not None:
-                takeover.mark_unheld(self._receipt)
-        if self._lease_s is not None and not self._has_ended:
-            ride_out(
-                lambda: self.run.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome),
-                limit_s=patience_s,
-            )
-            self._has_ended = True
-
-    def __enter__(self) -> Attempt:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        # An unavailable database was already waited for.
-        patience_s = 0.0 if isinstance(error, BufferUnavailableError) else None
-        try:
-            self.close("ended" if error is None else described(error), patience_s=patience_s)
-        except (RftError, psycopg.Error):
-            if error is None:  # otherwise it would hide the first error
-                raise
-
-    def _keep(self) -> None:
-        """Renew the lease, and look whether the run is still this attempt's: it may be lost whatever the lease says."""
-        renewed_at = time.monotonic()
-        renew_every_s = math.inf if self._lease_s is None else self._lease_s / 3
-        while not self._closed.wait(min(_LOOK_S, renew_every_s)):
-            # The server is restarting or its disk is full for a moment: the next look tries again.
-            with contextlib.suppress(RftError, psycopg.Error):
-                with self.run.database.connection() as connection:
-                    held = fetch(connection, "holds_run", run_id=self.run.run_id, attempt_id=self.attempt_id)[0]["held"]
-                if not held:
-                    self._is_lost = True
-                    return
-                if time.monotonic() - renewed_at >= renew_every_s:
-                    self.run.database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
-                    renewed_at = time.monotonic()
+def _refuse_policy_spans(columns: Sequence[str]) -> None:
+    if "policy_spans" in columns:
+        raise QueryError(
+            "a batch does not have this array",
+            value="policy_spans",
+            todo="read it with buffer.read_arrays(ids, ['policy_spans'])",
+        )
 
 
-def _of_row(checkpoint: Row | None) -> Checkpoint | None:
-    return None if checkpoint is None else records(Checkpoint, [checkpoint])[0]
+def _check_priority(group_id: int, priority: float) -> None:
+    if not (math.isfinite(priority) and priority >= 0):
+        raise QueryError(
+            f"the priority of group {group_id} is not valid",
+            value=priority,
+            allowed="finite numbers of at least 0",
+        )
+
+
+def _checkpoint(row: Row | None) -> Checkpoint | None:
+    return None if row is None else records(Checkpoint, [row])[0]

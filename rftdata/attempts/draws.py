@@ -1,17 +1,16 @@
-"""Drawing of a trainer step's rows: claimed and recorded in one round trip, and released if unused.
+"""The draws of an attempt: which groups or selected rows it holds for a trainer step.
 
-One transaction draws and records (`rft.draw_groups`, or `rft.draw_selected` for a stored selection). The arrays are checked before the
-batch is returned, so that a group whose arrays are damaged is dropped and another one drawn in its place.
+One transaction draws and records (`rft.draw_groups`, or `rft.draw_selected` for a stored selection), in one round trip. The arrays are
+checked before the batch is returned, so that a group whose arrays are damaged is dropped and another one drawn in its place.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rftdata.attempts.batch import Batch
-from rftdata.attempts.fence import Fence
-from rftdata.errors import PurgedError, QueryError, RftError, SegmentCorruptError
+from rftdata.attempts.hold import Hold
+from rftdata.errors import PurgedError, RftError, SegmentCorruptError
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch, one, send
@@ -19,59 +18,33 @@ from rftdata.postgres.retry import ride_out
 from rftdata.segments.reader import SegmentReader
 
 
-class Drawing:
-    """The draws of one attempt; see `Attempt.draw`, `Attempt.draw_ahead`, `Attempt.is_current` and `Attempt.release`.
+class Draws:
+    """The draws of one attempt, each named by its trainer step.
 
     Args:
-        fence: of the attempt.
-        listener: woken when a group becomes ready.
+        hold: of the attempt.
+        max_refill: number of groups that the planner may add to a step in place of dropped ones.
     """
 
-    def __init__(self, fence: Fence, reader: SegmentReader, listener: notify.Listener, max_refill: int) -> None:
-        self._fence = fence
-        self._keys = {"run_id": fence.run.run_id, "attempt_id": fence.attempt_id}
+    def __init__(self, hold: Hold, reader: SegmentReader, max_refill: int) -> None:
+        self._hold = hold
+        self._keys = {"run_id": hold.run.run_id, "attempt_id": hold.attempt_id}
         self._reader = reader
-        self._listener = listener
-        self._from_selection = fence.run.source_kind is not None
+        self._from_selection = hold.run.source_kind is not None
         self._max_refill = max_refill
 
     def draw(
-        self,
-        step: int,
-        num_groups: int,
-        columns: Sequence[str],
-        *,
-        share: tuple[int, int] | None,
-        timeout_s: float | None,
-        stop: Callable[[], bool],
-        waiting: Callable[[str | None], None],
-    ) -> Batch | None:
-        """Draw a batch: see `Attempt.draw`."""
-        if "policy_spans" in columns:
-            raise QueryError(
-                "a batch does not have this array",
-                value="policy_spans",
-                todo="read it with buffer.read_arrays(ids, ['policy_spans'])",
-            )
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not stop():
-            batch, reason = self._draw_now(step, num_groups, columns)
-            if batch is not None:
-                return batch if share is None else batch.share(*share)
-            if deadline is not None and time.monotonic() > deadline:
-                return None
-            waiting(reason)
-            self._listener.wait()
-        return None
-
-    def draw_ahead(self, step: int, num_groups: int, columns: Sequence[str]) -> Batch | None:
-        """Draw a full batch if it is there: see `Attempt.draw_ahead`."""
-        return self._draw_now(step, num_groups, columns, ahead=True)[0]
-
-    def _draw_now(
         self, step: int, num_groups: int, columns: Sequence[str], *, ahead: bool = False
     ) -> tuple[Batch | None, str | None]:
-        """Return a batch, or None and the groups whose review is awaited if nothing else is."""
+        """Draw what is ready now, without a wait.
+
+        Args:
+            columns: token arrays to read.
+            ahead: draw only a full batch, and do not decide that no more groups will come.
+
+        Returns:
+            A batch, or None and the groups whose review is awaited if nothing else is.
+        """
         while True:
             drawn, rows = ride_out(lambda: self._try_draw(step, num_groups, ahead))
             if drawn["outcome"] != "drawn":
@@ -88,7 +61,7 @@ class Drawing:
 
     def _try_draw(self, step: int, num_groups: int, ahead: bool) -> tuple[Row, list[Row]]:
         """Return the result of `rft.draw_groups` or `rft.draw_selected` and the rows drawn: one round trip and one transaction."""
-        with self._fence.run.database.connection() as connection, connection.pipeline():
+        with self._hold.run.database.connection() as connection, connection.pipeline():
             drawn = send(
                 connection,
                 "draw_selected" if self._from_selection else "draw_groups",
@@ -101,12 +74,12 @@ class Drawing:
             rows = send(connection, "drawn_rows", **self._keys, step=step)
         result = one(drawn)
         if result["outcome"] == "fenced":
-            raise self._fence.error()
+            raise self._hold.fenced_error()
         return result, rows.fetchall()
 
     def _refuse_purged(self, step: int) -> None:
         """Refuse a stored selection with purged rows, because it is trained on completely or not at all."""
-        for row in self._fence.run.database.fetch("purged_of_draw", **self._keys, step=step):
+        for row in self._hold.run.database.fetch("purged_of_draw", **self._keys, step=step):
             raise PurgedError(
                 f"experience {row['experience_id']} of the run's stored selection was purged: {row['reason']}",
                 todo="start a new run with the same sampling.source; this one cannot repeat its batches",
@@ -119,8 +92,8 @@ class Drawing:
         reasons = {row["group_id"]: why[row["segment_id"]] for row in lost}
 
         def drop() -> None:
-            with self._fence.transaction() as connection:
-                if fetch(connection, "final_draws", attempt_id=self._fence.attempt_id, step=step):
+            with self._hold.transaction() as connection:
+                if fetch(connection, "final_draws", attempt_id=self._hold.attempt_id, step=step):
                     raise damaged[0]
                 self._undo(connection, step)
                 damage = {
@@ -133,23 +106,23 @@ class Drawing:
                 execute(connection, "reopen_stale_groups", **self._keys)
 
         ride_out(drop)
-        notify.notify(self._fence.run.database, notify.READY)
+        notify.notify(self._hold.run.database, notify.READY)
 
-    def is_current(self, step: int) -> bool:
-        """Return whether a step's draws would be the same now: see `Attempt.is_current`."""
+    def are_current(self, step: int) -> bool:
+        """Return whether a step's draws would give the same rows and rewards now."""
         name = "drawn_selected_state" if self._from_selection else "drawn_groups_state"
-        outcome = self._fence.run.database.fetch_by_index(name, **self._keys, step=step)[0]["outcome"]
+        outcome = self._hold.run.database.fetch_by_index(name, **self._keys, step=step)[0]["outcome"]
         if outcome == "fenced":
-            raise self._fence.error()
+            raise self._hold.fenced_error()
         return bool(outcome == "same")
 
     def release(self, step: int) -> None:
-        """Release what was drawn for a step: see `Attempt.release_step`."""
-        ride_out(lambda: self._release(step))
-        notify.notify(self._fence.run.database, notify.READY)
+        """Release what was drawn for a step; without effect if it is released already.
 
-    def _release(self, step: int) -> None:
-        with self._fence.transaction() as connection:
+        Raises:
+            RftError: the step is recorded as done, or a checkpoint contains it.
+        """
+        with self._hold.transaction() as connection:
             self._refuse_final(connection, step)
             if self._from_selection:
                 execute(connection, "release_selected", **self._keys, step=step)
@@ -160,7 +133,7 @@ class Drawing:
             execute(connection, "reopen_stale_groups", **self._keys)
 
     def _refuse_final(self, connection: Connection, step: int) -> None:
-        for final in fetch(connection, "final_draws", attempt_id=self._fence.attempt_id, step=step):
+        for final in fetch(connection, "final_draws", attempt_id=self._hold.attempt_id, step=step):
             done = "recorded as done" if final["recorded"] else f"part of the checkpoint of step {final['checkpoint']}"
             raise RftError(
                 f"the batch of step {step} cannot be released: the step is {done}",
