@@ -6,76 +6,54 @@ Threads may share a `Buffer`; each process opens its own.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import psycopg
 import pyarrow as pa
-from psycopg.rows import tuple_row
-from psycopg.types.json import Jsonb
 
 from rftdata.archives.files import ArchiveFolder
-from rftdata.attempts import stored_selection
 from rftdata.attempts.attempt import Attempt
-from rftdata.attempts.rewind import fork, rewind
 from rftdata.attempts.sampling import SamplingConfig
-from rftdata.attempts.stored_selection import Selection
 from rftdata.config import BufferConfig
-from rftdata.config_errors import did_you_mean
-from rftdata.errors import PurgedError, QueryError
-from rftdata.limits import check_integer, check_run_name
-from rftdata.postgres.database import Database, Row, execute, fetch
+from rftdata.errors import PurgedError
+from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
-from rftdata.postgres.locks import holding
-from rftdata.postgres.query_errors import query_error
 from rftdata.query.arrays import OnDamage
-from rftdata.run import Run, check_run_settings
+from rftdata.query.sql_result import sql_result
+from rftdata.run import Run
+from rftdata.runs import Runs
 from rftdata.segments.base import SegmentStore
 from rftdata.segments.codec import Array
 from rftdata.segments.reader import SegmentReader
 from rftdata.uri import redacted
 from rftdata.writing.writer import Writer
 
-_MODES = ("both", "explore", "train")
 
+class Buffer(Runs):
+    """An open buffer; created by `rftdata.open`.
 
-class Buffer:
-    """An open buffer; created by `rftdata.open`."""
+    Attributes:
+        folder: the folder of an embedded buffer; None for one on a server.
+    """
 
     def __init__(
         self, config: BufferConfig, database: Database, server: EmbeddedServer | None, segments: SegmentStore
     ) -> None:
+        self.folder: Path | None = server.folder if server else None
+        self._files = self.folder or Path(config.segments or ".").parent
+        super().__init__(database, str(self.folder) if self.folder else redacted(config.uri), self._files / "runs")
         self.config = config
-        self.database = database
         self.server = server
         self.segments = segments
         self.reader = SegmentReader(database, segments)
 
     @property
-    def folder(self) -> Path | None:
-        """Folder of an embedded buffer; None for one on a server."""
-        return self.server.folder if self.server else None
-
-    @property
-    def location(self) -> str:
-        """The value for the option `--buffer`, without password."""
-        return str(self.server.folder) if self.server else redacted(self.config.uri)
-
-    @property
-    def runs_folder(self) -> Path:
-        """Folder in which runs keep files other than experiences, each in its own folder (`Run.folder`)."""
-        return (self.folder or Path(self.config.segments or ".").parent) / "runs"
-
-    @property
     def archives(self) -> ArchiveFolder:
         """Folder with the Parquet files of archived runs: `archives` in the folder of an embedded buffer, else beside the segments."""
         owner = self.database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
-        return ArchiveFolder((self.folder or Path(self.config.segments or ".").parent).resolve() / "archives", owner)
+        return ArchiveFolder(self._files.resolve() / "archives", owner)
 
     def close(self) -> None:
         """Close the connections; an embedded server that no other process uses stops after `buffer.idle_stop_s`."""
@@ -95,19 +73,7 @@ class Buffer:
         Raises:
             QueryError: the database rejected the query; the message is the database's, with its hint.
         """
-        with self.database.connection() as connection:
-            cursor = connection.cursor(row_factory=tuple_row)  # not dictionaries, because two columns may have one name
-            try:
-                cursor.execute(query, parameters)
-            except psycopg.OperationalError:
-                raise
-            except psycopg.DatabaseError as error:
-                raise query_error(error) from error
-            if cursor.description is None:
-                return pa.table({})
-            names = unique_names([column.name for column in cursor.description])
-            rows = cursor.fetchall()
-        return pa.table([_column([row[i] for row in rows]) for i in range(len(names))], names=names)
+        return sql_result(self.database, query, parameters)
 
     def query(
         self,
@@ -183,89 +149,6 @@ class Buffer:
             self.database, self.segments, self.archives, columns, where, run_id=run_id, share=share, on_damage=on_damage
         )
 
-    def create_run(
-        self,
-        *,
-        name: str,
-        config: dict[str, Any],
-        seed: int,
-        steps: int,
-        pipeline_version: str,
-        mode: str = "both",
-        selected: Selection | None = None,
-        epochs: int = 1,
-        parent: Run | None = None,
-    ) -> Run:
-        """Store a new run; a number is appended to a name that is taken.
-
-        Args:
-            selected: the rows that the run trains on instead of its own groups, from `rftdata.attempts.stored_selection.select`.
-            epochs: number of times each of these rows is drawn.
-            parent: the run from whose checkpoint the new one starts, as its next stage.
-
-        Raises:
-            QueryError: the name, seed, number of steps or configuration cannot be stored.
-        """
-        check_run_name(name)
-        check_integer("the seed of a run", seed)
-        check_run_settings(config, steps, pipeline_version)
-        if mode not in _MODES:
-            raise QueryError("the mode of a run is unknown", value=mode, allowed=", ".join(_MODES))
-        with self.database.transaction() as connection:
-            execute(connection, "lock_run_names")
-            row = fetch(
-                connection,
-                "insert_run",
-                name=name,
-                mode=mode,
-                config=Jsonb(config),
-                seed=seed,
-                planned_steps=steps,
-                pipeline_version=pipeline_version,
-                parent_run_id=parent.run_id if parent else None,
-            )[0]
-            if selected is not None:
-                row = stored_selection.store(connection, row["run_id"], selected, epochs)
-        return self._run(row)
-
-    def find_run(self, name_or_id: str | int | None = None) -> Run:
-        """Return a run by name or id; a string may be either, None is the newest run.
-
-        Raises:
-            QueryError: the run does not exist; the message suggests the nearest names.
-        """
-        if name_or_id is None:
-            rows = self._fetch_runs(limit=1)
-        else:
-            rows = self.database.fetch("find_run", run=str(name_or_id), by_name=isinstance(name_or_id, str))
-        if rows:
-            return self._run(rows[0])
-        names = [str(row["name"]) for row in self.database.fetch("run_names")]
-        if not names:
-            raise QueryError(f"the buffer {self.location} contains no run", todo="start one with `rft run CONFIG`")
-        raise QueryError(
-            f"the buffer {self.location} contains no such run",
-            value=name_or_id,
-            allowed=", ".join(names),
-            todo=did_you_mean(str(name_or_id), names, "name one of these, or another buffer with --buffer"),
-        )
-
-    def runs(self, name: str | None = None, *, imported: bool = True, at_work: bool = False) -> list[Run]:
-        """Return the runs, newest first.
-
-        Args:
-            name: only those of this configured name, which a number may follow in their own names.
-            imported: also those that an import created.
-            at_work: only those with a live process.
-        """
-        return [self._run(row) for row in self._fetch_runs(name, imported=imported, at_work=at_work)]
-
-    @contextmanager
-    def joining(self) -> Iterator[None]:
-        """Lock out other processes that look for a run and create a missing one."""
-        with holding(self.database, "join", wait_s=math.inf):
-            yield
-
     def writer(
         self, run: Run | str | int, *, max_rows: int = 2048, max_bytes: int = 128 * 2**20, linger_ms: float = 0.0
     ) -> Writer:
@@ -321,66 +204,6 @@ class Buffer:
         """
         return Attempt.join(self._own(run), self.reader, attempt_id, max_refill)
 
-    def rewind(self, run: Run | str | int, step: int, *, keep_rollouts: bool = False) -> None:
-        """Take a run back to the checkpoint of an earlier step, from which its next trainer continues.
-
-        Groups planned since then stay stored but are no longer used. Task statistics and selectors are reset to that step. Labels stay
-        as they are.
-
-        Args:
-            step: a trainer step with a kept checkpoint, or 0 for the initial weights.
-            keep_rollouts: undo only the draws, so that every group unused by the remaining steps can be drawn.
-
-        Raises:
-            ConfigError: there is no such checkpoint.
-            FencedError: a live process trains the run.
-        """
-        rewind(self._own(run), step, keep_rollouts=keep_rollouts)
-
-    def fork(
-        self,
-        run: Run | str | int,
-        *,
-        name: str,
-        step: int | None = None,
-        keep_rollouts: bool = False,
-        config: dict[str, Any] | None = None,
-        steps: int | None = None,
-        pipeline_version: str | None = None,
-    ) -> Run:
-        """Create a run that continues from a step of another run, which is not changed.
-
-        Groups that the history up to the step did not draw are copied, and the new run's pipeline decides on them. Copies share the
-        arrays, and each experience has its origin in `parent_id`.
-
-        Args:
-            name: of the new run; a number is appended if it is taken.
-            step: a trainer step with a kept checkpoint, 0 for the initial weights, None for the newest.
-            keep_rollouts: also copy the groups planned after the step.
-            config, steps, pipeline_version: of the new run; None for those of the old one.
-
-        Raises:
-            ConfigError: there is no such checkpoint.
-            QueryError: the name, number of steps or configuration cannot be stored.
-        """
-        check_run_name(name)
-        parent = self._own(run).refreshed()
-        check_run_settings(
-            parent.config if config is None else config,
-            parent.planned_steps if steps is None else steps,
-            pipeline_version or parent.pipeline_version,
-        )
-        new = {
-            "name": name,
-            "mode": parent.mode,
-            "config": Jsonb(parent.config if config is None else config),
-            "seed": parent.seed,
-            "planned_steps": parent.planned_steps if steps is None else steps,
-            "pipeline_version": pipeline_version or parent.pipeline_version,
-        }
-        row = fork(parent, new, step, keep_rollouts=keep_rollouts)
-        return self._run(row)
-
     def read_arrays(
         self, experience_ids: Sequence[int], columns: Sequence[str], *, purged: Literal["refuse", "null"] = "refuse"
     ) -> pa.Table:
@@ -413,41 +236,3 @@ class Buffer:
             QueryError: an experience does not exist.
         """
         return self.reader.arrays(self.reader.places(experience_ids), name)
-
-    def _fetch_runs(
-        self, name: str | None = None, *, imported: bool = True, at_work: bool = False, limit: int | None = None
-    ) -> list[Row]:
-        return self.database.fetch("runs", name=name, imported=imported, at_work=at_work, limit=limit)
-
-    def _run(self, row: Row) -> Run:
-        return Run.of_row(self.database, self.runs_folder, row)
-
-    def _own(self, run: Run | str | int) -> Run:
-        """Return a run with this buffer's database, for a name, an id or another buffer's run."""
-        if isinstance(run, Run):
-            return run if run.database is self.database else self.find_run(run.run_id)
-        return self.find_run(run)
-
-
-def unique_names(names: Sequence[str]) -> list[str]:
-    """Return unique names of columns: the second of two columns `id` becomes `id_2`."""
-    taken, unique = set(names), []
-    for i, name in enumerate(names):
-        number = names[:i].count(name) + 1
-        while number > 1 and f"{name}_{number}" in taken:
-            number += 1
-        unique.append(name if number == 1 else f"{name}_{number}")
-        taken.add(unique[-1])
-    return unique
-
-
-def _column(values: list[Any]) -> pa.Array:
-    # Arrow takes nine times as long to find out that texts are texts.
-    first = next((value for value in values if value is not None), None)
-    try:
-        return pa.array(values, pa.string() if isinstance(first, str) else None)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
-        # Mixed JSON, numbers beyond 64 bits and similar values are returned as text.
-        return pa.array(
-            [None if v is None else v if isinstance(v, str) else json.dumps(v, default=str) for v in values]
-        )

@@ -13,14 +13,44 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from rftdata.errors import ArchivedError
-from rftdata.limits import MAX_COUNT, check_integer, check_json, check_name
+from rftdata.errors import ArchivedError, QueryError
+from rftdata.limits import MAX_COUNT, check_integer, check_json, check_name, check_run_name
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Database, Row, fetch
+from rftdata.postgres.database import Connection, Database, Row, execute, fetch
 
 NO_PIPELINE = "none"
 """The pipeline version of runs without stages. A complete group is drawable as soon as it is written."""
+_MODES = ("both", "explore", "train")
 _ENDED = ("finished", "interrupted", "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRun:
+    """A run to create; its fields are columns of `rft.run`.
+
+    Raises:
+        QueryError: one of them cannot be stored as it is.
+    """
+
+    name: str
+    mode: str
+    config: dict[str, Any]
+    seed: int
+    planned_steps: int
+    pipeline_version: str
+
+    def __post_init__(self) -> None:
+        check_run_name(self.name)
+        check_integer("the seed of a run", self.seed)
+        _check_settings(self.config, self.planned_steps, self.pipeline_version)
+        if self.mode not in _MODES:
+            raise QueryError("the mode of a run is unknown", value=self.mode, allowed=", ".join(_MODES))
+
+    def insert(self, connection: Connection, *, parent_run_id: int | None) -> Row:
+        """Store the run, with a number after its name if the name is taken, and return its row."""
+        execute(connection, "lock_run_names")
+        values = {**vars(self), "config": Jsonb(self.config)}
+        return fetch(connection, "insert_run", parent_run_id=parent_run_id, **values)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +116,12 @@ class Run:
         notify.notify(self.database, notify.RUN)
 
     def go_on(self, config: dict[str, Any], *, steps: int, pipeline_version: str) -> Run:
-        """Store other settings for the run to continue with; return the updated run.
+        """Store the settings with which the run continues; return the updated run.
 
         Raises:
             QueryError: one of them cannot be stored.
         """
-        check_run_settings(config, steps, pipeline_version)
+        _check_settings(config, steps, pipeline_version)
         self.database.run(
             "set_run_config",
             run_id=self.run_id,
@@ -112,12 +142,7 @@ class Run:
         return Run.of_row(self.database, self.folder.parent, row)
 
 
-def check_run_settings(config: dict[str, Any], steps: int, pipeline_version: str) -> None:
-    """Refuse settings of a run that cannot be stored as they are.
-
-    Raises:
-        QueryError: which, and what is allowed.
-    """
+def _check_settings(config: dict[str, Any], steps: int, pipeline_version: str) -> None:
     check_integer("the number of steps of a run", steps, (0, MAX_COUNT))
     check_name("the pipeline version of a run", pipeline_version)
     check_json("the configuration of a run", config)

@@ -11,11 +11,11 @@ from psycopg.errors import Diagnostic
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from rftdata.buffer import unique_names
 from rftdata.errors import QueryError
 from rftdata.postgres.database import Database, execute
 from rftdata.postgres.programs import client_program, without_password
 from rftdata.postgres.query_errors import query_error
+from rftdata.query.sql_result import unique_names
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
         priority_exponent=exponent,
         include_dropped=source.include_dropped,
         min_rollouts=resolved.algorithm.min_group_size,
+        epochs=sampling.epochs,
     )
     check_selected(resolved.algorithm, selected.kind)
     refuse_untrainable(resolved.algorithm, buffer, selected)

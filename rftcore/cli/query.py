@@ -36,7 +36,7 @@ def query(
     `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.
     """
     from rftcore.cli.output import print_json_rows, print_rows
-    from rftdata.buffer import unique_names
+    from rftdata.query.sql_result import unique_names
 
     with opened(buffer, "rft query") as found:
         damage = _report_damage if skip_damaged else None

@@ -60,7 +60,6 @@ def prepare_run(
             pipeline_version=pipeline_version,
             mode="both" if config.has_explorer else "train",
             selected=selected,
-            epochs=config.sampling.epochs,
             parent=parent,
         )
     else:

@@ -20,7 +20,7 @@ from rftdata.pipeline.verdicts import ready_groups
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.processes import own_process
-from rftdata.run import NO_PIPELINE, Run, refuse_archived
+from rftdata.run import NO_PIPELINE, NewRun, Run, refuse_archived
 from rftdata.workers.worker import mark_dead_workers
 
 _NO_FORK = "it cannot be forked"
@@ -54,8 +54,8 @@ def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
     notify.notify(run.database, notify.RUN)
 
 
-def fork(parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: bool = False) -> Row:
-    """Fork a run (see `Buffer.fork`) and return the new run's row; `new` are the parameters of the query `insert_run` but for its parent."""
+def fork(parent: Run, new: NewRun, step: int | None, *, keep_rollouts: bool = False) -> Row:
+    """Fork a run (see `Buffer.fork`) and return the new run's row."""
     if parent.source_kind:
         raise ConfigError(
             f"the run {parent.name!r} trains on a stored selection and cannot be forked",
@@ -66,8 +66,7 @@ def fork(parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: b
         if step is None:
             step = _kept_steps(connection, parent.current_attempt_id)[-1]
         checkpoint = _checkpoint(connection, parent.name, parent.current_attempt_id, step)
-        execute(connection, "lock_run_names")
-        run = fetch(connection, "insert_run", parent_run_id=parent.run_id, **new)[0]
+        run = new.insert(connection, parent_run_id=parent.run_id)
         parent_id, run_id = parent.run_id, run["run_id"]
         outcome = f"forked from {parent.name} at step {step}"
         attempt_id = _insert_ended_attempt(connection, run_id, parent.current_attempt_id, checkpoint, outcome)

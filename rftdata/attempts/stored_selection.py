@@ -4,11 +4,6 @@
 arrays and rewards at that cut. `Buffer.create_run` stores it with the run. `verify` computes the hash again before an attempt
 starts. Sampled data cannot change, and later labels are after the cut, so a resumed run trains on the same rows.
 
-The cut is a label id. Ids are assigned before they are committed, so a label with a lower id could appear later. The cut
-is therefore taken under a lock that waits for all sessions that are labelling. The transaction's snapshot is taken under the lock
-too, and the lock, which another connection holds, is released at once. The query and the rewards then see exactly the labels
-up to the cut, however long they take, while people continue labelling.
-
 What the chain of its run dropped is left out, unless the selection includes it: an experience, a pair with a dropped side, and of a group the dropped
 experiences. Which those are is stored with the run, so that later verdicts change no batch.
 
@@ -19,31 +14,20 @@ exponent), and the run ends after as many draws as without weights.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Any
 
 import numpy as np
-import psycopg
-import psycopg.errors
-from psycopg.rows import tuple_row
 
 from rftdata.attempts.dropped import DropCount, by_reason, drop_counts
-from rftdata.errors import ConflictError, QueryError, SelectionChangedError
-from rftdata.postgres.database import Connection, Database, Row, execute, fetch, limit_statements, queries
-from rftdata.postgres.written_text import check_complete
-from rftdata.user_code.time_limits import lowered
+from rftdata.attempts.label_cut import at_label_cut
+from rftdata.attempts.selection_query import KINDS, checked_ids, run_query, weights_of
+from rftdata.errors import QueryError, SelectionChangedError
+from rftdata.postgres.database import Connection, Database, Row, execute, fetch, queries
 
-KINDS = {"experience_id": "experience", "pair_id": "pair", "group_id": "group"}
-PRIORITY = "priority"
 _ITEMS_AT_ONCE = 2048
 _FACTS = {"experience": "selected_experiences", "pair": "selected_pairs", "group": "selected_groups"}
-_ALLOWED = "experience_id, pair_id, or group_id"
-_TODO = "write one SELECT of experience_id (or pair_id, or group_id), for example: select experience_id from rft.experience where reward = 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +44,7 @@ class Selection:
         left_out: of selected groups, the experiences that are not trained on, by group.
         num_without: items of the query's result that are not selected, since they were dropped, or too little is left of them.
         dropped: the experiences that a chain had dropped, by reason; they are left out.
+        epochs: how often each item is drawn; with weights, on average.
     """
 
     sql: str
@@ -71,6 +56,7 @@ class Selection:
     left_out: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     num_without: int = 0
     dropped: tuple[DropCount, ...] = ()
+    epochs: int = 1
 
     def describe_dropped(self) -> str | None:
         """Describe what is left out, and how to include it; None if nothing is."""
@@ -90,33 +76,6 @@ def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
     return -(-num_rows * epochs // min(batch_size, num_rows))
 
 
-@contextmanager
-def at_label_cut(database: Database, *, read_only: bool = True) -> Iterator[tuple[Connection, int]]:
-    """Open a transaction with a snapshot, and the newest label in it; the snapshot contains all labels up to it and no others.
-
-    Args:
-        read_only: on a connection of its own, for queries that a person wrote; see `Database.reading`.
-
-    Raises:
-        ConflictError: another session's labels stay uncommitted.
-    """
-    with database.reading() if read_only else database.transaction() as connection:
-        if not read_only:
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        # The snapshot is that of the first query below, not that of BEGIN.
-        with database.transaction() as locker:
-            locker.execute("SET LOCAL lock_timeout = '30s'")
-            try:
-                execute(locker, "lock_labels")
-            except psycopg.errors.LockNotAvailable as error:
-                raise ConflictError(
-                    "another session has changed rewards without a commit for 30 s, so it is unknown which labels count",
-                    todo="commit or end that transaction (select * from pg_stat_activity where state like 'idle in%'), then run it again",
-                ) from error
-            cut = fetch(connection, "label_cut")[0]["label_cut"]
-        yield connection, cut
-
-
 def select(
     database: Database,
     sql: str,
@@ -125,6 +84,7 @@ def select(
     priority_exponent: float | None = None,
     include_dropped: bool = False,
     min_rollouts: int = 1,
+    epochs: int = 1,
 ) -> Selection:
     """Run a query and record the rows that it selects.
 
@@ -132,6 +92,7 @@ def select(
         priority_exponent: the query must have a second column `priority`, and weights are priorities to this power; None: it must have none.
         include_dropped: select what chains dropped, too.
         min_rollouts: groups that keep fewer rollouts are not selected.
+        epochs: how often each row is drawn; with weights, on average.
 
     Raises:
         QueryError: it is not a single read-only SELECT of exactly `experience_id`, `pair_id` or `group_id` (and `priority`), or its
@@ -140,8 +101,8 @@ def select(
         ConflictError: see `at_label_cut`.
     """
     with at_label_cut(database) as (connection, cut):
-        column, rows = _run(connection, sql.strip().rstrip(";"), with_priority=priority_exponent is not None)
-        item_ids = _checked_ids(column, [row[0] for row in rows])
+        column, rows = run_query(connection, sql.strip().rstrip(";"), with_priority=priority_exponent is not None)
+        item_ids = checked_ids(column, [row[0] for row in rows])
         dropped = _Dropped() if include_dropped else _dropped(connection, KINDS[column], item_ids, min_rollouts)
         num_selected = len(item_ids)
         item_ids = tuple(item_id for item_id in item_ids if item_id not in dropped.items)
@@ -153,7 +114,7 @@ def select(
         left_out = {item_id: ids for item_id, ids in dropped.experiences.items() if item_id not in dropped.items}
         weights = None
         if priority_exponent is not None:
-            weights = _weights(connection, item_ids, dict(rows), priority_exponent)
+            weights = weights_of(connection, item_ids, dict(rows), priority_exponent)
         label_cut = cut if pin_labels else None
         content_hash, problems = _hash(connection, KINDS[column], item_ids, label_cut, weights, left_out)
     if problems:
@@ -173,6 +134,7 @@ def select(
         left_out=left_out,
         num_without=len(dropped.items),
         dropped=drop_counts(dropped.reasons),
+        epochs=epochs,
     )
 
 
@@ -198,7 +160,7 @@ def selected_rewards(database: Database, selected: Selection) -> Iterator[dict[i
         yield {row["experience_id"]: row["reward"] for row in rows}
 
 
-def store(connection: Connection, run_id: int, selection: Selection, epochs: int) -> Row:
+def store(connection: Connection, run_id: int, selection: Selection) -> Row:
     """Store a selection as the queue of a new run; return the run's row."""
     row = fetch(
         connection,
@@ -208,7 +170,7 @@ def store(connection: Connection, run_id: int, selection: Selection, epochs: int
         kind=selection.kind,
         num_rows=len(selection.item_ids),
         content_hash=selection.content_hash,
-        epochs=epochs,
+        epochs=selection.epochs,
         label_cut=selection.label_cut,
         weighted=selection.weights is not None,
     )[0]
@@ -283,114 +245,6 @@ def _pages(item_ids: Sequence[int]) -> Iterator[Sequence[int]]:
 
 def _flat(left_out: Mapping[int, Sequence[int]]) -> list[int]:
     return [experience_id for ids in left_out.values() for experience_id in ids]
-
-
-def _run(connection: Connection, sql: str, *, with_priority: bool) -> tuple[str, list[tuple[Any, ...]]]:
-    """Return the name of the query's column of ids, and its rows: an id, and its priority if there are priorities."""
-    # Inside a subquery, because only a SELECT is allowed there. On separate lines, because the query may end in a comment.
-    # In binary, because that protocol takes only one statement.
-    wrapped = f"SELECT * FROM (\n{sql}\n) AS selected"
-    connection.execute("SET LOCAL search_path TO rft, public")  # as in `rft sql`
-    limit_s = lowered(math.inf)
-    if limit_s < math.inf:  # the limit of `rft check`; a run has none
-        limit_statements(connection, limit_s)
-    try:
-        check_complete(connection, sql, "{}")
-        with connection.cursor(row_factory=tuple_row, binary=True) as cursor:
-            cursor.execute(wrapped.encode())
-            names = [column.name for column in cursor.description or []]
-            _check_columns(names, with_priority=with_priority)
-            rows = cursor.fetchall()
-            return (names[0], rows) if names[0] != PRIORITY else (names[1], [row[::-1] for row in rows])
-    except psycopg.errors.ReadOnlySqlTransaction as error:
-        raise QueryError(
-            f"the query of sampling.source writes: {error.diag.message_primary}",
-            value=sql,
-            allowed="a query that only reads",
-            todo=_TODO,
-        ) from error
-    except psycopg.errors.QueryCanceled as error:
-        raise QueryError(
-            f"the query of sampling.source did not end within {limit_s:g} s",
-            value=sql,
-            todo="correct it, or start the run, which has no such limit",
-        ) from error
-    except psycopg.OperationalError:
-        raise
-    except psycopg.DatabaseError as error:
-        raise QueryError(
-            f"the database rejected the query of sampling.source: {error.diag.message_primary}", value=sql, todo=_TODO
-        ) from error
-
-
-def _check_columns(names: Sequence[str], *, with_priority: bool) -> None:
-    """Check the names of the query's columns.
-
-    Raises:
-        QueryError: they are not those of a selection.
-    """
-    ids = [name for name in names if name != PRIORITY]
-    if len(ids) != 1 or ids[0] not in KINDS or len(names) > 2:
-        raise QueryError(
-            "sampling.source must return one column of ids",
-            value=", ".join(names),
-            allowed=f"{_ALLOWED}; and {PRIORITY} beside it",
-            todo=_TODO,
-        )
-    if PRIORITY in names and not with_priority:
-        raise QueryError(
-            "sampling.source returns priorities, and sampling.order does not use them",
-            value=", ".join(names),
-            allowed=ids[0],
-            todo=f"set sampling.order: prioritized, or remove the column {PRIORITY}",
-        )
-    if PRIORITY not in names and with_priority:
-        raise QueryError(
-            "sampling.order: prioritized needs the priority of each row",
-            value=", ".join(names),
-            allowed=f"{ids[0]}, {PRIORITY}",
-            todo=f"select a number as {PRIORITY}, for example: select group_id, std_reward as {PRIORITY} from rft.v_group",
-        )
-
-
-def _weights(
-    connection: Connection, item_ids: Sequence[int], priorities: Mapping[int, Any], exponent: float
-) -> tuple[float, ...]:
-    """Return the weight of each item, in the order of the ids.
-
-    Raises:
-        QueryError: a priority is not a finite number of at least 0.
-    """
-    values = []
-    for item_id in item_ids:
-        priority = priorities[item_id]
-        if not isinstance(priority, int | float | Decimal) or not (math.isfinite(priority) and priority >= 0):
-            raise QueryError(
-                f"the priority of {item_id} in sampling.source is not valid",
-                value=str(priority),
-                allowed="finite numbers of at least 0",
-                todo="replace NULL in the query, for example: coalesce(std_reward, 0) as priority",
-            )
-        values.append(float(priority))
-    (row,) = fetch(connection, "weights_of_priorities", priorities=values, exponent=exponent)
-    return tuple(row["weights"])
-
-
-def _checked_ids(column: str, values: Sequence[Any]) -> tuple[int, ...]:
-    if not values:
-        raise QueryError("sampling.source selects nothing, so there is nothing to train on", todo="widen its WHERE")
-    wrong = [value for value in values if type(value) is not int]
-    if wrong:
-        raise QueryError(
-            f"sampling.source returns a {column} that is not an id", value=str(wrong[0]), allowed="whole numbers"
-        )
-    twice = [value for value, count in Counter(values).items() if count > 1]
-    if twice:
-        raise QueryError(
-            f"sampling.source returns {len(twice)} rows more than once; the first is {column} {min(twice)}",
-            todo="check its joins, or SELECT DISTINCT; to train on a row several times, set sampling.epochs",
-        )
-    return tuple(sorted(values))
 
 
 def _hash(

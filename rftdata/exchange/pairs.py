@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from psycopg.types.json import Jsonb
 
 from rftdata.attempts.dropped import DropCount, by_reason, drop_counts
-from rftdata.attempts.stored_selection import at_label_cut
+from rftdata.attempts.label_cut import at_label_cut
 from rftdata.errors import QueryError
 from rftdata.files.durable import sync_path
 from rftdata.limits import check_json

@@ -38,7 +38,7 @@ def stored(buffer: Buffer) -> Buffer:
 
 
 def selecting(buffer: Buffer, sql: str = GROUPS, *, exponent: float | None = None, epochs: int = 1) -> Run:
-    selected = stored_selection.select(buffer.database, sql, priority_exponent=exponent)
+    selected = stored_selection.select(buffer.database, sql, priority_exponent=exponent, epochs=epochs)
     return buffer.create_run(
         name="selecting",
         config={},
@@ -47,7 +47,6 @@ def selecting(buffer: Buffer, sql: str = GROUPS, *, exponent: float | None = Non
         pipeline_version="none",
         mode="train",
         selected=selected,
-        epochs=epochs,
     )
 
 

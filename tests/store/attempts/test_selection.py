@@ -13,6 +13,7 @@ import pytest
 from rftdata import Buffer
 from rftdata.attempts import stored_selection
 from rftdata.attempts.attempt import Attempt
+from rftdata.attempts.label_cut import at_label_cut
 from rftdata.errors import FencedError, QueryError, RftError, SelectionChangedError
 from rftdata.run import Run
 from tests.store.pipeline.test_review_locks import wait_for_waiting
@@ -33,7 +34,7 @@ def stored(buffer: Buffer) -> Buffer:
 def selecting(
     buffer: Buffer, sql: str = ALL, *, seed: int = 1, epochs: int = 1, pin_labels: bool = True, name: str = "selecting"
 ) -> Run:
-    selected = stored_selection.select(buffer.database, sql, pin_labels=pin_labels)
+    selected = stored_selection.select(buffer.database, sql, pin_labels=pin_labels, epochs=epochs)
     return buffer.create_run(
         name=name,
         config={},
@@ -42,7 +43,6 @@ def selecting(
         pipeline_version="none",
         mode="train",
         selected=selected,
-        epochs=epochs,
     )
 
 
@@ -270,7 +270,7 @@ class TestTheCut:
         assert found[0].item_ids == (1, 5) and found[0].label_cut == 2
 
     def test_people_continue_labelling_while_the_query_runs_and_it_does_not_see_them(self, stored: Buffer) -> None:
-        with stored_selection.at_label_cut(stored.database) as (connection, cut):
+        with at_label_cut(stored.database) as (connection, cut):
             stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 1")
             row = connection.execute(
                 "SELECT reward, rft.reward_at(1, %s) AS at FROM rft.experience WHERE experience_id = 1", [cut]

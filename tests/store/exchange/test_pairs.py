@@ -19,7 +19,8 @@ from rftcore.pipeline import pairs
 from rftcore.trainer.batches.drawn import ARRAYS, train_batch
 from rftcore.trainer.batches.forms import paired
 from rftdata import Buffer, Group, Rollout
-from rftdata.attempts.stored_selection import at_label_cut, select
+from rftdata.attempts.label_cut import at_label_cut
+from rftdata.attempts.stored_selection import select
 from rftdata.errors import ConflictError, QueryError
 from rftdata.exchange.pairs import export_pairs
 from rftdata.postgres.database import execute
