@@ -12,7 +12,8 @@ from rftcore.cli.session import BufferOption, JsonOption, author, opened
 from rftdata.errors import QueryError
 
 if TYPE_CHECKING:
-    from rftdata.maintenance.purge import Erased, Purged
+    from rftdata.maintenance.erasure import Erased
+    from rftdata.maintenance.purge import Purged
 
 
 def purge(
@@ -54,6 +55,7 @@ def purge(
     Backups and the write-ahead log keep their contents until they are replaced.
     """
     from rftcore.cli.output import print_json
+    from rftdata.maintenance import erasure
     from rftdata.maintenance import purge as purging
 
     if erase == (where is not None) or (where is not None and reason is None):
@@ -72,8 +74,8 @@ def purge(
             )
         rewritten = 0
         if not dry_run and (rewrite_tables or (done is not None and done.num_experiences)):
-            rewritten = purging.vacuum(found, rewrite=rewrite_tables)
-        erased = None if dry_run else purging.erase(found, now=now)
+            rewritten = erasure.vacuum(found, rewrite=rewrite_tables)
+        erased = None if dry_run else erasure.erase(found, now=now)
     if as_json:
         plain = {"purge": done and asdict(done), "erased": erased and asdict(erased), "num_tables_rewritten": rewritten}
         print_json(plain)

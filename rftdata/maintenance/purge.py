@@ -1,25 +1,23 @@
 """Permanent removal of texts and arrays. The experience's row stays with its ids, counts and rewards, and a row that records why.
 
-Which experiences are purged is decided again after every wait: for the turn, and for the locks of their rows.
+Which experiences are purged is decided again after every wait: for other purges and compactions, and for the locks of their rows.
 
-Facts change in no other way. Segment by segment, the record batch is written again without the rows' values and made durable. One
+Stored facts change in no other way. Segment by segment, the record batch is written again without the rows' values and made durable. One
 transaction then empties the texts, moves the segment, abandons the groups and writes the audit. If the process is killed at any point,
 each experience is either whole or purged, and the same command continues. Addresses of rows never change.
 
 A purge and a compaction exclude each other: neither copies what the other moves, so no unrecorded copy of a purged row remains.
 
-The old bytes are overwritten later, because a reader that looked a segment up before may still map them. All readers look addresses up
-again after `segments.ADDRESS_MAX_AGE_S`, and `GRACE_S` is longer. A file that compaction removes meanwhile is overwritten first.
+The old bytes are overwritten later (`rftdata.maintenance.erasure`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rftdata.buffer import Buffer
 from rftdata.errors import ArchivedError, BufferUnavailableError, ConflictError, QueryError, RftError
@@ -27,30 +25,13 @@ from rftdata.maintenance.conditions import chosen
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.segments.base import SegmentAddress, SegmentAppender
 from rftdata.segments.codec import emptied
-from rftdata.segments.compaction import DEFAULT_GRACE_S, Compactor, Move, commit_moves, turn
+from rftdata.segments.compaction import Move, commit_moves, turn
 from rftdata.segments.posix import PosixSegmentStore
 
-GRACE_S = DEFAULT_GRACE_S
 _CHUNK_SEGMENTS = 64
 _CHUNK_BYTES = 256 * 2**20
 # Longest wait for a compaction or another purge.
 _WAIT_S = 600.0
-_CLOSING_S = 2.0
-_WITH_TEXTS = (
-    "rft.experience",
-    "rft.group_prompt",
-    "rft.group_baseline",
-    "rft.rollout",
-    "rft.task",
-    "rft.evaluation_answer",
-    "rft.verdict",
-    "rft.operator_run",
-    "rft.score",
-    "rft.review",
-    "rft.task_verdict",
-    "rft.task_score",
-    "rft.task_embedding",
-)
 
 
 @dataclass(frozen=True)
@@ -70,16 +51,6 @@ class Purged:
     num_tasks: int
     made_experiences: tuple[int, ...] = ()
     made_tasks: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Erased:
-    """Ranges that were overwritten, and ranges that wait because a reader might still map them."""
-
-    num_ranges: int
-    num_bytes: int
-    num_ranges_left: int
-    num_bytes_left: int
 
 
 def purge(
@@ -111,17 +82,8 @@ def purge(
     choice = _Condition(buffer, where, [buffer.find_run(name).run_id for name in runs] or None)
     if not choice.choose():
         raise QueryError("no experience meets the condition", value=where, todo="nothing was purged")
-    return purge_chosen(
-        buffer,
-        choice,
-        kind="request",
-        selection=where,
-        reason=reason,
-        author=author,
-        tasks_too=tasks_too,
-        dry_run=dry_run,
-        tries=tries,
-    )
+    order = PurgeOrder("request", where, reason.strip(), author, tasks_too)
+    return purge_chosen(buffer, choice, order, dry_run=dry_run, tries=tries)
 
 
 class Choice(Protocol):
@@ -160,18 +122,24 @@ class _Condition:
             return [experience_id for _, experience_id in chosen(connection, self.where, self.run_ids, ids)]
 
 
-def purge_chosen(
-    buffer: Buffer,
-    choice: Choice,
-    *,
-    kind: str,
-    selection: str,
-    reason: str,
-    author: str,
-    tasks_too: bool = False,
-    dry_run: bool = False,
-    tries: int = 5,
-) -> Purged:
+@dataclass(frozen=True)
+class PurgeOrder:
+    """Why and for whom experiences are purged; its fields are columns of `rft.purge`.
+
+    Attributes:
+        kind: `request` or `retention`. A request also purges the copies of the experiences, and refuses archived runs.
+        selection: the condition or the rule.
+        tasks_too: also empty the tasks of these experiences.
+    """
+
+    kind: Literal["request", "retention"]
+    selection: str
+    reason: str
+    author: str
+    tasks_too: bool = False
+
+
+def purge_chosen(buffer: Buffer, choice: Choice, order: PurgeOrder, *, dry_run: bool = False, tries: int = 5) -> Purged:
     """Purge experiences of a choice; see `purge`.
 
     Retention leaves archived runs alone.
@@ -179,10 +147,9 @@ def purge_chosen(
     Copies of an experience in other runs may share its arrays, and have its texts. A request purges the copies too. Retention keeps
     experiences that have copies, since another run may still need them.
     """
-    this = {"kind": kind, "selection": selection, "reason": reason.strip(), "author": author, "tasks_too": tasks_too}
-    expected, _ = _plan(buffer, choice, kind)
+    expected, _ = _plan(buffer, choice, order.kind)
     if not expected.num_experiences and not dry_run:
-        buffer.database.run("finish_interrupted_purge", **this)
+        buffer.database.run("finish_interrupted_purge", **vars(order))
     if dry_run or not expected.num_experiences:
         return expected
     with turn(buffer.database, wait_s=_WAIT_S) as mine:
@@ -192,18 +159,19 @@ def purge_chosen(
                 todo="run it again when that process has finished; nothing was purged",
             )
         # Meanwhile rows may have been labelled, compared, archived, purged, or a run resumed.
-        expected, candidates = _plan(buffer, choice, kind)
+        expected, candidates = _plan(buffer, choice, order.kind)
         if not candidates:
-            buffer.database.run("finish_interrupted_purge", **this)
+            buffer.database.run("finish_interrupted_purge", **vars(order))
             return expected
-        purge_id = int(buffer.database.fetch("begin_purge", **this)[0]["purge_id"])
-        chunk = _Chunk(
-            buffer, choice, kind, purge_id, tasks_too, {row["experience_id"]: row["version"] for row in candidates}
-        )
+        purge_id = int(buffer.database.fetch("begin_purge", **vars(order))[0]["purge_id"])
+        versions = {row["experience_id"]: row["version"] for row in candidates}
+        chunk = _Chunk(buffer, choice, order, purge_id, versions)
         with contextlib.closing(_appender(buffer)) as appender:
             done = sum(_purge_chunk(chunk, appender, ids, tries) for ids in _chunks(candidates))
     buffer.database.run("finish_purge", purge_id=purge_id)
-    return replace(expected, purge_id=purge_id, num_experiences=done, num_tasks=0 if tasks_too else expected.num_tasks)
+    return replace(
+        expected, purge_id=purge_id, num_experiences=done, num_tasks=0 if order.tasks_too else expected.num_tasks
+    )
 
 
 def _plan(buffer: Buffer, choice: Choice, kind: str) -> tuple[Purged, list[Row]]:
@@ -263,9 +231,8 @@ class _Chunk:
 
     buffer: Buffer
     choice: Choice
-    kind: str
+    order: PurgeOrder
     purge_id: int
-    tasks_too: bool
     versions: dict[int, str]
 
 
@@ -313,14 +280,16 @@ def _try_chunk(chunk: _Chunk, appender: SegmentAppender, ids: list[int]) -> int:
 
 
 def _commit_chunk(connection: Connection, chunk: _Chunk, moves: list[Move], ids: list[int]) -> int:
-    purge_id, tasks_too = chunk.purge_id, chunk.tasks_too
+    purge_id = chunk.purge_id
     _confirm(connection, chunk, ids)
     moved = commit_moves(connection, moves) if moves else set()
     for move in moves:
         if move.origin.segment_id not in moved:
             raise ConflictError(f"segment {move.origin.segment_id} was moved meanwhile", todo="run it again")
     purged = int(
-        fetch(connection, "purge_texts", experience_ids=ids, purge_id=purge_id, tasks_too=tasks_too)[0]["purged"]
+        fetch(connection, "purge_texts", experience_ids=ids, purge_id=purge_id, tasks_too=chunk.order.tasks_too)[0][
+            "purged"
+        ]
     )
     # As the groups are locked, no draw or fork can take them.
     for row in fetch(connection, "being_trained_on", experience_ids=ids):
@@ -358,7 +327,7 @@ def _confirm(connection: Connection, chunk: _Chunk, ids: list[int]) -> None:
     rows = fetch(connection, "lock_purged", experience_ids=ids)
     changed = [row["experience_id"] for row in rows if row["version"] != chunk.versions[row["experience_id"]]]
     left = chunk.choice.confirm(connection, ids, changed)
-    if chunk.kind == "retention":
+    if chunk.order.kind == "retention":
         copied = {i for row in fetch(connection, "sharers_of_arrays", experience_ids=left) for i in row["shares_with"]}
         left = [i for i in left if i not in copied]
     if len(left) < len(ids):
@@ -377,58 +346,3 @@ def _rewrite(buffer: Buffer, appender: SegmentAppender, segment_id: int, rows: l
     )
     batch = buffer.segments.read(address, verify=True)
     return Move(address, appender.append(emptied(batch, [row["segment_row"] for row in rows])))
-
-
-def vacuum(buffer: Buffer, *, rewrite: bool) -> int:
-    """Remove old versions of purged rows and stale planner statistics; return the number of rewritten tables.
-
-    Args:
-        rewrite: rewrite the tables, so that no byte of the old texts stays in their files. It locks them meanwhile.
-    """
-    options = "FULL, ANALYZE" if rewrite else "ANALYZE"
-    with buffer.database.connection() as connection:
-        connection.execute(f"VACUUM ({options}) {', '.join(_WITH_TEXTS)}")
-    return len(_WITH_TEXTS) if rewrite else 0
-
-
-def erase(buffer: Buffer, *, now: bool = False) -> Erased:
-    """Overwrite purged arrays that no reader can map any more, and remove files that may contain older copies.
-
-    Args:
-        now: do not wait for `GRACE_S`, nor for the grace of compaction.
-
-    Raises:
-        BufferUnavailableError: with `now`, other sessions use the buffer; or a file cannot be written.
-        RftError: a row names a file that is not this buffer's; what can be overwritten is.
-    """
-    database = buffer.database
-    if now and (others := _others(buffer)):
-        raise BufferUnavailableError(
-            f"other sessions use the buffer and may be reading the purged arrays: {', '.join(others)}",
-            todo=f"wait until they have finished, or omit --now: the bytes are overwritten {GRACE_S / 3600:g} hours after the purge",
-        )
-    due = database.fetch("ranges_to_erase", grace_s=0.0 if now else GRACE_S)
-    failed: RftError | None = None
-    for row in due:
-        try:
-            buffer.segments.erase(row["uri"], row["offset_bytes"], row["length_bytes"])
-        except RftError as error:  # the other ranges must not wait for this one
-            failed = failed or error
-            continue
-        database.run("range_is_erased", retired_range_id=row["retired_range_id"])
-    if failed is not None:
-        raise failed
-    # Compaction leaves copies too: files that it retired, and copies that it had not committed when it was killed.
-    Compactor(database, buffer.segments, grace_s=0.0 if now else buffer.config.compaction_grace_s, alone=now).clear()
-    left = database.fetch("ranges_left")[0]
-    return Erased(len(due), sum(row["length_bytes"] for row in due), left["ranges"], left["num_bytes"])
-
-
-def _others(buffer: Buffer) -> list[str]:
-    """Return the names of other sessions; the server still lists a session for a moment after it was closed."""
-    deadline = time.monotonic() + _CLOSING_S
-    while True:
-        rows = buffer.database.fetch("sessions_in_database", own_pids=buffer.database.own_pids())
-        if not rows or time.monotonic() >= deadline:
-            return [str(row["application_name"] or "unnamed") for row in rows]
-        time.sleep(0.05)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig, RetentionRule
-from rftdata.maintenance.purge import Erased, Purged, erase, purge_chosen, vacuum
+from rftdata.maintenance.erasure import Erased, erase, vacuum
+from rftdata.maintenance.purge import Purged, PurgeOrder, purge_chosen
 from rftdata.postgres.database import Connection, Row, fetch
 
 
@@ -54,15 +55,8 @@ def apply(
                 if limit == "max_age_days"
                 else f"{scope}{limit} {getattr(rule, limit)}"
             )
-            purged = purge_chosen(
-                buffer,
-                choice,
-                kind="retention",
-                selection=text,
-                reason=f"retention: {text}",
-                author=author,
-                dry_run=dry_run,
-            )
+            order = PurgeOrder("retention", text, f"retention: {text}", author)
+            purged = purge_chosen(buffer, choice, order, dry_run=dry_run)
             if choice.ids:
                 done.purged[text] = purged
             chosen |= choice.groups

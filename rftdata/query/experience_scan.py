@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 import psycopg
@@ -49,8 +50,8 @@ def scan_experiences(
         raise ConfigError(
             "a share is its index and the number of all shares", value=share, allowed="(0, 1), (0, 2), (1, 2), …"
         )
-    known = tables(database)
-    kinds = known["v_experience"]
+    table_columns = tables(database)
+    kinds = table_columns["v_experience"]
     arrays = BASE_ARRAYS | OPTIONAL_ARRAYS
     for name in columns:
         if name not in kinds and name not in arrays:
@@ -61,55 +62,78 @@ def scan_experiences(
                 todo=did_you_mean(name, [*kinds, *arrays], "`rft sql '\\d rft.v_experience'` lists the columns"),
             )
     schema = pa.schema([(name, arrays[name] if name in arrays else arrow_type(kinds[name])) for name in columns])
+    scan = _Scan(
+        schema=schema,
+        view_columns=kinds,
+        table_columns={name: kind for name, kind in table_columns["experience"].items() if kinds.get(name) == kind},
+        run_id=run_id,
+        where=where,
+        condition=_condition(where, run_id, share),
+    )
+    reader = ArrayColumns(SegmentReader(database, store, max_segments=_OPEN_SEGMENTS), on_damage)
+    batches = _batches(database, reader, archives, scan)
+    next(batches)  # so that a condition that is refused raises at the call
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scan:
+    """What one pass reads.
+
+    Attributes:
+        schema: columns and arrays of its batches.
+        view_columns: names and types of the columns of rft.v_experience.
+        table_columns: those that rft.experience has as well.
+        run_id: the only run that is read; None for all.
+        where: the user's condition.
+        condition: the whole condition, of the user, the run and the share.
+    """
+
+    schema: pa.Schema
+    view_columns: Mapping[str, str]
+    table_columns: Mapping[str, str]
+    run_id: int | None
+    where: str | None
+    condition: sql.Composable | None
+
+    @property
+    def arrays(self) -> list[str]:
+        """The names of the arrays that it reads."""
+        return [name for name in self.schema.names if name not in self.view_columns]
+
+    def row_columns(self, *, with_archived: bool) -> dict[str, str]:
+        """Return names and types of the columns that the database must return."""
+        names = {*(name for name in self.schema.names if name in self.view_columns), *(PLACE if self.arrays else ())}
+        names |= {*PLACE, "experience_id", "run_id"} if with_archived else set()
+        return {name: kind for name, kind in self.view_columns.items() if name in (names or {"experience_id"})}
+
+
+def _condition(where: str | None, run_id: int | None, share: tuple[int, int]) -> sql.Composable | None:
+    index, count = share
     conditions = [in_parentheses(where)] if where is not None else []
     if run_id is not None:
         conditions.append(sql.SQL("run_id = {}").format(sql.Literal(run_id)))
     if count > 1:
         conditions.append(sql.SQL("experience_id / {} % {} = {}").format(*map(sql.Literal, (_BLOCK_IDS, count, index))))
-    condition = sql.SQL(" AND ").join(conditions) if conditions else None
-    both = {name: kind for name, kind in known["experience"].items() if kinds.get(name) == kind}
-    reader = ArrayColumns(SegmentReader(database, store, max_segments=_OPEN_SEGMENTS), on_damage)
-    batches = _batches(database, reader, archives, schema, kinds, both, run_id, where, condition)
-    next(batches)  # so that a condition that is refused raises at the call
-    return pa.RecordBatchReader.from_batches(schema, batches)
+    return sql.SQL(" AND ").join(conditions) if conditions else None
 
 
 def _batches(
-    database: Database,
-    arrays: ArrayColumns,
-    archives: ArchiveFolder,
-    schema: pa.Schema,
-    kinds: Mapping[str, str],
-    both: Mapping[str, str],
-    run_id: int | None,
-    where: str | None,
-    condition: sql.Composable | None,
+    database: Database, arrays: ArrayColumns, archives: ArchiveFolder, scan: _Scan
 ) -> Iterator[pa.RecordBatch | None]:
-    """Yield None once the condition was accepted, and then the rows.
-
-    Args:
-        kinds: columns of rft.v_experience.
-        both: those that rft.experience has as well.
-    """
-    wanted = [name for name in schema.names if name not in kinds]
+    """Yield None once the condition was accepted, and then the rows."""
+    where, names = scan.where, scan.schema.names
     with ExitStack() as resources:
         connection = resources.enter_context(database.reading())
         if where is not None:
             check_condition(connection, where)
-        runs = fetch(connection, "archived_among", run_ids=None if run_id is None else [run_id])
-        files = fetch(connection, "archive_files", run_id=run_id) if runs else []
-        archived = ArchivedRows(archives, files).experiences(schema, run_id)
-        names = {*(name for name in schema.names if name in kinds), *(PLACE if wanted else ())}
-        names |= {*PLACE, "experience_id", "run_id"} if archived is not None else set()
-        rows = {name: kind for name, kind in kinds.items() if name in (names or {"experience_id"})}
-        # The view joins many tables, so it is read only where its own columns are needed.
-        direct = _columns_of(sql.Identifier("rft", "experience"), both)
+        runs = fetch(connection, "archived_among", run_ids=None if scan.run_id is None else [scan.run_id])
+        files = fetch(connection, "archive_files", run_id=scan.run_id) if runs else []
+        archived = ArchivedRows(archives, files).experiences(scan.schema, scan.run_id)
+        rows = scan.row_columns(with_archived=archived is not None)
+        source = _source(connection, scan, rows)
         view = sql.Identifier("rft", "v_experience")
-        source: sql.Composable = direct
-        if not set(rows) <= set(both) or not _accepts(connection, direct, condition, where):
-            source = view
-            _accepts(connection, source, condition, where)
-        if runs and not _accepts(connection, _columns_of(view, kinds.keys() - ARCHIVED_TEXTS), condition, where):
+        if runs and not _accepts(connection, _columns_of(view, scan.view_columns.keys() - ARCHIVED_TEXTS), scan):
             raise ArchivedError(
                 f"the run {runs[0]['run']!r} is archived, and the condition reads one of its texts",
                 value=where,
@@ -118,13 +142,23 @@ def _batches(
             )
         yield None
         try:
-            for batch in copy_batches(connection, source, rows, condition, order=_ORDER):
-                for part in _filled(batch, arrays, wanted, archived, schema.names):
-                    yield part.select(schema.names)
+            for batch in copy_batches(connection, source, rows, scan.condition, order=_ORDER):
+                for part in _filled(batch, arrays, scan.arrays, archived, names):
+                    yield part.select(names)
         except psycopg.OperationalError:
             raise
         except psycopg.DatabaseError as error:  # of some row, such as a division by zero
             raise condition_error(error, where) from error
+
+
+def _source(connection: Connection, scan: _Scan, rows: Mapping[str, str]) -> sql.Composable:
+    """Return the table that a pass reads: the view joins many tables, so it is read only where its own columns are needed."""
+    table = _columns_of(sql.Identifier("rft", "experience"), scan.table_columns)
+    if set(rows) <= set(scan.table_columns) and _accepts(connection, table, scan):
+        return table
+    view = sql.Identifier("rft", "v_experience")
+    _accepts(connection, view, scan)
+    return view
 
 
 def _filled(
@@ -161,15 +195,13 @@ def _columns_of(table: sql.Identifier, names: Iterable[str]) -> sql.Composable:
     return sql.SQL("(SELECT {} FROM {}) AS v_experience").format(sql.SQL(", ").join(map(sql.Identifier, names)), table)
 
 
-def _accepts(
-    connection: Connection, source: sql.Composable, condition: sql.Composable | None, where: str | None
-) -> bool:
+def _accepts(connection: Connection, source: sql.Composable, scan: _Scan) -> bool:
     """Return whether a table or view has the columns that a condition names.
 
     Raises:
         QueryError: the condition is invalid for another reason, or the view lacks a column.
     """
-    query = sql.SQL("SELECT FROM {} WHERE {} LIMIT 0").format(source, condition or sql.SQL("true"))
+    query = sql.SQL("SELECT FROM {} WHERE {} LIMIT 0").format(source, scan.condition or sql.SQL("true"))
     try:
         with connection.transaction():
             # Binary, which allows only one statement, whatever the condition contains.
@@ -179,5 +211,5 @@ def _accepts(
     except psycopg.DatabaseError as error:
         if isinstance(error, psycopg.errors.UndefinedColumn) and not isinstance(source, sql.Identifier):
             return False
-        raise condition_error(error, where) from error
+        raise condition_error(error, scan.where) from error
     return True

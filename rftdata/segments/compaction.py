@@ -11,7 +11,7 @@ The state of a file is in `rft.segment_file`: appended to → closed → retired
   (`ADDRESS_MAX_AGE_S`); later a reader asks the database again.
 - *removed*: unlinked. The name stays in the table, so that no writer can commit to it.
 
-In a buffer from which data was purged, bytes are overwritten before they are cut off or removed (`rftdata.maintenance.purge`), and
+In a buffer from which data was purged, bytes are overwritten before they are cut off or removed (`rftdata.maintenance.erasure`), and
 retired files stay for at least an hour.
 
 Orphans are files that no committed row names (their writer or compaction was killed before its first commit). They get a row, closed

@@ -9,7 +9,7 @@ import numpy as np
 
 from rftdata import Buffer, Group, Rollout
 from rftdata.experience import Baseline
-from rftdata.maintenance import purge
+from rftdata.maintenance import erasure
 from tests.support.store_roles import own_group, tokens
 
 SECRET = "the patient's name is Mallory"
@@ -64,7 +64,7 @@ def all_ids(buffer: Buffer) -> list[int]:
 def erase_at_once(buffer: Buffer) -> None:
     with buffer.database.connection() as connection:
         connection.execute("UPDATE rft.retired_range SET retired_at = retired_at - interval '1 day'")
-    purge.erase(buffer)
+    erasure.erase(buffer)
 
 
 def files_hold(buffer: Buffer, text: bytes) -> list[str]:

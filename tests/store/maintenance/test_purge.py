@@ -22,7 +22,7 @@ from rftdata.errors import (
     QueryError,
     RftError,
 )
-from rftdata.maintenance import purge
+from rftdata.maintenance import erasure, purge
 from rftdata.maintenance.verification import verify
 from rftdata.segments import base
 from rftdata.segments.base import SegmentAddress
@@ -85,7 +85,7 @@ def test_with_its_tasks_no_row_of_the_database_holds_the_text(stored: Buffer) ->
     ):
         stored.sql(statement, task)
     purge.purge(stored, "task_key = 'secret'", reason="asked to", author="ada", tasks_too=True)
-    purge.vacuum(stored, rewrite=True)
+    erasure.vacuum(stored, rewrite=True)
     tables = stored.sql(
         "SELECT relname::text AS t FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind = 'r'"
     )
@@ -108,7 +108,7 @@ def test_rewritten_tables_hold_no_byte_of_it_on_disk(stored: Buffer) -> None:
 
     assert on_disk()
     purge.purge(stored, "task_key = 'secret'", reason="asked to", author="ada")
-    purge.vacuum(stored, rewrite=True)
+    erasure.vacuum(stored, rewrite=True)
     assert not on_disk()
 
 
@@ -191,20 +191,20 @@ def test_a_reader_elsewhere_follows_the_segment_before_its_old_bytes_go(stored: 
         assert later.read_arrays(plain, ["token_ids"]) == before
         with pytest.raises(PurgedError):
             later.read_arrays(all_ids(stored)[:1], ["token_ids"])
-    assert purge.GRACE_S >= 5 * base.ADDRESS_MAX_AGE_S
+    assert erasure.GRACE_S >= 5 * base.ADDRESS_MAX_AGE_S
 
 
 def test_old_bytes_wait_for_readers_unless_there_are_none(stored: Buffer) -> None:
     purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
-    waiting = purge.erase(stored)
+    waiting = erasure.erase(stored)
     assert waiting.num_ranges == 0 and waiting.num_ranges_left == 1
     with (
         psycopg.connect(stored.config.uri, application_name="a notebook"),
         pytest.raises(BufferUnavailableError, match=r"a notebook.*omit --now"),
     ):
-        purge.erase(stored, now=True)
+        erasure.erase(stored, now=True)
     assert files_hold(stored, SECRET.encode()) != []
-    done = purge.erase(stored, now=True)
+    done = erasure.erase(stored, now=True)
     assert (done.num_ranges, done.num_ranges_left) == (1, 0) and done.num_bytes > len(MARK)
     assert files_hold(stored, SECRET.encode()) == []
 

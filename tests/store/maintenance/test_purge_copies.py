@@ -14,7 +14,7 @@ from rftdata.errors import (
     QueryError,
     SelectionChangedError,
 )
-from rftdata.maintenance import purge
+from rftdata.maintenance import erasure, purge
 from rftdata.maintenance.verification import verify
 from rftdata.segments.compaction import Compactor
 from tests.store.maintenance.test_retention import kept, retained
@@ -75,7 +75,7 @@ def test_a_fork_is_purged_with_its_parent(stored: Buffer) -> None:
     again = stored.fork("r", name="again", step=0, keep_rollouts=True)
     copied = "SELECT count(*) AS n FROM rft.experience WHERE run_id = %s"
     assert [stored.sql(copied, [run.run_id])["n"][0].as_py() for run in (fork, again)] == [4, 2]
-    purge.erase(stored, now=True)
+    erasure.erase(stored, now=True)
     assert files_hold(stored, SECRET.encode()) == []
     assert list(verify(stored)) == []
 
@@ -115,7 +115,7 @@ def test_compaction_and_purge_take_turns_and_leave_no_copy_of_purged_rows(stored
     purging.join()
     assert waited == [True] and report is not None and report.segments_moved == 2
     assert files_hold(stored, SECRET.encode()) != []
-    purge.erase(stored, now=True)
+    erasure.erase(stored, now=True)
     assert files_hold(stored, SECRET.encode()) == []
     assert list(verify(stored)) == []
 
@@ -150,7 +150,7 @@ def test_files_that_compaction_retired_before_go_with_what_was_purged_and_not_un
         assert report is not None and report.files_removed == 0 and report.files_waiting > 0
         assert elsewhere.read_arrays(plain, ["token_ids"]) == before
     assert files_hold(stored, SECRET.encode()) != []
-    purge.erase(stored, now=True)
+    erasure.erase(stored, now=True)
     assert files_hold(stored, SECRET.encode()) == []
     assert list(verify(stored)) == []
 

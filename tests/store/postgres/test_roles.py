@@ -23,7 +23,7 @@ from rftdata.attempts import stored_selection
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
 from rftdata.labels import Opinion
-from rftdata.maintenance import purge
+from rftdata.maintenance import erasure, purge
 from rftdata.maintenance.verification import verify
 from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
@@ -356,8 +356,8 @@ def test_an_owner_that_sees_little_of_other_sessions_still_waits_for_them(
             psycopg.connect(url(tcp, "a_rft_reader", database="guarded")),
             pytest.raises(BufferUnavailableError, match="other sessions use the buffer"),
         ):
-            purge.erase(buffer, now=True)
-        assert purge.erase(buffer, now=True).num_ranges == 0
+            erasure.erase(buffer, now=True)
+        assert erasure.erase(buffer, now=True).num_ranges == 0
 
 
 def test_a_worker_loads_tasks_and_decides_on_them(as_: dict[str, Buffer], tmp_path: Path) -> None:

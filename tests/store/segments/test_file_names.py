@@ -13,7 +13,7 @@ import pytest
 from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import RftError, SegmentCorruptError
-from rftdata.maintenance import backup, purge
+from rftdata.maintenance import backup, erasure, purge
 from rftdata.maintenance.archive import archive
 from rftdata.maintenance.restore_run import restore_run
 from rftdata.maintenance.verification import verify
@@ -161,7 +161,7 @@ def test_compaction_and_erasing_leave_files_that_a_forged_row_names(stored: Buff
     purge.purge(stored, "task_key = 'a'", reason="asked to", author="ada")
     stored.sql("UPDATE rft.retired_range SET uri = '../victim.txt', retired_at = now() - interval '1 day'")
     with pytest.raises(RftError, match="names a file that cannot be one of the buffer"):
-        purge.erase(stored)
+        erasure.erase(stored)
     assert victim.read_bytes() == TEXT
 
 
@@ -173,7 +173,7 @@ def test_one_range_that_cannot_be_erased_keeps_no_other_from_being_erased(stored
     )
     stored.sql("UPDATE rft.retired_range SET retired_at = now() - interval '1 day'")
     with pytest.raises(RftError):
-        purge.erase(stored)
+        erasure.erase(stored)
     left = stored.sql("SELECT uri FROM rft.retired_range WHERE erased_at IS NULL")
     assert left["uri"].to_pylist() == ["link.arrows"] and victim.read_bytes() == TEXT
 

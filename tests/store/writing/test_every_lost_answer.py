@@ -21,7 +21,7 @@ from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.evaluations import Answer, claim_evaluation, finish_evaluation, plan_evaluations, questions
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, RftError
-from rftdata.maintenance import purge
+from rftdata.maintenance import erasure, purge
 from rftdata.maintenance.archive import archive
 from rftdata.maintenance.restore_run import restore_run
 from rftdata.maintenance.states import wrong_states
@@ -278,7 +278,7 @@ class Life:
 
     def erase(self) -> None:
         self.direct.sql("UPDATE rft.retired_range SET retired_at = retired_at - interval '1 day'")
-        purge.erase(self.buffer)
+        erasure.erase(self.buffer)
 
 
 # What a verb that is called again may raise: it was done, and states so.
