@@ -35,11 +35,13 @@ from filelock import FileLock
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import PGconn, Ping
 
-from rftdata.errors import BufferUnavailableError, DiskFullError, is_disk_full
+from rftdata.errors import BufferUnavailableError, is_disk_full
 from rftdata.files.durable import make_folder, probe_folder, sync_path, write_whole
 from rftdata.postgres.idle_stop import IdleStop
 from rftdata.postgres.listen_address import check_address
+from rftdata.postgres.postmaster import Postmaster
 from rftdata.postgres.programs import binary_dir, open_path_for, run_program, server_account
+from rftdata.postgres.server_errors import does_not_start, full, unusable
 from rftdata.processes import machine
 
 DATABASE = "rft"
@@ -75,36 +77,7 @@ def check_folder(folder: Path) -> None:
     try:
         probe_folder(folder)
     except OSError as error:
-        raise _unusable(folder, error) from error
-
-
-def _unusable(folder: Path, error: OSError) -> BufferUnavailableError:
-    where = f" ({error.filename})" if error.filename and Path(error.filename) != folder else ""
-    return BufferUnavailableError(
-        f"the buffer's folder cannot be created or written: {error.strerror}{where}",
-        value=str(folder),
-        todo="correct buffer.uri",
-    )
-
-
-def _full(folder: Path, who: str) -> DiskFullError:
-    return DiskFullError(
-        f"the disk of {folder} is full: {who} could not write", todo="free some space and run the command again"
-    )
-
-
-def _does_not_start(folder: Path, log: Path, program: str, text: str) -> DiskFullError | BufferUnavailableError:
-    """Build the error of a failed program, with the end of its output and of the server's log."""
-    logged = ""
-    with contextlib.suppress(OSError):
-        logged = log.read_text()[-2000:]
-    if "No space left on device" in text + logged:
-        return _full(folder, program)
-    last = " ".join((text + logged).split())[-600:]
-    return BufferUnavailableError(
-        f"the embedded PostgreSQL in {folder} does not start: {program} reported: {last}",
-        todo=f"see {log}; `rft doctor` checks the installation",
-    )
+        raise unusable(folder, error) from error
 
 
 class EmbeddedServer:
@@ -123,6 +96,7 @@ class EmbeddedServer:
         self.idle_stop_s = idle_stop_s
         self.idle = IdleStop(self.folder, OWNER, DATABASE)
         self.data = self.folder / "postgres"
+        self.postmaster = Postmaster(self.data)
         self.password_file = self.folder / "password"
 
     @property
@@ -152,28 +126,11 @@ class EmbeddedServer:
     def _port(self) -> str:
         """The port, which is also in the name of the unix socket: that of the running server, else of the next start."""
         wanted = self.listen.rpartition(":")[2] if self.listen else _PORT
-        return self._postmaster_line(3) or wanted
+        return self.postmaster.port or wanted
 
     def is_running(self) -> bool:
         """Return whether a server for this folder answers on this machine."""
         return self.exists() and self._answers()
-
-    def _has_postmaster(self) -> bool:
-        """Return whether the server's process is visible here; in another container it is not."""
-        pid = self._postmaster_pid()
-        return pid is not None and self._is_server(pid)
-
-    def _is_server(self, pid: int) -> bool:
-        """Return whether a process is PostgreSQL in this data folder, since the number may have passed to another program."""
-        try:
-            process = psutil.Process(pid)
-            if process.name() != "postgres" or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                return False
-            return process.cwd() == str(self.data)
-        except psutil.AccessDenied:
-            return True
-        except psutil.Error:
-            return False
 
     def _answers(self) -> bool:
         # In this process, because every opening asks, and starting a program takes most of a second on a busy machine.
@@ -191,14 +148,14 @@ class EmbeddedServer:
         try:
             while not self._answers():
                 # A visible server that does not hold the lock was started by hand.
-                if not self._has_postmaster():
+                if not self.postmaster.is_visible():
                     with contextlib.suppress(BlockingIOError):
                         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         return lock
                 if time.monotonic() > deadline:
                     raise BufferUnavailableError(
                         f"processes of a server of {self.folder} are running, but it does not answer here",
-                        value=self._postmaster_pid(),
+                        value=self.postmaster.pid,
                         todo="if it runs in another container, use it there or stop it there with `rft db stop`; "
                         "if it was killed, end its remaining processes, then try again",
                     )
@@ -247,14 +204,14 @@ class EmbeddedServer:
                 self._settle_idle_stop(started=lock is not None, until_stopped=until_stopped)
         except OSError as error:
             if is_disk_full(error):
-                raise _full(self.folder, "the buffer") from error
-            raise _unusable(self.folder, error) from error
+                raise full(self.folder, "the buffer") from error
+            raise unusable(self.folder, error) from error
         return self.uri
 
     def _settle_idle_stop(self, *, started: bool, until_stopped: bool) -> None:
         if until_stopped or self.listen:
             self.idle.never()
-        elif self._has_postmaster():  # a server in another container is watched there
+        elif self.postmaster.is_visible():  # a server in another container is watched there
             self.idle.settle(self.idle_stop_s, started=started)
 
     def release(self) -> None:
@@ -264,11 +221,11 @@ class EmbeddedServer:
     def was_killed(self) -> bool:
         """Return whether the server ended without being stopped: its lock file exists, but no server answers."""
         # The file last, because a server that is being stopped removes it before its process ends.
-        return not self._has_postmaster() and not self._answers() and self._postmaster_pid() is not None
+        return not self.postmaster.is_visible() and not self._answers() and self.postmaster.pid is not None
 
     def lives(self) -> bool:
         """Return whether the server answers, or its process is running (it may be recovering)."""
-        return self._has_postmaster() or self.is_running()
+        return self.postmaster.is_visible() or self.is_running()
 
     def stop(self) -> None:
         """Stop the server; open sessions end after their current statement.
@@ -279,7 +236,7 @@ class EmbeddedServer:
         if not self.exists():
             return
         with FileLock(str(self.folder / "server.lock")):
-            if self._has_postmaster():
+            if self.postmaster.is_visible():
                 run_program("pg_ctl", "stop", "-D", str(self.data), "-m", "fast", "-w")
             elif self._answers():
                 raise BufferUnavailableError(
@@ -296,14 +253,14 @@ class EmbeddedServer:
     def _check_host(self) -> None:
         """Refuse a folder whose server may run on another machine, where neither its process nor its lock need be visible from here."""
         host_file = self.folder / "host"
-        if not host_file.exists() or not self.exists() or self._postmaster_pid() is None:
+        if not host_file.exists() or not self.exists() or self.postmaster.pid is None:
             return
         host, _, kernel = host_file.read_text().strip().partition(" ")
         if not host or kernel == machine():
             return  # of this machine, in whichever container
         # Machines may have one name. A server that started after this machine did, and not on it, did not end with an earlier start of it.
-        started = self._postmaster_line(2)
-        later = bool(kernel) and started.isdigit() and int(started) > psutil.boot_time() + _CLOCK_SLACK_S
+        started_at = self.postmaster.started_at
+        later = bool(kernel) and started_at is not None and started_at > psutil.boot_time() + _CLOCK_SLACK_S
         if host != socket.gethostname() or later:
             same = "" if host != socket.gethostname() else ", another one of this name,"
             raise BufferUnavailableError(
@@ -315,7 +272,7 @@ class EmbeddedServer:
 
     def _check_listens(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        if (self._postmaster_line(5), self._postmaster_line(3)) != (host, port):
+        if (self.postmaster.address, self.postmaster.port) != (host, port):
             raise BufferUnavailableError(
                 f"the server of {self.folder} is already running without the address buffer.listen",
                 value=address,
@@ -417,21 +374,9 @@ class EmbeddedServer:
         for path in paths:
             os.chown(path, user.pw_uid, user.pw_gid)
 
-    def _postmaster_pid(self) -> int | None:
-        pid = self._postmaster_line(0)
-        return int(pid) if pid.isdigit() else None
-
-    def _postmaster_line(self, number: int) -> str:
-        """Return a line of the server's lock file: 0 its process id, 3 its port, 5 the address it listens on."""
-        try:
-            lines = (self.data / "postmaster.pid").read_text().split("\n")
-        except OSError:
-            return ""
-        return lines[number].strip() if number < len(lines) else ""
-
     def _run(self, program: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a program with `run_program`, and raise if it fails."""
         result = run_program(program, *arguments, **options)
         if result.returncode != 0:
-            raise _does_not_start(self.folder, self.data / "server.log", program, result.stdout)
+            raise does_not_start(self.folder, self.data / "server.log", program, result.stdout)
         return result
