@@ -35,7 +35,7 @@ def status(
     from rftcore.run.stacks import read_stacks
     from rftdata.processes import is_here
     from rftdata.reports.progress import Progress
-    from rftdata.workers.worker import live_workers
+    from rftdata.workers.live_workers import live_workers
 
     with opened(buffer, "rft status") as found:
         at_work = found.runs(at_work=True)

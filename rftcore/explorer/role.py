@@ -41,7 +41,8 @@ from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.partial import PartialAnswer, take_up
 from rftdata.planning.planner import Planner
 from rftdata.user_code.blocked_process import end_blocked_process, report_path
-from rftdata.workers.worker import Worker, num_succeeded
+from rftdata.workers.finished_work import num_succeeded
+from rftdata.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 

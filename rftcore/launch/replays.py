@@ -35,7 +35,7 @@ from rftdata.errors import RftError, RoleFailedError
 from rftdata.pipeline.versions import replaying
 from rftdata.run import Run
 from rftdata.user_code import blocked_process
-from rftdata.workers.worker import mark_dead_workers
+from rftdata.workers.live_workers import mark_dead_workers
 
 MAX_LOST = 5
 _LOOK_S = 1.0

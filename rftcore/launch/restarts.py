@@ -27,7 +27,8 @@ from rftdata.errors import BufferUnavailableError
 from rftdata.reports.progress import last_step
 from rftdata.run import Run
 from rftdata.user_code import blocked_process
-from rftdata.workers.worker import end_worker, mark_dead_workers, num_finished, num_finished_by, num_succeeded
+from rftdata.workers.finished_work import num_finished, num_finished_by, num_succeeded
+from rftdata.workers.live_workers import end_worker, mark_dead_workers
 
 MAX_BLOCKED_PER_HOUR = 10
 MAX_FUTILE = 3

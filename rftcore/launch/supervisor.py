@@ -59,7 +59,8 @@ from rftdata.maintenance import retention
 from rftdata.reports.progress import Progress, steps_to_repeat
 from rftdata.run import Run
 from rftdata.user_code import held_lock
-from rftdata.workers.worker import Worker, live_workers, mark_dead_workers
+from rftdata.workers.live_workers import live_workers, mark_dead_workers
+from rftdata.workers.worker import Worker
 
 _REFRESH_S = 1.0
 _DISPLAY_SHARE = 0.05

@@ -26,7 +26,7 @@ from operators import OPERATORS
 from rftcore.reporting.console import OutputConsole
 from rftcore.reporting.report import evaluation_title
 from rftdata.reports.progress import Dropped, Failures, Snapshot, WorkerState
-from rftdata.workers.worker import doing
+from rftdata.workers.worker import describe_state
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_METRICS = (
@@ -264,7 +264,7 @@ def _doing(worker: WorkerState) -> str:
     if worker.error:
         sentence, *_ = str(worker.error).splitlines()  # a stack may follow
         return f"ended: {sentence}"
-    return doing(str(worker.state), worker.waiting_for)
+    return describe_state(str(worker.state), worker.waiting_for)
 
 
 def _worker_progress(progress: dict[str, Any]) -> str:

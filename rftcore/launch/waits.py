@@ -13,7 +13,7 @@ from rftdata.attempts.sampling import SamplingConfig
 from rftdata.config import SyncConfig
 from rftdata.planning.pacing import Pacing
 from rftdata.reports.progress import Snapshot, WorkerState
-from rftdata.workers.worker import doing
+from rftdata.workers.worker import describe_state
 
 _ROLES = ("trainer", "explorer", "pipeline")
 _SUPPLIERS = {"explorer": "rft explore CONFIG", "pipeline": "rft process CONFIG"}
@@ -49,7 +49,7 @@ def _who(role: str, number: int, of: int) -> str:
 
 
 def _shown(worker: WorkerState) -> str:
-    return doing(worker.state, worker.waiting_for)
+    return describe_state(worker.state, worker.waiting_for)
 
 
 def _why(

@@ -23,7 +23,7 @@ from rftdata.pipeline.verdicts import STAGE_FAILED
 from rftdata.run import Run
 from rftdata.user_code import blocked_process
 from rftdata.user_code.time_limits import when_blocked
-from rftdata.workers.worker import pipeline_errors
+from rftdata.workers.finished_work import pipeline_errors
 
 MAX_REASON = 500
 _ROWS = re.compile(r" on \d+ rows? \((\d+)(?: to (\d+))?\)")

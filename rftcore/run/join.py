@@ -21,7 +21,7 @@ from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.run import Run
 from rftdata.user_code import blocked_process
-from rftdata.workers.worker import live_workers, note_blocked_workers
+from rftdata.workers.live_workers import live_workers, note_blocked_workers
 
 VERBS = {"explorer": "explore", "pipeline": "process", "trainer": "train"}
 # Interval after which a waiting role repeats the same message.

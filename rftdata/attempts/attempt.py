@@ -29,7 +29,7 @@ from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 from rftdata.run import Run
 from rftdata.segments.reader import SegmentReader
-from rftdata.workers.worker import mark_dead_workers
+from rftdata.workers.live_workers import mark_dead_workers
 
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 

@@ -13,7 +13,7 @@ from rftdata import processes
 from rftdata.postgres import notify
 from rftdata.postgres.retry import ride_out
 from rftdata.run import Run
-from rftdata.workers.worker import mark_dead_workers
+from rftdata.workers.live_workers import mark_dead_workers
 
 
 class GpuTurn:

@@ -21,7 +21,7 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.processes import own_process
 from rftdata.run import NO_PIPELINE, NewRun, Run, refuse_archived
-from rftdata.workers.worker import mark_dead_workers
+from rftdata.workers.live_workers import mark_dead_workers
 
 _NO_FORK = "it cannot be forked"
 

@@ -17,7 +17,7 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, execute, fetch, records
 from rftdata.postgres.retry import ride_out
 from rftdata.run import Run
-from rftdata.workers.worker import mark_dead_workers
+from rftdata.workers.live_workers import mark_dead_workers
 
 T = TypeVar("T")
 TensorList = list[dict[str, Any]]

@@ -1,16 +1,15 @@
-"""A live process in the buffer: its row, its heartbeat, its reported state, and the claims it keeps alive."""
+"""`Worker`: this process in the buffer. Its row, its heartbeat, its reported state and the spans of its activities.
+
+The leases of its claims are in `rftdata.workers.leases`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -19,12 +18,13 @@ from psycopg.types.json import Jsonb
 
 from rftdata.errors import BufferUnavailableError, RftError, described
 from rftdata.postgres import notify
-from rftdata.postgres.database import Row, records
+from rftdata.postgres.database import Row
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
-from rftdata.processes import has_ended, is_here, own_process, process_lives
+from rftdata.processes import own_process
 from rftdata.run import Run
-from rftdata.user_code import blocked_process
+from rftdata.workers.leases import release_lost_claims, renew_claims
+from rftdata.workers.live_workers import mark_dead_workers
 from rftdata.workers.spans import Activity, Spans
 
 HEARTBEAT_S = 2.0
@@ -140,26 +140,23 @@ class Worker:
         looked_at = time.monotonic()
         while not self._stopped.wait(HEARTBEAT_S):
             try:
-                # Own claims first: after a pause longer than the lease they are still valid unless another worker took them.
-                self._database.run(
-                    "renew_claims", worker_id=self.worker_id, run_id=self.run.run_id, lease_s=self._lease_s
-                )
+                renew_claims(self.run, self.worker_id, self._lease_s)  # first, before the rest takes time
                 self._beat()
                 self._store_spans()
                 if time.monotonic() - looked_at >= self._lease_s / 4:
                     release_lost_claims(self.run)
                     looked_at = time.monotonic()
-                self._tell_waiting()
+                self._report_waiting()
             except _FAILURES as error:
                 # The server restarts, its disk is full, …: the lease outlasts that, and so must this thread.
                 what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._heartbeat_error = f"at {time.strftime('%H:%M:%S')}, {what}"
 
-    def _tell_waiting(self) -> None:
+    def _report_waiting(self) -> None:
         if self._on_waiting is None or self._waiting_for is None:
             return
         if time.monotonic() - self._waits_since >= _WAITS_S:
-            self._on_waiting(doing(self._state, self._waiting_for))
+            self._on_waiting(describe_state(self._state, self._waiting_for))
 
     def _store_spans(self) -> None:
         spans = self._spans.pending()
@@ -206,99 +203,9 @@ def _register(run: Run, role: str) -> int:
     return run.database.ride_out(insert)
 
 
-def doing(state: str, waiting_for: str | None) -> str:
+def describe_state(state: str, waiting_for: str | None) -> str:
     """Describe what a worker does, in a few words."""
     if not waiting_for:
         return state
     waits = f"waits for {waiting_for}"
     return waits if state in ("waits", "waiting") else f"{state}: {waits}"
-
-
-def mark_dead_workers(run: Run) -> int:
-    """Record workers of this machine whose process has exited, and release what they held; return their number."""
-    dead = [row.worker_id for row in live_workers(run) if has_ended(row.host, row.pid, row.pid_space, row.pid_started)]
-    for worker_id in dead:
-        stop = partial(run.database.run, "stop_worker", worker_id=worker_id, error="the process is gone")
-        run.database.ride_out(stop)
-    run.database.ride_out(lambda: release_lost_claims(run))
-    return len(dead)
-
-
-def note_blocked_workers(run: Run) -> None:
-    """Record workers of this machine that were blocked, have exited, and had no supervisor.
-
-    A process exits after its report. So does one of another container of this name, or of this container before it was started again.
-    Called before this process reports to the run's folder, because a later process may have the same number.
-    """
-    for host, space, pid in blocked_process.reports(run.folder):
-        if host != socket.gethostname() or (is_here(host, space) and pid != os.getpid() and process_lives(pid)):
-            continue
-        report = blocked_process.read_report(run.folder, pid, host, space)
-        if report is not None:
-            end = partial(end_worker, run, host, pid, "\n".join(report), pid_space=space, crashed=True)
-            run.database.ride_out(end)
-
-
-def end_worker(run: Run, host: str, pid: int, error: str, *, pid_space: str, crashed: bool) -> None:
-    """Store why a process ended.
-
-    Args:
-        pid_space: see `rftdata.processes.pid_space`.
-        crashed: whether its work may be the reason. Work that several processes crashed on is set aside.
-    """
-    run.database.run(
-        "end_worker_of_process",
-        run_id=run.run_id,
-        host=host,
-        pid=pid,
-        pid_space=pid_space,
-        error=error,
-        crashed=crashed,
-    )
-
-
-def pipeline_errors(run: Run) -> list[str]:
-    """Return why pipeline workers of a run ended early, the newest first."""
-    return [row["error"] for row in run.database.fetch("ends_of_pipeline_workers", run_id=run.run_id)]
-
-
-def num_finished(run: Run, role: str) -> int:
-    """Count the work that the explorers, pipeline workers or trainers of a run have finished, including work set aside."""
-    return int(run.database.fetch("finished_work", run_id=run.run_id)[0][role])
-
-
-def num_finished_by(run: Run, host: str, pid: int, pid_space: str) -> int:
-    """Count the groups and evaluations that a process of a run has finished; 0 for a process that never joined it."""
-    found = run.database.fetch("work_of_process", run_id=run.run_id, host=host, pid=pid, pid_space=pid_space)
-    return int(found[0]["num"]) if found else 0
-
-
-def num_succeeded(run: Run) -> int:
-    """Count the rollouts and evaluations of a run that succeeded."""
-    return int(run.database.fetch("succeeded_rollouts", run_id=run.run_id)[0]["num"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveWorker:
-    """A process that has not left; `beats` is true if it sent a heartbeat within the last 15 s."""
-
-    worker_id: int
-    role: str
-    host: str
-    pid: int
-    pid_space: str
-    pid_started: int
-    beats: bool
-
-
-def live_workers(run: Run) -> list[LiveWorker]:
-    """Return the processes of a run that have not left."""
-    return records(LiveWorker, run.database.fetch("live_workers", run_id=run.run_id))
-
-
-def release_lost_claims(run: Run) -> int:
-    """Release the claims of workers that left or were silent for longer than their lease; return the number of claims."""
-    released = int(run.database.fetch("release_lost_claims", run_id=run.run_id)[0]["released"])
-    if released:
-        notify.notify(run.database, notify.PLANNED, notify.SEALED, notify.RUN)
-    return released

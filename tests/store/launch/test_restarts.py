@@ -23,7 +23,7 @@ from rftcore.launch.restarts import (
 from rftdata import Buffer
 from rftdata.processes import pid_space
 from rftdata.user_code import blocked_process
-from rftdata.workers.worker import note_blocked_workers
+from rftdata.workers.live_workers import note_blocked_workers
 from tests.store.pipeline.test_pipeline_worker import rows
 from tests.support.store_roles import Roles
 

@@ -21,7 +21,8 @@ from rftdata.attempts.evaluations import plan_evaluations
 from rftdata.errors import DiskFullError, FencedError, QueryError
 from rftdata.postgres import notify
 from rftdata.postgres.database import queries
-from rftdata.workers.worker import Worker, mark_dead_workers
+from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.worker import Worker
 from tests.support.store_roles import Roles, own_group
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -31,7 +32,8 @@ from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.planning.claims import claim_groups
 from rftdata.attempts.evaluations import claim_evaluation
 from rftdata.config import BufferConfig
-from rftdata.workers.worker import Worker, mark_dead_workers
+from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.worker import Worker
 
 uri, segments, run_id = sys.argv[1], sys.argv[2], int(sys.argv[3])
 buffer = rftdata.open(BufferConfig(uri=uri, segments=segments))
@@ -133,7 +135,7 @@ JUDGE = """
 import sys, rftdata
 from rftdata.config import BufferConfig
 from rftdata.errors import FencedError
-from rftdata.workers.worker import mark_dead_workers
+from rftdata.workers.live_workers import mark_dead_workers
 
 with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2])) as buffer:
     run = buffer.find_run(int(sys.argv[3]))

@@ -24,7 +24,7 @@ from rftdata.pipeline.queue import SealedQueue, claim_sealed_groups, read_groups
 from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.verdicts import commit_verdicts, known_scores
 from rftdata.planning.planner import Planner
-from rftdata.workers.worker import release_lost_claims
+from rftdata.workers.leases import release_lost_claims
 from tests.support.store_roles import Roles, own_group, two_sealed_groups
 
 calls: list[list[int]] = []

@@ -11,7 +11,7 @@ from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.evaluations import claim_evaluation, plan_evaluations
 from rftdata.errors import FencedError
 from rftdata.planning.claims import claim_groups, release_groups
-from rftdata.workers.worker import release_lost_claims
+from rftdata.workers.leases import release_lost_claims
 from tests.store.pipeline.test_pipeline_worker import rows
 from tests.support.store_roles import Roles
 

@@ -34,7 +34,7 @@ from rftdata.planning import partial
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.postgres import retry
 from rftdata.postgres.database import queries, reads
-from rftdata.workers.worker import release_lost_claims
+from rftdata.workers.leases import release_lost_claims
 from tests.support.lossy_line import LossyLine, Statements
 from tests.support.store_roles import LEASE_S, Roles, own_group
 from tests.support.waiting import PATIENCE_S

@@ -16,7 +16,8 @@ from rftdata.attempts.evaluations import claim_evaluation, plan_evaluations
 from rftdata.errors import FencedError
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.planning.claims import claim_groups
-from rftdata.workers.worker import Worker, release_lost_claims
+from rftdata.workers.leases import release_lost_claims
+from rftdata.workers.worker import Worker
 from tests.support.lossy_line import LossyLine
 from tests.support.store_roles import LEASE_S, Roles
 from tests.support.waiting import PATIENCE_S

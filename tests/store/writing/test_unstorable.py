@@ -26,7 +26,8 @@ from rftdata.planning.claims import release_groups
 from rftdata.postgres.database import execute, queries, send
 from rftdata.processes import pid_space
 from rftdata.sql_session import run_statements
-from rftdata.workers.worker import Worker, end_worker
+from rftdata.workers.live_workers import end_worker
+from rftdata.workers.worker import Worker
 from tests.support.store_roles import Roles, own_group, tokens
 from tests.support.waiting import wait_until
 
