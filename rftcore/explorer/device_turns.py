@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 from rftcore.engines.base import Engine
 from rftcore.explorer.engine_weights import EngineWeights
-from rftdata.attempts.device_turns import GpuTurn
 from rftdata.failpoints import failpoint
+from rftdata.workers.device_turns import DeviceTurn
 from rftdata.workers.worker import Worker
 
 _ASLEEP = "sleeps while the trainer has the device"
 
 
-def await_first_turn(turn: GpuTurn, worker: Worker) -> bool:
+def await_first_turn(turn: DeviceTurn, worker: Worker) -> bool:
     """Wait until the engine may be started; return false if the run was asked to stop before."""
     while not turn.take():
         if worker.should_stop():
@@ -41,7 +41,7 @@ class EngineTurn:
         worker: Worker,
         engine: Engine,
         weights: EngineWeights,
-        turn: GpuTurn | None,
+        turn: DeviceTurn | None,
         stop_time: Callable[[bool], None],
     ) -> None:
         self._worker, self._engine, self._weights, self._turn = worker, engine, weights, turn
@@ -82,7 +82,7 @@ class EngineTurn:
         if self._news is not None:
             await self._news
 
-    async def _sleep(self, turn: GpuTurn) -> None:
+    async def _sleep(self, turn: DeviceTurn) -> None:
         self._worker.set_state("puts its engine to sleep", activity="transferring")
         self._stop_time(True)
         seconds = await asyncio.to_thread(self._engine.sleep)

@@ -31,7 +31,6 @@ from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE
 from rftcore.run.join import JoinedRun
 from rftcore.sync.device_names import own_device
 from rftcore.teachers.base import Teacher
-from rftdata.attempts.device_turns import GpuTurn
 from rftdata.attempts.evaluations import (
     is_evaluation_planned,
 )
@@ -41,6 +40,7 @@ from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.partial import PartialAnswer, take_up
 from rftdata.planning.planner import Planner
 from rftdata.user_code.blocked_process import end_blocked_process, report_path
+from rftdata.workers.device_turns import DeviceTurn
 from rftdata.workers.finished_work import num_succeeded
 from rftdata.workers.worker import Worker
 
@@ -64,7 +64,7 @@ def main(joined: JoinedRun, *, index: int = 0) -> int:
         ) as worker,
     ):
         engine_class = resolved.engine_class
-        turn = GpuTurn(joined.run, worker.worker_id, own_device()) if config.explorer.sleep else None
+        turn = DeviceTurn(joined.run, worker.worker_id, own_device()) if config.explorer.sleep else None
         if turn is not None and not await_first_turn(turn, worker):
             return 0
         worker.set_state("starts the engine", activity="starting")
@@ -95,7 +95,7 @@ class Explorer:
         joined: JoinedRun,
         worker: Worker,
         engine: Engine,
-        turn: GpuTurn | None = None,
+        turn: DeviceTurn | None = None,
         *,
         missing_weights_s: float = 10.0,
     ) -> None:

@@ -13,10 +13,10 @@ from rftcore.config.run import RunConfig
 from rftcore.sync.device_names import own_device
 from rftcore.trainer.processes.ranks import LearnerGroup
 from rftdata.attempts.attempt import Attempt
-from rftdata.attempts.device_turns import GpuTurn
 from rftdata.attempts.evaluations import num_open_evaluations
 from rftdata.failpoints import failpoint
 from rftdata.run import Run
+from rftdata.workers.device_turns import DeviceTurn
 from rftdata.workers.worker import Worker
 
 _WAIT_S = 0.5
@@ -26,7 +26,7 @@ def trainer_turns(config: RunConfig, attempt: Attempt, worker: Worker) -> Traine
     """Return the turns of a run's trainer, which it takes only on a device that it may share. Waits for one end when the attempt is lost."""
     run = attempt.run
     shares = config.explorer.sleep and config.has_explorer and (config.trainer.num_gpus or 1) == 1
-    turn = GpuTurn(run, worker.worker_id, own_device(), attempt.check) if shares else None
+    turn = DeviceTurn(run, worker.worker_id, own_device(), attempt.check) if shares else None
     return TrainerTurns(run, worker, turn, offload=config.trainer.offload)
 
 
@@ -41,7 +41,7 @@ class TrainerTurns:
         learner: what is moved; None until there is one.
     """
 
-    def __init__(self, run: Run, worker: Worker, turn: GpuTurn | None, *, offload: bool) -> None:
+    def __init__(self, run: Run, worker: Worker, turn: DeviceTurn | None, *, offload: bool) -> None:
         self._run, self._worker, self._turn, self._offload = run, worker, turn, offload
         self._has_turn = False
         self.learner: LearnerGroup | None = None

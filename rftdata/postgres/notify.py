@@ -21,7 +21,7 @@ READY = "rft_ready"
 POLICY = "rft_policy"
 RUN = "rft_run"
 WEIGHTS = "rft_weights"
-TURN = "rft_turn"
+DEVICE_TURN = "rft_device_turn"
 
 POLL_S = 0.25
 

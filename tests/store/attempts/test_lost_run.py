@@ -10,9 +10,9 @@ import pytest
 from rftcore.trainer.device_turns import TrainerTurns
 from rftdata import Buffer
 from rftdata.attempts.attempt import Attempt
-from rftdata.attempts.device_turns import GpuTurn
 from rftdata.attempts.evaluations import plan_evaluations
 from rftdata.errors import FencedError
+from rftdata.workers.device_turns import DeviceTurn
 from rftdata.workers.worker import Worker
 from tests.support.store_roles import Roles, taken_over
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -31,9 +31,9 @@ def draw_as_another_rank(roles: Roles, attempt: Attempt, trainer: Worker) -> obj
 
 def turn_that_another_has(roles: Roles, attempt: Attempt, trainer: Worker) -> object:
     with Worker(roles.run, "explorer") as explorer:
-        engine = GpuTurn(roles.run, explorer.worker_id, "cpu")
+        engine = DeviceTurn(roles.run, explorer.worker_id, "cpu")
         assert engine.take()
-        turn = GpuTurn(roles.run, trainer.worker_id, "cpu", attempt.check)
+        turn = DeviceTurn(roles.run, trainer.worker_id, "cpu", attempt.check)
         return TrainerTurns(roles.run, trainer, turn, offload=False).take(lambda: False)
 
 

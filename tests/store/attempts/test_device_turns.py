@@ -15,8 +15,8 @@ import pytest
 import rftdata
 from rftcore.trainer.device_turns import TrainerTurns
 from rftdata import processes
-from rftdata.attempts.device_turns import GpuTurn
 from rftdata.run import Run
+from rftdata.workers.device_turns import DeviceTurn
 from rftdata.workers.worker import Worker
 from tests.support.command_line import CHECKOUT
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -25,13 +25,13 @@ HOLDER = """
 import sys
 import rftdata
 from rftdata.config import BufferConfig
-from rftdata.attempts.device_turns import GpuTurn
+from rftdata.workers.device_turns import DeviceTurn
 from rftdata.workers.worker import Worker
 
 with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2])) as buffer:
     run = buffer.find_run("turns")
     with Worker(run, "trainer") as worker:
-        turn = GpuTurn(run, worker.worker_id, "GPU-1")
+        turn = DeviceTurn(run, worker.worker_id, "GPU-1")
         while not turn.take():
             turn.wait(0.1)
         print(worker.worker_id, flush=True)
@@ -53,7 +53,7 @@ def run(buffer: rftdata.Buffer) -> Run:
 
 def test_a_turn_is_given_to_the_worker_that_has_asked(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
-        engine, trainer = GpuTurn(run, one.worker_id, "GPU-1"), GpuTurn(run, other.worker_id, "GPU-1")
+        engine, trainer = DeviceTurn(run, one.worker_id, "GPU-1"), DeviceTurn(run, other.worker_id, "GPU-1")
         assert engine.take() and engine.take() and not engine.is_wanted()
         assert not trainer.take()
         assert engine.is_wanted() and not trainer.is_wanted()
@@ -67,7 +67,7 @@ def test_a_turn_is_given_to_the_worker_that_has_asked(run: Run) -> None:
         trainer.take()
         trainer.waive()
         assert not engine.is_wanted()
-        elsewhere = GpuTurn(run, other.worker_id, "GPU-2")
+        elsewhere = DeviceTurn(run, other.worker_id, "GPU-2")
         assert elsewhere.take(), "another device has turns of its own"
         for turn in (engine, trainer, elsewhere):
             turn.leave()
@@ -75,7 +75,7 @@ def test_a_turn_is_given_to_the_worker_that_has_asked(run: Run) -> None:
 
 def test_the_trainer_s_wish_comes_before_that_of_another_explorer(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "explorer") as other, Worker(run, "trainer") as third:
-        first, second, trainer = (GpuTurn(run, worker.worker_id, "GPU-1") for worker in (one, other, third))
+        first, second, trainer = (DeviceTurn(run, worker.worker_id, "GPU-1") for worker in (one, other, third))
         assert first.take() and not second.take() and not trainer.take() and not second.take()
         first.give()
         assert not second.take() and trainer.take(), "two explorers could keep the device between them"
@@ -85,7 +85,7 @@ def test_the_trainer_s_wish_comes_before_that_of_another_explorer(run: Run) -> N
 
 def test_asking_wakes_the_holder_and_giving_the_one_that_waits(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
-        engine, trainer = GpuTurn(run, one.worker_id, "cpu"), GpuTurn(run, other.worker_id, "cpu")
+        engine, trainer = DeviceTurn(run, one.worker_id, "cpu"), DeviceTurn(run, other.worker_id, "cpu")
         assert engine.take()
         for turn in (engine, trainer):
             turn.wait(0.01)  # listens from here on
@@ -115,7 +115,7 @@ def test_asking_wakes_the_holder_and_giving_the_one_that_waits(run: Run) -> None
 @pytest.mark.parametrize("wants", [False, True])
 def test_a_holder_that_is_killed_has_no_turn(run: Run, buffer: rftdata.Buffer, wants: bool) -> None:
     with Worker(run, "explorer") as worker:
-        turn = GpuTurn(run, worker.worker_id, "GPU-1")
+        turn = DeviceTurn(run, worker.worker_id, "GPU-1")
         holder = started(buffer)
         assert holder.stdout is not None
         assert int(holder.stdout.readline()) > worker.worker_id
@@ -131,7 +131,7 @@ def test_a_holder_that_is_killed_has_no_turn(run: Run, buffer: rftdata.Buffer, w
 
 def test_one_that_asked_and_was_killed_is_not_waited_for(run: Run, buffer: rftdata.Buffer) -> None:
     with Worker(run, "explorer") as worker:
-        turn = GpuTurn(run, worker.worker_id, "GPU-1")
+        turn = DeviceTurn(run, worker.worker_id, "GPU-1")
         assert turn.take()
         asker = started(buffer)
         wait_until(turn.is_wanted, "it has asked", process=asker)
@@ -147,20 +147,20 @@ def test_a_turn_belongs_to_a_gpu_of_a_machine_whatever_its_containers_are_named(
 ) -> None:
     """The memory of the device cpu is that of a container."""
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
-        turns = [GpuTurn(run, one.worker_id, device) for device in ("GPU-1", "cpu")]
+        turns = [DeviceTurn(run, one.worker_id, device) for device in ("GPU-1", "cpu")]
         assert [turn.take() for turn in turns] == [True, True]
         monkeypatch.setattr(socket, "gethostname", lambda: "container")
-        assert not GpuTurn(run, other.worker_id, "GPU-1").take()
+        assert not DeviceTurn(run, other.worker_id, "GPU-1").take()
         space = processes.pid_space()
         monkeypatch.setattr(processes, "pid_space", lambda: f"{space}0")
-        assert GpuTurn(run, other.worker_id, "cpu").take()
+        assert DeviceTurn(run, other.worker_id, "cpu").take()
         monkeypatch.setattr(processes, "machine", lambda: "another")
-        assert GpuTurn(run, other.worker_id, "GPU-1").take()
+        assert DeviceTurn(run, other.worker_id, "GPU-1").take()
 
 
 def test_a_worker_whose_turn_was_taken_while_it_was_thought_dead_has_it_no_longer(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
-        engine, trainer = GpuTurn(run, one.worker_id, "GPU-1"), GpuTurn(run, other.worker_id, "GPU-1")
+        engine, trainer = DeviceTurn(run, one.worker_id, "GPU-1"), DeviceTurn(run, other.worker_id, "GPU-1")
         assert not engine.lasts() and engine.take() and engine.lasts()
         run.database.run("stop_worker", worker_id=one.worker_id, error="the process is gone")
         assert trainer.take() and trainer.lasts()
@@ -175,7 +175,7 @@ def test_a_worker_whose_turn_was_taken_while_it_was_thought_dead_has_it_no_longe
 
 def test_a_trainer_that_was_thought_dead_asks_again_before_it_uses_the_device(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
-        engine, trainer = GpuTurn(run, one.worker_id, "GPU-1"), GpuTurn(run, other.worker_id, "GPU-1")
+        engine, trainer = DeviceTurn(run, one.worker_id, "GPU-1"), DeviceTurn(run, other.worker_id, "GPU-1")
         turns = TrainerTurns(run, other, trainer, offload=False)
         assert turns.take(lambda: True) and turns.take(lambda: True)
         run.database.run("stop_worker", worker_id=other.worker_id, error="the process is gone")
@@ -202,7 +202,7 @@ def test_the_holder_is_the_only_one(run: Run) -> None:
     def work() -> None:
         nonlocal inside, most, count
         with Worker(run, "explorer") as worker:
-            turn = GpuTurn(run, worker.worker_id, "GPU-1")
+            turn = DeviceTurn(run, worker.worker_id, "GPU-1")
             for _ in range(8):
                 while not turn.take():
                     turn.wait(0.05)
