@@ -32,15 +32,14 @@ def write_project(kind: str, folder: Path) -> list[Path]:
 
     Raises:
         ConfigError: the folder contains something, or cannot be written.
+        ConflictError: another process is writing a project there.
     """
     folder = folder.resolve()
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(
-                "the folder for the project is not empty", value=str(folder), todo="name a new one; nothing was written"
-            )
+        _refuse_filled(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with draft_folder(folder) as draft:
+            _refuse_filled(folder)  # another process may have finished a project here meanwhile
             for name, text in _files(kind).items():
                 (draft / name).write_text(text, encoding="utf-8")
             if folder.exists():  # it stays the folder that a shell may be in
@@ -53,6 +52,13 @@ def write_project(kind: str, folder: Path) -> list[Path]:
             f"the project cannot be written: {error.strerror}", value=str(folder), todo="name another folder"
         ) from error
     return sorted(folder.iterdir())
+
+
+def _refuse_filled(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            "the folder for the project is not empty", value=str(folder), todo="name a new one; nothing was written"
+        )
 
 
 def _files(kind: str) -> dict[str, str]:

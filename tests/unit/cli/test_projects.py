@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -11,7 +13,9 @@ import yaml
 
 from rftcore.cli import run_command
 from rftcore.config.run import load_stages
-from rftcore.projects import KINDS
+from rftcore.projects import KINDS, write_project
+from rftdata.errors import ConfigError, ConflictError
+from rftdata.files.durable import draft_folder
 from tests.support.models import make_tiny_model
 
 
@@ -70,3 +74,27 @@ def test_an_empty_folder_is_filled_and_another_left_alone(
 def test_an_unknown_kind_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["init", "gpro", str(tmp_path / "p")]) == 2
     assert "did you mean 'grpo'?" in capsys.readouterr().err and not (tmp_path / "p").exists()
+
+
+def test_of_two_processes_that_fill_one_folder_the_second_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other project is finished after this one has found the folder empty."""
+    (tmp_path / "p").mkdir()
+    mkdir, others = os.mkdir, ["sft"]
+
+    def after_the_other(path: Path, *arguments: Any, **options: Any) -> None:
+        if others and str(path).endswith(".unfinished"):
+            write_project(others.pop(), tmp_path / "p")
+        mkdir(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "mkdir", after_the_other)
+    with pytest.raises(ConfigError, match="is not empty"):
+        write_project("grpo", tmp_path / "p")
+    assert others == [] and "chats.jsonl" in os.listdir(tmp_path / "p")
+    assert "tasks.jsonl" not in os.listdir(tmp_path / "p") and os.listdir(tmp_path) == ["p"]
+
+
+def test_a_project_that_another_process_is_writing_is_refused(tmp_path: Path) -> None:
+    with draft_folder(tmp_path / "p"), pytest.raises(ConflictError, match="another process is writing"):
+        write_project("grpo", tmp_path / "p")
