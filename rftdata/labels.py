@@ -1,9 +1,12 @@
 """Correction of rewards: set, import, undo, history.
 
-A change is an UPDATE of `rft.experience.reward`, exactly as a person would write it in SQL; triggers write the label rows
-and reopen the groups. This module adds the batch: one transaction, one author, one id by which all of it can be undone. Undoing is
-itself a batch of labels, so nothing is ever removed from the history. A row is restored only while the batch's reward is the
-current one: undoing an earlier label never overwrites a later one.
+A change is an UPDATE of `rft.experience.reward`, exactly as a person would write it in SQL. The trigger `rft.record_labels`
+(sql/migrations/versions/0001_initial/12_label.sql) writes the labels and reopens their groups (`rft.reopen_groups` in 08_group.sql), so the
+pipeline decides on them again before they are drawn.
+
+This module adds the batch: one transaction, one author, one id by which all of it can be undone. Undoing is itself a batch of labels, so
+nothing is ever removed from the history. A row is restored only while the batch's reward is the current one: undoing an earlier label never
+overwrites a later one.
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ class LabelBatch:
 
 
 @dataclass(frozen=True)
-class Opinion:
-    """One reward to set."""
+class RewardLabel:
+    """A reward to set for one experience."""
 
     experience_id: int
     reward: float | None
@@ -71,16 +74,16 @@ def set_rewards(
     Raises:
         QueryError: an experience does not exist, or a reward is not a finite number; nothing is written.
     """
-    opinions = [Opinion(key, value, final, reason) for key, value in rewards.items()]
-    return apply(buffer, opinions, author=author, source="set")
+    labels = [RewardLabel(key, value, final, reason) for key, value in rewards.items()]
+    return apply(buffer, labels, author=author, source="set")
 
 
-def apply(buffer: Buffer, opinions: Sequence[Opinion], *, author: str, source: Source) -> LabelBatch:
+def apply(buffer: Buffer, labels: Sequence[RewardLabel], *, author: str, source: Source) -> LabelBatch:
     """Write rewards as one batch; like `set_rewards`, with a reason and finality per row, and the source that the labels name."""
-    _check(opinions)
+    _check(labels)
     with buffer.database.transaction() as connection:
-        _lock(connection, [opinion.experience_id for opinion in opinions])
-        return _write(connection, opinions, author, source)
+        _lock(connection, [label.experience_id for label in labels])
+        return _write(connection, labels, author, source)
 
 
 def import_rewards(
@@ -105,7 +108,7 @@ def import_rewards(
         )
     if twice := sorted({name for name in table.column_names if table.column_names.count(name) > 1}):
         raise QueryError(f"{file} has two columns {twice[0]}", todo="remove one of them")
-    opinions = []
+    labels = []
     for number, row in enumerate(table.to_pylist(), 1):
         try:
             key, value = _id(row["experience_id"]), _number(row["reward"])
@@ -123,8 +126,8 @@ def import_rewards(
                 allowed="a finite number",
                 todo="correct the row; nothing was written",
             )
-        opinions.append(Opinion(key, value, final, _reason(row.get("reason")) or reason))
-    return apply(buffer, opinions, author=author, source="import")
+        labels.append(RewardLabel(key, value, final, _reason(row.get("reason")) or reason))
+    return apply(buffer, labels, author=author, source="import")
 
 
 def _id(value: object) -> int:
@@ -141,7 +144,7 @@ def _number(value: Any) -> float:
 
 
 def _reason(value: object) -> str | None:
-    """Convert a cell to a reason; a column of reasons may have been read as numbers or dates, and an empty cell as NaN."""
+    """Convert a cell to a reason. A column of reasons may have been read as numbers or dates, and an empty cell as NaN."""
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     return None if missing else storable(str(value).strip()) or None
 
@@ -165,15 +168,15 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
             )
         keys = sorted({row["experience_id"] for row in batch})
         _lock(connection, keys)
-        labels = fetch(connection, "label_histories", experience_ids=keys)
-        opinions, overruled = [], []
-        for key, rows in groupby(labels, key=lambda row: row["experience_id"]):
+        earlier = fetch(connection, "label_histories", experience_ids=keys)
+        labels, overruled = [], []
+        for key, rows in groupby(earlier, key=lambda row: row["experience_id"]):
             before = _before(list(rows), label_batch_id)
             if before is None:
                 overruled.append(key)
             else:
-                opinions.append(Opinion(key, before[0], before[1], note))
-        done = _write(connection, opinions, author, "undo")
+                labels.append(RewardLabel(key, before[0], before[1], note))
+        done = _write(connection, labels, author, "undo")
     return LabelBatch(done.label_batch_id, done.num_changed, done.num_unchanged, tuple(overruled))
 
 
@@ -191,21 +194,21 @@ def batches(buffer: Buffer, limit: int = 20) -> list[Row]:
     return buffer.database.fetch("label_batches", limit=limit)
 
 
-def _check(opinions: Sequence[Opinion]) -> None:
+def _check(labels: Sequence[RewardLabel]) -> None:
     seen: set[int] = set()
-    for opinion in opinions:
-        if opinion.reward is None or not math.isfinite(opinion.reward):
+    for label in labels:
+        if label.reward is None or not math.isfinite(label.reward):
             raise QueryError(
-                f"the reward of experience {opinion.experience_id} is not a finite number",
-                value=opinion.reward,
+                f"the reward of experience {label.experience_id} is not a finite number",
+                value=label.reward,
                 allowed="a finite number",
                 todo="correct it; nothing was written",
             )
-        if opinion.experience_id in seen:
+        if label.experience_id in seen:
             raise QueryError(
-                "an experience is labelled twice in one batch", value=opinion.experience_id, todo="keep one of its rows"
+                "an experience is labelled twice in one batch", value=label.experience_id, todo="keep one of its rows"
             )
-        seen.add(opinion.experience_id)
+        seen.add(label.experience_id)
 
 
 def _lock(connection: Connection, keys: Sequence[int]) -> None:
@@ -220,16 +223,16 @@ def _lock(connection: Connection, keys: Sequence[int]) -> None:
     execute(connection, "lock_groups_and_reviews", group_ids=sorted(set(groups.values())))
 
 
-def _write(connection: Connection, opinions: Sequence[Opinion], author: str, source: Source) -> LabelBatch:
-    # Look up table rows by their keys, however few there were at the last ANALYZE; join the list of changed rows by hashing.
+def _write(connection: Connection, labels: Sequence[RewardLabel], author: str, source: Source) -> LabelBatch:
+    # The planner must look rows up by their keys, however few there were at the last ANALYZE, and join the list of changed rows by hashing.
     fetch(connection, "plan_by_index")
     fetch(connection, "allow_hash_joins")
     batch = int(fetch(connection, "begin_label_batches", num=1)[0]["label_batch_id"])
-    ids = [opinion.experience_id for opinion in opinions]
+    ids = [label.experience_id for label in labels]
     asked = int(fetch(connection, "count_open_reviews", experience_ids=ids)[0]["n"])
     changed = 0
     # The trigger takes the reason from a setting, so rows with one reason are written together.
-    for reason, rows in groupby(sorted(opinions, key=lambda o: o.reason or ""), key=lambda o: o.reason or ""):
+    for reason, rows in groupby(sorted(labels, key=lambda o: o.reason or ""), key=lambda o: o.reason or ""):
         same = list(rows)
         fetch(connection, "label_settings", author=author, reason=reason, source=source, label_batch_id=str(batch))
         changed += execute(
@@ -240,9 +243,9 @@ def _write(connection: Connection, opinions: Sequence[Opinion], author: str, sou
             finals=[o.final for o in same],
         )
     if asked:
-        # The labels answered questions about rows with a new reward. Giving the current reward again counts as an answer, too.
+        # The trigger has answered the questions about rows with a new reward. Setting the current reward again is an answer, too.
         execute(connection, "answer_reviews", experience_ids=ids)
-    return LabelBatch(batch, changed, len(opinions) - changed, num_answered=asked)
+    return LabelBatch(batch, changed, len(labels) - changed, num_answered=asked)
 
 
 def num_open_reviews(buffer: Buffer, run_id: int) -> int:
@@ -258,9 +261,9 @@ def review_queue(buffer: Buffer, run_id: int | None, limit: int) -> list[Row]:
 def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | None:
     """Return the reward and finality a row had before `batch`, or None if a later label counts instead.
 
-    `labels` are one experience's, oldest first. Labels form a stack. An undo removes its target from the top, every other label goes
-    on top, and the newest may always be undone (undoing an undo restores its target's reward). A reason alone does not identify an
-    undo, since any author may write such a sentence. An undo must also restore what its target replaced.
+    `labels` are one experience's, oldest first. They form a stack: an undo removes its target from the top, and every other label goes on
+    top. The newest may always be undone; undoing an undo restores its target's reward. A reason alone does not identify an undo, since any
+    author may write such a sentence, so an undo must also restore what its target replaced.
     """
     first = {label["label_batch_id"]: i for i, label in reversed(list(enumerate(labels)))}
 
@@ -282,7 +285,7 @@ def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | No
 
 
 def _check_quotes(file: Path) -> None:
-    """Refuse quotes that do not end, or end before their value does. Arrow takes both, and what follows a missing quote as part of a reason."""
+    """Refuse quotes that do not end, or end before their value does. Arrow accepts both, and reads what follows a missing quote as a reason."""
     number = 0  # that of the header
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from operators.chain.build import build_chain
 from rftdata import Buffer, labels
-from rftdata.labels import Opinion
+from rftdata.labels import RewardLabel
 from rftdata.maintenance.purge import purge
 from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
@@ -49,7 +49,7 @@ def test_labels_of_several_groups_do_not_deadlock_with_verdicts_and_questions(bu
     def label(turn: int) -> None:
         reward = 0.25 + turn % 2 / 2
         # Rows with one reason are written together, in the order of reasons: the second group before the first.
-        opinions = [Opinion(1, reward, reason="b"), Opinion(3, reward, reason="a")]
+        opinions = [RewardLabel(1, reward, reason="b"), RewardLabel(3, reward, reason="a")]
         labels.apply(buffer, opinions, author="ada", source="set")
 
     # One try: more of them would hide what happened.

@@ -22,7 +22,7 @@ from rftdata import Buffer, exchange, labels
 from rftdata.attempts import stored_selection
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
-from rftdata.labels import Opinion
+from rftdata.labels import RewardLabel
 from rftdata.maintenance import erasure, purge
 from rftdata.maintenance.verification import verify
 from rftdata.pipeline.records import Question, Review
@@ -137,7 +137,7 @@ def test_a_reader_writes_nothing(as_: dict[str, Buffer], owner: Buffer, stored: 
 def test_a_labeler_relabels_and_does_nothing_else(as_: dict[str, Buffer], owner: Buffer, stored: int) -> None:
     labeler = as_["rft_labeler"]
     labeler.sql("UPDATE rft.experience SET reward = 0.25 WHERE experience_id = %s", [stored])
-    batch = labels.apply(labeler, [Opinion(stored, 0.75, True, "seen")], author="ada", source="set")
+    batch = labels.apply(labeler, [RewardLabel(stored, 0.75, True, "seen")], author="ada", source="set")
     labels.undo(labeler, batch.label_batch_id, author="ada")
     history = owner.sql(
         "SELECT new_value, author, session_user_name FROM rft.label WHERE experience_id = %s ORDER BY label_id",

@@ -19,7 +19,7 @@ from rftdata.attempts import stored_selection
 from rftdata.attempts.sampling import SamplingConfig
 from rftdata.config import TasksetConfig
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError
-from rftdata.labels import Opinion
+from rftdata.labels import RewardLabel
 from rftdata.limits import MAX_COUNT
 from rftdata.maintenance import purge
 from rftdata.planning.claims import release_groups
@@ -191,7 +191,7 @@ def test_authors_and_names_to_look_up_are_refused_by_our_own_errors(buffer: Buff
         writer.insert(own_group())
     asked: list[Callable[[], object]] = [
         lambda: labels.set_rewards(buffer, {1: 0.5}, author=ODD),
-        lambda: labels.apply(buffer, [Opinion(1, 0.5)], author="\ud800", source="set"),
+        lambda: labels.apply(buffer, [RewardLabel(1, 0.5)], author="\ud800", source="set"),
         lambda: purge.purge(buffer, where="true", reason="asked", author=ODD),
         lambda: buffer.find_run(ODD),
         lambda: buffer.sql("SELECT %s::text", ["\x00"]),
