@@ -49,7 +49,7 @@ def section_errors(
     """Return one error per invalid place of `section`. Unknown keys come first, since they often explain missing ones."""
     places: dict[tuple[int | str, ...], list[Any]] = {}
     for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] not in _UNKNOWN):
-        places.setdefault(_place(section, one["loc"])[0], []).append(one)
+        places.setdefault(_locate(section, one["loc"])[0], []).append(one)
     found = [_section_error(section, place, errors, within) for place, errors in places.items()]
     return [each.about(origin) for each in found] if origin else found
 
@@ -72,7 +72,7 @@ def _section_error(
 ) -> ConfigError:
     first = errors[0]
     key = ".".join(str(part) for part in (*filter(None, [within]), *place))
-    beside = _keys(_place(section, place[:-1])[1])
+    beside = _keys(_locate(section, place[:-1])[1])
     if first["type"] in _UNKNOWN:
         return unknown_key(key, beside, _elsewhere(section, str(place[-1]), within))
     if first["type"] == "missing":
@@ -81,7 +81,7 @@ def _section_error(
     if not key:
         allowed = f"the keys {_listed(section.model_fields)}"
         return ConfigError(reasons(errors), value=value, allowed=allowed, todo="correct it")
-    if _keys(_place(section, place)[1]):  # a rule about several keys of a section, which names them
+    if _keys(_locate(section, place)[1]):  # a rule about several keys of a section, which names them
         return ConfigError(f"{key}: {reasons(errors)}", value=value, todo="correct it")
     return ConfigError(f"the key {key!r} is wrong: {reasons(errors)}", value=value, todo="correct it")
 
@@ -131,7 +131,7 @@ def _keys(annotation: Any) -> list[str]:
     return list(getattr(annotation, "model_fields", ()))
 
 
-def _place(section: Any, location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], Any]:
+def _locate(section: Any, location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], Any]:
     """Return the keys and indexes of a pydantic location, and the type at it; None for a type without keys."""
     place: list[int | str] = []
     found = _types(section)

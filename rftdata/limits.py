@@ -57,7 +57,7 @@ def check_integer(what: str, value: Any, limits: tuple[int, int] = INT8) -> None
     if not is_whole or not low <= value <= high:
         raise QueryError(
             f"{what} is not valid",
-            value=_shown(value),
+            value=_abridged(value),
             allowed=f"a whole number from {low} to {high}",
             todo="correct it",
         )
@@ -72,14 +72,14 @@ def check_text(what: str, value: Any, max_bytes: int | None = None) -> None:
     if not isinstance(value, str) or not is_storable(value):
         raise QueryError(
             f"{what} cannot be stored",
-            value=_shown(value),
+            value=_abridged(value),
             allowed="a text without NUL and half surrogate pairs",
             todo="correct it",
         )
     if max_bytes is not None and len(value.encode()) > max_bytes:
         raise QueryError(
             f"{what} is too long: {len(value):,} characters",
-            value=_shown(value),
+            value=_abridged(value),
             allowed=f"up to {max_bytes:,} bytes",
             todo="shorten it",
         )
@@ -178,7 +178,7 @@ def _check_json(what: str, value: Any, path: str) -> None:
             _check_json(what, item, f"{path}[{i}]")
 
 
-def _shown(value: Any) -> Any:
+def _abridged(value: Any) -> Any:
     """Return a value for a message, abridged if it is long."""
     if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print numbers of thousands of digits
         return f"a number of {value.bit_length()} bits"

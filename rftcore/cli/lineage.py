@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rftdata.buffer import Buffer
-    from rftdata.reports.lineage import Finding, Place, Use
+    from rftdata.reports.lineage import EarlierExperience, Finding, Use
 
 _STEPS = (
     "run",
@@ -84,13 +84,13 @@ def lineage(
 
 def _answer(
     buffer: Buffer, experience: int, *, origin: bool, pipeline: bool
-) -> tuple[Sequence[Place] | Sequence[Finding] | Sequence[Use], tuple[str, ...], str]:
+) -> tuple[Sequence[EarlierExperience] | Sequence[Finding] | Sequence[Use], tuple[str, ...], str]:
     """Return the rows that answer a question about an experience, the columns to show, and a sentence for no rows."""
     from rftdata.reports import lineage
 
     if origin:
         none = "was not imported: it was first stored in this buffer"
-        return lineage.places(buffer.database, experience), ("buffer_id", "run", "experience_id"), none
+        return lineage.earlier_experiences(buffer.database, experience), ("buffer_id", "run", "experience_id"), none
     if pipeline:
         columns = ("at", "version", "stage", "what", "detail")
         return lineage.findings(buffer.database, experience), columns, "has not been decided on by any pipeline"
@@ -118,13 +118,13 @@ def _tell(buffer: Buffer, experience: int) -> None:
         print(f"its reward is the score of the model{trained}: {model.uri}")
     for copy in lineage.copies(buffer.database, experience):
         print(f"was imported into run {copy.run!r} as experience {copy.experience_id}")
-    for kin in lineage.kin(buffer.database, experience):
-        if kin.kin == "parent":
-            print(f"was created from experience {kin.experience_id}")
-        elif kin.kin == "child":
-            print(f"experience {kin.experience_id} was created from it")
+    for row in lineage.related_rows(buffer.database, experience):
+        if row.relation == "parent":
+            print(f"was created from experience {row.experience_id}")
+        elif row.relation == "child":
+            print(f"experience {row.experience_id} was created from it")
         else:
-            print(f"task {kin.task_key!r} of {kin.source!r} was created from it")
+            print(f"task {row.task_key!r} of {row.source!r} was created from it")
     if (purge := lineage.purge_of(buffer.database, experience)) is not None:
         when = f"{purge.purged_at:%Y-%m-%d %H:%M}"
         print(f"its text and arrays were purged by {purge.author} on {when} (purge {purge.purge_id}): {purge.reason}")

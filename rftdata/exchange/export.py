@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from rftdata.buffer import Buffer
 from rftdata.errors import ArchivedError, QueryError
-from rftdata.exchange.ahead import one_ahead
 from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, packed
 from rftdata.exchange.formats import check_format, written
+from rftdata.exchange.prefetch import prefetched
 from rftdata.maintenance.conditions import chosen
 from rftdata.postgres.database import Connection, fetch
 from rftdata.segments.codec import SCHEMA as BASE
@@ -70,7 +70,7 @@ def export(
             )
         # Look up the rows of each piece by their keys, also before the server knows how many there are; the selection may join by hashing.
         fetch(connection, "plan_by_index")
-        with contextlib.closing(one_ahead(_fetched(connection, groups, wanted))) as chunks, written(path) as write:
+        with contextlib.closing(prefetched(_fetched(connection, groups, wanted))) as chunks, written(path) as write:
             counts = {"num_groups": 0, "num_rollouts": 0, "num_experiences": 0, "num_purged": 0}
             for kept, labels in chunks:
                 _mark_purged(buffer, kept)

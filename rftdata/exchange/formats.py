@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from rftdata.errors import QueryError
-from rftdata.exchange.ahead import one_ahead
 from rftdata.exchange.arrow_rows import rows_of
 from rftdata.exchange.columns import REQUIRED, SCHEMA, Row, from_json, to_json
+from rftdata.exchange.prefetch import prefetched
 from rftdata.files.durable import draft_folder, sync_path
 
 Write = Callable[[list[Row]], None]
@@ -239,7 +239,7 @@ def _refuse_lost_fields(given: pa.DataType, kind: pa.DataType) -> None:
 
 def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
     with contextlib.closing(pa.parquet.ParquetFile(path)) as file:
-        yield from one_ahead(file.iter_batches(_BATCH_ROWS))
+        yield from prefetched(file.iter_batches(_BATCH_ROWS))
 
 
 def _dataset(path: Path) -> Iterator[pa.RecordBatch]:

@@ -52,8 +52,8 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """A place of an experience before its import."""
+class EarlierExperience:
+    """An experience as another buffer or run had it before its import."""
 
     buffer_id: str
     run: str
@@ -61,8 +61,8 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin(Place):
-    """The place from which an experience was imported.
+class Origin(EarlierExperience):
+    """The experience from which one of this buffer was imported.
 
     Attributes:
         policy_step: trainer step of the policy that sampled it; None if unknown.
@@ -82,10 +82,15 @@ class Copy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kin:
-    """A relative of an experience: the one it was created from (`parent`), or one created from it (`child`; `task`: a task of `source`)."""
+class RelatedRow:
+    """A row related to an experience.
 
-    kin: str
+    Attributes:
+        relation: `parent`: the experience from which it was created; `child`: an experience created from it; `task`: a task created from it.
+        source: of a task.
+    """
+
+    relation: str
     experience_id: int | None
     source: str
     task_key: str | None
@@ -128,15 +133,15 @@ def findings(database: Database, experience_id: int) -> list[Finding]:
 
 
 def origin(database: Database, experience_id: int) -> Origin | None:
-    """Return the place from which an experience was imported; None for one first stored in this buffer."""
+    """Return what an experience was imported from; None for one first stored in this buffer."""
     rows = database.fetch("origins_of_experience", experience_id=experience_id)
     return records(Origin, rows)[0] if rows else None
 
 
-def places(database: Database, experience_id: int) -> list[Place]:
-    """Return all earlier places of an experience, nearest first."""
+def earlier_experiences(database: Database, experience_id: int) -> list[EarlierExperience]:
+    """Return the experiences that an imported one was before, nearest first."""
     rows = database.fetch("origins_of_experience", experience_id=experience_id)
-    return [place for row in rows for place in records(Place, [row, *reversed(row["earlier"])])]
+    return [earlier for row in rows for earlier in records(EarlierExperience, [row, *reversed(row["earlier"])])]
 
 
 def copies(database: Database, experience_id: int) -> list[Copy]:
@@ -144,9 +149,9 @@ def copies(database: Database, experience_id: int) -> list[Copy]:
     return records(Copy, database.fetch("copies_of_experience", experience_id=experience_id))
 
 
-def kin(database: Database, experience_id: int) -> list[Kin]:
+def related_rows(database: Database, experience_id: int) -> list[RelatedRow]:
     """Return what an experience was created from, and what was created from it."""
-    return records(Kin, database.fetch("kin_of_experience", experience_id=experience_id))
+    return records(RelatedRow, database.fetch("related_to_experience", experience_id=experience_id))
 
 
 def reward_models(database: Database, experience_id: int) -> list[RunModel]:

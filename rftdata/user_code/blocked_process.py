@@ -71,10 +71,10 @@ def read_report(
     sentence, _, stack = text.partition("\n")
     if not stack.strip():
         return None
-    return sentence.rstrip() + _place(stack), stack
+    return sentence.rstrip() + _users_line(stack), stack
 
 
-def _place(stack: str) -> str:
+def _users_line(stack: str) -> str:
     """Return the user's line in faulthandler's stacks of all threads, in brackets; nothing if the stack already names it."""
     for thread in stack.split("\n\n"):
         frames = _FRAME.findall(thread)

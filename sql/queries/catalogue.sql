@@ -56,15 +56,15 @@ SELECT run_id FROM rft.run ORDER BY run_id FOR UPDATE;
 -- Derive the stored parts of all states again; return how many were wrong.
 SELECT rft.correct_verdicts() + coalesce((SELECT sum(rft.correct_uses(run_id)) FROM rft.run), 0)::bigint AS num_corrected;
 
--- name: kin_of_experience (read)
+-- name: related_to_experience (read)
 -- What an experience was created from, and what was created from it.
-SELECT 'parent' AS kin, p.experience_id, p.source::text AS source, NULL AS task_key
+SELECT 'parent' AS relation, p.experience_id, p.source::text AS source, NULL AS task_key
 FROM rft.experience e JOIN rft.experience p ON p.experience_id = e.parent_id WHERE e.experience_id = %(experience_id)s
 UNION ALL
 SELECT 'child', c.experience_id, c.source::text, NULL FROM rft.experience c WHERE c.parent_id = %(experience_id)s
 UNION ALL
 SELECT 'task', NULL, t.taskset, t.task_key FROM rft.task t WHERE t.features ? 'parent_experience_id' AND t.features ->> 'parent_experience_id' = %(experience_id)s::text
-ORDER BY kin, experience_id, task_key;
+ORDER BY relation, experience_id, task_key;
 
 -- name: reward_models_of_experience (read)
 -- The models whose scores are part of an experience's reward: those of its run, where a part of the reward is a model's.

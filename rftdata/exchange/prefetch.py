@@ -1,4 +1,4 @@
-"""Iteration one step ahead: the next item is made by another thread while the caller uses this one."""
+"""Iteration with a prefetch: another thread makes the next item while the caller uses this one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def one_ahead(items: Iterator[T]) -> Generator[T]:
+def prefetched(items: Iterator[T]) -> Generator[T]:
     """Yield the items, which must not be None; two of them are in memory at a time."""
-    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
+    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
         following = thread.submit(next, items, None)
         while (item := following.result()) is not None:
             following = thread.submit(next, items, None)
