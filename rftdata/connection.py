@@ -18,7 +18,7 @@ from typing import Literal
 
 from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
-from rftdata.errors import BufferUnavailableError, QueryError, RftError, TimeLimitError
+from rftdata.errors import BufferUnavailableError, ConfigError, QueryError, RftError, TimeLimitError
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer, check_folder
 from rftdata.postgres.listen_address import check_address
@@ -273,6 +273,29 @@ def upgrade(config: BufferConfig, application: str) -> tuple[str, str]:
         if before is None:
             raise no_buffer(place_name(config.uri))
         return before, migrate(database)
+
+
+def embedded_server(uri: str, listen: str | None = None) -> EmbeddedServer:
+    """Return the server of a folder with a buffer, running or not.
+
+    Raises:
+        ConfigError: the buffer is in a database of a server.
+        BufferUnavailableError: there is no buffer.
+    """
+    if is_server(uri):
+        raise ConfigError(
+            "this command is for embedded servers only",
+            value=uri.split("://")[0] + "://…",
+            allowed="the folder of a buffer",
+        )
+    server = EmbeddedServer(Path(uri), listen)
+    if not server.exists():
+        raise BufferUnavailableError(
+            "there is no buffer here",
+            value=str(server.folder),
+            todo="name one with --buffer or RFT_BUFFER, or create one: `rft db create`",
+        )
+    return server
 
 
 def no_buffer(location: str) -> BufferUnavailableError:

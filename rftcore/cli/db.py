@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +10,6 @@ from rftcore.cli import backup
 from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened
 from rftdata.errors import BufferUnavailableError, ConfigError
 from rftdata.uri import is_server, place_name
-
-if TYPE_CHECKING:
-    from rftdata.administration import EmbeddedServer
 
 app = typer.Typer(
     help="The PostgreSQL of a buffer: the embedded server, segment files, roles, backup.",
@@ -61,7 +57,9 @@ def start(
     listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Also accept TCP there.")] = None,
 ) -> None:
     """Start the server; it then runs until `rft db stop`, used or not."""
-    server = _server(buffer, listen)
+    from rftdata.connection import embedded_server
+
+    server = embedded_server(find_buffer(buffer), listen)
     was_running = server.is_running()
     if was_running and listen:
         raise BufferUnavailableError(
@@ -81,13 +79,13 @@ def stop(
     ] = False,
 ) -> None:
     """Stop the server, unless sessions are open. Without this command it stops after `buffer.idle_stop_s` unused seconds (60)."""
-    from rftdata.administration import open_sessions
+    from rftdata.connection import embedded_server
 
-    server = _server(buffer)
+    server = embedded_server(find_buffer(buffer))
     if not server.is_running():
         print(f"the server of {server.folder} is not running")
         return
-    sessions = [] if force else open_sessions(server)
+    sessions = [] if force else server.sessions()
     if sessions:
         names = ", ".join(sorted({str(session["application_name"] or "unnamed") for session in sessions}))
         raise BufferUnavailableError(
@@ -102,11 +100,11 @@ def stop(
 def status(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     """Show whether the server is running, and which sessions use it."""
     from rftcore.cli.output import print_json, print_rows
-    from rftdata.administration import open_sessions
+    from rftdata.connection import embedded_server
 
-    server = _server(buffer)
+    server = embedded_server(find_buffer(buffer))
     running = server.is_running()
-    sessions = open_sessions(server) if running else []
+    sessions = server.sessions() if running else []
     limit_s = server.idle.limit_s
     if as_json:
         idle_stop_s = limit_s if running and limit_s else None
@@ -125,7 +123,9 @@ def uri(buffer: BufferOption = None) -> None:
 
     The string contains the password, so do not paste it into a log.
     """
-    print(_server(buffer).start(until_stopped=True))
+    from rftdata.connection import embedded_server
+
+    print(embedded_server(find_buffer(buffer)).start(until_stopped=True))
 
 
 @app.command("compact")
@@ -174,7 +174,7 @@ def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     CREATE ROLE ada LOGIN IN ROLE rft_labeler, and \\password ada.
     """
     from rftcore.cli.output import print_json, warn
-    from rftdata.administration import grant_roles
+    from rftdata.maintenance.roles import grant_roles
 
     with opened(buffer, "rft db", schema="migrate") as found:
         made, held = grant_roles(found.database)
@@ -192,23 +192,3 @@ def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
 
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
-
-
-def _server(uri: str | None, listen: str | None = None) -> EmbeddedServer:
-    from rftdata.administration import EmbeddedServer
-
-    found = find_buffer(uri)
-    if "://" in found:
-        raise ConfigError(
-            "this command is for embedded servers only",
-            value=found.split("://")[0] + "://…",
-            allowed="the folder of a buffer",
-        )
-    server = EmbeddedServer(Path(found), listen)
-    if not server.exists():
-        raise BufferUnavailableError(
-            "there is no buffer here",
-            value=str(server.folder),
-            todo="name one with --buffer or RFT_BUFFER, or create one: `rft db create`",
-        )
-    return server

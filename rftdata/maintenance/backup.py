@@ -31,11 +31,12 @@ from rftdata.connection import removed_if_it_fails
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError, SegmentCorruptError
 from rftdata.files.durable import draft_folder, make_folder, sync_path, write_whole
 from rftdata.files.plain import check_file_name, create_file, open_file, paths_below, unlink_plain
+from rftdata.maintenance.roles import grant_roles
 from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import fetch
 from rftdata.postgres.driver_errors import translated
 from rftdata.postgres.embedded import EmbeddedServer
-from rftdata.postgres.migrations import grant_roles, schema_version
+from rftdata.postgres.migrations import schema_version
 from rftdata.postgres.programs import client_program, without_password
 from rftdata.segments.base import SegmentAddress
 from rftdata.uri import is_server, redacted

@@ -31,16 +31,20 @@ from typing import Any
 from urllib.parse import quote
 
 import psutil
+import psycopg
 from filelock import FileLock
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import PGconn, Ping
+from psycopg.rows import dict_row
 
 from rftdata.errors import BufferUnavailableError, is_disk_full
 from rftdata.files.durable import make_folder, probe_folder, sync_path, write_whole
+from rftdata.postgres.database import Row, queries
+from rftdata.postgres.driver_errors import translated
 from rftdata.postgres.idle_stop import IdleStop
 from rftdata.postgres.listen_address import check_address
 from rftdata.postgres.postmaster import Postmaster
-from rftdata.postgres.programs import binary_dir, open_path_for, run_program, server_account
+from rftdata.postgres.programs import open_path_for, run_program, server_account
 from rftdata.postgres.server_errors import does_not_start, full, unusable
 from rftdata.processes import machine
 
@@ -107,14 +111,6 @@ class EmbeddedServer:
         path it would remove the socket of a buffer created meanwhile in the same place.
         """
         return Path((self.folder / "socket_dir").read_text().strip())
-
-    def _name_socket_dir(self) -> None:
-        name = f"socket-{secrets.token_hex(4)}"
-        inside = self.folder / name
-        # libpq reads a comma as a separator of hosts.
-        fits = len(os.fsencode(inside)) <= _MAX_SOCKET_DIR and "," not in str(inside)
-        place = inside if fits else Path(tempfile.gettempdir()) / f"rft-{name}"
-        write_whole(self.folder / "socket_dir", f"{place}\n")
 
     @property
     def uri(self) -> str:
@@ -246,9 +242,13 @@ class EmbeddedServer:
             if not self.socket_dir.is_relative_to(self.folder):
                 shutil.rmtree(self.socket_dir, ignore_errors=True)  # created again by the next start
 
-    def binary(self, name: str) -> Path:
-        """Return the path of a bundled program (psql, pg_dump, …)."""
-        return binary_dir() / name
+    def sessions(self) -> list[Row]:
+        """Return the open sessions except this one."""
+        with (
+            translated(self.uri),
+            psycopg.connect(self.uri, row_factory=dict_row, application_name="rft db") as connection,
+        ):
+            return connection.execute(queries()["open_sessions"]).fetchall()
 
     def _check_host(self) -> None:
         """Refuse a folder whose server may run on another machine, where neither its process nor its lock need be visible from here."""
@@ -281,7 +281,7 @@ class EmbeddedServer:
 
     def _initialise(self) -> None:
         """Create the data folder under another name and rename it, so that a crash leaves no partial folder."""
-        self._name_socket_dir()
+        _name_socket_dir(self.folder)
         unfinished = self.folder / "postgres.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
@@ -380,3 +380,13 @@ class EmbeddedServer:
         if result.returncode != 0:
             raise does_not_start(self.folder, self.data / "server.log", program, result.stdout)
         return result
+
+
+def _name_socket_dir(folder: Path) -> None:
+    """Choose the folder of the unix socket of a new buffer, and record it."""
+    name = f"socket-{secrets.token_hex(4)}"
+    inside = folder / name
+    # libpq reads a comma as a separator of hosts.
+    fits = len(os.fsencode(inside)) <= _MAX_SOCKET_DIR and "," not in str(inside)
+    place = inside if fits else Path(tempfile.gettempdir()) / f"rft-{name}"
+    write_whole(folder / "socket_dir", f"{place}\n")

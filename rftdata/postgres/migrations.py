@@ -14,7 +14,7 @@ import psycopg
 import psycopg.errors
 
 from rftdata.errors import SchemaVersionError
-from rftdata.postgres.database import Database, fetch, sql_folder
+from rftdata.postgres.database import Database, sql_folder
 from rftdata.postgres.driver_errors import translated
 
 _MIGRATING = threading.Lock()
@@ -121,17 +121,6 @@ def migrate(database: Database) -> str:
     finally:
         engine.dispose()
     return head
-
-
-def grant_roles(database: Database) -> tuple[list[str], list[str]]:
-    """Create the roles of `rft.create_roles` if this account may, and grant their rights; return those created and granted.
-
-    Raises:
-        QueryError: this account does not own the schema.
-    """
-    with database.transaction() as connection:
-        row = fetch(connection, "create_and_grant_roles")[0]
-    return list(row["made"]), list(row["granted"])
 
 
 def schema_version(database: Database) -> str | None:

@@ -12,10 +12,10 @@ import pytest
 import rftdata
 from rftdata import Buffer, labels
 from rftdata.errors import QueryError
+from rftdata.maintenance.roles import grant_roles
 from rftdata.maintenance.verification import verify
 from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
-from rftdata.postgres.migrations import grant_roles
 from rftdata.sql_session import run_statements
 from scripts import rights_reference
 from tests.support.store_roles import Roles

@@ -24,12 +24,13 @@ from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
 from rftdata.labels import RewardLabel
 from rftdata.maintenance import erasure, purge
+from rftdata.maintenance.roles import grant_roles
 from rftdata.maintenance.verification import verify
 from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
-from rftdata.postgres.migrations import grant_roles, migrate
+from rftdata.postgres.migrations import migrate
 from rftdata.segments.compaction import Compactor
 from tests.support.models import make_tiny_model
 from tests.support.ports import closed_port

@@ -15,7 +15,6 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
-from rftdata.administration import open_sessions
 from rftdata.segments.codec import SCHEMA
 from rftdata.sql_session import psql_command
 from tests.support.command_line import rft_environment
@@ -428,7 +427,7 @@ def test_the_embedded_server_starts_stops_and_is_not_stopped_under_a_session(
         buffer.close()
         server = buffer.server
         assert server is not None
-        wait_until(lambda: not open_sessions(server), "the end of the closed sessions")
+        wait_until(lambda: not server.sessions(), "the end of the closed sessions")
         assert rft(capsys, "db", "stop")[0] == 0
         assert rft(capsys, "db", "status")[1].strip().endswith("stopped")
         assert rft(capsys, "db", "start")[0] == 0
