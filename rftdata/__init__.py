@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rftdata.run import Run
     from rftdata.writing.writer import Writer
 
-# Imported when first used: a process that needs one module of this package, as that of reward functions, starts without the database.
+# Imported on first use: a process that needs one module of this package, such as that of reward functions, starts without the database.
 _HOMES = {
     "Attempt": "training.attempt",
     "Batch": "training.batch",

@@ -47,12 +47,12 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-# A thousand years: experiences of any age are newer, and the date before which they are purged still exists.
+# A thousand years. All experiences are newer, and the date before which they would be purged still exists.
 MAX_AGE_DAYS = 365_000
 
 
 class RetentionRule(Section):
-    """Limits of what is kept; if several are set, all of them apply."""
+    """Limits of the experiences that are kept; if several are set, all of them apply."""
 
     max_age_days: float | None = Field(None, gt=0, le=MAX_AGE_DAYS, description="Purge older experiences.")
     max_experiences: int | None = Field(None, ge=0, description="Keep at most this many, the newest ones.")

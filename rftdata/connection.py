@@ -115,7 +115,7 @@ def open(
                 todo="name one with --buffer or RFT_BUFFER, create one with `rft db create`, or start a run: `rft run CONFIG`",
             )
         if config.listen is not None and not server.exists():
-            check_address(config.listen)  # before anything is made
+            check_address(config.listen)  # before anything is created
         database = Database(server.start(), application=application, patience_s=patience_s, idle_s=idle_s)
     try:
         # An embedded database belongs to the buffer, so one whose creation was interrupted is completed.

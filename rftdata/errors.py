@@ -62,7 +62,7 @@ class RftError(Exception):
 
 
 def described(error: BaseException) -> str:
-    """Return the class and message of an error; a message that cannot be read is left out."""
+    """Return the class and message of an error, without a message that cannot be read."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - it is of any class, and another error must not take its place
@@ -106,7 +106,7 @@ class ModelError(RftError):
 
 
 class EngineStoppedError(RftError):
-    """An engine that will not respond any more. Not an outcome of a rollout, since every later one would fail in the same way."""
+    """An engine that no longer responds. Not an outcome of a rollout, since every later one would fail in the same way."""
 
 
 class TaskSourceError(RftError):

@@ -87,7 +87,8 @@ class Sequence:
         reward_parts, metrics: named numbers.
         messages: the chat up to and including the response.
         arrays: further arrays by name, of any type and shape: teacher log-probabilities, token rewards, routed experts, images…
-        origin: origin of an imported sequence. Its policy spans name another buffer's versions, so none of our policies counts as its sampler.
+        origin: origin of an imported sequence. Its policy spans name versions of another buffer, so no policy of this buffer counts
+            as its sampler.
     """
 
     prompt: str
@@ -110,7 +111,7 @@ class Sequence:
 
 @dataclass
 class Rollout:
-    """One rollout. A failed one keeps its error and the turns it had."""
+    """One rollout. A failed one keeps its error and its turns so far."""
 
     index: int
     outcome: str = "ok"
@@ -172,7 +173,7 @@ class Baseline:
 class Group:
     """The rollouts of one task.
 
-    A claimed group has `group_id` and `claim_token`. An unplanned group (an import, a person's) names the task instead: `taskset`,
+    A claimed group has `group_id` and `claim_token`. An unplanned group (of an import or a person) names the task instead: `taskset`,
     `task_key` and `payload`; it is planned and sealed in one transaction. An imported one also has its `origin`. `baseline`: its greedy
     rollout, for algorithms that subtract that rollout's reward.
     """

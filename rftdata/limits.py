@@ -67,7 +67,7 @@ def check_text(what: str, value: Any, max_bytes: int | None = None) -> None:
     """Refuse a text that cannot be stored as it is.
 
     Raises:
-        QueryError: it is no text, has NUL or half a surrogate pair, or more bytes than `max_bytes`.
+        QueryError: it is not a text, has NUL or half a surrogate pair, or more bytes than `max_bytes`.
     """
     if not isinstance(value, str) or not is_storable(value):
         raise QueryError(

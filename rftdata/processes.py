@@ -1,8 +1,8 @@
-"""Which process a row names, and whether it has ended.
+"""Identification of processes in rows, and whether such a process has ended.
 
 Containers may have one host name, and each of them numbers its processes from 1. So a process is named by its host, its number, the space in
 which that number counts (a boot of a kernel and a process id namespace), and the time at which it started, which a later process with the same
-number does not share. Only a process of this space can be looked up. Of all others only their heartbeats and leases tell.
+number does not share. Only a process of this space can be looked up. For all others, only heartbeats and leases show it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def own_process() -> dict[str, Any]:
 
 
 def machine() -> str:
-    """Return a word for the running kernel: the same in all processes and containers on it, another after the machine has started again."""
+    """Return an identifier of the running kernel: the same in all processes and containers on it, different after a reboot."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip().replace("-", "")
@@ -37,7 +37,7 @@ def machine() -> str:
 
 
 def pid_space() -> str:
-    """Return where the process ids of this process count: the same word in all processes that see each other under one number."""
+    """Return an identifier of the space of process ids: the same in all processes that see each other under the same ids."""
     try:
         return f"{machine()}.{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
@@ -82,7 +82,7 @@ def process_lives(pid: int) -> bool:
 def await_exit(child: subprocess.Popen[Any], timeout_s: float) -> bool:
     """Wait until a child has ended, and leave its exit code to be taken by `wait`; return whether it has.
 
-    Until then its number is no other process's, so what it started can be ended by that of its group (`kill_group`).
+    Until then no other process gets its number, so its process group can be ended by that number (`kill_group`).
     """
     if child.returncode is not None:
         return True
@@ -101,8 +101,8 @@ def await_exit(child: subprocess.Popen[Any], timeout_s: float) -> bool:
 def kill_group(child: subprocess.Popen[Any]) -> None:
     """Kill the process group that a child leads, also if the child itself has ended, but not once its exit code is taken.
 
-    From then on the number may be that of a stranger: a machine that starts a thousand processes a second uses it again within a minute. (Between the end
-    of another thread's `wait` and this look lie microseconds, for which nothing protects it.)
+    From then on another program may have the number: a machine that starts a thousand processes a second uses it again within a minute.
+    (Nothing protects the microseconds between the end of another thread's `wait` and this check.)
     """
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -116,6 +116,6 @@ def _stat(pid: int) -> list[str] | None:
             return None
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
-    # Of a process that ended between opening and reading; of another user's, where /proc is mounted with hidepid=1.
+    # The process ended between opening and reading, or is another user's, where /proc is mounted with hidepid=1.
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None

@@ -106,7 +106,7 @@ class Run:
         return self.database.server_address()
 
     def end(self, status: str, outcome: str) -> bool:
-        """Store that the run is finished, interrupted or failed, and why; return False for a finished run, which stays so."""
+        """Store that the run is finished, interrupted or failed, and why; return False for a finished run, which stays finished."""
         ended = self.database.run("finish_run", run_id=self.run_id, status=status, outcome=outcome)
         return bool(ended)
 

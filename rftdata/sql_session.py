@@ -85,7 +85,7 @@ def run_statements(database: Database, text: str, author: str) -> SessionResult:
         except (psycopg.DataError, psycopg.ProgrammingError, psycopg.IntegrityError, psycopg.InternalError) as error:
             raise query_error(error) from error
         finally:
-            # Its author, and whatever else the statements have set, must not serve the next user of the pool.
+            # The next user of the pool must not get the author and other settings of these statements.
             connection.close()
     return done
 

@@ -1,1 +1,1 @@
-"""Archived runs: Parquet files with what their rows and segments have lost, and the refusal of what needs it."""
+"""Archived runs: the Parquet files with their texts, arrays and scores."""

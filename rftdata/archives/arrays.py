@@ -1,8 +1,8 @@
 """Arrays in archives: from segments into columns of Parquet files, and back, byte for byte.
 
 A segment's bytes follow from its values and its Arrow schema: the same batch is written in the same way. The files hold the values once,
-beside the rows of their experiences, and the schema in the table `segment`. Whether a segment comes back unchanged is tried when it is
-archived; one that does not is kept as bytes.
+beside the rows of their experiences, and the schema in the table `segment`. Archiving tests whether a segment is rebuilt unchanged; if not,
+the segment is kept as bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Parquet files of archives: where they are, and how rows get into them and out again.
+"""The Parquet files of archives: their names, and writing and reading of their rows.
 
 One folder per table, one below it per run, named `run=NAME` as Hive does, and numbered files in it. DuckDB, Spark and Hugging Face datasets
 read a folder as one table. Names of files begin with the buffer's digits and the run's id, so that buffers may share a folder.

@@ -1,7 +1,7 @@
-"""What the chains of runs had dropped of stored rows that a later training would use; by default those are left out.
+"""Stored rows that the chain of their run dropped, which a later training leaves out by default.
 
 `rft.v_left_out` has them. A row that was corrected after its verdict is used, and so are the others of its group if one stage had dropped the group whole:
-their rewards may differ now. An answer that was cut off stays dropped, whatever is said of the others.
+their rewards may differ now. An answer that was cut off stays dropped, even if the others are used.
 """
 
 from __future__ import annotations

@@ -195,8 +195,8 @@ def validation_scores(run: Run, tasksets: Sequence[str], decoding: str, *, max_f
     """Return the score of every step that has one, including the initial weights (step 0).
 
     Args:
-        max_failed: share of failed answers with which an evaluation still counts. They count as 0, so that one beyond it would say more about a
-            judge or a sandbox than about the policy.
+        max_failed: share of failed answers with which an evaluation still counts. They count as 0, so an evaluation with more of
+            them measures a judge or a sandbox rather than the policy.
     """
     if not tasksets:
         return {}

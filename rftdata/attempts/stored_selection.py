@@ -42,7 +42,7 @@ class Selection:
         label_cut: newest label that counts; None if rewards are not pinned and not part of the hash.
         weights: of the items, to which the probabilities of their draws are proportional; None if each is drawn once in an epoch.
         left_out: of selected groups, the experiences that are not trained on, by group.
-        num_without: items of the query's result that are not selected, since they were dropped, or too little is left of them.
+        num_without: items of the query's result that are not selected, because they were dropped or keep too few rollouts.
         dropped: the experiences that a chain had dropped, by reason; they are left out.
         epochs: how often each item is drawn; with weights, on average.
     """

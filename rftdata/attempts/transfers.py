@@ -1,4 +1,4 @@
-"""Offers of weights to live engines, and the engines' answers: the rows by which a trainer and its explorers meet.
+"""Offers of weights to live engines and the engines' answers, which a trainer and its explorers exchange as rows.
 
 offered → acknowledged → sending → applied or failed → ended. Only the trainer that holds the run writes offers; an explorer writes only
 its own answers. An explorer that has not acknowledged when the members are fixed is left out, and asks for the version as a file.
@@ -26,7 +26,7 @@ TensorList = list[dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """An offer; what is None is known once it is being sent. Its fields are columns of `rft.weight_transfer`."""
+    """An offer. Fields that are None are set when it is sent. Its fields are columns of `rft.weight_transfer`."""
 
     transfer_id: int
     attempt_id: int
@@ -127,7 +127,7 @@ class Offers:
         return records(Receipt, self._run.database.fetch("transfer_receipts", transfer_id=transfer_id))
 
     def close(self, transfer_id: int) -> list[Receipt]:
-        """Let no more explorers acknowledge; return those that have."""
+        """Close an offer to further explorers; return the answers so far."""
         return records(
             Receipt,
             self._write(
@@ -204,7 +204,7 @@ class Offers:
         return found
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until an explorer answers, or the time is over.
+        """Wait until an explorer answers, or until the timeout.
 
         Raises:
             FencedError: another attempt holds the run.
@@ -281,7 +281,7 @@ class Answers:
         notify.notify(self._run.database, notify.WEIGHTS)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the trainer acts, or the time is over."""
+        """Wait until the trainer acts, or until the timeout."""
         self._listener.wait(timeout_s)
 
     def leave(self) -> None:

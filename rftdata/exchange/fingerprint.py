@@ -1,7 +1,7 @@
-"""What identifies the content of a file or a folder of files, to notice that it has changed.
+"""Identification of the content of a file or a folder of files, to detect changes.
 
-The digest is of all bytes, and is stored with an import. The stamps are what the filesystem says, and cost nothing: equal stamps
-mean that nobody has written to the file between two passes over it.
+The digest is of all bytes, and is stored with an import. The stamps come from the filesystem and cost nothing: equal stamps mean that no
+process wrote to the file between two passes over it.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def check_format(path: Path) -> None:
 
 
 def check_exists(path: Path) -> None:
-    """Refuse a path that is not there or has the suffix of no format.
+    """Refuse a path that does not exist or has an unknown suffix.
 
     Raises:
         QueryError: with what is allowed.

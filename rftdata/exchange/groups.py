@@ -1,4 +1,4 @@
-"""The groups of a file: rows that belong together, and what they are when they are stored.
+"""The groups of a file: rows that belong together, and the groups that are stored for them.
 
 `grouped` finds the rows, `group_of` builds the group. Neither checks what `checked_group` checks, so that a file that is read twice, first
 to check it and then to store it, is checked once.

@@ -91,7 +91,7 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
 
 
 def _check_storable(buffer: Buffer, contents: Contents, run: str | None) -> None:
-    """Refuse what the file's rows do not show: names under which its runs cannot be stored, and missing rights.
+    """Refuse names under which the file's runs cannot be stored, and missing rights; its rows show neither.
 
     Raises:
         QueryError: what is wrong.
@@ -242,7 +242,7 @@ class _Writing:
         self._pending: collections.deque[list[Future[list[int]]]] = collections.deque()
 
     def submit(self, group: Group) -> None:
-        """Store a group, soon."""
+        """Add a group to the next burst."""
         sequences = [s for rollout in group.rollouts for s in rollout.sequences]
         self._collected.append(group)
         self._rows += max(1, len(sequences))
@@ -253,7 +253,7 @@ class _Writing:
             self._store(max_pending=1)
 
     def settle(self) -> None:
-        """Store what was submitted, and wait for it."""
+        """Wait until all groups are stored."""
         self._store(max_pending=0)
 
     def close(self) -> None:

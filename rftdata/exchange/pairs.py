@@ -31,7 +31,7 @@ EXPORTS = (".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class PairBuild:
-    """The building of pairs in one transaction; created by `building`.
+    """One transaction that builds pairs; created by `building`.
 
     Attributes:
         label_cut: newest label contained in the rewards.

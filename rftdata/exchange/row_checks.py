@@ -89,7 +89,7 @@ def check_row(row: Row) -> None:
 
 
 def _check_alone(row: Row) -> None:
-    """Refuse a row without an experience that has one's values: they would be lost."""
+    """Refuse a row that has values of an experience but no experience_id: they would be lost."""
     given = [name for name in REQUIRED_OF_EXPERIENCE if row[name] is not None]
     if given:
         raise RftError(

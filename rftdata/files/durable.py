@@ -26,7 +26,7 @@ def sync_path(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents; all new names are on disk when this returns."""
+    """Create a folder and its missing parents; all new names are on disk on return."""
     missing = [one for one in (path, *path.parents) if not one.is_dir()]
     for one in reversed(missing):
         one.mkdir(exist_ok=True)
@@ -68,9 +68,9 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def draft_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside a path: the caller renames it, or a file of it, to the path. What is left of it is removed at the end.
+    """Yield an empty folder beside a path: the caller renames it, or a file of it, to the path. The rest of it is removed at the end.
 
-    What a killed process has left is removed, too. While another process writes, it holds a lock of the folder (flock).
+    The draft of a killed process is removed, too. A process that writes holds a lock of the folder (flock).
 
     Raises:
         ConflictError: another process is writing to this path.

@@ -1,7 +1,7 @@
 """Plain files inside a folder, by names that are stored in the database.
 
-A row may be written by an account that must not touch other files, so a name never leads out of its folder: it has no `..` and no
-absolute path, and neither the file nor a folder on the way to it may be a symbolic link. Links are refused by the system when it opens the file, so
+An account that must not touch other files may write such a row, so a name never leads out of its folder: it has no `..` and no absolute
+path, and neither the file nor a folder on the way to it may be a symbolic link. Links are refused by the system when it opens the file, so
 that nothing can be swapped between a check and its use. The folder itself is the owner's setting and may be a link.
 """
 
@@ -95,7 +95,7 @@ def plain_size(folder: Path, path: str) -> int:
 
 
 def plain_status(folder: Path, path: str) -> os.stat_result:
-    """Return what the file system says of a plain file below a folder; raises as `open_plain` does."""
+    """Return the file system's facts about a plain file below a folder; raises as `open_plain` does."""
     with _parent(folder, path) as (parent, name):
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):

@@ -49,7 +49,7 @@ def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: boo
 
     Args:
         name: name or id of the run.
-        rewrite_tables: give the freed space of the tables back to the disk, which locks them meanwhile. Otherwise new rows use it.
+        rewrite_tables: return the freed space of the tables to the disk, which locks them meanwhile. Otherwise new rows use it.
 
     Raises:
         ArchivedError: the run is archived already.
@@ -186,7 +186,7 @@ def _move(connection: Connection, run: Run, written: Written, started_at: dateti
         raise _changed(run)
     totals = fetch(connection, "archive_totals", run_id=run_id)[0]
     fetch(connection, "allow_archive_changes")
-    # As in the views, so that who reads a text in SQL sees where it is.
+    # The same text as in the views, so that a reader in SQL sees where the text is.
     marker = f"[archived: rft restore-run {run.name}]"
     execute(connection, "delete_archived_scores", run_id=run_id)
     execute(connection, "delete_archived_work", run_id=run_id)
@@ -232,6 +232,6 @@ def _changed(run: Run) -> ConflictError:
 
 
 def vacuum(buffer: Buffer, *, rewrite: bool) -> None:
-    """Make the space of moved rows usable for new ones, or, with `rewrite`, give it back to the disk, which locks the tables."""
+    """Make the space of moved rows usable for new ones, or, with `rewrite`, return it to the disk, which locks the tables."""
     with buffer.database.connection() as connection:
         connection.execute(f"VACUUM ({'FULL, ' if rewrite else ''}ANALYZE) {_CHANGED_TABLES}")

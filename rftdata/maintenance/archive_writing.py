@@ -21,10 +21,10 @@ from rftdata.run import Run
 from rftdata.segments.base import SegmentAddress, checksum
 from rftdata.segments.reader import SegmentReader
 
-# Arrays that are read together, arrays of one row group, and arrays of one file, in bytes; and segments that are read together.
+# Bytes of arrays that are read together, of one row group, and of one file; and number of segments that are read together.
 _CHUNK_BYTES, _GROUP_BYTES, _FILE_BYTES = 16 * 2**20, 32 * 2**20, 512 * 2**20
 _CHUNK_SEGMENTS = 256
-# What of an experience the database loses, and what the view does not have.
+# Columns of an experience that the database loses, and columns that the view lacks.
 EXPERIENCE_TEXTS = ("experience_id", "response", "response_messages", "reward_parts", "metrics")
 _BESIDE_VIEW = {
     "rollout_id": "bigint",
@@ -43,7 +43,7 @@ TABLES = {
 
 @dataclass
 class Written:
-    """What was written and verified.
+    """The files of an archive, written and verified.
 
     Attributes:
         fingerprint: of the rows in the snapshot.
@@ -240,7 +240,7 @@ class _ExperienceFiles:
         _compare(self._digests[file.path], stored, file.path)
 
     def _segment(self, address: SegmentAddress, rows: pa.Table, path: str) -> tuple[dict[str, object], str]:
-        """Rebuild a segment; return its row of the table segment, with its bytes if they came out otherwise, and its checksum."""
+        """Rebuild a segment; return its row of the table segment, with its bytes if the rebuilt ones differ, and its checksum."""
         ipc_schema = self._schemas[address.segment_id]
         same = checksum(memoryview(rebuilt(rows, schema_of(ipc_schema)))) == address.checksum
         data = None if same else self._buffer.segments.read_bytes(address).to_pybytes()
@@ -269,7 +269,7 @@ def _by_segment(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.Tab
 
 
 def _chunks(segments: Iterator[tuple[int, pa.Table]]) -> Iterator[list[tuple[int, pa.Table]]]:
-    """Yield as many segments at a time as are read together, by the number of their tokens."""
+    """Yield the segments in chunks that are read together, limited by their number of tokens."""
     chunk: list[tuple[int, pa.Table]] = []
     size = 0
     for segment_id, rows in segments:

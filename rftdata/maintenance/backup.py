@@ -1,8 +1,8 @@
 """Backup and restore: the database by `pg_dump`, and the arrays that its snapshot refers to.
 
-Both are from one snapshot, taken while the buffer is in use. `pg_dump` reads it. The ranges of segment files that it refers to are copied,
-and the files of archived runs, each checked against its checksum. A backup contains nothing else: neither bytes beyond what was committed
-nor what was purged before. It is written under another name and renamed when it is complete and durable.
+Both are from one snapshot, taken while the buffer is in use. `pg_dump` reads the snapshot. The ranges of segment files that it refers to,
+and the files of archived runs, are copied and compared with their checksums. A backup contains nothing else: no uncommitted bytes, and
+nothing that was purged before. It is written under another name and renamed when it is complete and durable.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rftdata.uri import is_server, redacted
 DUMP, SEGMENTS, ARCHIVES, MANIFEST = "rft.dump", "segments", "archives", "manifest.json"
 _KNOWS_TRANSACTION_TIMEOUT = 170000
 _HEADER_LINES = 40
-# Of gzip: against the default, 6, it takes 0.4 of the time for a dump that is 1.4 times as large, and the arrays beside it are larger still.
+# Level of gzip. Compared with the default, 6, it takes 0.4 of the time for a dump that is 1.4 times as large, still less than the arrays.
 _COMPRESSION = 1
 _COPY_BYTES = 8 * 2**20
 
@@ -179,7 +179,8 @@ def _changed(what: str) -> ConflictError:
 def restore(folder: Path, target: BufferConfig) -> Buffer:
     """Create a buffer from a backup, in a new folder, or in an empty database with a new folder for its arrays.
 
-    If files cannot be copied, or `pg_restore` fails, nothing is left. A damaged backup leaves a buffer that works but for what is damaged.
+    If files cannot be copied, or `pg_restore` fails, nothing is left. A damaged backup leaves a buffer that works except for the
+    damaged parts.
 
     Returns:
         The buffer, open, migrated to this release, and verified.
@@ -245,7 +246,7 @@ def _copy_segment_files(source: Path, folder: Path, undo: contextlib.ExitStack) 
 
 
 def _copy_archive_files(source: ArchiveFolder, target: ArchiveFolder, undo: contextlib.ExitStack) -> None:
-    """Copy the archives of a backup, durably. A file that is there already stays: that of the saved buffer, if they share the folder.
+    """Copy the archives of a backup, durably. An existing file stays; it is that of the saved buffer if both share the folder.
 
     Raises:
         QueryError: a file of this name is there, with other content.

@@ -1,4 +1,4 @@
-"""The choice of experiences by a condition over `rft.v_experience`, in SQL, and optionally by run."""
+"""Choice of experiences by a condition over `rft.v_experience`, in SQL, and optionally by run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restoring of archived runs: rows and arrays come back from the Parquet files exactly as they were.
+"""Restoration of archived runs: rows and arrays come back from the Parquet files exactly as they were.
 
 1. Every file is compared with its checksum.
 2. Segments are written again, durably. Their bytes have the checksums that they had.
@@ -28,7 +28,7 @@ from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.run import Run
 from rftdata.segments.base import Appended
 
-# Where rows of a file go: a staging table with its columns and the query that makes it, or the table itself with all columns.
+# Destination of a file's rows: a staging table with its columns and the query that makes it, or the table itself with all columns.
 _STAGED = {
     "experience": ("stage_experiences", "refill_experiences", EXPERIENCE_TEXTS),
     "group_prompt": ("stage_prompts", "refill_prompts", ("group_id", "prompt_digest", "prompt", "messages")),
@@ -64,7 +64,7 @@ def restore_run(buffer: Buffer, name: str | int) -> Restored:
         done = Restored(run.name, 0, 0, 0)
         if found[0]["status"] == "archived":
             done = _bring_back(buffer, folder, run, found[0])
-        # Here the run is whole: it was just restored, or before, or never moved.
+        # The run is whole here: it was restored now or earlier, or never moved.
         try:
             folder.remove(run.run_id)
         except QueryError as error:
@@ -162,7 +162,7 @@ def _segments(folder: ArchiveFolder, files: Sequence[Row]) -> Iterator[tuple[int
             if row["table_name"] != "segment":
                 continue
             for found in row_groups(stack.enter_context(folder.open(row["path"]))):
-                # They are those of one row group of one file of experiences, in order. Row groups of copies have none.
+                # They belong to one row group of one file of experiences, in order. Row groups of copies have none.
                 records = {record["segment_id"]: record for record in found.to_pylist()}
                 for rows in groups[found.column("path")[0].as_py()]:
                     places = [p for p in runs_of_segments(rows.column("segment_id").to_numpy()) if p[0] in records]

@@ -1,7 +1,8 @@
-"""The stored parts of the states of experiences: compared with what they are derived from, and corrected.
+"""Check and correction of the stored parts of the states of experiences.
 
 `rft.verdict.is_newest` and `rft.draw.times_sampled` are kept by the statements that add verdicts, draw, release draws and start attempts, so that
-`rft.v_experience` need not look at every verdict and draw of each experience (docs/decisions/0037). Verdicts, draws and histories stay the truth.
+`rft.v_experience` need not look at every verdict and draw of each experience (docs/decisions/0037). The parts are derived from verdicts,
+draws and histories.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from rftdata.segments.codec import purged_rows
 
 
 def verify(buffer: Buffer) -> Iterator[str]:
-    """Check every segment's checksum, references and purges, every archive, and that nothing is open to everybody; yield one sentence per problem.
+    """Check segments, references, purges, archives and rights of a buffer; yield one sentence per problem.
 
     Raises:
         BufferUnavailableError: the folder of the segments cannot be read.

@@ -43,7 +43,7 @@ _TYPES = {
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of a column of PostgreSQL, by its type in `rftdata.reports.inspection.tables`; text if Arrow has no other."""
+    """Return the Arrow type of a column of PostgreSQL, by its type in `rftdata.query.catalogue.tables`; text if Arrow has no other."""
     if kind.endswith("[]"):
         return pa.list_(_ELEMENTS.get(kind[:-2], pa.string()))
     return _TYPES.get(kind, pa.string())
@@ -61,9 +61,9 @@ def copy_batches(
 
     Args:
         source: the table or view.
-        columns: names and types, as in `rftdata.reports.inspection.tables`; at least one.
+        columns: names and types, as in `rftdata.query.catalogue.tables`; at least one.
         where: condition, without parameters.
-        order: by what the rows are sorted; None for the order of the server.
+        order: sort order of the rows; None for the server's.
     """
     written = sql.SQL(", ").join(_written(name, kind) for name, kind in columns.items())
     query = sql.SQL("SELECT {} FROM {}").format(written, source)
@@ -119,7 +119,7 @@ def _parsed(data: bytes, columns: Mapping[str, str]) -> pa.RecordBatch:
 
 
 def _plain(kind: str) -> pa.DataType:
-    """Return the type as which a column is parsed."""
+    """Return the type that a column has while it is parsed."""
     found = arrow_type(kind)
     if found == _TIME:
         return pa.int64()

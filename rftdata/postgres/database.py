@@ -57,8 +57,8 @@ _MINIMUM_SERVER = 150000
 _CONNECT_S = 8.0
 # Interval between connection attempts while the server is unavailable. The pool's own pauses double: 1 s, 2 s, 4 s, …
 _TRY_AGAIN_S = 0.2
-# Parameters of named queries with a text about an error or a state (`rftdata.postgres.values.recorded`). They may come from anywhere: from
-# models, users' functions, other programs.
+# Parameters of named queries with a text about an error or a state (`rftdata.postgres.values.recorded`). They may come from models,
+# users' functions or other programs.
 _RECORDED = frozenset(
     {
         "activities",
@@ -83,7 +83,7 @@ def sql_folder() -> Path:
     return inside if inside.is_dir() else here.parent / "sql"
 
 
-# A query that reads says so behind its name.
+# A query that only reads is marked after its name.
 _HEADER = re.compile(r"(\w+)( \(read\))?")
 
 
@@ -252,7 +252,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Yield a connection of its own in a transaction that sees one snapshot and changes nothing.
+        """Yield a separate connection in a transaction that sees one snapshot and changes nothing.
 
         Texts that a person wrote run here: the settings that they make and the locks that they take end with the connection.
         """
@@ -283,7 +283,7 @@ class Database:
             return fetch(connection, name, **parameters)
 
     def fetch_by_index(self, name: str, /, **parameters: Any) -> list[Row]:
-        """Return the rows of a query that reads few rows of large tables, planned by index whatever the tables held when it was planned."""
+        """Return the rows of a query that reads few rows of large tables, planned by index whatever the statistics of the tables."""
 
         def ask() -> list[Row]:
             with self.transaction() as connection, connection.pipeline():
@@ -293,7 +293,7 @@ class Database:
         return ride_out(ask, limit_s=self._patience_s)
 
     def ride_out(self, action: Callable[[], R]) -> R:
-        """Return the result of `action`, which has the same effect when repeated; it is called again for as long as queries are."""
+        """Return the result of `action`, repeated for as long as queries are; a repetition must have no further effect."""
         return ride_out(action, limit_s=self._patience_s)
 
     def run(self, name: str, /, **parameters: Any) -> int:

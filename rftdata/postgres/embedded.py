@@ -53,7 +53,7 @@ OWNER = "rft_owner"
 _PORT = "5432"
 _START_S = 60.0
 _CLOCK_SLACK_S = 60.0
-"""How far the clock may have been set since the machine started."""
+"""Largest change of the clock since the machine started, in seconds."""
 # The path of a unix socket on Linux has at most 107 bytes; the file is named .s.PGSQL.5432.
 _MAX_SOCKET_DIR = 107 - len("/.s.PGSQL.5432")
 _SETTINGS = {
@@ -129,7 +129,7 @@ class EmbeddedServer:
         return self.exists() and self._answers()
 
     def _answers(self) -> bool:
-        # In this process, because every opening asks, and starting a program takes most of a second on a busy machine.
+        # Asked from this process, because every opening asks, and starting a program takes most of a second on a busy machine.
         where = make_conninfo("", host=str(self.socket_dir), port=self._port, connect_timeout=3)
         return PGconn.ping(os.fsencode(where)) == Ping.OK
 
@@ -257,8 +257,9 @@ class EmbeddedServer:
             return
         host, _, kernel = host_file.read_text().strip().partition(" ")
         if not host or kernel == machine():
-            return  # of this machine, in whichever container
-        # Machines may have one name. A server that started after this machine did, and not on it, did not end with an earlier start of it.
+            return  # it was started on this machine, in this or another container
+        # Two machines may have one name. A server that started after the last boot of this machine, under another kernel, runs on
+        # another one.
         started_at = self.postmaster.started_at
         later = bool(kernel) and started_at is not None and started_at > psutil.boot_time() + _CLOCK_SLACK_S
         if host != socket.gethostname() or later:

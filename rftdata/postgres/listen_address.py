@@ -1,4 +1,4 @@
-"""Whether an embedded server could listen on an address, asked before anything is made for it."""
+"""Check of the address on which an embedded server is to listen, before anything is created for it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Locks across transactions, by name: held by a session until the block ends, however its process ends.
+"""Locks across transactions, by name: a session holds them until the block or its process ends.
 
-Nothing of it is an open transaction, which would keep old versions of rows from being removed. An account that may only read cannot take or
+No transaction stays open meanwhile, which would keep old versions of rows from being removed. An account that may only read cannot take or
 delay one: see `sql/migrations/versions/0001_initial/34_lock.sql`.
 """
 
@@ -20,7 +20,7 @@ import psycopg.errors
 from rftdata.postgres.database import Connection, Database, fetch
 from rftdata.postgres.driver_errors import translated
 
-# Waiting ends when the holder's session releases its key; another session could keep it, so the lock is looked at again after this.
+# A wait ends when the holder's session releases its key. Another session could keep the key, so the lock is tried again after this time.
 _LOOK_AGAIN_S = 1.0
 
 
@@ -33,7 +33,7 @@ def holding(database: Database, *names: str, wait_s: float = 0.0) -> Iterator[st
         wait_s: longest wait for another holder of each.
 
     Yields:
-        None if all are held; otherwise who holds one of them instead, and none is held.
+        None if all are held; otherwise the other holder of one of them, and none is held.
     """
     with translated(database.uri), database.dedicated() as connection:
         keys: dict[str, int] = {}

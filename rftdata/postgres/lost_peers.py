@@ -31,7 +31,7 @@ def client_settings(uri: str) -> dict[str, Any]:
     """Return libpq's parameters for the client's end; those that the URL sets are left as they are.
 
     Raises:
-        psycopg.ProgrammingError: the URL is none.
+        psycopg.ProgrammingError: it is not a URL of PostgreSQL.
     """
     return {key: value for key, value in _CLIENT.items() if key not in conninfo_to_dict(uri)}
 

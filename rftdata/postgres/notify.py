@@ -41,8 +41,8 @@ class Listener:
     Args:
         database: where to listen.
         topics: what wakes it.
-        check: called before every wait; what it raises ends the loop that waits. A process that holds a claim passes what raises once the
-            claim is lost (`Attempt.check`).
+        check: called before every wait; its exception ends the wait. A process that holds a claim passes a function that raises
+            once the claim is lost (`Attempt.check`).
     """
 
     def __init__(self, database: Database, *topics: str, check: Callable[[], None] | None = None) -> None:

@@ -56,7 +56,7 @@ def ride_out(
 def is_unavailable(error: Exception) -> bool:
     """Return whether a driver's error means that there is no connection (any more). Any other error is the server's answer to a statement.
 
-    The driver's class does not tell: it is the same for a lost connection and for a key that is too long for an index.
+    The driver's class does not distinguish them: it is the same for a lost connection and for a key that is too long for an index.
     """
     if isinstance(error, PoolTimeout):
         return True

@@ -19,7 +19,7 @@ from rftdata.errors import QueryError
 from rftdata.limits import MAX_JSON_DEPTH, refuse_too_deep, replaced
 
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
-# Longer than any traceback. Both its ends are of interest.
+# Longer than any traceback; both ends are kept.
 _MAX_RECORDED = 100_000
 
 
@@ -85,7 +85,7 @@ def jsonb_bytes(value: Any) -> bytes:
 def _loads(text: str | bytes) -> Any:
     try:
         return json.loads(text)
-    except RecursionError:  # an UPDATE of a person wrote it: our own writers refuse it
+    except RecursionError:  # written by a person's UPDATE, since our own writers refuse it
         raise QueryError(
             "a JSON value in the database is nested too deeply to be read",
             allowed=f"up to {MAX_JSON_DEPTH} levels",

@@ -132,8 +132,8 @@ class _Loaded:
 class ArchivedColumns:
     """Looks up what archiving took away from experiences, for requests in ascending order of `experience_id`.
 
-    Files are in the order of segments, in which experiences were stored, so few row groups have ids on both sides of any id. One is
-    kept in memory until its last id has passed, or until others need its place, and is read again if it is needed after that.
+    Files are in the order of segments, in which experiences were stored, so few row groups have ids on both sides of any id. A row
+    group is kept in memory until its last id has passed, or until others need the memory, and is read again if it is needed after that.
 
     Args:
         files: rows of rft.archive_file, of the table experience.
@@ -185,7 +185,7 @@ class ArchivedColumns:
 
     def _row_group(self, i: int) -> _Loaded:
         if i in self._loaded:
-            self._loaded[i] = self._loaded.pop(i)  # now the last to give way
+            self._loaded[i] = self._loaded.pop(i)  # now the last to be removed
             return self._loaded[i]
         path, index = self._row_groups[i]
         with self._folder.open(path) as opened:

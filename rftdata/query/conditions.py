@@ -129,7 +129,7 @@ def condition(node: Node, kinds: Mapping[str, str]) -> sql.Composable | None:
     """Return a condition of PostgreSQL that is true wherever the filter is; None if nothing of it can be translated.
 
     Args:
-        kinds: types of the columns that PostgreSQL has, as in `rftdata.reports.inspection.tables`.
+        kinds: types of the columns that PostgreSQL has, as in `rftdata.query.catalogue.tables`.
     """
     if not isinstance(node, Call):
         return None

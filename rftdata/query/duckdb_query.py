@@ -113,7 +113,7 @@ def _register(
             table = Table(name, view, reading, arrays=arrays, run_id=run_id, direct=(name, same))
         connection.register(name, table)
         connection.execute(f'CREATE VIEW rft."{name}" AS FROM memory.main."{name}"')
-    # Now that all is there that a query needs; the extension with time zones is part of DuckDB's package.
+    # After everything that a query needs is loaded; the extension with time zones is part of DuckDB's package.
     connection.execute("LOAD icu")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")

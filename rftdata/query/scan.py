@@ -28,7 +28,7 @@ Columns = Mapping[str, str]
 
 
 class Reading:
-    """What the scans of one query share: the snapshot, the arrays, the archives, the limit of bytes, and the error that ended a scan.
+    """State that the scans of one query share: the snapshot, the arrays, the archives, the limit of bytes, and the error that ended a scan.
 
     Args:
         archives: folder of the archived runs.
@@ -68,7 +68,7 @@ class Reading:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Yield a connection of its own in a transaction that sees the query's snapshot."""
+        """Yield a separate connection in a transaction that sees the query's snapshot."""
         self._snapshot_holder()
         with self._database.reading() as connection:
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self._snapshot)))

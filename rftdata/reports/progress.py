@@ -13,7 +13,7 @@ from rftdata.run import Run
 
 # Steps whose rewards may still change: groups in flight and refills of earlier steps.
 _OPEN_STEPS = 16
-# Of a run whose chain drops more or less than at its beginning, the newest steps are shown.
+# The chain may drop more or less than at the beginning of the run, so the newest steps are shown.
 _DROP_STEPS = 8
 
 
@@ -69,7 +69,7 @@ class WorkerState:
     """What a process does or waits for; its fields are columns of `rft.v_waiting` and `rft.worker`.
 
     Attributes:
-        liveness: alive, lost (no heartbeat for 15 s), gone (its process, which was on this machine, has ended without saying so) or stopped.
+        liveness: alive, lost (no heartbeat for 15 s), gone (its process on this machine ended without a report) or stopped.
     """
 
     worker_id: int
@@ -136,7 +136,8 @@ class Progress:
     """Reads one run's progress. Steps that no longer change are read only once.
 
     Args:
-        resumes: whether the run is about to begin another attempt. Until it has, its progress is that of the checkpoint with which this begins.
+        resumes: whether the run is about to begin another attempt. Until then, the progress is that of the checkpoint with which
+            the attempt begins.
     """
 
     def __init__(self, run: Run, *, resumes: bool = False) -> None:
@@ -230,7 +231,7 @@ def steps_to_repeat(run: Run) -> tuple[int, int]:
 
 
 def _looked_up(worker: WorkerState) -> WorkerState:
-    """Correct what the heartbeat says by a look at the process, which may have been killed."""
+    """Correct the liveness from the heartbeat by looking up the process, which may have been killed."""
     if worker.liveness in ("alive", "lost") and has_ended(
         worker.host, worker.pid, worker.pid_space, worker.pid_started
     ):

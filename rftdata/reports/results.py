@@ -78,7 +78,7 @@ class StepTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTotals:
-    """Numbers of a run's groups: planned, planned to replace a dropped one, closed without being trained on."""
+    """Numbers of a run's groups: planned, planned to replace a dropped group, closed without being trained on."""
 
     planned: int
     refilled: int
@@ -131,7 +131,7 @@ class Receipts:
 
 @dataclass(frozen=True, kw_only=True)
 class RoleTime:
-    """Seconds that the workers of a role spent on an activity, all together."""
+    """Total seconds that the workers of a role spent on an activity."""
 
     role: str
     activity: str
@@ -140,7 +140,7 @@ class RoleTime:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpan:
-    """What a worker did when.
+    """An activity of a worker.
 
     Attributes:
         detail: what it waited for; None for work.
@@ -192,7 +192,7 @@ class RunResults:
         return records(StepTotals, self._rows("report_steps"))[0]
 
     def receipts(self) -> list[Receipts]:
-        """Return what became of weights that were sent into live engines; empty for a run that used files alone."""
+        """Return the transfers of weights into live engines; empty for a run that used files alone."""
         return records(Receipts, self._rows("report_receipts"))
 
     def activities(self) -> list[RoleTime]:
@@ -200,7 +200,7 @@ class RunResults:
         return records(RoleTime, self._rows("report_activities"))
 
     def spans(self) -> list[WorkerSpan]:
-        """Return what every worker but the supervisor did when, by worker and in order."""
+        """Return the activities of every worker except the supervisor, by worker and in order."""
         return records(WorkerSpan, self._rows("run_spans"))
 
     def skipped_because(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""How a process ends that a user function blocks for good, and what it reports to the process that watches it.
+"""End of a process that a user function blocks for good, and its report to the process that watches it.
 
 A function that does not return and ignores every time limit cannot be stopped from within its process. The process writes one report
 into the folder of its run, `stacks/<host>-<where its id counts>-<pid>.blocked.txt`, and exits with `EXIT_CODE`. The first line of the report is a sentence that

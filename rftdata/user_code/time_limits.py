@@ -1,7 +1,7 @@
-"""Time limits for functions that may never return: stages, task sources, rewards, queries.
+"""Time limits of user functions: where the limit of a stage, a task source, a reward or a query is kept.
 
-`call` runs a function in the calling thread, so objects that belong to a thread keep working. One watcher thread stops calls that
-exceed their limit, in three steps:
+A stage's limit is its `timeout_s`; `DEFAULT_S` applies if none is configured. `call` runs a function under its limit in the calling thread,
+so objects that belong to a thread keep working. One watcher thread stops calls that exceed their limit, in three steps:
 
 1. It records the stack, calls the interrupts registered with `interruptible` (for a DuckDB query), and raises an exception in the thread,
    which ends Python code. `call` then raises `TimeLimitError`.

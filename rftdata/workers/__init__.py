@@ -1,1 +1,1 @@
-"""The processes that work for a run: their rows, heartbeats, claims, and what each of them did when."""
+"""The processes that work for a run: their rows, heartbeats, leases, activities and turns on devices."""

@@ -1,4 +1,4 @@
-"""What a worker did when: spans of one activity each, which follow one another without a gap, from the worker's start to its last heartbeat."""
+"""Activities of a worker over time: spans of one activity each, without gaps, from the worker's start to its last heartbeat."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Activity = Literal[
     "watching",
     "working",
 ]
-# A worker that changes its activity more often between two heartbeats has its spans of that time put together, so that rows stay few.
+# If a worker changes its activity more often between two heartbeats, the spans of that time are merged, so that rows stay few.
 MOST_SPANS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A time of one activity.
+    """A period of one activity.
 
     Attributes:
         ordinal: counts the worker's spans.
@@ -81,7 +81,7 @@ class Spans:
             return [*self._closed, self._open]
 
     def stored(self, spans: list[Span]) -> None:
-        """Forget spans that were stored, but for the current one."""
+        """Forget spans that were stored, except the current one."""
         last = spans[-1].ordinal
         with self._lock:
             self._closed = [span for span in self._closed if span.ordinal >= last]

@@ -87,7 +87,7 @@ class Worker:
         if changed:
             self._waits_since = time.monotonic()
             with contextlib.suppress(*_FAILURES):
-                self._beat()  # only information: the work continues, and the next heartbeat reports it
+                self._beat()  # this is only information: the work continues, and the next heartbeat reports it
 
     def wait(self, timeout_s: float = notify.POLL_S) -> bool:
         """Wait for a change in the role's work; return False after `timeout_s`. For one thread at a time."""
@@ -195,7 +195,7 @@ def _register(run: Run, role: str) -> int:
     before, tries = newest(), itertools.count()
 
     def insert() -> int:
-        # At the first try, another one is of another thread.
+        # At the first try, a newer worker is that of another thread.
         if next(tries) and (made := newest()) != before:
             return made
         return int(run.database.fetch("insert_worker", **who)[0]["worker_id"])
