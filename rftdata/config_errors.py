@@ -38,8 +38,8 @@ def parse_section(section: type[ModelT], values: object, origin: str = "", *, wi
     try:
         return section.model_validate(dict(values))
     except ValidationError as error:
-        found = section_errors(error, section, within=within)
-        wrong = found[0] if len(found) == 1 else _together(found)
+        errors = section_errors(error, section, within=within)
+        wrong = errors[0] if len(errors) == 1 else _together(errors)
         raise (wrong.about(origin) if origin else wrong) from error
 
 
@@ -50,8 +50,8 @@ def section_errors(
     places: dict[tuple[int | str, ...], list[Any]] = {}
     for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] not in _UNKNOWN):
         places.setdefault(_locate(section, one["loc"])[0], []).append(one)
-    found = [_section_error(section, place, errors, within) for place, errors in places.items()]
-    return [each.about(origin) for each in found] if origin else found
+    wrong = [_section_error(section, place, errors, within) for place, errors in places.items()]
+    return [each.about(origin) for each in wrong] if origin else wrong
 
 
 def _together(errors: Sequence[ConfigError]) -> ConfigError:
@@ -134,29 +134,29 @@ def _keys(annotation: Any) -> list[str]:
 def _locate(section: Any, location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], Any]:
     """Return the keys and indexes of a pydantic location, and the type at it; None for a type without keys."""
     place: list[int | str] = []
-    found = _types(section)
+    types = _types(section)
     for part in location:
-        if len(found) > 1:  # the location names which of several types was tried, which a user need not know
-            found = [one for one in found if getattr(one, "__name__", None) == part] or [None]
+        if len(types) > 1:  # the location names which of several types was tried, which a user need not know
+            types = [one for one in types if getattr(one, "__name__", None) == part] or [None]
             continue
         place.append(part)
-        found = _types(_type_within(found[0], part))
-    return tuple(place), found[0] if len(found) == 1 else None
+        types = _types(_type_within(types[0], part))
+    return tuple(place), types[0] if len(types) == 1 else None
 
 
 def _elsewhere(section: Any, name: str, within: str, most: int = 3) -> list[str]:
     """Return the keys of this name in the sections below one, those of few dots first."""
-    found: list[str] = []
+    keys: list[str] = []
     level = [(within, section)]
-    while level and not found:
+    while level and not keys:
         beneath = []
         for key, one in level:
             for field, about in one.model_fields.items():
                 place = f"{key}.{field}" if key else field
-                found += [place] if field == name else []
+                keys += [place] if field == name else []
                 beneath += [(place, kind) for kind in _types(about.annotation) if hasattr(kind, "model_fields")]
         level = beneath
-    return found[:most]
+    return keys[:most]
 
 
 def _types(annotation: Any) -> list[Any]:

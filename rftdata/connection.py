@@ -162,16 +162,16 @@ def create(uri: str | BufferConfig, *, exist_ok: bool = False) -> bool:
     """
     config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
     if is_server(config.uri):
-        made = _migrate_if_empty(Database(config.uri))
+        is_new = _migrate_if_empty(Database(config.uri))
     else:
-        made = _create_in_folder(_embedded(config))
-    if not made and not exist_ok:
+        is_new = _create_in_folder(_embedded(config))
+    if not is_new and not exist_ok:
         raise QueryError(
             "the buffer already exists",
             value=place_name(config.uri),
             todo="use it, or choose another folder or an empty database",
         )
-    return made
+    return is_new
 
 
 def _migrate_if_empty(database: Database) -> bool:
@@ -203,7 +203,7 @@ def removed_if_it_fails(server: EmbeddedServer) -> Iterator[None]:
         raise
 
 
-def _remove(server: EmbeddedServer, made: list[Path]) -> None:
+def _remove(server: EmbeddedServer, folders: list[Path]) -> None:
     """Remove a partly created buffer and the folders created for it, unless another process completed it."""
     if server.is_running():
         with contextlib.closing(Database(server.uri)) as database:
@@ -215,7 +215,7 @@ def _remove(server: EmbeddedServer, made: list[Path]) -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    for folder in made:
+    for folder in folders:
         folder.rmdir()
 
 
@@ -228,8 +228,8 @@ def stored_segments(uri: str, application: str) -> str | None:
     with contextlib.closing(Database(uri, application=application)) as database:
         if schema_version(database) is None:
             raise no_buffer(redacted(uri))
-        found = database.fetch("runs", name=None, imported=True, at_work=False, limit=1)
-    segments: str | None = found[0]["config"].get("buffer", {}).get("segments") if found else None
+        newest = database.fetch("runs", name=None, imported=True, at_work=False, limit=1)
+    segments: str | None = newest[0]["config"].get("buffer", {}).get("segments") if newest else None
     return segments
 
 
@@ -248,9 +248,9 @@ def temporary(application: str) -> Iterator[Buffer]:
         try:
             with (
                 when_blocked(end),
-                open(BufferConfig(uri=folder, min_free_bytes=0), application=application) as found,
+                open(BufferConfig(uri=folder, min_free_bytes=0), application=application) as buffer,
             ):
-                yield found
+                yield buffer
         finally:
             server.stop()
 
@@ -307,5 +307,5 @@ def no_buffer(location: str) -> BufferUnavailableError:
 
 def _embedded(config: BufferConfig) -> EmbeddedServer:
     """Return the server of a folder; a configuration without idle_stop_s leaves that setting unchanged."""
-    says = "idle_stop_s" in config.model_fields_set
-    return EmbeddedServer(Path(config.uri), config.listen, (config.idle_stop_s or 0.0) if says else None)
+    is_set = "idle_stop_s" in config.model_fields_set
+    return EmbeddedServer(Path(config.uri), config.listen, (config.idle_stop_s or 0.0) if is_set else None)

@@ -79,10 +79,10 @@ class Registry(Generic[T]):
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> PluginError:
-        known = self.names()
+        names = self.names()
         own = f"for your own {self.kind} write './file.py:attr' or 'package.module:attr'"
         return PluginError(
-            f"unknown {self.kind}", value=name, allowed=", ".join(known), todo=did_you_mean(name, known, own)
+            f"unknown {self.kind}", value=name, allowed=", ".join(names), todo=did_you_mean(name, names, own)
         )
 
 

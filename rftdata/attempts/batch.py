@@ -106,10 +106,10 @@ class Batch:
         for group_id, count in sorted(tokens.items(), key=lambda item: -item[1]):
             owner[group_id] = loads.index(min(loads))
             loads[owner[group_id]] += count
-        mine = [place for place, group_id in enumerate(group_ids) if owner[group_id] == rank]
+        own_places = [place for place, group_id in enumerate(group_ids) if owner[group_id] == rank]
         part = copy.copy(self)
-        part.rows = self.rows.take(pa.array(mine, pa.int64()))
-        part._places = [self._places[place] for place in mine]
+        part.rows = self.rows.take(pa.array(own_places, pa.int64()))
+        part._places = [self._places[place] for place in own_places]
         return part
 
     def has(self, column: str) -> bool:
@@ -163,8 +163,8 @@ class Batch:
         The arrays are views of the mapped file, not copies: use them within an hour, after which bytes of purged rows are overwritten.
         """
         readers = self._readers(column)
-        found = ((readers[segment_id], row) for segment_id, row in self._places)
-        return [reader.row(row) if reader else None for reader, row in found]
+        places = ((readers[segment_id], row) for segment_id, row in self._places)
+        return [reader.row(row) if reader else None for reader, row in places]
 
     def _readers(self, column: str, *, needed: bool = True) -> dict[int, ColumnReader | None]:
         if column not in self.columns:

@@ -41,11 +41,15 @@ def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
             fetch(connection, "lock_groups_to_leave", run_id=run_id, step=step)
             execute(connection, "leave_groups", run_id=run_id, step=step, attempt_id=attempt_id)
             execute(connection, "cut_partial_tokens", run_id=run_id, step=step)
-            found = fetch(connection, "snapshot_from_step", run_id=run_id, step=step)
-            if found:
-                states = Jsonb(found[0]["states"])
+            snapshots = fetch(connection, "snapshot_from_step", run_id=run_id, step=step)
+            if snapshots:
+                states = Jsonb(snapshots[0]["states"])
                 execute(
-                    connection, "restore_selectors", run_id=run_id, snapshot_id=found[0]["snapshot_id"], states=states
+                    connection,
+                    "restore_selectors",
+                    run_id=run_id,
+                    snapshot_id=snapshots[0]["snapshot_id"],
+                    states=states,
                 )
                 execute(connection, "forget_selectors", run_id=run_id, states=states)
             fetch(connection, "rebuild_task_stat", run_id=run_id)
@@ -70,8 +74,8 @@ def fork(parent: Run, new: NewRun, step: int | None, *, keep_rollouts: bool = Fa
         parent_id, run_id = parent.run_id, run["run_id"]
         outcome = f"forked from {parent.name} at step {step}"
         attempt_id = _insert_ended_attempt(connection, run_id, parent.current_attempt_id, checkpoint, outcome)
-        found = [] if keep_rollouts else fetch(connection, "snapshot_from_step", run_id=parent_id, step=step)
-        snapshot = found[0] if found else {"snapshot_id": None, "states": None}
+        snapshots = [] if keep_rollouts else fetch(connection, "snapshot_from_step", run_id=parent_id, step=step)
+        snapshot = snapshots[0] if snapshots else {"snapshot_id": None, "states": None}
         which: dict[str, Any] = {
             "run_id": run_id,
             "parent_run_id": parent_id,
@@ -128,15 +132,15 @@ def _checkpoint(connection: Connection, run: str, attempt_id: int | None, step: 
     """
     if step == 0:
         return None
-    found = fetch(connection, "last_checkpoint", attempt_id=attempt_id, step=step)
-    if not found:
+    checkpoints = fetch(connection, "last_checkpoint", attempt_id=attempt_id, step=step)
+    if not checkpoints:
         raise ConfigError(
             f"the run {run!r} has no checkpoint of step {step}",
             value=step,
             allowed=", ".join(map(str, _kept_steps(connection, attempt_id))),
             todo="choose one of these; trainer.keep_checkpoints is the number that a run keeps",
         )
-    return found[0]
+    return checkpoints[0]
 
 
 def _kept_steps(connection: Connection, attempt_id: int | None) -> list[int]:

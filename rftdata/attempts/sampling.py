@@ -188,7 +188,7 @@ class SamplingConfig(Section):
             "max_times_sampled": self.max_times_sampled != 1,
             "cooldown_steps": self.cooldown_steps != 1,
         }
-        for key in (key for key, given in useless.items() if given):
+        for key in (key for key, value in useless.items() if value):
             raise ValueError(
                 f"{key} has no effect with sampling.source: the query chooses the rows, and epochs says how often each is trained on"
             )

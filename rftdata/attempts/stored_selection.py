@@ -222,20 +222,20 @@ class _Dropped:
 
 
 def _dropped(connection: Connection, kind: str, item_ids: Sequence[int], min_rollouts: int) -> _Dropped:
-    found = _Dropped()
+    dropped = _Dropped()
     seen: set[int] = set()
     for ids in _pages(item_ids):
         for row in fetch(connection, "dropped_of_items", item_ids=list(ids), kind=kind):
             item_id = row["item_id"]
             if kind != "group" or row["num_rollouts"] < min_rollouts:
-                found.items.add(item_id)
+                dropped.items.add(item_id)
             if kind == "group":
-                found.experiences[item_id] = tuple(row["experience_ids"])
+                dropped.experiences[item_id] = tuple(row["experience_ids"])
             drops = zip(row["experience_ids"], row["stages"], row["reasons"], strict=True)
             fresh = [drop for drop in drops if drop[0] not in seen]  # an experience may be in several pairs
             seen.update(drop[0] for drop in fresh)
-            found.reasons.extend((stage, reason) for _, stage, reason in fresh)
-    return found
+            dropped.reasons.extend((stage, reason) for _, stage, reason in fresh)
+    return dropped
 
 
 def _pages(item_ids: Sequence[int]) -> Iterator[Sequence[int]]:

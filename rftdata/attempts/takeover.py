@@ -38,8 +38,8 @@ def take(run: Run, receipt: uuid.UUID, lease_s: float, policy: Jsonb) -> tuple[i
             holder = fetch(connection, "attempt_holder", attempt_id=parent)[0]
             if holder["receipt"] != receipt:
                 refuse_if_held(holder, locked)
-            found = fetch(connection, "last_checkpoint", attempt_id=parent, step=None)
-            checkpoint = found[0] if found else None
+            checkpoints = fetch(connection, "last_checkpoint", attempt_id=parent, step=None)
+            checkpoint = checkpoints[0] if checkpoints else None
             if holder["receipt"] == receipt:
                 return int(parent), checkpoint
         stored_selection.verify(connection, locked)

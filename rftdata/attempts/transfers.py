@@ -194,14 +194,14 @@ class Offers:
         )
 
     def _write(self, work: Callable[[Connection], T], *topics: str) -> T:
-        def attempted() -> T:
+        def write() -> T:
             with self._attempt.transaction() as connection:
                 return work(connection)
 
-        found = ride_out(attempted)
+        result = ride_out(write)
         if topics:
             notify.notify(self._run.database, *{*topics, notify.WEIGHTS})
-        return found
+        return result
 
     def wait(self, timeout_s: float) -> None:
         """Wait until an explorer answers, or until the timeout.

@@ -247,14 +247,14 @@ def _struct_from_json(fields: Mapping[str, Callable[[Any], Any]], value: Any) ->
     unknown = sorted(value.keys() - fields.keys())
     if unknown:
         raise ValueError(f"unknown key {reprlib.repr(unknown[0])}, known are {', '.join(fields)}")
-    found: Row = dict.fromkeys(fields)
+    struct: Row = dict.fromkeys(fields)
     for name, item in value.items():
         if item is not None:
             try:
-                found[name] = fields[name](item)
+                struct[name] = fields[name](item)
             except (ValueError, TypeError, ArithmeticError) as error:
                 raise ValueError(f"{name} cannot be {reprlib.repr(item)}: {error}") from error
-    return found
+    return struct
 
 
 def _array_from_json(dtype: Any, value: Any) -> Array:

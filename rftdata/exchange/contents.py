@@ -55,7 +55,7 @@ def check(path: Path, *, taskset_prefix: str = "") -> Contents:
     check_exists(path)
     try:
         stamps = fingerprint.stamps(path)
-        found = Contents(path, taskset_prefix, fingerprint.digest(path), stamps)
+        contents = Contents(path, taskset_prefix, fingerprint.digest(path), stamps)
     except OSError as error:
         raise QueryError(
             f"{path} cannot be read: {error.strerror or error}", todo="correct the path or the file"
@@ -63,18 +63,18 @@ def check(path: Path, *, taskset_prefix: str = "") -> Contents:
     for rows in grouped(path):
         place, first = rows[0]
         group = checked_group(rows, taskset_prefix)
-        found.groups.setdefault(origin_of(first), {})[first["group_id"]] = [
+        contents.groups.setdefault(origin_of(first), {})[first["group_id"]] = [
             row["experience_id"] for _, row in rows if row["experience_id"] is not None
         ]
-        found.has_labels = found.has_labels or any(row["labels"] for _, row in rows)
+        contents.has_labels = contents.has_labels or any(row["labels"] for _, row in rows)
         key = (str(group.taskset), str(group.task_key))
         task = (first["task_payload"], first["task_features"])
-        if found.tasks.setdefault(key, task) != task:
+        if contents.tasks.setdefault(key, task) != task:
             raise bad_row(
                 place,
                 f"the task {key[1]!r} of {key[0]!r} has other content in an earlier row",
                 "import the files one by one",
             )
-    if not found.groups:
+    if not contents.groups:
         raise QueryError("the file holds no rows", value=str(path))
-    return found
+    return contents

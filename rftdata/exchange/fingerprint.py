@@ -21,8 +21,8 @@ def stamps(path: Path) -> Stamps:
     Raises:
         OSError: the path cannot be read.
     """
-    found = [(file, file.stat()) for file in _files(path)]
-    return tuple((str(file.relative_to(path)), s.st_size, s.st_mtime_ns, s.st_ino) for file, s in found)
+    stats = [(file, file.stat()) for file in _files(path)]
+    return tuple((str(file.relative_to(path)), s.st_size, s.st_mtime_ns, s.st_ino) for file, s in stats)
 
 
 def digest(path: Path) -> str:

@@ -227,12 +227,12 @@ def _cast(column: pa.Array, name: str, num_before: int, path: Path) -> pa.Array:
         ) from error
 
 
-def _refuse_lost_fields(given: pa.DataType, kind: pa.DataType) -> None:
+def _refuse_lost_fields(stored: pa.DataType, kind: pa.DataType) -> None:
     """Refuse fields of elements that the type in `SCHEMA` does not have: a cast would leave them out."""
-    if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type) or not hasattr(given, "value_type"):
+    if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type) or not hasattr(stored, "value_type"):
         return
-    if pa.types.is_struct(given.value_type):
-        unknown = {field.name for field in given.value_type} - {field.name for field in kind.value_type}
+    if pa.types.is_struct(stored.value_type):
+        unknown = {field.name for field in stored.value_type} - {field.name for field in kind.value_type}
         if unknown:
             raise TypeError(f"unknown field {min(unknown)}")
 
@@ -250,8 +250,8 @@ def _dataset(path: Path) -> Iterator[pa.RecordBatch]:
             allowed="what `Dataset.save_to_disk` or rft export writes",
             todo="name a folder that contains state.json, or a .parquet or .jsonl file",
         )
-    found = _datasets().load_from_disk(os.fspath(path)).with_format("arrow")
-    for table in found.iter(_BATCH_ROWS):
+    dataset = _datasets().load_from_disk(os.fspath(path)).with_format("arrow")
+    for table in dataset.iter(_BATCH_ROWS):
         yield from table.combine_chunks().to_batches()
 
 

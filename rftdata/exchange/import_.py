@@ -73,8 +73,8 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
     contents = file if isinstance(file, Contents) else check(file, taskset_prefix=taskset_prefix)
     contents.check_unchanged()
     _check_storable(buffer, contents, run)
-    known = {origin: _known_target(buffer, origin, run) for origin in contents.groups}
-    for origin, target in known.items():
+    existing = {origin: _known_target(buffer, origin, run) for origin in contents.groups}
+    for origin, target in existing.items():
         if target is not None:
             target.refuse_archived("nothing can be imported into it")
             _check_interrupted(buffer, target, contents)
@@ -83,7 +83,7 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
     done = Imported()
     targets: dict[Origin, int] = {}
     for origin in sorted(contents.groups):
-        target = known[origin] or _known_target(buffer, origin, run) or _make_target(buffer, origin, run)
+        target = existing[origin] or _known_target(buffer, origin, run) or _make_target(buffer, origin, run)
         done.runs = sorted({*done.runs, target.name})
         targets[origin] = target.run_id
     _write(buffer, contents, targets, done)
@@ -177,12 +177,12 @@ def _store_tasks(buffer: Buffer, tasks: dict[tuple[str, str], tuple[str, str]]) 
 
 def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> Run | None:
     """Return the run to write into, if it exists."""
-    found = (
+    rows = (
         buffer.database.fetch("import_target", buffer_id=origin[0], origin_run_id=origin[1])
         if name is None
         else buffer.database.fetch("find_run", run=name, by_name=True)
     )
-    return Run.of_row(buffer.database, buffer.runs_folder, found[0]) if found else None
+    return Run.of_row(buffer.database, buffer.runs_folder, rows[0]) if rows else None
 
 
 def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> Run:
@@ -281,7 +281,7 @@ class _Batches:
             for label in row["labels"] or ():
                 if label["label_batch_id"] not in self._ids:
                     if not self._free:
-                        found = self._buffer.database.fetch("begin_label_batches", num=_LABEL_BATCHES_AT_ONCE)
-                        self._free = [int(new["label_batch_id"]) for new in reversed(found)]
+                        batches = self._buffer.database.fetch("begin_label_batches", num=_LABEL_BATCHES_AT_ONCE)
+                        self._free = [int(new["label_batch_id"]) for new in reversed(batches)]
                     self._ids[label["label_batch_id"]] = self._free.pop()
         return self._ids

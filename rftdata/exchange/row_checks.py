@@ -90,10 +90,10 @@ def check_row(row: Row) -> None:
 
 def _check_alone(row: Row) -> None:
     """Refuse a row that has values of an experience but no experience_id: they would be lost."""
-    given = [name for name in REQUIRED_OF_EXPERIENCE if row[name] is not None]
-    if given:
+    filled = [name for name in REQUIRED_OF_EXPERIENCE if row[name] is not None]
+    if filled:
         raise RftError(
-            f"the row has no experience_id, but {', '.join(given[:5])}",
+            f"the row has no experience_id, but {', '.join(filled[:5])}",
             allowed="all columns of an experience, or none of them for a rollout without a sequence",
         )
 
@@ -216,11 +216,11 @@ def _check_baseline(value: Any) -> None:
     where = "the column baseline"
     if not isinstance(value, dict):
         raise RftError(f"{where} is not a JSON object", value=type(value).__name__)
-    known = {field.name for field in fields(Baseline)}
+    allowed = {field.name for field in fields(Baseline)}
     needed = {"outcome", "reward", "response", "num_turns", "num_response_tokens", "finish_reason", "seconds"}
-    for problem, names in (("an unknown", value.keys() - known), ("no", needed - value.keys())):
+    for problem, names in (("an unknown", value.keys() - allowed), ("no", needed - value.keys())):
         for name in sorted(names):
-            raise RftError(f"{where} has {problem} {name[:60]!r}", allowed=", ".join(sorted(known)))
+            raise RftError(f"{where} has {problem} {name[:60]!r}", allowed=", ".join(sorted(allowed)))
     if value["outcome"] not in OUTCOMES:
         raise RftError(f"{where} has an unknown outcome", value=value["outcome"], allowed=", ".join(OUTCOMES))
     for name in ("reward", "seconds"):

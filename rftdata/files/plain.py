@@ -97,12 +97,12 @@ def plain_size(folder: Path, path: str) -> int:
 def plain_status(folder: Path, path: str) -> os.stat_result:
     """Return the file system's facts about a plain file below a folder; raises as `open_plain` does."""
     with _parent(folder, path) as (parent, name):
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    if stat.S_ISLNK(found.st_mode):
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "it is a symbolic link", path)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a plain file", path)
-    return found
+    return status
 
 
 def unlink_plain(folder: Path, path: str) -> None:
@@ -114,8 +114,8 @@ def unlink_plain(folder: Path, path: str) -> None:
 def paths_below(folder: Path, depth: int) -> Iterator[str]:
     """Yield the paths of all entries exactly `depth` folders below a folder, which need not exist; links are not followed."""
     try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
     except FileNotFoundError:
         return
     for entry in entries:

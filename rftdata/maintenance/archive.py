@@ -128,24 +128,24 @@ def _refuse_unless_ready(connection: Connection, run: Run) -> None:
                 f"the files of the last archive of the run {run.name!r} are still there",
                 todo=f"`rft restore-run {run.name}` removes them",
             )
-    found = fetch(connection, "archive_obstacles", run_id=run.run_id)[0]
-    _refuse_unless_ended(run, found)
-    if found["num_reviews"]:
+    obstacles = fetch(connection, "archive_obstacles", run_id=run.run_id)[0]
+    _refuse_unless_ended(run, obstacles)
+    if obstacles["num_reviews"]:
         raise QueryError(
-            f"{found['num_reviews']} questions about experiences of the run {run.name!r} wait for an answer of a person",
+            f"{obstacles['num_reviews']} questions about experiences of the run {run.name!r} wait for an answer of a person",
             allowed="a run whose questions are answered or past their deadline",
             todo='answer them (`rft sql "select * from rft.v_review_queue"`), or wait',
         )
-    if found["sharers"]:
-        names = ", ".join(found["sharers"])
+    if obstacles["sharers"]:
+        names = ", ".join(obstacles["sharers"])
         raise QueryError(
             f"forks use the arrays of the run {run.name!r}",
             value=names,
             allowed="a run whose forks are archived",
             todo=f"archive these first: {names}",
         )
-    if found["selecting"]:
-        names = ", ".join(found["selecting"])
+    if obstacles["selecting"]:
+        names = ", ".join(obstacles["selecting"])
         raise QueryError(
             f"runs that have not ended train on experiences of the run {run.name!r}",
             value=names,
@@ -153,10 +153,10 @@ def _refuse_unless_ready(connection: Connection, run: Run) -> None:
         )
 
 
-def _refuse_unless_ended(run: Run, found: Row) -> None:
-    active = found["trainer"] or found["worker"]
-    imported = run.was_imported and found["status"] == "created"
-    if active is None and (found["status"] in _ENDED or imported):
+def _refuse_unless_ended(run: Run, obstacles: Row) -> None:
+    active = obstacles["trainer"] or obstacles["worker"]
+    imported = run.was_imported and obstacles["status"] == "created"
+    if active is None and (obstacles["status"] in _ENDED or imported):
         return
     if active:
         todo = "wait for its end, or stop it (Ctrl-C of `rft run`)"
@@ -164,7 +164,7 @@ def _refuse_unless_ended(run: Run, found: Row) -> None:
         todo = f"no process works for it: resume it, or record its end in Python: buffer.find_run({run.name!r}).end('interrupted', 'why')"
     raise QueryError(
         f"the run {run.name!r} has not ended" + (f": {active} works for it" if active else ""),
-        value=found["status"],
+        value=obstacles["status"],
         allowed="a run that is finished, interrupted or failed",
         todo=todo,
     )
@@ -181,7 +181,7 @@ def _move(connection: Connection, run: Run, written: Written, started_at: dateti
     fetch(connection, "lock_archived_rows", run_id=run_id)
     _refuse_unless_ready(connection, run)
     execute(connection, "end_claims_of_run", run_id=run_id)
-    found = fetch(connection, "rows_of_archive", run_id=run_id)[0]
+    counts = fetch(connection, "rows_of_archive", run_id=run_id)[0]
     if fetch(connection, "archive_fingerprint", run_id=run_id)[0]["fingerprint"] != written.fingerprint:
         raise _changed(run)
     totals = fetch(connection, "archive_totals", run_id=run_id)[0]
@@ -206,7 +206,7 @@ def _move(connection: Connection, run: Run, written: Written, started_at: dateti
     # Only now, since every insert waits for the rest of this transaction. From here on the database refuses those into this run.
     fetch(connection, "limit_archive_wait")
     execute(connection, "await_inserts")
-    if fetch(connection, "rows_of_archive", run_id=run_id)[0] != {**found, "scores": 0, "items": 0}:
+    if fetch(connection, "rows_of_archive", run_id=run_id)[0] != {**counts, "scores": 0, "items": 0}:
         raise _changed(run)
     if not execute(connection, "finish_archive", run_id=run_id, started_at=started_at, **totals):
         raise _changed(run)

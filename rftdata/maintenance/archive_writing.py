@@ -204,22 +204,22 @@ class _ExperienceFiles:
 
     def verify(self) -> tuple[dict[int, str], list[ArchiveFile]]:
         """Read all files again; return the checksums of the segments that they replace, and the file of the table segment."""
-        found: dict[int, str] = {}
+        checksums: dict[int, str] = {}
         if not self._schemas:
             for file in self.files:
-                self._verify_file(file, None, found)
-            return found, []
+                self._verify_file(file, None, checksums)
+            return checksums, []
         path = self._folder.new_file("segment", self._run.name, self._run.run_id, 0)
         with self._folder.disk_errors():
             part = ParquetPart(self._folder.create_file(path), SEGMENT_FIELDS)
             for file in self.files:
-                self._verify_file(file, part, found)
+                self._verify_file(file, part, checksums)
             part.close()
-        if missing := self._schemas.keys() - found.keys():
+        if missing := self._schemas.keys() - checksums.keys():
             raise RftError(f"segment {min(missing)} is in no archive file", todo="the run is whole; report this")
-        return found, [self._folder.completed(path, "segment", part.num_rows)]
+        return checksums, [self._folder.completed(path, "segment", part.num_rows)]
 
-    def _verify_file(self, file: ArchiveFile, out: ParquetPart | None, found: dict[int, str]) -> None:
+    def _verify_file(self, file: ArchiveFile, out: ParquetPart | None, checksums: dict[int, str]) -> None:
         stored = xxhash.xxh3_64()
         with self._folder.open(file.path) as opened:
             for rows in row_groups(opened):
@@ -234,7 +234,7 @@ class _ExperienceFiles:
                 for segment_id, start, end in own:
                     record, digest = self._segment(addresses[segment_id], rows.slice(start, end - start), file.path)
                     records.append(record)
-                    found[segment_id] = digest
+                    checksums[segment_id] = digest
                 if out is not None and records:
                     out.write(pa.Table.from_pylist(records, SEGMENT_FIELDS))
         _compare(self._digests[file.path], stored, file.path)

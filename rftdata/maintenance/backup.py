@@ -163,10 +163,10 @@ def _segment_bytes(buffer: Buffer, address: SegmentAddress) -> pa.Buffer:
     try:
         return buffer.segments.read_bytes(address)
     except (SegmentCorruptError, BufferUnavailableError):
-        found = buffer.database.fetch("segment_addresses", segment_ids=[address.segment_id])
-        if not found or found[0]["checksum"] != address.checksum:
+        addresses = buffer.database.fetch("segment_addresses", segment_ids=[address.segment_id])
+        if not addresses or addresses[0]["checksum"] != address.checksum:
             raise _changed(f"segment {address.segment_id} was archived, or rows of it were purged,") from None
-        now = SegmentAddress(**found[0])
+        now = SegmentAddress(**addresses[0])
         if now == address:
             raise
         return buffer.segments.read_bytes(now)

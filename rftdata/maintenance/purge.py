@@ -25,7 +25,7 @@ from rftdata.maintenance.conditions import chosen
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.segments.base import SegmentAddress, SegmentAppender
 from rftdata.segments.codec import emptied
-from rftdata.segments.compaction import Move, commit_moves, turn
+from rftdata.segments.compaction import Move, commit_moves, lock_moves
 from rftdata.segments.posix import PosixSegmentStore
 
 _CHUNK_SEGMENTS = 64
@@ -152,8 +152,8 @@ def purge_chosen(buffer: Buffer, choice: Choice, order: PurgeOrder, *, dry_run: 
         buffer.database.run("finish_interrupted_purge", **vars(order))
     if dry_run or not expected.num_experiences:
         return expected
-    with turn(buffer.database, wait_s=_WAIT_S) as mine:
-        if not mine:
+    with lock_moves(buffer.database, wait_s=_WAIT_S) as is_held:
+        if not is_held:
             raise ConflictError(
                 f"another process has been compacting or purging this buffer for {_WAIT_S:g} s",
                 todo="run it again when that process has finished; nothing was purged",
@@ -190,8 +190,8 @@ def _plan(buffer: Buffer, choice: Choice, kind: str) -> tuple[Purged, list[Row]]
         ids = [i for i in ids if i not in copied]
     candidates = buffer.database.fetch("purge_candidates", experience_ids=list(ids))
     num_tasks = int(buffer.database.fetch("tasks_of_purged", experience_ids=list(ids))[0]["num_tasks"])
-    made = _made_of(buffer, ids) if kind == "request" else {}
-    return Purged(None, len(candidates), len(ids) - len(candidates), num_tasks, **made), candidates
+    created = _made_of(buffer, ids) if kind == "request" else {}
+    return Purged(None, len(candidates), len(ids) - len(candidates), num_tasks, **created), candidates
 
 
 def _made_of(buffer: Buffer, ids: Sequence[int]) -> dict[str, tuple[int, ...]]:

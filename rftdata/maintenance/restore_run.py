@@ -58,12 +58,12 @@ def restore_run(buffer: Buffer, name: str | int) -> Restored:
     """
     run, folder = buffer.find_run(name), buffer.archives
     with lock_archives(buffer.database):
-        found = buffer.database.fetch("archive_of_run", run_id=run.run_id)
-        if not found:
+        archives = buffer.database.fetch("archive_of_run", run_id=run.run_id)
+        if not archives:
             raise QueryError(f"the run {run.name!r} is not archived", todo="nothing was changed")
         done = Restored(run.name, 0, 0, 0)
-        if found[0]["status"] == "archived":
-            done = _bring_back(buffer, folder, run, found[0])
+        if archives[0]["status"] == "archived":
+            done = _bring_back(buffer, folder, run, archives[0])
         # The run is whole here: it was restored now or earlier, or never moved.
         try:
             folder.remove(run.run_id)
@@ -89,8 +89,8 @@ def _bring_back(buffer: Buffer, folder: ArchiveFolder, run: Run, archive: Row) -
         )
     files = buffer.database.fetch("archive_files", run_id=run_id)
     folder.check(files)
-    known = {row["segment_id"]: row for row in buffer.database.fetch("segments_of_archive", run_id=run_id)}
-    written = _write_segments(buffer, folder, files, known)
+    segments = {row["segment_id"]: row for row in buffer.database.fetch("segments_of_archive", run_id=run_id)}
+    written = _write_segments(buffer, folder, files, segments)
     failpoint("restore.appended")
     with buffer.database.transaction() as connection:
         fetch(connection, "lock_run", run_id=run_id)
@@ -132,17 +132,17 @@ def _copy(
 
 
 def _write_segments(
-    buffer: Buffer, folder: ArchiveFolder, files: Sequence[Row], known: dict[int, Row]
+    buffer: Buffer, folder: ArchiveFolder, files: Sequence[Row], segments: dict[int, Row]
 ) -> dict[int, Appended]:
     """Write the segments of an archive to a new segment file, durably; return their places by id."""
     written: dict[int, Appended] = {}
     with contextlib.closing(buffer.segments.appender()) as appender:
         for segment_id, num_rows, data in _segments(folder, files):
-            if segment_id not in known or known[segment_id]["num_rows"] != num_rows:
+            if segment_id not in segments or segments[segment_id]["num_rows"] != num_rows:
                 raise RftError(f"segment {segment_id} of the archive has {num_rows} rows, but not in the database")
             written[segment_id] = appender.append_bytes(data, num_rows)
         appender.sync()
-    if missing := known.keys() - written.keys():
+    if missing := segments.keys() - written.keys():
         raise RftError(
             f"segment {min(missing)} is in no file of the archive",
             todo="`rft doctor` compares them; nothing was changed",
@@ -161,10 +161,10 @@ def _segments(folder: ArchiveFolder, files: Sequence[Row]) -> Iterator[tuple[int
         for row in files:
             if row["table_name"] != "segment":
                 continue
-            for found in row_groups(stack.enter_context(folder.open(row["path"]))):
+            for piece in row_groups(stack.enter_context(folder.open(row["path"]))):
                 # They belong to one row group of one file of experiences, in order. Row groups of copies have none.
-                records = {record["segment_id"]: record for record in found.to_pylist()}
-                for rows in groups[found.column("path")[0].as_py()]:
+                records = {record["segment_id"]: record for record in piece.to_pylist()}
+                for rows in groups[piece.column("path")[0].as_py()]:
                     places = [p for p in runs_of_segments(rows.column("segment_id").to_numpy()) if p[0] in records]
                     if places:
                         break

@@ -128,10 +128,10 @@ class _Beyond:
         self.num_protected = 0
 
     def choose(self) -> list[int]:
-        found = self._all.again() if self._has_chosen else self._all.at_first()
+        rows = self._all.again() if self._has_chosen else self._all.at_first()
         self._has_chosen = True
         over = _over(
-            self._rule, self._limit, [row for row in found if self._taskset is None or row["taskset"] == self._taskset]
+            self._rule, self._limit, [row for row in rows if self._taskset is None or row["taskset"] == self._taskset]
         )
         self.num_protected = sum(row["num_experiences"] for row in over if row["protected"])
         free = [row for row in over if not row["protected"] and row["group_id"] not in self._before]
@@ -141,8 +141,8 @@ class _Beyond:
 
     def confirm(self, connection: Connection, ids: Sequence[int], changed: Sequence[int]) -> list[int]:
         # A label or a pair protects the whole group, and a run all its groups, without a change of their rows.
-        found = self._all.of(connection, ids)
-        free = {i for row in found if not row["protected"] for i in row["experience_ids"]}
+        rows = self._all.of(connection, ids)
+        free = {i for row in rows if not row["protected"] for i in row["experience_ids"]}
         return [i for i in ids if i in free]
 
 

@@ -20,13 +20,13 @@ def verify(buffer: Buffer) -> Iterator[str]:
     damaged: list[SegmentCorruptError] = []
     for address, num_rows in reader.all_addresses():
         try:
-            found = reader.read(address)
+            batch = reader.read(address)
         except SegmentCorruptError as error:
             damaged.append(error)
             continue
-        if found.num_rows != num_rows:
-            yield f"segment {address.segment_id} has {found.num_rows} rows, but {num_rows} according to rft.segment"
-        kept = sorted(purged.get(address.segment_id, set()) - purged_rows(found))
+        if batch.num_rows != num_rows:
+            yield f"segment {address.segment_id} has {batch.num_rows} rows, but {num_rows} according to rft.segment"
+        kept = sorted(purged.get(address.segment_id, set()) - purged_rows(batch))
         if kept:
             yield f"segment {address.segment_id} still contains row {kept[0]}, which was purged; restore the newer file, or purge again"
     yield from map(str, reader.with_experiences(damaged))
@@ -64,8 +64,8 @@ def verify_archives(buffer: Buffer) -> Iterator[str]:
                     f"the archive of the run {name!r} holds {held} experiences of {row['num_experiences']},"
                     f" and the database {row['num_in_database']}"
                 )
-    known = {folder.folder / row["path"] for row in files}
+    recorded = {folder.folder / row["path"] for row in files}
     busy = {row["run_id"] for row in archives if row["status"] != "archived"}
     for file in folder.all_files():
-        if file not in known and folder.run_id_of(file) not in busy:
+        if file not in recorded and folder.run_id_of(file) not in busy:
             yield f"the file {file} is of no archive; remove it"

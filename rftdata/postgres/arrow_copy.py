@@ -120,10 +120,10 @@ def _parsed(data: bytes, columns: Mapping[str, str]) -> pa.RecordBatch:
 
 def _plain(kind: str) -> pa.DataType:
     """Return the type that a column has while it is parsed."""
-    found = arrow_type(kind)
-    if found == _TIME:
+    arrow = arrow_type(kind)
+    if arrow == _TIME:
         return pa.int64()
-    return found if pa.types.is_primitive(found) else pa.string()
+    return arrow if pa.types.is_primitive(arrow) else pa.string()
 
 
 def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -90,15 +90,15 @@ _HEADER = re.compile(r"(\w+)( \(read\))?")
 @cache
 def _blocks() -> Mapping[str, tuple[str, bool]]:
     """Return the text of all named queries, and whether each only reads."""
-    found: dict[str, tuple[str, bool]] = {}
+    blocks: dict[str, tuple[str, bool]] = {}
     for file in sorted((sql_folder() / "queries").glob("*.sql")):
         for block in re.split(r"^-- name: ", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
             header, _, body = block.partition("\n")
             match = _HEADER.fullmatch(header.strip())
             assert match is not None, f"{file.name}: the name of a query is one word, or `the_name (read)`: {header!r}"
-            assert match[1] not in found, f"two queries are named {match[1]}"
-            found[match[1]] = body.strip().rstrip(";"), match[2] is not None
-    return found
+            assert match[1] not in blocks, f"two queries are named {match[1]}"
+            blocks[match[1]] = body.strip().rstrip(";"), match[2] is not None
+    return blocks
 
 
 @cache

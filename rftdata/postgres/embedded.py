@@ -355,7 +355,7 @@ class EmbeddedServer:
     def _create_database(self) -> None:
         environment = {"PGPASSWORD": self.password_file.read_text().strip()}
         arguments = ["-h", str(self.socket_dir), "-p", self._port, "-U", OWNER]
-        found = self._run(
+        result = self._run(
             "psql",
             *arguments,
             "-d",
@@ -364,7 +364,7 @@ class EmbeddedServer:
             f"select 1 from pg_database where datname='{DATABASE}'",
             extra=environment,
         )
-        if found.stdout.strip() != "1":
+        if result.stdout.strip() != "1":
             self._run("createdb", *arguments, DATABASE, extra=environment)
 
     def _own(self, *paths: Path) -> None:

@@ -66,7 +66,7 @@ class Watcher:
             if left_s > 0:
                 time.sleep(left_s)
                 continue
-            with self._turn():
+            with self._start_lock():
                 if self._was_replaced():
                     return
                 if not self._is_unused() or self._last_use() > idle_since:
@@ -87,7 +87,7 @@ class Watcher:
             os._exit(0)
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _start_lock(self) -> Iterator[None]:
         """Hold the lock under which servers are started and stopped."""
         lock = os.open(self.folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:

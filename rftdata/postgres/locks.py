@@ -63,10 +63,10 @@ def _hold(connection: Connection, name: str, key: int, wait_s: float) -> str | N
     deadline = time.monotonic() + wait_s
     holder = f"{socket.gethostname()}, process {os.getpid()}"
     while True:
-        found = fetch(connection, "hold_lock", name=name, holder=holder, key=key)[0]
+        attempt = fetch(connection, "hold_lock", name=name, holder=holder, key=key)[0]
         left = deadline - time.monotonic()
-        if found["held_by"] is None or left <= 0:
-            return None if found["held_by"] is None else str(found["held_by"])
+        if attempt["held_by"] is None or left <= 0:
+            return None if attempt["held_by"] is None else str(attempt["held_by"])
         with contextlib.suppress(psycopg.errors.LockNotAvailable), connection.transaction():
             connection.execute(f"SET LOCAL lock_timeout = {math.ceil(1000 * min(left, _LOOK_AGAIN_S))}")
-            fetch(connection, "wait_for_holder", key=found["held_key"])
+            fetch(connection, "wait_for_holder", key=attempt["held_key"])

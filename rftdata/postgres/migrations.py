@@ -126,8 +126,8 @@ def migrate(database: Database) -> str:
 def schema_version(database: Database) -> str | None:
     """Return the revision of the schema; None for a database without one."""
     with database.connection() as connection:
-        known = connection.execute("SELECT to_regclass('rft.schema_version') AS t").fetchone()
-        if known is None or known["t"] is None:
+        table = connection.execute("SELECT to_regclass('rft.schema_version') AS t").fetchone()
+        if table is None or table["t"] is None:
             return None
         row = connection.execute("SELECT version_num FROM rft.schema_version").fetchone()
         return None if row is None else str(row["version_num"])

@@ -45,8 +45,8 @@ def check_complete(connection: psycopg.Connection[Any], text: str, statement: st
     """
     # On separate lines, because the text may end in a comment. In binary, because that protocol takes only one statement. In parentheses
     # first: what is accepted there is no option of EXPLAIN.
-    for given in (f"(\n{text}\n)", f"\n{text}"):
-        connection.cursor(binary=True).execute(f"EXPLAIN {statement.replace('{}', given)}".encode())
+    for written in (f"(\n{text}\n)", f"\n{text}"):
+        connection.cursor(binary=True).execute(f"EXPLAIN {statement.replace('{}', written)}".encode())
 
 
 def in_parentheses(where: str) -> sql.Composable:

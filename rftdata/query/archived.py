@@ -116,8 +116,8 @@ class ArchivedRows:
             use_threads=False,
         )
         for batch in _whole(scanner.to_batches(), path):
-            found = _as_queried(batch, schema, stored)
-            yield found if early or filter is None else found.filter(filter)
+            rows = _as_queried(batch, schema, stored)
+            yield rows if early or filter is None else rows.filter(filter)
 
 
 @dataclass(frozen=True)

@@ -104,19 +104,19 @@ def _piece(batch: pa.RecordBatch, column: str, places: npt.NDArray[np.int64], ki
         return pa.nulls(len(places), kind)
     stored, gone = batch.column(column), purged_rows(batch)
     if not gone and np.array_equal(places, np.arange(places[0], places[0] + len(places))):
-        found = stored.slice(int(places[0]), len(places))
+        values = stored.slice(int(places[0]), len(places))
     else:
         missing = np.isin(places, list(gone)) if gone else None
-        found = stored.take(pa.array(places, mask=missing))
-    return typed(found, batch.schema.field(column), kind)
+        values = stored.take(pa.array(places, mask=missing))
+    return typed(values, batch.schema.field(column), kind)
 
 
-def typed(found: pa.Array, field: pa.Field, kind: pa.ListType) -> pa.Array:
+def typed(values: pa.Array, field: pa.Field, kind: pa.ListType) -> pa.Array:
     """Return stored lists with the element type of a query; `field` is theirs in the segment."""
     dtype = (field.metadata or {}).get(b"dtype")
     if dtype is not None and named_dtype(dtype.decode()).kind == "V":  # a type that Arrow lacks, stored as integers
-        found = _decoded(found, dtype.decode(), kind)
-    return found if found.type == kind else found.cast(kind, safe=False)
+        values = _decoded(values, dtype.decode(), kind)
+    return values if values.type == kind else values.cast(kind, safe=False)
 
 
 def _decoded(array: pa.Array, dtype: str, kind: pa.ListType) -> pa.Array:

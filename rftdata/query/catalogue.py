@@ -7,7 +7,7 @@ from rftdata.postgres.database import Database
 
 def tables(database: Database) -> dict[str, dict[str, str]]:
     """Return the tables and views of schema rft with the types of their columns; the type of an array is that of its elements and `[]`."""
-    found: dict[str, dict[str, str]] = {}
+    columns: dict[str, dict[str, str]] = {}
     for row in database.fetch("query_columns"):
-        found.setdefault(row["table_name"], {})[row["column_name"]] = row["data_type"]
-    return found
+        columns.setdefault(row["table_name"], {})[row["column_name"]] = row["data_type"]
+    return columns

@@ -104,16 +104,16 @@ def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
 
     def number() -> int:
         nonlocal address
-        (found,) = struct.unpack("=i", ctypes.string_at(address, 4))
+        (value,) = struct.unpack("=i", ctypes.string_at(address, 4))
         address += 4
-        return int(found)
+        return int(value)
 
     def text() -> str:
         nonlocal address
         length = number()
-        found = ctypes.string_at(address, length).decode()
+        value = ctypes.string_at(address, length).decode()
         address += length
-        return found
+        return value
 
     return [(text(), text()) for _ in range(number())]
 
@@ -171,8 +171,12 @@ def _membership(column: sql.Identifier, kind: str, values: pa.Scalar) -> sql.Com
     if not isinstance(values, pa.ListScalar) or not values.is_valid:
         return None
     sides = [_comparison(column, kind, "=", value) for value in values.values]
-    known = [side for side in sides if side is not None]
-    return sql.SQL("({})").format(sql.SQL(" OR ").join(known)) if known and len(known) == len(sides) else None
+    conditions = [side for side in sides if side is not None]
+    return (
+        sql.SQL("({})").format(sql.SQL(" OR ").join(conditions))
+        if conditions and len(conditions) == len(sides)
+        else None
+    )
 
 
 def _constant(literal: pa.Scalar, kind: str) -> sql.Composable | None:

@@ -103,11 +103,11 @@ def _register(
         )
     connection.execute("SET enable_progress_bar = false")  # DuckDB writes it to the standard output
     connection.execute("CREATE SCHEMA rft")
-    known = tables(database)
-    for name, columns in known.items():
+    by_name = tables(database)
+    for name, columns in by_name.items():
         table = Table(name, columns, reading)
         if name == "experience":
-            view = known["v_experience"]
+            view = by_name["v_experience"]
             arrays = [*BASE_ARRAYS, *(array for array in OPTIONAL_ARRAYS if array in _identifiers(text))]
             same = {column: kind for column, kind in columns.items() if view.get(column) == kind}
             table = Table(name, view, reading, arrays=arrays, run_id=run_id, direct=(name, same))

@@ -184,8 +184,8 @@ def _filled(
         pieces = [piece.select(names) for piece in (arrays.add(live, wanted) if wanted else [live])]
         if taken.any():
             rest = part.filter(pa.array(taken))
-            found = archived.look_up(rest["experience_id"].to_numpy())
-            both = [(found if name in found.schema.names else rest)[name] for name in names]
+            from_files = archived.look_up(rest["experience_id"].to_numpy())
+            both = [(from_files if name in from_files.schema.names else rest)[name] for name in names]
             pieces = [*(piece for piece in pieces if piece.num_rows), pa.RecordBatch.from_arrays(both, names)]
         yield ascending(pieces)
 

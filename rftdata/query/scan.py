@@ -188,8 +188,8 @@ class Table(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         try:
             with self._reading.connection() as connection:
                 for batch in copy_batches(connection, source, rows, where):
-                    found = batch if filter is None or late else batch.filter(filter)
-                    for part in self._reading.arrays.add(found, arrays) if arrays else [found]:
+                    passing = batch if filter is None or late else batch.filter(filter)
+                    for part in self._reading.arrays.add(passing, arrays) if arrays else [passing]:
                         kept = part.filter(filter) if late else part
                         if kept.num_rows:
                             yield kept.select(names)

@@ -178,10 +178,10 @@ class RunResults:
 
     def metric_curves(self, names: Sequence[str]) -> dict[str, list[Measure]]:
         """Return metrics by trainer step; those that no step has are left out."""
-        found: dict[str, list[Measure]] = {}
+        curves: dict[str, list[Measure]] = {}
         for row in self._run.database.fetch("report_metrics", run_id=self._run.run_id, names=list(names)):
-            found.setdefault(row["name"], []).append(Measure(row["step"], row["value"]))
-        return found
+            curves.setdefault(row["name"], []).append(Measure(row["step"], row["value"]))
+        return curves
 
     def totals(self) -> Totals:
         """Return the totals of the run."""

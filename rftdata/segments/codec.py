@@ -90,8 +90,8 @@ def _further(experiences: Sequence[Experience]) -> Iterable[tuple[pa.Field, pa.A
 
 
 def _tokens(experiences: Sequence[Experience]) -> Array:
-    given = [e.token_ids if _is_int32(e.token_ids) else _integers(e.token_ids) for e in experiences]
-    return np.concatenate([np.empty(0, np.int32), *given], dtype=np.int32, casting="unsafe")
+    tokens = [e.token_ids if _is_int32(e.token_ids) else _integers(e.token_ids) for e in experiences]
+    return np.concatenate([np.empty(0, np.int32), *tokens], dtype=np.int32, casting="unsafe")
 
 
 def _masks(experiences: Sequence[Experience], lengths: Array, prompts: Array) -> Array:
@@ -114,8 +114,8 @@ def _logprobs(experiences: Sequence[Experience], lengths: Array, prompts: Array)
     pieces: list[Any] = [nothing[:0]]
     for e in experiences:
         pieces.append(nothing[: e.num_prompt_tokens])
-        given = e.behavior_logprobs
-        pieces.append(unknown[: len(e.token_ids) - e.num_prompt_tokens] if given is None else given)
+        logprobs = e.behavior_logprobs
+        pieces.append(unknown[: len(e.token_ids) - e.num_prompt_tokens] if logprobs is None else logprobs)
     return np.concatenate(pieces, dtype=np.float32, casting="unsafe")
 
 
@@ -125,12 +125,12 @@ def _is_int32(values: Any) -> bool:
 
 def _integers(values: Any) -> Array:
     try:
-        found = np.asarray(values)
-        if found.size and (found.dtype.kind not in "iu" or found.min() < -(2**31) or found.max() >= 2**31):
-            raise ValueError(f"a {found.dtype} array from {found.min()} to {found.max()}")
+        array = np.asarray(values)
+        if array.size and (array.dtype.kind not in "iu" or array.min() < -(2**31) or array.max() >= 2**31):
+            raise ValueError(f"a {array.dtype} array from {array.min()} to {array.max()}")
     except (ValueError, OverflowError, TypeError) as error:
         raise RftError("token_ids must be 32-bit integers", value=str(error)) from error
-    return found
+    return array
 
 
 def _list(offsets: npt.NDArray[np.int64], values: pa.Array, missing: npt.NDArray[np.bool_] | None = None) -> pa.Array:
@@ -156,20 +156,20 @@ def _extra(name: str, values: Sequence[Any]) -> Iterable[tuple[pa.Field, pa.Arra
             allowed=f"any except {', '.join(SCHEMA.names)} and *{SHAPE_SUFFIX}",
         )
     arrays = [None if value is None else np.asarray(value) for value in values]
-    given = [array for array in arrays if array is not None]
-    dtypes = {array.dtype for array in given}
+    present = [array for array in arrays if array is not None]
+    dtypes = {array.dtype for array in present}
     if len(dtypes) > 1:
         raise RftError(
             f"arrays named {name!r} of one write have different types",
             value=", ".join(sorted(map(str, dtypes))),
             todo="convert them to one type",
         )
-    dtype = given[0].dtype
+    dtype = present[0].dtype
     sizes = [0 if array is None else array.size for array in arrays]
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-    flat = np.concatenate([array.reshape(-1) for array in given])
-    inner = {array.shape[1:] for array in given if array.ndim}
-    regular = len(inner) == 1 and all(array.ndim and 0 not in array.shape[1:] for array in given)
+    flat = np.concatenate([array.reshape(-1) for array in present])
+    inner = {array.shape[1:] for array in present if array.ndim}
+    regular = len(inner) == 1 and all(array.ndim and 0 not in array.shape[1:] for array in present)
     metadata = {"dtype": dtype.name} | ({"shape": json.dumps([-1, *next(iter(inner))])} if regular else {})
     missing = np.array([array is None for array in arrays])
     yield pa.field(name, pa.null(), metadata=metadata), _list(offsets, _carried(flat, name), missing)
@@ -263,5 +263,5 @@ def named_dtype(name: str) -> np.dtype[Any]:
         raise RftError(
             "an array has a type that numpy lacks", value=name, todo="install ml_dtypes to read it"
         ) from error
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-    return found
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype

@@ -109,7 +109,7 @@ def close_files(database: Database, uris: Sequence[str]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def turn(database: Database, *, wait_s: float = 0.0) -> Iterator[bool]:
+def lock_moves(database: Database, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Hold the lock for moving segments; yield False if another process still holds it after `wait_s`."""
     with holding(database, "compaction", wait_s=wait_s) as held_by:
         yield held_by is None
@@ -157,49 +157,49 @@ class Compactor:
             DiskFullError, BufferUnavailableError: it could not continue; nothing is lost.
         """
         report = CompactionReport()
-        with turn(self._database) as mine:
-            if not mine:
+        with lock_moves(self._database) as is_held:
+            if not is_held:
                 return None
-            known, stored = self._inventory()
-            chosen = self._to_merge(known, stored)
+            recorded, stored = self._inventory()
+            chosen = self._to_merge(recorded, stored)
             self._merge(chosen, report, stop)
-            self._clear(known, stored, set(chosen), report, stop)
+            self._clear(recorded, stored, set(chosen), report, stop)
         return report
 
     def clear(self) -> CompactionReport | None:
         """Cut, collect orphans and remove like `run`, but merge nothing; None as for `run`."""
         report = CompactionReport()
-        with turn(self._database) as mine:
-            if not mine:
+        with lock_moves(self._database) as is_held:
+            if not is_held:
                 return None
-            known, stored = self._inventory()
-            self._clear(known, stored, set(), report, lambda: False)
+            recorded, stored = self._inventory()
+            self._clear(recorded, stored, set(), report, lambda: False)
         return report
 
     def _inventory(self) -> tuple[dict[str, Row], dict[str, StoredFile]]:
         """Return the files that the database knows, and the files in the folder."""
         # The folder first, so that a file committed in between is known to the database.
         stored = {file.uri: file for file in self._store.files()}
-        known = {row["uri"]: row for row in self._database.fetch("segment_files")}
-        return known, stored
+        recorded = {row["uri"]: row for row in self._database.fetch("segment_files")}
+        return recorded, stored
 
     def _clear(
         self,
-        known: dict[str, Row],
+        recorded: dict[str, Row],
         stored: dict[str, StoredFile],
         merged: set[str],
         report: CompactionReport,
         stop: Callable[[], bool],
     ) -> None:
-        self._cut(known, stored, merged, report, stop)
+        self._cut(recorded, stored, merged, report, stop)
         self._remove_orphans(stored, report)
         self._remove_retired(stored, report)
 
     def rewrite(self, uris: Sequence[str]) -> CompactionReport | None:
         """Copy the live segments of these files elsewhere, whether their writers live or not, and retire the files; None as for `run`."""
         report = CompactionReport()
-        with turn(self._database) as mine:
-            if not mine:
+        with lock_moves(self._database) as is_held:
+            if not is_held:
                 return None
             self._merge(uris, report, lambda: False)
         return report
@@ -211,8 +211,8 @@ class Compactor:
             return False
         return row["closed"] or (file.age_s >= self._grace_s and not self._store.is_written(row["uri"]))
 
-    def _to_merge(self, known: dict[str, Row], stored: dict[str, StoredFile]) -> list[str]:
-        idle = [row for row in known.values() if self._is_idle(row, stored)]
+    def _to_merge(self, recorded: dict[str, Row], stored: dict[str, StoredFile]) -> list[str]:
+        idle = [row for row in recorded.values() if self._is_idle(row, stored)]
         wasteful = [row for row in idle if 2 * row["live_bytes"] < stored[row["uri"]].size_bytes]
         small = [row for row in idle if row["live_bytes"] < _SMALL_BYTES and row not in wasteful]
         if len(small) + len(wasteful) < self._min_files:
@@ -256,14 +256,14 @@ class Compactor:
 
     def _cut(
         self,
-        known: dict[str, Row],
+        recorded: dict[str, Row],
         stored: dict[str, StoredFile],
         merged: set[str],
         report: CompactionReport,
         stop: Callable[[], bool],
     ) -> None:
         """Cut uncommitted bytes from the end of files without a writer."""
-        for row in known.values():
+        for row in recorded.values():
             uri = row["uri"]
             if uri in merged or stop() or not self._is_idle(row, stored) or stored[uri].size_bytes <= row["size_bytes"]:
                 continue
@@ -293,9 +293,9 @@ class Compactor:
         report.orphans_removed += len(orphans)
 
     def _remove_retired(self, stored: dict[str, StoredFile], report: CompactionReport) -> None:
-        known = self._database.fetch("segment_files")
+        recorded = self._database.fetch("segment_files")
         # Whatever a row says, a file with live segments or of another buffer stays.
-        retired = [row for row in known if row["retired_s"] is not None and not row["num_segments"]]
+        retired = [row for row in recorded if row["retired_s"] is not None and not row["num_segments"]]
         retired = [row for row in retired if self._store.is_ours(row["uri"])]
         # A reader keeps what it has mapped of a removed file, but not of an overwritten one.
         overwritten = self._was_purged() and not self._alone

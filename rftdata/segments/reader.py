@@ -144,8 +144,8 @@ class SegmentReader:
             self._forget_all()
 
     def _forget_all(self) -> None:
-        for known in (self._batches, self._read_at, self._purged, self._columns):
-            known.clear()
+        for cache in (self._batches, self._read_at, self._purged, self._columns):
+            cache.clear()
         self._since = time.monotonic()
 
     def forget(self) -> None:
@@ -172,8 +172,8 @@ class SegmentReader:
 
     def _purged_among(self, batches: dict[int, pa.RecordBatch], places: Sequence[tuple[int, int]]) -> list[int]:
         with self._lock:
-            known = {i: self._purged[i] if i in self._purged else purged_rows(batch) for i, batch in batches.items()}
-        marked = {i: rows for i, rows in known.items() if rows}
+            purged = {i: self._purged[i] if i in self._purged else purged_rows(batch) for i, batch in batches.items()}
+        marked = {i: rows for i, rows in purged.items() if rows}
         if not marked:  # nearly always
             return []
         return [i for i, (segment_id, row) in enumerate(places) if row in marked.get(segment_id, ())]
@@ -203,8 +203,8 @@ class SegmentReader:
         """Return one array of each place in its own shape, as a view; None if it has none, or it was purged."""
         purged = set(self.purged(places))
         readers = self.columns(sorted({segment_id for segment_id, _ in places}), name, needed=False)
-        found = [(i, readers[segment_id], row) for i, (segment_id, row) in enumerate(places)]
-        return [None if reader is None or i in purged else reader.row(row) for i, reader, row in found]
+        addressed = [(i, readers[segment_id], row) for i, (segment_id, row) in enumerate(places)]
+        return [None if reader is None or i in purged else reader.row(row) for i, reader, row in addressed]
 
     def columns(self, segment_ids: Sequence[int], name: str, *, needed: bool = True) -> dict[int, ColumnReader | None]:
         """Return one column of some segments; None for those without it.
@@ -216,8 +216,8 @@ class SegmentReader:
         with self._lock:
             for segment_id, batch in batches.items():
                 if (segment_id, name) not in self._columns:
-                    found = ColumnReader(batch, name) if name in batch.schema.names else None
-                    self._columns[segment_id, name] = found
+                    column = ColumnReader(batch, name) if name in batch.schema.names else None
+                    self._columns[segment_id, name] = column
             readers = {segment_id: self._columns[segment_id, name] for segment_id in batches}
         if needed and readers and not any(readers.values()):
             raise _no_such_array(name, batches.values())
@@ -235,5 +235,5 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _no_such_array(name: str, batches: Iterable[pa.RecordBatch]) -> QueryError:
-    known = sorted({column for batch in batches for column in batch.schema.names if not column.endswith(SHAPE_SUFFIX)})
-    return QueryError("unknown array", value=name, allowed=", ".join(known))
+    names = sorted({column for batch in batches for column in batch.schema.names if not column.endswith(SHAPE_SUFFIX)})
+    return QueryError("unknown array", value=name, allowed=", ".join(names))

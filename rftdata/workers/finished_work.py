@@ -17,8 +17,8 @@ def num_finished(run: Run, role: str) -> int:
 
 def num_finished_by(run: Run, host: str, pid: int, pid_space: str) -> int:
     """Count the groups and evaluations that a process of a run has finished; 0 for a process that never joined it."""
-    found = run.database.fetch("work_of_process", run_id=run.run_id, host=host, pid=pid, pid_space=pid_space)
-    return int(found[0]["num"]) if found else 0
+    rows = run.database.fetch("work_of_process", run_id=run.run_id, host=host, pid=pid, pid_space=pid_space)
+    return int(rows[0]["num"]) if rows else 0
 
 
 def num_succeeded(run: Run) -> int:

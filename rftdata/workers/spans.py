@@ -93,9 +93,9 @@ def condensed(spans: list[Span]) -> list[Span]:
     for span in spans:
         key = (span.activity, span.detail)
         seconds[key] = seconds.get(key, 0.0) + span.ended - span.started
-    found, started = list[Span](), spans[0].started
+    merged, started = list[Span](), spans[0].started
     for number, ((activity, detail), length) in enumerate(seconds.items()):
-        found.append(
+        merged.append(
             Span(
                 ordinal=spans[0].ordinal + number,
                 activity=activity,
@@ -105,4 +105,4 @@ def condensed(spans: list[Span]) -> list[Span]:
             )
         )
         started += length
-    return found
+    return merged

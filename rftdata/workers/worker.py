@@ -196,8 +196,8 @@ def _register(run: Run, role: str) -> int:
 
     def insert() -> int:
         # At the first try, a newer worker is that of another thread.
-        if next(tries) and (made := newest()) != before:
-            return made
+        if next(tries) and (newer := newest()) != before:
+            return newer
         return int(run.database.fetch("insert_worker", **who)[0]["worker_id"])
 
     return run.database.ride_out(insert)

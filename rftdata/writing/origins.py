@@ -61,20 +61,20 @@ def parents_of(
     Args:
         experiences: ids in this buffer, groups and experiences of one write.
     """
-    found: dict[str, dict[int, int]] = {}
+    parents: dict[str, dict[int, int]] = {}
     missing: dict[str, set[int]] = {}
     for i, group, e in experiences:
         if group.origin is not None and e.origin is not None:
-            found.setdefault(group.origin.buffer_id, {})[e.origin.origin_experience_id] = i
+            parents.setdefault(group.origin.buffer_id, {})[e.origin.origin_experience_id] = i
     for _, group, e in experiences:
         if group.origin is not None and e.origin is not None and e.origin.origin_parent_id is not None:
             buffer_id = group.origin.buffer_id
-            if e.origin.origin_parent_id not in found[buffer_id]:
+            if e.origin.origin_parent_id not in parents[buffer_id]:
                 missing.setdefault(buffer_id, set()).add(e.origin.origin_parent_id)
     for buffer_id, ids in missing.items():
         rows = fetch(connection, "imported_experiences", run_id=run_id, buffer_id=buffer_id, origin_ids=sorted(ids))
-        found[buffer_id] |= {row["origin_experience_id"]: row["experience_id"] for row in rows}
-    return found
+        parents[buffer_id] |= {row["origin_experience_id"]: row["experience_id"] for row in rows}
+    return parents
 
 
 def parent_id(group: Group, experience: Experience, parents: dict[str, dict[int, int]]) -> int | None:
@@ -121,7 +121,7 @@ def store(
             for i, o in groups
         ),
     )
-    found = [(i, e.origin) for i, e in experiences if e.origin is not None]
+    with_origin = [(i, e.origin) for i, e in experiences if e.origin is not None]
     copy_rows(
         connection,
         "rft.experience_origin",
@@ -138,10 +138,10 @@ def store(
                 o.sampled_at,
                 jsonb_bytes(o.earlier),
             )
-            for i, o in found
+            for i, o in with_origin
         ),
     )
-    labels = [(i, label) for i, o in found for label in o.labels]
+    labels = [(i, label) for i, o in with_origin for label in o.labels]
     if labels:
         copy_rows(
             connection,

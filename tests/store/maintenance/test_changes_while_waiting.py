@@ -20,7 +20,7 @@ from rftdata.maintenance.restore_run import restore_run
 from rftdata.maintenance.states import correct_states, wrong_states
 from rftdata.maintenance.verification import verify
 from rftdata.segments.base import SegmentAddress
-from rftdata.segments.compaction import Compactor, turn
+from rftdata.segments.compaction import Compactor, lock_moves
 from tests.support.store_roles import own_group, selecting
 from tests.support.waiting import wait_until
 
@@ -56,7 +56,7 @@ def stopped(
 @contextlib.contextmanager
 def stopped_before_its_turn(buffer: Buffer, verb: Callable[[], Any]) -> Iterator[Future[Any]]:
     """Let a verb run until it waits for the end of a compaction, which is at the end of the block."""
-    with ThreadPoolExecutor(1) as threads, turn(buffer.database) as mine:
+    with ThreadPoolExecutor(1) as threads, lock_moves(buffer.database) as mine:
         assert mine
         future = threads.submit(verb)
         wait_until(lambda: future.done() or buffer.sql(BLOCKED).num_rows, "a verb that waits")

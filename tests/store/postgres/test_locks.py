@@ -16,7 +16,7 @@ from rftdata.maintenance import purge
 from rftdata.maintenance.archive import archive
 from rftdata.postgres.database import Connection, Database, sql_folder
 from rftdata.postgres.locks import holding
-from rftdata.segments.compaction import Compactor, turn
+from rftdata.segments.compaction import Compactor, lock_moves
 from tests.support.store_roles import Roles, own_group
 from tests.support.waiting import wait_until
 
@@ -69,7 +69,7 @@ def test_a_reader_that_waits_for_a_holder_gets_no_lock(buffer: Buffer) -> None:
             taken = threads.submit(reader.execute, KEYS[2])  # type: ignore[arg-type]
             wait_until(lambda: buffer.sql(f"{ADVISORY} AND NOT granted").num_rows, "a reader that waits")
         taken.result()
-        with turn(buffer.database) as mine:
+        with lock_moves(buffer.database) as mine:
             assert mine
 
 
