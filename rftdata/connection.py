@@ -97,26 +97,15 @@ def open(
         )
         return ride_out(again, limit_s=patience_s)
     config = with_segments(uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri))
-    if is_server(config.uri):
-        server = None
-        if config.segments is None:
-            raise BufferUnavailableError(
-                "a buffer on a server needs a folder for its arrays",
-                allowed="a folder that all processes can access",
-                todo="set buffer.segments in the configuration, or for a command without one: export RFT_SEGMENTS=FOLDER",
-            )
-        database = Database(config.uri, application=application, patience_s=patience_s, idle_s=idle_s)
-    else:
-        server = _embedded(config)
-        if not create and not exists(config):
-            raise BufferUnavailableError(
-                "there is no buffer here",
-                value=str(server.folder),
-                todo="name one with --buffer or RFT_BUFFER, create one with `rft db create`, or start a run: `rft run CONFIG`",
-            )
-        if config.listen is not None and not server.exists():
-            check_address(config.listen)  # before anything is created
-        database = Database(server.start(), application=application, patience_s=patience_s, idle_s=idle_s)
+    server = None if is_server(config.uri) else _started(config, create=create)
+    if server is None and config.segments is None:
+        raise BufferUnavailableError(
+            "a buffer on a server needs a folder for its arrays",
+            allowed="a folder that all processes can access",
+            todo="set buffer.segments in the configuration, or for a command without one: export RFT_SEGMENTS=FOLDER",
+        )
+    address = config.uri if server is None else server.uri
+    database = Database(address, application=application, patience_s=patience_s, idle_s=idle_s)
     try:
         # An embedded database belongs to the buffer, so one whose creation was interrupted is completed.
         _settle_schema(database, schema, place_name(config.uri), report, may_create=create or server is not None)
@@ -129,6 +118,21 @@ def open(
     # Absolute, because a process with another working directory (a Ray actor) must find the same files.
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
     return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
+
+
+def _started(config: BufferConfig, *, create: bool) -> EmbeddedServer:
+    """Start the server of a folder, and create it if it may."""
+    server = _embedded(config)
+    if not create and not server.exists():
+        raise BufferUnavailableError(
+            "there is no buffer here",
+            value=str(server.folder),
+            todo="name one with --buffer or RFT_BUFFER, create one with `rft db create`, or start a run: `rft run CONFIG`",
+        )
+    if config.listen is not None and not server.exists():
+        check_address(config.listen)  # before anything is created
+    server.start()
+    return server
 
 
 def _settle_schema(

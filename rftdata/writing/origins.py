@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from rftdata.experience import Group, GroupOrigin
+from rftdata.experience import Group, GroupOrigin, LabelRecord, SequenceOrigin
 from rftdata.experience import Sequence as Experience
 from rftdata.postgres.database import Connection, copy_rows, fetch
 from rftdata.postgres.values import jsonb_bytes, storable
@@ -103,64 +103,52 @@ def store(
     """
     if not groups:
         return
-    copy_rows(
-        connection,
-        "rft.group_origin",
-        _GROUP,
-        (
-            (
-                i,
-                run_id,
-                uuid.UUID(o.buffer_id),
-                o.origin_run_id,
-                storable(o.origin_run),
-                o.origin_group_id,
-                o.explore_step,
-                o.group_size,
-            )
-            for i, o in groups
-        ),
-    )
     with_origin = [(i, e.origin) for i, e in experiences if e.origin is not None]
-    copy_rows(
-        connection,
-        "rft.experience_origin",
-        _EXPERIENCE,
-        (
-            (
-                i,
-                o.origin_experience_id,
-                o.origin_parent_id,
-                o.source,
-                o.policy_version_min,
-                o.policy_version_max,
-                o.policy_step,
-                o.sampled_at,
-                jsonb_bytes(o.earlier),
-            )
-            for i, o in with_origin
-        ),
-    )
-    labels = [(i, label) for i, o in with_origin for label in o.labels]
+    copy_rows(connection, "rft.group_origin", _GROUP, (_group_row(i, run_id, origin) for i, origin in groups))
+    copy_rows(connection, "rft.experience_origin", _EXPERIENCE, (_experience_row(i, o) for i, o in with_origin))
+    labels = [(i, label) for i, origin in with_origin for label in origin.labels]
     if labels:
-        copy_rows(
-            connection,
-            "rft.label",
-            _LABEL,
-            (
-                (
-                    i,
-                    "reward",
-                    n.old_value,
-                    n.new_value,
-                    storable(n.author),
-                    storable(n.session_user_name),
-                    n.source,
-                    storable(n.reason),
-                    n.label_batch_id,
-                    n.final,
-                    n.labelled_at,
-                )
-                for i, n in labels
-            ),
-        )
+        copy_rows(connection, "rft.label", _LABEL, (_label_row(i, label) for i, label in labels))
+
+
+def _group_row(group_id: int, run_id: int, origin: GroupOrigin) -> tuple[object, ...]:
+    return (
+        group_id,
+        run_id,
+        uuid.UUID(origin.buffer_id),
+        origin.origin_run_id,
+        storable(origin.origin_run),
+        origin.origin_group_id,
+        origin.explore_step,
+        origin.group_size,
+    )
+
+
+def _experience_row(experience_id: int, origin: SequenceOrigin) -> tuple[object, ...]:
+    return (
+        experience_id,
+        origin.origin_experience_id,
+        origin.origin_parent_id,
+        origin.source,
+        origin.policy_version_min,
+        origin.policy_version_max,
+        origin.policy_step,
+        origin.sampled_at,
+        jsonb_bytes(origin.earlier),
+    )
+
+
+def _label_row(experience_id: int, label: LabelRecord) -> tuple[object, ...]:
+    return (
+        experience_id,
+        "reward",
+        label.old_value,
+        label.new_value,
+        storable(label.author),
+        storable(label.session_user_name),
+        label.source,
+        storable(label.reason),
+        label.label_batch_id,
+        label.final,
+        label.labelled_at,
+    )
