@@ -20,7 +20,7 @@ def test_a_number_that_is_not_finite_is_looked_for(number: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["1e99", "1" * 209, "1" * 209 + "e99"])
-def test_other_numbers_need_no_look(number: str) -> None:
+def test_other_numbers_need_no_check(number: str) -> None:
     assert math.isfinite(json.loads(number)) and not may_be_unstorable(f'{{"a": [{number}]}}')
 
 

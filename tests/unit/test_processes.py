@@ -16,7 +16,7 @@ import pytest
 from rftdata.processes import await_exit, has_ended, pid_space
 
 
-def test_a_process_whose_file_under_proc_may_not_be_opened_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_file_under_proc_may_not_be_opened_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with the mount option hidepid=1, for processes of other users."""
 
     def refused(file: Any, *args: Any, **kwargs: Any) -> Any:

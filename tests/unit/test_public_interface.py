@@ -52,7 +52,7 @@ def test_what_passes_a_database_on_or_asks_another_one_is_not(source: str) -> No
     assert not list(uses(source))
 
 
-def test_named_queries_are_asked_inside_rftdata_only() -> None:
+def test_named_queries_are_used_inside_rftdata_only() -> None:
     files = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
     assert len(files) > 150
     found = [

@@ -23,7 +23,7 @@ def seconds(spans: list[Span]) -> dict[tuple[str, str | None], float]:
     return dict(found)
 
 
-def test_spans_follow_one_another_and_the_same_activity_goes_on() -> None:
+def test_spans_follow_one_another_and_the_same_activity_extends_its_span() -> None:
     clock = Clock()
     spans = Spans(clock)
     for seconds_later, activity in ((2, "sampling"), (3, "sampling"), (1, "waiting")):

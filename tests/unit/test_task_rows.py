@@ -105,7 +105,7 @@ def test_a_task_keeps_its_split_when_the_source_grows(tmp_path: Path) -> None:
     assert some and some == prompts(ROWS) & {row["question"] for row in ROWS[100:300]}
 
 
-def test_a_column_may_state_what_stays_together(tmp_path: Path) -> None:
+def test_a_column_may_name_rows_that_stay_together(tmp_path: Path) -> None:
     rows = [{"question": f"q{n}", "book": f"b{n % 40}", "task_key": n} for n in range(400)]
     books = [
         {task["payload"]["metadata"]["book"] for task in tasks(tmp_path, rows, split=split, split_key="book")}
@@ -116,7 +116,7 @@ def test_a_column_may_state_what_stays_together(tmp_path: Path) -> None:
         tasks(tmp_path, rows, split="train", split_key="bock")
 
 
-def test_the_numbers_of_a_column_may_state_what_stays_together(tmp_path: Path) -> None:
+def test_the_numbers_of_a_column_may_name_rows_that_stay_together(tmp_path: Path) -> None:
     rows = [{"question": f"{a} + {b} ="} for a in range(20) for b in range(20)]
     numbers = [
         {

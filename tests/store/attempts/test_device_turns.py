@@ -51,7 +51,7 @@ def run(buffer: rftdata.Buffer) -> Run:
     return buffer.create_run(name="turns", config={}, seed=1, steps=9, pipeline_version="p1")
 
 
-def test_a_turn_is_given_to_the_worker_that_has_asked(run: Run) -> None:
+def test_a_device_turn_is_given_to_the_worker_that_asked_for_it(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
         engine, trainer = DeviceTurn(run, one.worker_id, "GPU-1"), DeviceTurn(run, other.worker_id, "GPU-1")
         assert engine.take() and engine.take() and not engine.is_wanted()
@@ -73,7 +73,7 @@ def test_a_turn_is_given_to_the_worker_that_has_asked(run: Run) -> None:
             turn.leave()
 
 
-def test_the_trainer_s_wish_comes_before_that_of_another_explorer(run: Run) -> None:
+def test_the_request_of_the_trainer_comes_before_that_of_another_explorer(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "explorer") as other, Worker(run, "trainer") as third:
         first, second, trainer = (DeviceTurn(run, worker.worker_id, "GPU-1") for worker in (one, other, third))
         assert first.take() and not second.take() and not trainer.take() and not second.take()
@@ -83,7 +83,7 @@ def test_the_trainer_s_wish_comes_before_that_of_another_explorer(run: Run) -> N
             turn.leave()
 
 
-def test_asking_wakes_the_holder_and_giving_the_one_that_waits(run: Run) -> None:
+def test_a_request_wakes_the_holder_and_a_given_turn_wakes_the_waiting_worker(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
         engine, trainer = DeviceTurn(run, one.worker_id, "cpu"), DeviceTurn(run, other.worker_id, "cpu")
         assert engine.take()
@@ -129,7 +129,7 @@ def test_a_holder_that_is_killed_has_no_turn(run: Run, buffer: rftdata.Buffer, w
         turn.leave()
 
 
-def test_one_that_asked_and_was_killed_is_not_waited_for(run: Run, buffer: rftdata.Buffer) -> None:
+def test_a_killed_worker_that_asked_for_the_turn_is_not_waited_for(run: Run, buffer: rftdata.Buffer) -> None:
     with Worker(run, "explorer") as worker:
         turn = DeviceTurn(run, worker.worker_id, "GPU-1")
         assert turn.take()
@@ -142,7 +142,7 @@ def test_one_that_asked_and_was_killed_is_not_waited_for(run: Run, buffer: rftda
         turn.leave()
 
 
-def test_a_turn_belongs_to_a_gpu_of_a_machine_whatever_its_containers_are_named(
+def test_a_device_turn_belongs_to_a_gpu_of_a_machine_whatever_its_containers_are_named(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory of the device cpu is that of a container."""
@@ -158,7 +158,7 @@ def test_a_turn_belongs_to_a_gpu_of_a_machine_whatever_its_containers_are_named(
         assert DeviceTurn(run, other.worker_id, "GPU-1").take()
 
 
-def test_a_worker_whose_turn_was_taken_while_it_was_thought_dead_has_it_no_longer(run: Run) -> None:
+def test_a_worker_recorded_as_gone_by_mistake_has_lost_its_turn(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
         engine, trainer = DeviceTurn(run, one.worker_id, "GPU-1"), DeviceTurn(run, other.worker_id, "GPU-1")
         assert not engine.lasts() and engine.take() and engine.lasts()
@@ -173,7 +173,7 @@ def test_a_worker_whose_turn_was_taken_while_it_was_thought_dead_has_it_no_longe
             turn.leave()
 
 
-def test_a_trainer_that_was_thought_dead_asks_again_before_it_uses_the_device(run: Run) -> None:
+def test_a_trainer_recorded_as_gone_by_mistake_asks_again_before_it_uses_the_device(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
         engine, trainer = DeviceTurn(run, one.worker_id, "GPU-1"), DeviceTurn(run, other.worker_id, "GPU-1")
         turns = TrainerTurns(run, other, trainer, offload=False)

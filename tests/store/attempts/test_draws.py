@@ -167,7 +167,7 @@ def test_an_attempt_that_was_replaced_can_do_nothing_any_more(buffer: Buffer) ->
     new.close()
 
 
-def test_a_live_trainer_is_not_replaced_and_the_error_states_who_it_is(buffer: Buffer) -> None:
+def test_a_live_trainer_is_not_replaced_and_the_error_names_its_process(buffer: Buffer) -> None:
     import os
 
     roles = Roles(buffer)
@@ -175,7 +175,9 @@ def test_a_live_trainer_is_not_replaced_and_the_error_states_who_it_is(buffer: B
         buffer.attempt(roles.run)
 
 
-def test_a_start_that_fails_after_its_commit_locks_nobody_out(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_after_its_commit_leaves_no_lease_behind(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     roles = Roles(buffer)
     start = threading.Thread.start
 
@@ -197,7 +199,7 @@ def test_a_start_that_fails_after_its_commit_locks_nobody_out(buffer: Buffer, mo
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_a_start_whose_answer_is_lost_as_long_as_retries_last_locks_nobody_out(
+def test_a_start_whose_answer_stays_lost_leaves_no_lease_behind(
     line: LossyLine, buffer: Buffer, monkeypatch: pytest.MonkeyPatch, is_away: bool
 ) -> None:
     """The database has the attempt. If it is away afterwards, the process cannot end the attempt, either."""
@@ -218,7 +220,7 @@ def test_a_start_whose_answer_is_lost_as_long_as_retries_last_locks_nobody_out(
             assert buffer.find_run(roles.run_id).current_attempt_id == attempt.attempt_id
 
 
-def test_a_start_whose_answer_is_lost_once_goes_on(line: LossyLine, through: Buffer) -> None:
+def test_a_start_whose_answer_is_lost_once_continues(line: LossyLine, through: Buffer) -> None:
     roles = Roles(through)
     with line.losing_one("INSERT INTO rft.run_attempt"), roles.attempt() as attempt:
         assert attempt.checkpoint is None
@@ -459,7 +461,7 @@ def test_a_run_on_stored_experiences_ends_when_they_are_used_up(buffer: Buffer) 
         assert last.short_reason == "1 of 2 groups survived: the stored experiences are used up"
 
 
-def test_an_attempt_renews_its_lease_while_it_lives(buffer: Buffer) -> None:
+def test_an_open_attempt_renews_its_lease(buffer: Buffer) -> None:
     roles = Roles(buffer)
     is_held = "SELECT lease_until > now() AS is_held FROM rft.run_attempt"
     with roles.attempt(lease_s=9):  # it is renewed every three seconds
@@ -489,7 +491,7 @@ def test_a_trainer_that_stands_still_inside_a_transaction_does_not_hold_up_the_n
     started[0].close()
 
 
-def test_work_of_a_dead_explorer_is_planned_again_by_the_next_attempt(buffer: Buffer) -> None:
+def test_work_of_a_killed_explorer_is_planned_again_by_the_next_attempt(buffer: Buffer) -> None:
     roles = Roles(buffer)
     with roles.attempt():
         roles.plan()

@@ -137,7 +137,7 @@ def test_a_reward_set_back_to_what_it_was_is_decided_on_again(buffer: Buffer) ->
         assert not attempt.is_current(ahead)
 
 
-def test_a_purge_or_another_pipeline_gives_it_up_too(buffer: Buffer) -> None:
+def test_a_purge_or_another_pipeline_also_makes_a_prepared_batch_stale(buffer: Buffer) -> None:
     roles = Roles(buffer, offset=1)
     with roles.attempt() as attempt:
         roles.work()

@@ -152,7 +152,7 @@ class TestSelections:
         )
         assert select(roles.database, ROWS, include_dropped=True).item_ids == tuple(range(1, 11))
 
-    def test_groups_are_trained_on_without_them_whatever_a_later_verdict_says(self, roles: Roles) -> None:
+    def test_groups_are_trained_on_without_dropped_experiences_whatever_a_later_verdict_is(self, roles: Roles) -> None:
         selected = select(roles.database, GROUPS)
         assert (selected.item_ids, selected.left_out) == ((1, 2), {1: (1, 2)})
         run = made(roles.buffer, selected)
@@ -174,7 +174,7 @@ class TestSelections:
         labels.set_rewards(roles.buffer, {1: 0.5, 12: 0.5, 9: 0.5}, author="ada")
         assert select(roles.database, ROWS).item_ids == (1, 3, 4, 5, 6, 7, 8, 9, 10, 12)
 
-    def test_a_group_of_which_too_little_is_left_is_left_out(self, roles: Roles) -> None:
+    def test_a_group_with_too_few_remaining_rollouts_is_left_out(self, roles: Roles) -> None:
         roles.insert(own_group(task_key="d"))  # group 4
         roles.decide(keep=lambda row: row["experience_id"] != 11)
         selected = select(roles.database, GROUPS, min_rollouts=2)
@@ -186,7 +186,7 @@ class TestSelections:
         with pytest.raises(QueryError, match=r"dropped all 1 rows .*2 by gate \(not wanted\); .*include_dropped: true"):
             select(roles.database, f"{GROUPS} and group_id = 3")
 
-    def test_a_run_says_what_it_leaves_out_and_keeps_to_it(self, roles: Roles) -> None:
+    def test_a_run_reports_what_it_leaves_out_and_later_verdicts_change_nothing(self, roles: Roles) -> None:
         said: list[str] = []
         run = prepare_run(configured(ROWS, "sft"), roles.buffer, report=said.append)
         assert run.source_rows == 6 and len(said) == 1 and "leaves out 4 experiences" in said[0]

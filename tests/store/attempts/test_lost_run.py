@@ -58,9 +58,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.parametrize("wait", [draw, draw_as_another_rank, turn_that_another_has, evaluations_before_a_turn])
-def test_a_trainer_whose_run_was_taken_over_ends_from_its_wait(
-    buffer: Buffer, pool: ThreadPoolExecutor, wait: Wait
-) -> None:
+def test_a_trainer_whose_run_was_taken_over_stops_waiting(buffer: Buffer, pool: ThreadPoolExecutor, wait: Wait) -> None:
     roles = Roles(buffer)
     with roles.attempt() as attempt, Worker(roles.run, "trainer") as trainer:
         life = pool.submit(wait, roles, attempt, trainer)

@@ -92,7 +92,7 @@ def tasks_of(roles: Roles, groups: list[int]) -> list[int]:
     return found
 
 
-def test_going_back_gives_the_same_tasks_again(roles: Roles) -> None:
+def test_a_rewound_run_plans_the_same_tasks_again(roles: Roles) -> None:
     first = trained(roles, 1, 4, checkpoints={2, 4})
     then = trained(roles, 5, 8, checkpoints={6, 8})
     roles.buffer.rewind(roles.run, 2)
@@ -120,7 +120,7 @@ def test_statistics_and_selectors_are_those_of_the_step(roles: Roles) -> None:
     assert learned(roles) == then
 
 
-def test_a_relabel_under_way_while_a_run_goes_back_teaches_selectors_nothing(roles: Roles) -> None:
+def test_a_relabel_during_a_rewind_does_not_reach_the_selectors(roles: Roles) -> None:
     trained(roles, 1, 2, checkpoints={1})
     row = roles.buffer.sql(
         "SELECT e.experience_id, g.task_id FROM rft.experience e JOIN rft.rollout_group g USING (group_id)"
@@ -144,7 +144,7 @@ def test_a_relabel_under_way_while_a_run_goes_back_teaches_selectors_nothing(rol
     assert all(one["applied"] and one["applied_seq"] is None for one in left)
 
 
-def test_what_was_left_stays_stored_and_is_used_no_more(roles: Roles) -> None:
+def test_left_groups_stay_stored_and_are_not_used_again(roles: Roles) -> None:
     trained(roles, 1, 4, checkpoints={2, 4})
     stored = roles.buffer.sql("SELECT experience_id, response, reward FROM rft.experience ORDER BY 1").to_pylist()
     roles.buffer.rewind(roles.run, 2)
@@ -269,7 +269,7 @@ def test_a_fork_continues_alone(roles: Roles) -> None:
     assert shared["n"].to_pylist() == [2 * 2 * 2], "the steps before the fork: two steps of two groups of two"
 
 
-def test_a_fork_takes_groups_along_that_were_not_drawn(roles: Roles) -> None:
+def test_a_fork_copies_groups_that_were_not_drawn(roles: Roles) -> None:
     trained(roles, 1, 4, checkpoints={2, 4})
     roles.buffer.sql("UPDATE rft.experience SET reward = 0.25, reward_final = true WHERE reward = 1")
     before = roles.buffer.sql(

@@ -76,7 +76,7 @@ def test_uniform_draws_every_group_with_the_same_chance(buffer: Buffer) -> None:
     assert chi_square(counts, dict.fromkeys(range(1, 21), 30.0)) < 43.8  # p = 0.001 at 19 degrees of freedom
 
 
-def test_uniform_gives_late_comers_the_same_chance_as_those_who_waited(buffer: Buffer) -> None:
+def test_uniform_order_gives_new_groups_the_same_chance_as_waiting_ones(buffer: Buffer) -> None:
     """Each round: 6 waited through a draw, 6 come in, one is drawn; fixed random keys would favour the new ones."""
     roles = stored(buffer, 12, order="uniform")
     new = {*range(7, 13)}
@@ -132,7 +132,7 @@ def test_rank_draws_in_proportion_to_a_power_of_the_rank_however_far_apart_prior
     assert weights == pytest.approx({rank: (rank / worst) ** 0.5 for rank in weights})
 
 
-def test_going_back_from_a_replay_lane_restores_the_priority_that_a_rank_goes_by(buffer: Buffer) -> None:
+def test_a_rewind_from_a_replay_lane_restores_the_priority_that_ranks_use(buffer: Buffer) -> None:
     lanes = [
         {"source": "import", "ratio": 1, "order": "rank"},
         {"source": "replay", "ratio": 1, "order": "uniform", "max_times_sampled": 3},
@@ -184,7 +184,7 @@ def test_reuse_waits_for_the_cooldown(buffer: Buffer) -> None:
     assert drawn == [[1], [2], [3]] * 3
 
 
-def test_a_crash_gives_uses_back_and_the_resumed_steps_draw_the_same(buffer: Buffer) -> None:
+def test_a_crash_returns_uses_and_the_resumed_steps_draw_the_same(buffer: Buffer) -> None:
     roles = stored(buffer, 12, order="uniform", max_times_sampled=3, cooldown_steps=2)
     attempt = roles.attempt()
     first = []
@@ -362,7 +362,7 @@ def test_many_readers_keep_the_ratio_of_a_mixture(buffer: Buffer) -> None:
     assert len(set(found)) == 60 and len(people & {*found}) == 20
 
 
-def test_replay_takes_over_where_a_source_has_no_uses_left(buffer: Buffer) -> None:
+def test_replay_starts_where_a_source_has_no_uses_left(buffer: Buffer) -> None:
     mixture = [
         {"source": "import", "ratio": 1, "max_times_sampled": 0},
         {"source": "human", "ratio": 1},

@@ -162,7 +162,7 @@ def test_a_wrong_formula_starts_no_attempt(buffer: Buffer) -> None:
     assert buffer.sql("SELECT count(*) AS n FROM rft.run_attempt")["n"].to_pylist() == [0]
 
 
-def test_another_policy_after_a_resume_gives_everybody_a_place_in_it(buffer: Buffer) -> None:
+def test_another_policy_after_a_resume_places_every_group(buffer: Buffer) -> None:
     roles = stored(buffer, 8)
     with roles.attempt() as attempt:
         assert groups_of(draw(attempt, 1, 2)) == [1, 2]

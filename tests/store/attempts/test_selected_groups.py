@@ -105,7 +105,7 @@ class TestWeights:
             {n: (1 / n) ** 0.4 for n in range(1, 7)}
         )
 
-    def test_a_history_that_goes_back_draws_the_same_again_and_ends_after_as_many_draws(self, stored: Buffer) -> None:
+    def test_a_rewound_history_draws_the_same_again_and_ends_after_as_many_draws(self, stored: Buffer) -> None:
         with stored.attempt(selecting(stored, WEIGHTED, exponent=0.6, epochs=3)) as straight:
             expected = [drawn(straight, step, 4) for step in range(1, 6)]
         assert [len(rows) for rows in expected] == [12, 12, 12, 12, 6]

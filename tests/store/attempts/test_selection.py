@@ -188,7 +188,7 @@ class TestDraws:
 
 class TestResume:
     @pytest.mark.parametrize("checkpoint", [0, 1, 4, 7])
-    def test_a_history_that_goes_back_draws_the_same_again(self, stored: Buffer, checkpoint: int) -> None:
+    def test_a_rewound_history_draws_the_same_again(self, stored: Buffer, checkpoint: int) -> None:
         with stored.attempt(selecting(stored, epochs=2)) as straight:
             expected = [ids(straight, step, 7) for step in range(1, 8)]
         run = selecting(stored, epochs=2)
@@ -225,13 +225,13 @@ class TestResume:
         with stored.attempt(new) as attempt:
             assert rewards(attempt, 1) == {1: 0.75, 2: 0.75}
 
-    def test_a_run_that_is_not_pinned_takes_rewards_as_they_stand(self, stored: Buffer) -> None:
+    def test_a_run_that_is_not_pinned_uses_current_rewards(self, stored: Buffer) -> None:
         run = selecting(stored, f"{ALL} where experience_id <= 2", pin_labels=False)
         stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 1")
         with stored.attempt(run) as attempt:
             assert rewards(attempt, 1) == {1: 0.5, 2: 1.0}
 
-    def test_a_selection_that_changed_underneath_is_said_and_not_trained_on(self, stored: Buffer) -> None:
+    def test_a_changed_selection_is_reported_and_not_trained_on(self, stored: Buffer) -> None:
         run = selecting(stored)
         with stored.attempt(run):
             pass
@@ -392,7 +392,7 @@ class TestPairs:
         assert stored.sql(facts, [one]).to_pylist() == [{"margin": None, "stands": False}]
 
     @pytest.mark.parametrize("margin", [None, 0.25])
-    def test_what_a_person_said_stands_whatever_the_rewards_are(self, stored: Buffer, margin: float | None) -> None:
+    def test_a_pair_of_a_person_stands_whatever_the_rewards_are(self, stored: Buffer, margin: float | None) -> None:
         stored.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id, margin) VALUES (3, 4, %s)", [margin])
         found = stored.sql("SELECT margin, stands, source::text FROM rft.v_pair").to_pylist()
         assert found == [{"margin": margin, "stands": True, "source": "human"}]

@@ -241,7 +241,7 @@ def test_the_tests_are_read_by_the_best_of_those_answered_in_full(training: Trai
     assert build_report(training.buffer).best_step == 1
 
 
-def test_a_checkpoint_whose_validation_failed_does_not_wait_for_ever(training: Training) -> None:
+def test_a_checkpoint_whose_validation_failed_is_not_kept_forever(training: Training) -> None:
     training.start(4, trainer={"keep_checkpoints": 1}, eval=validation(1, "easy"))
     training.make_ready(2)
     life = training.attempt()

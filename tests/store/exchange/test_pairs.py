@@ -75,7 +75,7 @@ def test_building_twice_adds_nothing(stored: Buffer) -> None:
     assert stored_pairs(stored) == [(2, 1), (6, 5)]
 
 
-def test_what_is_stored_states_who_with_which_settings_and_at_which_labels(stored: Buffer) -> None:
+def test_stored_pairs_record_the_author_the_settings_and_the_label_cut(stored: Buffer) -> None:
     stored.sql("UPDATE rft.experience SET reward = 0.9 WHERE experience_id = 2")
     assert build(stored, margin=0.6).label_cut == 1
     row = stored.sql("SELECT source::text, author, builder, label_cut, margin FROM rft.preference_pair").to_pylist()[0]

@@ -28,7 +28,7 @@ def rewards(buffer: rftdata.Buffer) -> list[float]:
     return buffer.sql("SELECT reward FROM rft.experience ORDER BY experience_id")["reward"].to_pylist()
 
 
-def test_a_label_states_who_when_why_and_what_it_replaced(buffer: rftdata.Buffer, ids: list[int]) -> None:
+def test_a_label_records_author_time_reason_and_the_replaced_reward(buffer: rftdata.Buffer, ids: list[int]) -> None:
     batch = labels.set_rewards(buffer, {ids[0]: 0.5}, author="ada", reason="units were right", final=True)
     (label,) = labels.history(buffer, ids[0])
     assert rewards(buffer) == [0.5, 0.0, 1.0, 1.0]
@@ -62,7 +62,7 @@ def test_a_batch_with_one_bad_row_writes_nothing(buffer: rftdata.Buffer, ids: li
     assert labels.batches(buffer) == []
 
 
-def test_undo_gives_back_rewards_and_finality_as_a_new_batch(buffer: rftdata.Buffer, ids: list[int]) -> None:
+def test_undo_restores_rewards_and_finality_as_a_new_batch(buffer: rftdata.Buffer, ids: list[int]) -> None:
     labels.set_rewards(buffer, {ids[0]: 0.2}, author="ada", final=True)
     second = labels.set_rewards(buffer, {ids[0]: 0.9, ids[1]: 0.9}, author="bob")
     undone = labels.undo(buffer, second.label_batch_id, author="carol", reason="wrong file")
@@ -88,7 +88,7 @@ def test_undo_of_the_older_batch_is_possible_once_the_newer_is_undone(buffer: rf
     assert rewards(buffer)[0] == 0.0
 
 
-def test_the_same_value_from_somebody_else_is_somebody_elses_opinion(buffer: rftdata.Buffer, ids: list[int]) -> None:
+def test_the_same_value_from_another_author_is_another_label(buffer: rftdata.Buffer, ids: list[int]) -> None:
     first = labels.set_rewards(buffer, {ids[0]: 1.0}, author="ada")
     labels.set_rewards(buffer, {ids[0]: 0.0}, author="bob")
     labels.set_rewards(buffer, {ids[0]: 1.0}, author="carol")

@@ -81,7 +81,7 @@ def test_a_relabelled_row_of_a_group_dropped_for_zero_variance_is_trained(
     assert row == {"state": "drawn", "reward": 1.0, "reward_sampled": 0.0, "num_labels": 1}
 
 
-def test_the_history_states_who_when_why_and_by_which_statement(buffer: Buffer, client: psycopg.Connection) -> None:
+def test_the_history_shows_author_time_reason_and_statement(buffer: Buffer, client: psycopg.Connection) -> None:
     roles = Roles(buffer)
     with roles.attempt():
         roles.work()
@@ -203,9 +203,7 @@ def test_a_label_on_a_drawn_group_changes_no_history_but_lineage_reports_it(
         )
 
 
-def test_a_label_on_a_group_that_a_resume_gives_back_is_decided_on_first(
-    buffer: Buffer, client: psycopg.Connection
-) -> None:
+def test_a_labelled_group_that_a_resume_returns_is_decided_on_first(buffer: Buffer, client: psycopg.Connection) -> None:
     roles = Roles(buffer)
     with roles.attempt() as attempt:
         roles.work()

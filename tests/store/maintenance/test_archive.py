@@ -439,9 +439,7 @@ def test_every_table_with_rows_of_a_run_refuses_those_of_an_archived_one(filled:
         ),
     ],
 )
-def test_what_was_decided_drawn_and_compared_of_an_archived_run_stays(
-    filled: rftdata.Buffer, table: str, statement: str
-) -> None:
+def test_verdicts_draws_and_pairs_of_an_archived_run_stay(filled: rftdata.Buffer, table: str, statement: str) -> None:
     archive(filled, "old", author="ada")
     now = catalogue(filled)
     with pytest.raises(RftError, match=f"is archived: (INSERT|UPDATE|DELETE) of rft.{table} is refused"):
@@ -492,7 +490,7 @@ def test_an_insert_that_began_before_archiving_is_in_the_archive_or_prevents_it(
         "INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (2, 1)",
     ],
 )
-def test_a_transaction_whose_snapshot_is_older_than_an_archive_changes_nothing_of_it(
+def test_a_transaction_with_a_snapshot_older_than_an_archive_changes_nothing_of_it(
     filled: rftdata.Buffer, level: str, statement: str
 ) -> None:
     def change(before: str) -> None:
@@ -703,7 +701,7 @@ def test_the_commands(
     assert run_command(["restore-run", "old", "--buffer", uri]) == 2
 
 
-def test_a_restored_run_whose_files_cannot_be_removed_is_said_to_be_whole(filled: rftdata.Buffer) -> None:
+def test_a_restored_run_whose_files_cannot_be_removed_is_reported_as_whole(filled: rftdata.Buffer) -> None:
     before = catalogue(filled)
     archive(filled, "old", author="ada")
     first = filled.archives.all_files()[0]

@@ -99,7 +99,7 @@ def everything_goes(buffer: Buffer) -> retention.Retained:
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_retention_looks_again_when_it_is_its_turn(runs: Buffer, event: str) -> None:
+def test_retention_decides_again_once_it_holds_the_lock(runs: Buffer, event: str) -> None:
     happens, stays = EVENTS[event]
     with stopped_before_its_turn(runs, lambda: everything_goes(runs)) as done:
         happens(runs)
@@ -124,7 +124,7 @@ UNCOMMITTED = {
 
 
 @pytest.mark.parametrize("event", UNCOMMITTED)
-def test_retention_looks_again_when_it_has_the_rows(runs: Buffer, event: str) -> None:
+def test_retention_decides_again_once_it_has_locked_the_rows(runs: Buffer, event: str) -> None:
     statement, stays = UNCOMMITTED[event]
     with stopped(runs, lambda: everything_goes(runs), statement) as (done, _):
         pass
@@ -153,7 +153,7 @@ def test_a_purge_evaluates_its_condition_again_when_it_has_the_rows(runs: Buffer
 
 
 @pytest.mark.parametrize("verb", ["purge", "retention"])
-def test_what_was_archived_meanwhile_is_not_purged(runs: Buffer, verb: str) -> None:
+def test_experiences_archived_meanwhile_are_not_purged(runs: Buffer, verb: str) -> None:
     def begun() -> object:
         return negative(runs) if verb == "purge" else everything_goes(runs)
 
@@ -192,7 +192,7 @@ def test_an_orphan_that_a_writer_names_at_this_moment_stays(runs: Buffer) -> Non
 
 
 @pytest.mark.parametrize("event", ["a label", "a run that goes on"])
-def test_an_archive_looks_again_when_it_has_the_rows(runs: Buffer, event: str) -> None:
+def test_an_archive_checks_again_once_it_has_locked_the_rows(runs: Buffer, event: str) -> None:
     with stopped(runs, lambda: archive(runs, "a", author="ada"), UNCOMMITTED[event][0]) as (done, _):
         pass
     with pytest.raises((ConflictError, QueryError)):
@@ -213,7 +213,7 @@ def test_a_run_is_restored_once(runs: Buffer) -> None:
         done.result()
 
 
-def test_a_backup_of_archives_that_are_restored_meanwhile_says_so(runs: Buffer, tmp_path: Path) -> None:
+def test_a_backup_of_archives_that_are_restored_meanwhile_reports_it(runs: Buffer, tmp_path: Path) -> None:
     archive(runs, "a", author="ada")
     # pg_dump waits for a table; its snapshot is older than what follows.
     hold = "LOCK TABLE rft.import_file IN ACCESS EXCLUSIVE MODE"
@@ -243,7 +243,7 @@ def test_a_backup_copies_what_its_snapshot_refers_to(runs: Buffer, tmp_path: Pat
         assert kept(restored) == kept(runs)
 
 
-def test_an_export_leaves_out_what_is_purged_meanwhile(runs: Buffer, tmp_path: Path) -> None:
+def test_an_export_leaves_out_experiences_purged_meanwhile(runs: Buffer, tmp_path: Path) -> None:
     hold = "LOCK TABLE rft.experience_origin IN ACCESS EXCLUSIVE MODE"
     with stopped(runs, lambda: exchange.export(runs, tmp_path / "a.parquet", runs=["a"]), hold) as (done, _):
         negative(runs)

@@ -266,7 +266,7 @@ def test_killed_in_the_middle_every_experience_is_whole_or_purged_and_the_same_c
     assert finished == [True]  # one purge, which the second command completed
 
 
-def test_a_relabel_meanwhile_is_no_deadlock_and_facts_stay_facts(stored: Buffer) -> None:
+def test_a_relabel_during_a_purge_causes_no_deadlock_and_changes_no_fact(stored: Buffer) -> None:
     ids = all_ids(stored)
     thread = Thread(
         target=lambda: [labels.set_rewards(stored, dict.fromkeys(ids, x / 10), author="bo") for x in range(10)]

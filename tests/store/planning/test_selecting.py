@@ -82,7 +82,7 @@ def test_another_process_chooses_what_this_one_would_have(
 
 
 @SELECTORS
-def test_going_back_gives_the_same_tasks_again(buffer: Buffer, selector: str, args: dict[str, Any]) -> None:
+def test_a_rewound_run_plans_the_same_tasks_again(buffer: Buffer, selector: str, args: dict[str, Any]) -> None:
     """The explorers live on: what they held of the steps left is of no use to them."""
     roles = learning_run(buffer, selector, args)
     steps(roles, 1, 4)

@@ -138,7 +138,7 @@ def test_the_server_stops_after_its_last_use_and_the_next_open_starts_it(folder:
     assert use(folder) > first
 
 
-def test_it_stays_while_somebody_works_who_pauses_for_less(folder: Path) -> None:
+def test_the_server_stays_during_pauses_shorter_than_the_limit(folder: Path) -> None:
     """A busy machine may take longer than the limit to open the buffer again: only after such a pause may the server be another one."""
     before = use(folder)
     for _ in range(10):
@@ -152,7 +152,7 @@ def test_it_stays_while_somebody_works_who_pauses_for_less(folder: Path) -> None
     wait_until_stopped(folder)
 
 
-def test_it_stays_while_one_of_two_processes_has_the_buffer_open_and_kill_9_of_the_last_stops_it(
+def test_the_server_stays_while_one_of_two_processes_has_the_buffer_open_and_stops_after_the_last_is_killed(
     folder: Path, hold: Callable[..., subprocess.Popen[str]]
 ) -> None:
     first, second = hold(), hold()
@@ -163,7 +163,7 @@ def test_it_stays_while_one_of_two_processes_has_the_buffer_open_and_kill_9_of_t
     wait_until_stopped(folder)
 
 
-def test_it_stays_while_a_process_of_another_container_has_the_buffer_open(
+def test_the_server_stays_while_a_process_of_another_container_has_the_buffer_open(
     folder: Path, hold: Callable[..., subprocess.Popen[str]]
 ) -> None:
     use(folder)
@@ -176,7 +176,7 @@ def test_it_stays_while_a_process_of_another_container_has_the_buffer_open(
     wait_until_stopped(folder)
 
 
-def test_it_stays_under_a_session_of_another_program(folder: Path) -> None:
+def test_the_server_stays_during_a_session_of_another_program(folder: Path) -> None:
     with opened(folder):
         session = psycopg.connect(EmbeddedServer(folder).uri)
     with session:
@@ -195,7 +195,7 @@ def test_after_kill_9_of_the_watcher_the_next_open_starts_another(folder: Path) 
     wait_until_stopped(folder)
 
 
-def test_a_program_that_closes_nothing_leaves_a_watcher_although_it_was_killed_meanwhile(folder: Path) -> None:
+def test_a_program_that_closes_nothing_starts_a_killed_watcher_again(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORGET, str(folder), str(IDLE_S)],
         capture_output=True,
@@ -305,7 +305,7 @@ def test_a_server_that_was_to_run_until_it_is_stopped_does_so_after_a_kill(folde
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
-def test_root_without_the_right_to_look_into_processes_has_its_servers_stopped_too(folder: Path) -> None:
+def test_servers_of_a_root_without_the_right_to_inspect_processes_are_stopped_too(folder: Path) -> None:
     program = (
         "import sys, rftdata; from rftdata.config import BufferConfig; "
         "rftdata.open(BufferConfig(uri=sys.argv[1], idle_stop_s=1.0)).close()"

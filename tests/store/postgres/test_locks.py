@@ -95,7 +95,7 @@ def test_only_accounts_that_write_take_locks(buffer: Buffer, role: str, statemen
             connection.execute(statement)  # type: ignore[call-overload]
 
 
-def test_no_query_takes_an_advisory_lock_of_a_fixed_key() -> None:
+def test_no_query_uses_an_advisory_lock_with_a_fixed_key() -> None:
     found = {file.name for file in sql_folder().rglob("*.sql") if re.search(r"pg_(try_)?advisory", file.read_text())}
     assert found == {"34_lock.sql", "locks.sql"}
 
@@ -164,7 +164,7 @@ def test_the_error_names_the_holder(buffer: Buffer, roles: Roles) -> None:
         archive(buffer, roles.run.run_id, author="ada")
 
 
-def test_an_import_takes_the_locks_of_all_its_runs_on_one_connection(
+def test_an_import_holds_the_locks_of_all_its_runs_on_one_connection(
     buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file may have more runs than the server allows connections."""

@@ -68,7 +68,7 @@ def lock(database: Database) -> None:
         connection.execute("LOCK TABLE rft.run")
 
 
-def test_a_transaction_that_does_nothing_gives_its_locks_back(url: str) -> None:
+def test_an_idle_transaction_releases_its_locks(url: str) -> None:
     suspended, other = Database(url, idle_s=0.2), Database(url)
     with contextlib.closing(suspended), contextlib.closing(other), pytest.raises(BufferUnavailableError):
         hold(suspended, lambda: lock(other))

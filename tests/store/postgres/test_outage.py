@@ -158,7 +158,7 @@ def test_every_role_continues_through_a_restart_between_any_two_of_its_steps(
     assert counts == [{"versions": 2, "checkpoints": 1, "draws": 4, "experiences": 4}]
 
 
-def test_who_waits_and_who_beats_is_there_afterwards(own: EmbeddedServer, restarting: Buffer) -> None:
+def test_waiting_and_beating_workers_survive_a_restart_of_the_database(own: EmbeddedServer, restarting: Buffer) -> None:
     roles = Roles(restarting)
     with roles.attempt() as attempt, Worker(roles.run, "trainer") as worker:
         drawn: list[Any] = []

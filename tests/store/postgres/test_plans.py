@@ -159,7 +159,7 @@ def _scans(plan: dict[str, Any]) -> dict[str, int]:
         {"mixture": [{"source": "import", "ratio": 1, "order": "uniform"}, {"source": "human", "ratio": 1}]},
     ],
 )
-def test_an_attempt_begins_on_a_long_queue_and_the_next_one_goes_back(hasty: Buffer, policy: dict[str, Any]) -> None:
+def test_an_attempt_begins_on_a_long_queue_and_the_next_one_rewinds_it(hasty: Buffer, policy: dict[str, Any]) -> None:
     hasty.create_run(name="r", config={}, seed=1, steps=10**6, pipeline_version="none")
     with hasty.writer("r") as writer:
         for first in range(0, NUM_GROUPS, 500):

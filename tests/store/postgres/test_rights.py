@@ -83,7 +83,7 @@ def test_no_function_with_the_owners_rights_takes_anything_from_its_caller(buffe
             assert re.fullmatch(rf"{{{function['owner']}=X/{function['owner']}}}", function["rights"]), function["name"]
 
 
-def test_a_function_that_was_opened_to_everybody_is_reported_and_closed(buffer: Buffer) -> None:
+def test_a_function_that_every_account_may_call_is_reported_and_revoked(buffer: Buffer) -> None:
     buffer.sql("GRANT EXECUTE ON FUNCTION rft.clock() TO PUBLIC")
     (problem,) = verify(buffer)
     assert "rft.clock()" in problem and "rft db roles" in problem
@@ -92,7 +92,7 @@ def test_a_function_that_was_opened_to_everybody_is_reported_and_closed(buffer: 
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_nobody_runs_code_by_a_trigger_that_runs_as_the_owner(buffer: Buffer, login: Login, role: str) -> None:
+def test_no_account_runs_code_through_a_trigger_that_runs_as_the_owner(buffer: Buffer, login: Login, role: str) -> None:
     """The attack: a temporary table whose column is of a type of the attacker, with a cast, and our function as its trigger."""
     session = login(role)
     session.execute("CREATE TYPE pg_temp.kind AS ENUM ('a')")
@@ -112,7 +112,7 @@ def test_nobody_runs_code_by_a_trigger_that_runs_as_the_owner(buffer: Buffer, lo
             session.execute("SELECT rft.compact_task_changes('t')")
 
 
-def test_a_formula_is_checked_whoever_writes_it(buffer: Buffer, roles: Roles, login: Login) -> None:
+def test_a_formula_is_checked_for_every_account(buffer: Buffer, roles: Roles, login: Login) -> None:
     worker = login("rft_worker")
     worker.execute(
         "CREATE FUNCTION pg_temp.become(float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS 'SELECT 1.0::float8'"
@@ -208,7 +208,7 @@ def test_a_labeller_adds_nothing_to_the_batch_of_another(buffer: Buffer, roles: 
     ]
 
 
-def test_what_a_person_says_is_recorded_with_the_account(buffer: Buffer, roles: Roles, login: Login) -> None:
+def test_labels_are_recorded_with_the_account(buffer: Buffer, roles: Roles, login: Login) -> None:
     key, labeller = asked(buffer, roles), login("rft_labeler")
     labeller.execute("SET rft.author = 'the boss'")
     labeller.execute("UPDATE rft.review SET answer = 'drop'")

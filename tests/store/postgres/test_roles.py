@@ -107,7 +107,7 @@ def test_a_wrong_password_and_an_account_without_a_role_are_refused(
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_everybody_reads_every_table_and_view_and_arrays(as_: dict[str, Buffer], stored: int, role: str) -> None:
+def test_every_role_reads_every_table_and_view_and_arrays(as_: dict[str, Buffer], stored: int, role: str) -> None:
     tables = as_[role].sql(
         "SELECT relname::text AS t FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind IN ('r', 'v')"
     )
@@ -189,7 +189,7 @@ def test_a_labeler_answers_what_a_worker_asks(as_: dict[str, Buffer], owner: Buf
     assert answered == {"state": "pass", "author": "a_rft_labeler"}
 
 
-def test_the_exception_for_purges_is_the_owners_alone(as_: dict[str, Buffer], stored: int) -> None:
+def test_only_the_owner_may_use_the_exception_for_purges(as_: dict[str, Buffer], stored: int) -> None:
     for role in ("rft_labeler", "rft_worker"):
         statement = "SET rft.purge = '1'; UPDATE rft.experience SET response = 'x'"
         assert denied(as_[role], statement)

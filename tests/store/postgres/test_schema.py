@@ -199,7 +199,7 @@ def test_a_database_that_cannot_be_reached_is_a_clear_error_without_the_password
     assert "secret" not in str(refused.value) and "secret" not in redacted(uri)
 
 
-def test_wrong_credentials_are_said_to_be_wrong(server: EmbeddedServer) -> None:
+def test_wrong_credentials_are_reported_as_wrong(server: EmbeddedServer) -> None:
     uri = re.sub(r":[^:@]*@", ":wrong@", server.uri)
     with pytest.raises(BufferUnavailableError, match="password authentication failed"):
         Database(uri)

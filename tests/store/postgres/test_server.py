@@ -150,7 +150,7 @@ def test_a_server_whose_process_cannot_be_seen_is_used_and_never_started_twice(f
         assert session.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_a_server_that_neither_answers_nor_can_be_seen_is_not_taken_for_dead(folder: Path) -> None:
+def test_a_server_that_neither_answers_nor_is_visible_is_not_assumed_dead(folder: Path) -> None:
     one(folder)
     server = postmaster(folder)
     server.suspend()
@@ -265,7 +265,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_a_clear_error(tmp_path: Path
             rftdata.open(str(place))
 
 
-def test_a_folder_is_probed_by_making_it_and_nothing_stays(tmp_path: Path) -> None:
+def test_a_folder_is_probed_by_creating_it_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent" / "folder")
     before = sorted(tmp_path.rglob("*"))

@@ -139,7 +139,7 @@ def test_per_cent_signs_are_themselves(run: StoredRun, capsys: pytest.CaptureFix
     assert code == 0 and json.loads(out) == [{"n": 2}]
 
 
-def test_a_wrong_column_name_gives_the_databases_hint(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_column_name_shows_the_hint_of_the_database(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = rft(capsys, "sql", "select rewrd from rft.v_experience")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert 'column "rewrd" does not exist' in err and "v_experience.reward" in err
@@ -311,7 +311,7 @@ def test_a_reward_that_is_no_finite_number_is_refused_with_the_value_and_what_is
     assert "Infinity" not in rft(capsys, "sql", "select reward from rft.experience")[1]
 
 
-def test_what_has_no_history_is_said_in_words(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_history_is_reported_in_words(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     said = {
         ("label", "history"): "nothing was labelled in this buffer",
         ("label", "history", "1"): "experience 1 was never labelled: it still has its first reward",

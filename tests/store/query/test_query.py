@@ -194,7 +194,7 @@ def test_a_query_reads_only_the_rows_and_columns_that_it_needs(filled: rftdata.B
     assert list(caught.value.experience_ids) == bad["rows"]
 
 
-def test_a_query_goes_on_without_damaged_rows_and_names_them(
+def test_a_query_continues_without_damaged_rows_and_names_them(
     filled: rftdata.Buffer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = segments(filled)[0], segments(filled)[-1]

@@ -106,13 +106,13 @@ def test_a_condition_cannot_leave_its_parentheses(two_runs: Buffer, tmp_path: Pa
 
 @pytest.mark.parametrize("verb", ["export", "scan"])
 @pytest.mark.parametrize("where", COMPLETE)
-def test_a_complete_condition_counts_for_the_named_run_alone(
+def test_a_complete_condition_applies_only_to_the_named_run(
     two_runs: Buffer, tmp_path: Path, verb: str, where: str
 ) -> None:
     assert VERBS[verb](two_runs, where, tmp_path) == [2]
 
 
-def test_a_purge_is_of_the_named_run_alone(two_runs: Buffer, tmp_path: Path) -> None:
+def test_a_purge_applies_only_to_the_named_run(two_runs: Buffer, tmp_path: Path) -> None:
     assert purged(two_runs, "reward > 0.5 OR true -- all", tmp_path) == [1, 2]
 
 

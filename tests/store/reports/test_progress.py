@@ -129,7 +129,7 @@ def test_groups_that_are_ready_for_later_steps_are_not_what_the_trainer_waits_fo
     )
 
 
-def test_what_the_chain_drops_is_said_with_what_helps(
+def test_drops_of_the_chain_are_reported_with_a_remedy(
     buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     roles = Roles(buffer, batch_groups=4, group_size=4)

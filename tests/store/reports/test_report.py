@@ -65,7 +65,7 @@ def test_answers_that_could_not_be_scored_are_reported(
     assert Progress(run.run).snapshot().evaluations[0].error == said
 
 
-def test_the_best_step_is_chosen_on_validation_alone(buffer: rftdata.Buffer, run: StoredRun) -> None:
+def test_only_validation_decides_the_best_step(buffer: rftdata.Buffer, run: StoredRun) -> None:
     for step, mean in ((0, 0.0), (2, 1.0), (4, 0.5)):
         run.evaluation(step, {1: mean, 2: mean})
     for step, mean in ((0, 0.0), (2, 0.25), (4, 1.0)):
@@ -288,7 +288,7 @@ def test_the_training_curve_has_dropped_groups_in_it(buffer: rftdata.Buffer, run
     assert [(p.step, p.num, p.mean, p.pass_rate) for p in curve] == [(0, 4, 0.25, 0.25), (1, 2, 0.75, 0.5)]
 
 
-def test_time_is_when_somebody_worked_without_overlaps_or_pauses(buffer: rftdata.Buffer, run: StoredRun) -> None:
+def test_time_is_that_of_live_processes_without_overlaps_or_pauses(buffer: rftdata.Buffer, run: StoredRun) -> None:
     run.worker("trainer", seconds_ago=1000, seconds=100)
     run.worker("explorer", seconds_ago=950, seconds=100)  # 50 of them beside the trainer
     run.worker("trainer", seconds_ago=200, seconds=30)
@@ -340,7 +340,7 @@ def test_a_picture_of_nothing_is_still_a_picture(buffer: rftdata.Buffer, tmp_pat
     assert (tmp_path / "curve.png").exists()
 
 
-def test_a_picture_that_cannot_be_written_is_said_so(buffer: rftdata.Buffer, tmp_path: Path) -> None:
+def test_a_picture_that_cannot_be_written_is_reported(buffer: rftdata.Buffer, tmp_path: Path) -> None:
     StoredRun(buffer, "empty")
     report = build_report(buffer)
     folder = tmp_path / "pictures"

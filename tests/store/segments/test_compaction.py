@@ -136,7 +136,7 @@ def test_a_file_that_was_written_to_within_the_grace_is_left_alone(buffer: Buffe
     assert on_disk(buffer) == before
 
 
-def test_a_writer_that_was_taken_for_dead_continues_in_a_new_file(buffer: Buffer, run: Run) -> None:
+def test_a_writer_that_was_assumed_dead_continues_in_a_new_file(buffer: Buffer, run: Run) -> None:
     """On a filesystem without locks a writer may be silent for longer than the grace, and write again."""
     import fcntl
 
@@ -151,7 +151,7 @@ def test_a_writer_that_was_taken_for_dead_continues_in_a_new_file(buffer: Buffer
     assert len(arrays(buffer)) == 8 and list(verify(buffer)) == []
 
 
-def test_an_orphan_whose_writer_lives_after_all_costs_a_new_file_and_no_row(buffer: Buffer, run: Run) -> None:
+def test_an_orphan_whose_writer_is_alive_costs_a_new_file_and_no_row(buffer: Buffer, run: Run) -> None:
     """It is collected between the append and the commit: the commit is refused, and the batch goes to another file."""
     import fcntl
 
@@ -269,7 +269,7 @@ def test_a_file_that_mostly_holds_unused_segments_is_rewritten(buffer: Buffer, r
     assert addresses(buffer)[alive].uri != origin.uri and origin.uri not in on_disk(buffer)
 
 
-def test_of_two_who_move_a_segment_the_first_wins(buffer: Buffer, run: Run) -> None:
+def test_of_two_moves_of_a_segment_the_first_wins(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 1)
     first, second = addresses(buffer).values()
     with contextlib.closing(buffer.segments.appender()) as one, contextlib.closing(buffer.segments.appender()) as two:

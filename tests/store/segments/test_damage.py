@@ -146,7 +146,7 @@ def test_a_damaged_group_is_dropped_with_a_verdict_and_another_is_drawn(
         assert batch is not None and first not in batch.rows["group_id"].to_pylist(), "a resume does not bring it back"
 
 
-def test_a_run_whose_groups_are_all_damaged_ends_instead_of_drawing_them_for_ever(buffer: Buffer) -> None:
+def test_a_run_whose_groups_are_all_damaged_ends_instead_of_drawing_them_forever(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=2, steps=1, max_refill=0)
     with roles.attempt() as attempt:
         explore_one_by_one(roles)
@@ -174,7 +174,7 @@ def test_a_folder_out_of_reach_stops_the_trainer_and_condemns_no_group(buffer: B
         assert batch is not None and batch.num_groups == 2
 
 
-def test_a_group_whose_file_was_restored_can_be_let_in_again(buffer: Buffer, roles: Roles) -> None:
+def test_a_group_whose_file_was_restored_can_be_drawn_again(buffer: Buffer, roles: Roles) -> None:
     with roles.attempt() as attempt:
         first, *_ = explore_one_by_one(roles)
         bad = segments(buffer)[0]

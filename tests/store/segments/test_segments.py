@@ -112,7 +112,7 @@ def test_a_file_that_was_replaced_is_mapped_anew(
     assert store.read(at(written[1]), verify=True).column("token_ids").to_pylist() == [[1] * 20_000]
 
 
-def test_a_file_that_is_cut_after_it_was_read_is_damage_and_no_end_of_the_process(buffer: Buffer) -> None:
+def test_a_file_that_is_cut_after_it_was_read_is_damage_and_does_not_end_the_process(buffer: Buffer) -> None:
     roles = Roles(buffer)
     roles.attempt()
     roles.plan()

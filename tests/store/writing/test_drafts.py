@@ -389,7 +389,7 @@ def test_a_run_does_not_finish_between_a_part_and_its_commit(roles: Roles, attem
     assert num_parts(roles) == 0
 
 
-def test_a_finished_run_that_goes_on_samples_its_unfinished_groups_from_the_beginning(
+def test_a_continued_finished_run_samples_its_unfinished_groups_from_the_beginning(
     roles: Roles, attempt: Attempt
 ) -> None:
     interrupted(roles, 5, Decoding())

@@ -95,7 +95,7 @@ def test_a_failed_baseline_sends_a_group_to_the_pipeline_of_a_run_without_stages
     assert states == ["sealed", "ready"]
 
 
-def test_a_fork_takes_baselines_along(buffer: Buffer) -> None:
+def test_a_fork_copies_baselines(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=1)
     with roles.attempt() as attempt:
         roles.plan()

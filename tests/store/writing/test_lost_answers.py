@@ -33,7 +33,7 @@ def count(buffer: Buffer, table: str) -> int:
     return int(buffer.sql(f"SELECT count(*) AS n FROM rft.{table}")["n"][0].as_py())
 
 
-def test_a_claim_whose_answer_was_lost_leaves_no_group_claimed_for_ever(line: LossyLine, through: Buffer) -> None:
+def test_a_claim_whose_answer_was_lost_leaves_no_group_claimed_forever(line: LossyLine, through: Buffer) -> None:
     roles = Roles(through, batch_groups=4)
     with roles.attempt():
         roles.plan()
@@ -53,7 +53,7 @@ def test_a_claim_whose_answer_was_lost_leaves_no_group_claimed_for_ever(line: Lo
         assert len({*first, *second, *rest}) == 4
 
 
-def test_a_claim_of_verdicts_or_of_an_evaluation_whose_answer_was_lost_comes_back(
+def test_a_claim_of_verdicts_or_of_an_evaluation_whose_answer_was_lost_is_released(
     line: LossyLine, through: Buffer
 ) -> None:
     roles = Roles(through)
@@ -155,7 +155,7 @@ def test_what_a_trainer_commits_after_another_has_taken_its_place_was_never_done
 @pytest.mark.parametrize(
     "text", ["SET status = 'claimed', claimed_by", "SET available = false, claimed_by", "UPDATE rft.evaluation e"]
 )
-def test_a_claim_that_arrives_after_its_worker_was_taken_for_dead_was_never_made(
+def test_a_claim_that_arrives_after_its_worker_was_recorded_as_gone_has_no_effect(
     line: LossyLine, buffer: Buffer, through: Buffer, text: str
 ) -> None:
     roles = Roles(through, batch_groups=2)

@@ -43,7 +43,7 @@ class UnreadableError(Exception):
 @pytest.mark.parametrize(
     ("error", "kept"), [(ValueError(ODD), f"ValueError: {REPLACED}"), (UnreadableError(), "UnreadableError")]
 )
-def test_an_error_of_any_text_ends_an_attempt_and_a_worker_and_stays_itself(
+def test_an_error_with_any_text_ends_an_attempt_and_a_worker_and_is_stored_unchanged(
     buffer: Buffer, error: Exception, kept: str
 ) -> None:
     roles = Roles(buffer)
@@ -185,7 +185,7 @@ def _random(text: str) -> str:
     return "".join(random.Random(0).choices(string.ascii_letters + string.digits, k=len(text)))
 
 
-def test_authors_and_names_to_look_up_are_refused_by_our_own_errors(buffer: Buffer, tmp_path: Path) -> None:
+def test_unstorable_authors_and_names_are_refused_with_our_own_errors(buffer: Buffer, tmp_path: Path) -> None:
     run = buffer.create_run(name="r", config={}, seed=1, steps=1, pipeline_version="none")
     with buffer.writer(run) as writer:
         writer.insert(own_group())
@@ -291,7 +291,7 @@ def test_json_that_an_import_would_refuse_is_not_written(buffer: Buffer) -> None
     assert buffer.sql("SELECT count(*) AS n FROM rft.v_group WHERE run = 'deep'")["n"].to_pylist() == [1]
 
 
-def test_a_task_that_an_update_made_too_deep_to_read_is_said_to_be_that(buffer: Buffer) -> None:
+def test_a_task_that_an_update_nested_too_deeply_is_reported_as_such(buffer: Buffer) -> None:
     roles = Roles(buffer)
     with roles.attempt(), buffer.database.connection() as connection:
         roles.plan()

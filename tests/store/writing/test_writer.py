@@ -117,7 +117,7 @@ def test_a_failed_rollout_keeps_its_error_and_has_no_experience(buffer: Buffer, 
     assert counts(buffer)["experience"] == 1
 
 
-def test_what_callers_hand_in_together_is_stored_together_and_a_bad_claim_fails_alone(buffer: Buffer) -> None:
+def test_groups_submitted_together_are_stored_together_and_a_lost_claim_fails_alone(buffer: Buffer) -> None:
     roles = Roles(buffer)
     roles.attempt()
     roles.plan()

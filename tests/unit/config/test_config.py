@@ -156,7 +156,7 @@ def test_a_run_on_a_stored_selection_needs_neither_tasks_nor_an_explorer_nor_ste
     refuse_names(ResolvedRun(stored("dpo")))
 
 
-def test_it_has_an_explorer_where_evaluations_are_asked_for() -> None:
+def test_a_run_with_evaluations_has_an_explorer() -> None:
     assert stored(eval={"tasks": [VALIDATION], "every": 20}).has_explorer
     with pytest.raises(ConfigError, match=r"run\.mode train"):
         stored(eval={"tasks": [VALIDATION], "every": 20}, run={"name": "again", "mode": "train"})

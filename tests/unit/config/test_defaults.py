@@ -52,7 +52,7 @@ def test_a_gpu_samples_more_and_longer_answers_than_a_cpu() -> None:
     )
 
 
-def test_what_the_file_sets_stays() -> None:
+def test_values_that_the_file_sets_stay() -> None:
     given = {"max_tokens": 32000, "claim_groups": 3, "rollout_timeout_s": 20.0, "engine_args": {"max_num_seqs": 7}}
     config = config_of(given, **ON_GPU)
     assert with_defaults(config) == (config, None)

@@ -91,7 +91,7 @@ def test_a_thread_that_has_the_identifier_of_an_ended_call_is_not_interrupted() 
 
 
 @pytest.mark.usefixtures("quick_switches")
-def test_an_exception_that_comes_late_never_reaches_the_code_after_the_call() -> None:
+def test_a_late_exception_never_reaches_the_code_after_the_call() -> None:
     """Short calls, one after the other, and a thread that interrupts the newest of each again and again."""
     found, leaked = {"returned": 0, "interrupted": 0}, list[BaseException]()
     newest = [RunningCall() for _ in range(2)]

@@ -47,12 +47,12 @@ def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("how", ["fork", "c"])
-def test_a_command_ends_though_a_forked_child_lives_on(how: str) -> None:
+def test_a_command_ends_though_a_forked_child_survives(how: str) -> None:
     done = run_script(how, "quick")
     assert done.returncode == 0 and "continued" in done.stdout
 
 
-def test_what_holds_the_lock_is_printed_though_a_forked_child_lives_on() -> None:
+def test_the_call_that_holds_the_lock_is_printed_though_a_forked_child_survives() -> None:
     done = run_script("fork", "blocked")
     assert done.returncode == 1
     assert "rft: the stage 'backtracks' did not return within 1 s, and no other thread" in done.stderr

@@ -137,7 +137,7 @@ def _work_of(length_s: float) -> Callable[[], int]:
     return work
 
 
-def test_an_exception_that_comes_late_never_reaches_the_code_around_the_call() -> None:
+def test_a_late_exception_never_reaches_the_code_around_the_call() -> None:
     """Calls that end just when their limit passes, in several threads: every time either a result or a TimeLimitError."""
     limit_s, until = 0.002, time.monotonic() + PATIENCE_S
     found = [{"returned": 0, "stopped": 0} for _ in range(3)]
@@ -246,7 +246,7 @@ def test_a_process_that_is_blocked_in_c_prints_sentence_and_stack_and_ends() -> 
     assert "in sleeps" in done.stderr
 
 
-def test_a_role_reports_what_blocks_it_in_its_own_way() -> None:
+def test_a_role_reports_the_blocking_call_to_its_run() -> None:
     done = run_script("handled")
     assert done.returncode == 42
     assert "HANDLED True" in done.stderr and "in sleeps" in done.stderr
