@@ -1,4 +1,4 @@
-"""`model.path` becomes a folder that engines open, or one error that says what was tried and what to do."""
+"""`model.path` becomes a folder that engines open, or one error that states what was tried and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is on a shared device: one holder at a time, whatever is killed, with real processes."""
+"""Turns on a shared device: one holder at a time, whatever is killed, with real processes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_killed_worker_that_asked_for_the_turn_is_not_waited_for(run: Run, buf
         wait_until(turn.is_wanted, "it has asked", process=asker)
         asker.kill()
         asker.communicate()
-        turn.give()  # to a process that nobody has noticed to be gone
+        turn.give()  # to a process whose end is not recorded yet
         assert turn.take()
         turn.leave()
 
@@ -164,7 +164,7 @@ def test_a_worker_recorded_as_gone_by_mistake_has_lost_its_turn(run: Run) -> Non
         assert not engine.lasts() and engine.take() and engine.lasts()
         run.database.run("stop_worker", worker_id=one.worker_id, error="the process is gone")
         assert trainer.take() and trainer.lasts()
-        one.set_state("works")  # a heartbeat, which takes back that it is gone
+        one.set_state("works")  # a heartbeat, which corrects the record that it is gone
         assert not engine.lasts() and not engine.is_wanted()
         assert not engine.take() and trainer.is_wanted() and not trainer.lasts(), "it has asked"
         trainer.give()

@@ -320,7 +320,7 @@ class Protocol(RuleBasedStateMachine):
         return self.planned_at.get(group_id, -1) >= step  # an import was never planned
 
     def _go_on(self) -> None:
-        """A new attempt takes the run over."""
+        """Let a new attempt take over the run."""
         self.attempt = self.roles.attempt()
         self.step = self.tried = self.attempt.start_step
         assert self.step == self.history.checkpoint

@@ -238,7 +238,7 @@ def test_a_mixture_keeps_its_ratio_at_every_step_and_fills_a_dry_source(buffer: 
         (late,) = add(roles, 1, source="human")
         drawn = [groups_of(draw(attempt, step, 3)) for step in range(9, 18)]
         assert [len(groups) for groups in drawn] == [3] * 8 + [2]
-        # What it missed is not owed: the one that came late was drawn, and the rest came from the other source.
+        # A missed share is not made up for: the late group was drawn, and the rest came from the other source.
         assert [group for groups in drawn for group in groups if group in people | {late}] == [late]
         assert not made & {group for groups in drawn for group in groups}
         # A source that has things again gets its ratio, no more.

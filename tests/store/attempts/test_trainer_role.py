@@ -383,7 +383,7 @@ def publication_held_up(training: Training) -> Iterator[None]:
 
 
 def in_step_one(training: Training) -> Future[None]:
-    """Start a run, of which the first step waits to be published while the batch of the second is drawn ahead."""
+    """Start a run whose first step waits to be published while the batch of the second is drawn ahead."""
     life = training.attempt()
     training.wait_for("exists (select from rft.policy_version)", life)
     return life

@@ -598,7 +598,7 @@ def test_the_commands(
     monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "other"))
     code, out, _ = rft(capsys, "import", file, "--json", "--buffer", other.config.uri)
     assert code == 0 and json.loads(out) == {"runs": ["roles"], "num_groups": 3, "num_experiences": 5, "num_present": 0}
-    monkeypatch.delenv("RFT_SEGMENTS")  # the imported run says where the arrays are
+    monkeypatch.delenv("RFT_SEGMENTS")  # the imported run names the folder of the arrays
     code, out, _ = rft(capsys, "import", file, "--buffer", other.config.uri)
     assert code == 0 and out == "0 experiences in 0 groups imported into roles; 3 groups were already present\n"
     code, out, _ = rft(capsys, "query", "select sum(len(token_ids)) as n from experience", "--buffer", other.config.uri)

@@ -1,4 +1,4 @@
-"""Archived runs: Parquet files and the database answer as one, nothing changes meanwhile, and restoring gives every byte back."""
+"""Archived runs: queries read Parquet files and the database together, nothing changes meanwhile, and restoring returns every byte."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_query_reads_the_archive_and_the_database_as_one(filled: rftdata.Buffe
 def test_a_scan_reads_the_archive_and_the_database_as_one(
     filled: rftdata.Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs whose experiences alternate, in row groups of one segment, of which one at a time fits in memory."""
+    """Runs whose experiences alternate, in row groups of one segment. One row group at a time fits in memory."""
     parallel = [filled.create_run(name=name, config={}, seed=1, steps=9, pipeline_version="p1") for name in ("x", "y")]
     for key in range(3):
         for run in parallel:

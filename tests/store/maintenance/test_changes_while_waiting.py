@@ -43,7 +43,7 @@ def runs(buffer: Buffer) -> Buffer:
 def stopped(
     buffer: Buffer, verb: Callable[[], Any], *holds: str
 ) -> Iterator[tuple[Future[Any], psycopg.Connection[Any]]]:
-    """Let a verb run until it waits for what an open transaction holds; it goes on when the transaction commits at the end of the block."""
+    """Let a verb run until it waits for locks of an open transaction; it continues when the transaction commits at the end of the block."""
     with ThreadPoolExecutor(1) as threads, psycopg.connect(buffer.config.uri) as holder:
         for statement in holds:
             holder.execute(statement)  # type: ignore[call-overload]

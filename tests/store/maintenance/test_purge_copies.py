@@ -56,7 +56,7 @@ def test_copies_that_share_arrays_go_with_them_and_retention_spares_what_is_copi
     copies = copy_group(stored, "secret")
     ids = all_ids(stored)
     assert retained(stored, max_experiences=len(copies)) == ({"max_experiences 2": 2}, 0)
-    assert kept(stored) == [*ids[:2], *copies]  # the plain group alone is gone
+    assert kept(stored) == [*ids[:2], *copies]  # only the plain group is purged
     assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 4
     assert kept(stored) == []
     assert stored.sql("SELECT DISTINCT prompt FROM rft.v_experience")["prompt"].to_pylist() == ["[purged]"]

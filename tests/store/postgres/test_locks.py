@@ -1,4 +1,4 @@
-"""Locks of the buffer: an account that may only read neither takes one nor makes anybody wait for one."""
+"""Locks of the buffer: an account that may only read neither takes one nor delays others that take one."""
 
 from __future__ import annotations
 

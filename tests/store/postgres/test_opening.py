@@ -1,4 +1,4 @@
-"""Making a buffer, importing into one that is not there yet, and schemas of earlier releases."""
+"""Creating a buffer, importing into one that does not exist yet, and schemas of earlier releases."""
 
 from __future__ import annotations
 

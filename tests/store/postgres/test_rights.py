@@ -69,7 +69,7 @@ def test_every_right_is_in_the_reference_and_public_has_none(buffer: Buffer) -> 
 
 
 def test_no_function_with_the_owners_rights_takes_anything_from_its_caller(buffer: Buffer) -> None:
-    """No search path, and no type that a caller could have made; nobody may attach a trigger's function to a table of theirs."""
+    """No search path, and no type that a caller could have made; no account may attach a trigger's function to its own table."""
     definers = buffer.sql(
         "SELECT p.oid::regprocedure::text AS name, p.proconfig AS settings, p.proargtypes::regtype[]::text[] AS arguments,"
         " p.prorettype = 'trigger'::regtype AS is_trigger, p.proacl::text AS rights, r.rolname::text AS owner"

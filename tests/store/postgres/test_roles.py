@@ -43,7 +43,7 @@ ROLES = ("rft_reader", "rft_labeler", "rft_worker")
 
 @pytest.fixture(scope="module")
 def tcp(server_folders: Path) -> Iterator[tuple[EmbeddedServer, int]]:
-    """A server that accepts TCP, with an account for every role, and one that owns a database but may make no roles."""
+    """A server that accepts TCP, with an account for every role, and one that owns a database but may not create roles."""
     with closed_port() as port:
         server = EmbeddedServer(server_folders / "roles", listen=f"127.0.0.1:{port}")
         rftdata.open(BufferConfig(uri=str(server.folder), listen=server.listen)).close()
@@ -208,7 +208,7 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
             attempt.commit_checkpoint(step, f"/c/{step}")
         attempt.finish("done")
     with roles.attempt(publish=False):
-        pass  # takes the run over: what was drawn or aged after the checkpoint comes back
+        pass  # takes over the run: draws and aged groups after the checkpoint return
     ids = worker.sql("SELECT experience_id FROM rft.experience WHERE run_id = %s", [roles.run_id])[
         "experience_id"
     ].to_pylist()

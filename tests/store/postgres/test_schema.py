@@ -104,7 +104,7 @@ def test_the_first_version_defines_everything_once() -> None:
 
 
 def test_every_named_query_fits_the_schema(buffer: Buffer) -> None:
-    """Parsed and analysed by the server: a column that was renamed or a table that is gone fails here."""
+    """Parsed and analysed by the server: a renamed column or a removed table fails here."""
     unfit = {}
     with psycopg.connect(buffer.config.uri, autocommit=True) as connection:
         making = {name: text for name, text in queries().items() if re.search(r"^CREATE ", text, re.MULTILINE)}

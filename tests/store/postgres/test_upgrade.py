@@ -169,7 +169,7 @@ def test_an_upgrade_fills_what_it_adds_from_what_is_there_and_grants_it(old: Dat
         connection.execute("INSERT INTO rft.worker (run_id, role, host, pid) VALUES (1, 'tester', 'h', 3)")
     assert peers == [{"n": 2}, {"n": 2}]
     assert words == [{"task_id": 1, "num_letters": 3}]
-    assert rights == [{"read": True, "write": False}]  # what a worker writes is said in rft.worker_rights
+    assert rights == [{"read": True, "write": False}]  # rft.worker_rights lists what a worker writes
     old.close()
 
 

@@ -1,4 +1,4 @@
-"""Compaction: files of dead writers are merged, cut and removed, while writers write, readers read, and processes are killed."""
+"""Compaction: files of ended writers are merged, cut and removed, while writers write, readers read, and processes are killed."""
 
 from __future__ import annotations
 

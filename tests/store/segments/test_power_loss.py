@@ -288,7 +288,7 @@ def losses(events: list[Event], expected: dict[int, bytes], tmp_path: Path) -> t
 def opened_without(
     state: dict[str, bytes], addresses: Addresses, expected: dict[int, bytes], folder: Path
 ) -> list[str]:
-    """Put a folder back, open it, and read what the database says is in it."""
+    """Restore a folder, open it, and read what the database lists in it."""
     folder.mkdir()
     for name, content in state.items():
         (folder / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Unfinished answers are kept in the buffer, and whoever claims their group next continues them."""
+"""Unfinished answers are kept in the buffer, and the next worker that claims their group continues them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Typist(Engine):
         self._begun_at: dict[str, int] = {}
 
     def allow(self) -> None:
-        """Allow every request one character more, once all have written what they may: so none is ahead of others, or of who looks at them."""
+        """Allow every request one character more, once all have written what they may, so that none is ahead of the others or of
+        the test."""
         written = {name: len(generation.token_ids) for name, generation in list(self.open.items())}
         if all(length == self.allowed - self._begun_at[name] for name, length in written.items()):
             self.allowed += 1

@@ -1,6 +1,7 @@
 """Answers of transactions that are lost on the line: nothing is done twice, and nothing stays undone or claimed.
 
-One life of a run, with every verb that writes, is led three times: over a line that loses nothing, over one that loses the answer of every
+The whole life of a run, with every verb that writes, runs three times: over a line that loses nothing, over one that loses the answer of
+every
 kind of transaction once, and over one that loses it as long as retries last. The rows must be the same.
 """
 

@@ -1,4 +1,4 @@
-"""Prompts stored once per group: every text and chat is read as it was written, and a purge removes what no experience has any more."""
+"""Prompts stored once per group: every text and chat is read as it was written, and a purge removes prompts without experiences."""
 
 from __future__ import annotations
 

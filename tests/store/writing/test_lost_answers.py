@@ -188,5 +188,5 @@ def test_a_claim_that_arrives_after_its_worker_was_recorded_as_gone_has_no_effec
             " + (SELECT count(*) FROM rft.worklist WHERE claimed_by = %(w)s) + (SELECT count(*) FROM rft.evaluation WHERE claimed_by = %(w)s) AS n"
         )
         assert buffer.sql(held_by, {"w": worker.worker_id})["n"].to_pylist() == [0]
-        worker.set_state("lives")  # its heartbeat shows that it was taken for dead by mistake
+        worker.set_state("lives")  # its heartbeat shows that it was recorded as gone by mistake
         assert claim()

@@ -82,7 +82,7 @@ def test_a_writer_that_closes_still_retries(line: LossyLine, through: Buffer, bu
 def test_requests_whose_joint_transaction_may_be_committed_are_not_stored_alone(
     line: LossyLine, through: Buffer, buffer: Buffer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was committed. Every try that would have learned of it gets an error that says so of itself: it was rolled back."""
+    """It was committed. Every try that would have learned of it fails with the error of its own rollback."""
 
     def refused(connection: Connection, name: str, /, **parameters: Any) -> Cursor:
         if name == "insert_receipt" and line.num_lost:

@@ -1,4 +1,4 @@
-"""`rft init`: projects that are complete, valid, and nobody's files overwritten."""
+"""`rft init`: projects are complete and valid, and no file is overwritten."""
 
 from __future__ import annotations
 

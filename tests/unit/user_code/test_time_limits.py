@@ -1,4 +1,4 @@
-"""A function that does not return is stopped, or its process ends and says why; nothing is raised outside the call."""
+"""A function that does not return is stopped, or its process ends with a report; nothing is raised outside the call."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_late_exception_never_reaches_the_code_around_the_call() -> None:
 
 
 def test_a_forked_child_has_limits_of_its_own() -> None:
-    # In a process of its own, whose only other thread is the watcher: a forked child waits for ever for the locks of others.
+    # In a process of its own, whose only other thread is the watcher: a forked child waits forever for the locks of others.
     script = """
 import os, signal
 from rftdata.errors import TimeLimitError
