@@ -22,12 +22,20 @@ from rftdata.buffer import Buffer
 from rftdata.errors import ArchivedError, ConflictError, DiskFullError, QueryError, RftError
 from rftdata.failpoints import failpoint
 from rftdata.maintenance.archive_writing import Written, write_archive
+from rftdata.maintenance.erasure import vacuum
 from rftdata.postgres.database import Connection, Database, Row, execute, fetch
 from rftdata.postgres.locks import holding
 from rftdata.run import Run
 from rftdata.segments.compaction import Compactor
 
-_CHANGED_TABLES = "rft.experience, rft.group_prompt, rft.group_baseline, rft.score, rft.worklist, rft.segment"
+CHANGED_TABLES = (
+    "rft.experience",
+    "rft.group_prompt",
+    "rft.group_baseline",
+    "rft.score",
+    "rft.worklist",
+    "rft.segment",
+)
 _ENDED = ("finished", "interrupted", "failed")
 
 
@@ -78,7 +86,7 @@ def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: boo
             raise
         failpoint("archive.moved")
     buffer.reader.forget()
-    vacuum(buffer, rewrite=rewrite_tables)
+    vacuum(buffer, rewrite=rewrite_tables, tables=CHANGED_TABLES)
     # Retires the files of the segments, which a later compaction removes when no reader can map them any more.
     with contextlib.suppress(DiskFullError):  # small files stay as they are until there is room to merge them
         Compactor(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s).run()
@@ -229,9 +237,3 @@ def _changed(run: Run) -> ConflictError:
     return ConflictError(
         f"rows of the run {run.name!r} changed while its archive was written", todo="run it again; the run is whole"
     )
-
-
-def vacuum(buffer: Buffer, *, rewrite: bool) -> None:
-    """Make the space of moved rows usable for new ones, or, with `rewrite`, return it to the disk, which locks the tables."""
-    with buffer.database.connection() as connection:
-        connection.execute(f"VACUUM ({'FULL, ' if rewrite else ''}ANALYZE) {_CHANGED_TABLES}")

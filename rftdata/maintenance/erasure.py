@@ -8,6 +8,7 @@ first.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rftdata.buffer import Buffer
@@ -43,16 +44,18 @@ class Erased:
     num_bytes_left: int
 
 
-def vacuum(buffer: Buffer, *, rewrite: bool) -> int:
-    """Remove old versions of purged rows and stale planner statistics; return the number of rewritten tables.
+def vacuum(buffer: Buffer, *, rewrite: bool, tables: Sequence[str] = _WITH_TEXTS) -> int:
+    """Remove old versions of rows and stale planner statistics; return the number of rewritten tables.
 
     Args:
-        rewrite: rewrite the tables, so that no byte of the old texts stays in their files. It locks them meanwhile.
+        rewrite: rewrite the tables, so that no byte of the old versions stays in their files, and their space returns to the disk. It locks
+            them meanwhile. Otherwise new rows use the space.
+        tables: those with texts, by default.
     """
     options = "FULL, ANALYZE" if rewrite else "ANALYZE"
     with buffer.database.connection() as connection:
-        connection.execute(f"VACUUM ({options}) {', '.join(_WITH_TEXTS)}")
-    return len(_WITH_TEXTS) if rewrite else 0
+        connection.execute(f"VACUUM ({options}) {', '.join(tables)}")
+    return len(tables) if rewrite else 0
 
 
 def erase(buffer: Buffer, *, now: bool = False) -> Erased:

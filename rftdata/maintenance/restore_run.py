@@ -22,8 +22,9 @@ from rftdata.archives.files import ArchiveFolder, as_csv, row_groups
 from rftdata.buffer import Buffer
 from rftdata.errors import ArchivedError, QueryError, RftError
 from rftdata.failpoints import failpoint
-from rftdata.maintenance.archive import lock_archives, vacuum
+from rftdata.maintenance.archive import CHANGED_TABLES, lock_archives
 from rftdata.maintenance.archive_writing import EXPERIENCE_TEXTS
+from rftdata.maintenance.erasure import vacuum
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.run import Run
 from rftdata.segments.base import Appended
@@ -76,7 +77,7 @@ def restore_run(buffer: Buffer, name: str | int) -> Restored:
         buffer.database.run("forget_archive", run_id=run.run_id)
     buffer.reader.forget()
     if done.num_experiences:
-        vacuum(buffer, rewrite=False)
+        vacuum(buffer, rewrite=False, tables=CHANGED_TABLES)
     return done
 
 
