@@ -32,7 +32,8 @@ import rftdata
 from benchmarks.history_buffer import add_run
 from rftdata import Buffer
 from rftdata.config import BufferConfig
-from rftdata.maintenance.archive import vacuum
+from rftdata.maintenance.archive import CHANGED_TABLES
+from rftdata.maintenance.erasure import vacuum
 from rftdata.segments.compaction import Compactor
 
 QUESTIONS = (
@@ -83,7 +84,7 @@ def measure(buffer: Buffer, num_runs: int) -> dict[str, Any]:
     before = [_ask(buffer, text) for text in QUESTIONS]
     copy_seconds, sizes = _copy_seconds(buffer), {"before": _sizes(buffer)}
     archived = [_seconds_and_mib(buffer, "archive", name) for name in names]
-    vacuum(buffer, rewrite=True)
+    vacuum(buffer, rewrite=True, tables=CHANGED_TABLES)
     Compactor(buffer.database, buffer.segments, grace_s=0, alone=True).run()
     sizes["archived"] = _sizes(buffer)
     left = buffer.sql(

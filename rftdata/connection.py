@@ -208,7 +208,10 @@ def removed_if_it_fails(server: EmbeddedServer) -> Iterator[None]:
 
 
 def _remove(server: EmbeddedServer, folders: list[Path]) -> None:
-    """Remove a partly created buffer and the folders created for it, unless another process completed it."""
+    """Remove a partly created buffer and the folders created for it, unless another process has it open or completed it."""
+    server.release()
+    if server.idle.has_other_users():
+        return
     if server.is_running():
         with contextlib.closing(Database(server.uri)) as database:
             if schema_version(database) is not None:

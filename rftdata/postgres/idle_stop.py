@@ -12,6 +12,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from rftdata.postgres.programs import binary_dir
 
 DEFAULT_S = 60.0
 _UNTIL_STOPPED = "until stopped"
+# A watcher holds the lock of the users for a moment when the last of them has left.
+_WATCHER_S = 0.5
 
 
 class IdleStop:
@@ -50,6 +53,24 @@ class IdleStop:
         """Mark the buffer as closed."""
         if self._end is not None:
             self._end()
+
+    def has_other_users(self) -> bool:
+        """Return whether another object or process has the buffer open; this one must have released it."""
+        try:
+            mark = os.open(self.folder / "in_use", os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            deadline = time.monotonic() + _WATCHER_S
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return False
+                if time.monotonic() > deadline:
+                    return True
+                time.sleep(0.01)
+        finally:
+            os.close(mark)
 
     @property
     def limit_s(self) -> float:

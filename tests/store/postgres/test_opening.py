@@ -14,6 +14,7 @@ from rftcore.config.run import load_config
 from rftcore.launch.launcher import reachable
 from rftdata import Buffer, exchange
 from rftdata.config import BufferConfig
+from rftdata.connection import removed_if_it_fails
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
@@ -125,6 +126,21 @@ def test_create_that_fails_leaves_nothing(place: Path, rft: Said, tmp_path: Path
     code, _, err = rft("db", "create", "--buffer", str(place))
     assert code == 1 and "cannot be created" in err and place.read_text() == "a file"
     place.unlink()
+
+
+def test_create_that_fails_leaves_a_buffer_that_another_process_is_creating(place: Path) -> None:
+    ours, others = EmbeddedServer(place), EmbeddedServer(place)
+
+    def interrupted() -> None:
+        with removed_if_it_fails(ours):
+            others.start()
+            ours.start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert others.is_running()
+    others.release()
 
 
 @pytest.mark.parametrize(
