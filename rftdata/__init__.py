@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 # Imported on first use: a process that needs one module of this package, such as that of reward functions, starts without the database.
 _HOMES = {
-    "Attempt": "training.attempt",
-    "Batch": "training.batch",
+    "Attempt": "attempts.attempt",
+    "Batch": "attempts.batch",
     "Buffer": "buffer",
     "Group": "experience",
     "RftError": "errors",
     "Rollout": "experience",
     "Run": "run",
-    "SamplingConfig": "training.sampling",
+    "SamplingConfig": "attempts.sampling",
     "Sequence": "experience",
     "Writer": "writing.writer",
     "create": "connection",

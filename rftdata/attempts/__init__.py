@@ -1,1 +1,1 @@
-"""Attempts to train a run: draws of batches, checkpoints, policy versions, evaluations, and the fence between two attempts."""
+"""Attempts to train a run: their hold on it, draws of batches, checkpoints, policy versions, evaluations, and stored selections."""

@@ -1,1 +1,1 @@
-"""Files that survive a power loss, and files inside a folder that names from the database cannot leave."""
+"""Files that survive a power loss, and files inside a folder, named by the database."""

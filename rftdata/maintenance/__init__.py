@@ -1,1 +1,1 @@
-"""Backup, purge and retention."""
+"""Maintenance of a buffer: backup, purge, retention, archives, verification, and the roles of its database."""

@@ -1,1 +1,1 @@
-"""Queries by DuckDB over the tables, views and arrays of a buffer, reading only what each query needs."""
+"""Queries over the tables, views and arrays of a buffer, by PostgreSQL, DuckDB and data loaders."""

@@ -1,1 +1,1 @@
-"""User functions: time limits, and processes that such a function blocks."""
+"""User functions: their time limits, and the end of processes that they block."""

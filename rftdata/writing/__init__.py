@@ -1,1 +1,1 @@
-"""Writing of groups: arrays and rows in one commit."""
+"""Writing of groups: arrays to a segment, rows by COPY, one commit."""

@@ -1,4 +1,4 @@
-"""Named queries are asked inside rftdata only: everywhere else a database is passed on, and nothing is asked of it."""
+"""The public names of rftdata exist, and only rftdata runs named queries: everywhere else a database is only passed on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import rftdata
 from rftdata.postgres.database import queries
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,7 +17,7 @@ ASKS = {"fetch", "fetch_by_index", "run", "execute", "send"}
 
 
 def uses(source: str) -> Iterator[tuple[int, str]]:
-    """(line, code) of what asks a database itself: a named query, or an attribute of a database."""
+    """Yield (line, code) of every use of a database: a named query, or an attribute of a database."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             called = node.func
@@ -28,6 +29,11 @@ def uses(source: str) -> Iterator[tuple[int, str]]:
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
             if owner.lstrip("_") == "database":
                 yield node.lineno, ast.unparse(node)
+
+
+def test_every_public_name_is_there() -> None:
+    """They are imported on first use, by names of modules that nothing else checks."""
+    assert [name for name in rftdata.__all__ if getattr(rftdata, name).__name__ != name] == []
 
 
 @pytest.mark.parametrize(
