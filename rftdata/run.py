@@ -115,7 +115,7 @@ class Run:
         self.database.run("request_stop", run_id=self.run_id)
         notify.notify(self.database, notify.RUN)
 
-    def go_on(self, config: dict[str, Any], *, steps: int, pipeline_version: str) -> Run:
+    def continue_with(self, config: dict[str, Any], *, steps: int, pipeline_version: str) -> Run:
         """Store the settings with which the run continues; return the updated run.
 
         Raises:

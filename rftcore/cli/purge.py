@@ -12,8 +12,8 @@ from rftcore.cli.session import BufferOption, JsonOption, author, opened
 from rftdata.errors import QueryError
 
 if TYPE_CHECKING:
-    from rftdata.maintenance.erasure import Erased
-    from rftdata.maintenance.purge import Purged
+    from rftdata.maintenance.erasure import ErasureResult
+    from rftdata.maintenance.purge import PurgeResult
 
 
 def purge(
@@ -83,7 +83,7 @@ def purge(
     _show(done, rewritten, erased, dry_run)
 
 
-def _show(done: Purged | None, rewritten: int, erased: Erased | None, dry_run: bool) -> None:
+def _show(done: PurgeResult | None, rewritten: int, erased: ErasureResult | None, dry_run: bool) -> None:
     if done is not None:
         _tell(done, dry_run)
     if rewritten:
@@ -92,7 +92,7 @@ def _show(done: Purged | None, rewritten: int, erased: Erased | None, dry_run: b
         _tell_erased(erased)
 
 
-def _tell(done: Purged, dry_run: bool) -> None:
+def _tell(done: PurgeResult, dry_run: bool) -> None:
     before = f", {done.num_purged_before} were purged before" if done.num_purged_before else ""
     which = f" (purge {done.purge_id})" if done.purge_id is not None else ""
     print(f"{done.num_experiences} experiences {'would be ' if dry_run else ''}purged{before}{which}")
@@ -108,7 +108,7 @@ def _some(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids[:20])) + (f" and {len(ids) - 20} more" if len(ids) > 20 else "")
 
 
-def _tell_erased(erased: Erased) -> None:
+def _tell_erased(erased: ErasureResult) -> None:
     if erased.num_ranges:
         print(f"{erased.num_bytes} bytes of purged arrays are overwritten")
     if erased.num_ranges_left:

@@ -67,7 +67,7 @@ def prepare_run(
         steps = planned_steps(config, resumed.source_rows)
         check_steps(resolved.algorithm, steps)
         before_storing()
-        run = resumed.go_on(stored, steps=steps, pipeline_version=pipeline_version)
+        run = resumed.continue_with(stored, steps=steps, pipeline_version=pipeline_version)
     record_models(run, [(model.used_as, model.folder) for model in resolved.models])
     return run
 

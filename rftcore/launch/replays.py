@@ -35,7 +35,7 @@ from rftdata.errors import RftError, RoleFailedError
 from rftdata.pipeline.versions import replaying
 from rftdata.run import Run
 from rftdata.user_code import blocked_process
-from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.live_workers import record_exited_workers
 
 MAX_LOST = 5
 _LOOK_S = 1.0
@@ -157,7 +157,7 @@ def replay_on_cluster(
             return _Crew(resolved.config, run, name, min(num_workers, len(cut.groups)), cut, report).work()
         finally:
             cluster.stop_cluster()
-            mark_dead_workers(run)
+            record_exited_workers(run)
 
 
 class _Crew:

@@ -28,7 +28,7 @@ from rftdata.reports.progress import last_step
 from rftdata.run import Run
 from rftdata.user_code import blocked_process
 from rftdata.workers.finished_work import num_finished, num_finished_by, num_succeeded
-from rftdata.workers.live_workers import end_worker, mark_dead_workers
+from rftdata.workers.live_workers import end_worker, record_exited_workers
 
 MAX_BLOCKED_PER_HOUR = 10
 MAX_FUTILE = 3
@@ -89,7 +89,7 @@ class Restarts:
         with contextlib.suppress(BufferUnavailableError):  # the claims are released when the lease ends
             crashed = report is not None or error.crashed
             end_worker(self._run, watch.host, watch.pid, text, pid_space=watch.pid_space, crashed=crashed)
-            mark_dead_workers(self._run)
+            record_exited_workers(self._run)
         if report is None:
             return None
         with contextlib.suppress(OSError):

@@ -59,7 +59,7 @@ from rftdata.maintenance import retention
 from rftdata.reports.progress import Progress, steps_to_repeat
 from rftdata.run import Run
 from rftdata.user_code import held_lock
-from rftdata.workers.live_workers import live_workers, mark_dead_workers
+from rftdata.workers.live_workers import live_workers, record_exited_workers
 from rftdata.workers.worker import Worker
 
 _REFRESH_S = 1.0
@@ -221,7 +221,7 @@ def await_departure(run: Run, view: View) -> None:
     deadline = time.monotonic() + _DEPARTURE_S
     reported = False
     while True:
-        mark_dead_workers(run)
+        record_exited_workers(run)
         alive = [worker for worker in live_workers(run) if worker.beats and worker.role != "replay"]
         if not alive:
             return
@@ -350,7 +350,7 @@ class _StopRequest:
     def _ask(self) -> None:
         # The roles notice themselves that the database has failed; what conflicts is asked again.
         with contextlib.suppress(RftError):
-            mark_dead_workers(self._run)
+            record_exited_workers(self._run)
             self._run.request_stop()
 
 

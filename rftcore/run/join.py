@@ -21,7 +21,7 @@ from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.run import Run
 from rftdata.user_code import blocked_process
-from rftdata.workers.live_workers import live_workers, note_blocked_workers
+from rftdata.workers.live_workers import live_workers, record_blocked_workers
 
 VERBS = {"explorer": "explore", "pipeline": "process", "trainer": "train"}
 # Interval after which a waiting role repeats the same message.
@@ -88,7 +88,7 @@ def open_for_role(config: RunConfig, *, waits: bool) -> Buffer:
 def answer_for(run: Run) -> None:
     """Let this process report its stacks, and user code that blocks it, in the folder of its run."""
     answer_requests(run.folder)
-    note_blocked_workers(run)
+    record_blocked_workers(run)
     blocked_process.report_to(run.folder)
 
 

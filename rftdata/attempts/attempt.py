@@ -29,7 +29,7 @@ from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 from rftdata.run import Run
 from rftdata.segments.reader import SegmentReader
-from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.live_workers import record_exited_workers
 
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 
@@ -76,7 +76,7 @@ class Attempt(Hold):
         """Take the run: see `Buffer.attempt`."""
         formula = checked_formula(run.database, sampling.priority.formula)
         policy = Jsonb(sampling.policy(tasksets, formula))
-        mark_dead_workers(run)
+        record_exited_workers(run)
         receipt = uuid.uuid4()
         try:
             attempt_id, checkpoint = ride_out(lambda: takeover.take(run, receipt, lease_s, policy))

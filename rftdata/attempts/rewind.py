@@ -21,7 +21,7 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.processes import own_process
 from rftdata.run import NO_PIPELINE, NewRun, Run, refuse_archived
-from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.live_workers import record_exited_workers
 
 _NO_FORK = "it cannot be forked"
 
@@ -29,7 +29,7 @@ _NO_FORK = "it cannot be forked"
 def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
     """Take a run back: see `Buffer.rewind`."""
     run_id = run.run_id
-    mark_dead_workers(run)
+    record_exited_workers(run)
     with run.database.transaction() as connection:
         locked = fetch(connection, "lock_run", run_id=run_id)[0]
         parent = locked["current_attempt_id"]

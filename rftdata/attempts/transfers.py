@@ -17,7 +17,7 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, execute, fetch, records
 from rftdata.postgres.retry import ride_out
 from rftdata.run import Run
-from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.live_workers import record_exited_workers
 
 T = TypeVar("T")
 TensorList = list[dict[str, Any]]
@@ -80,7 +80,7 @@ class Offers:
 
     def ready_receivers(self) -> dict[int, str]:
         """Return the explorers that take weights now, with the devices of their engines. A process of this machine that has exited does not count."""
-        mark_dead_workers(self._run)
+        record_exited_workers(self._run)
         return {
             row["worker_id"]: row["device"]
             for row in self._run.database.fetch("ready_receivers", run_id=self._run.run_id)

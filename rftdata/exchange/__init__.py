@@ -6,7 +6,7 @@ origin. See docs/decisions/0015.
 """
 
 from rftdata.exchange.contents import Contents, check
-from rftdata.exchange.export import Exported, export
-from rftdata.exchange.import_ import Imported, load
+from rftdata.exchange.export import ExportResult, export
+from rftdata.exchange.import_ import ImportResult, load
 
-__all__ = ["Contents", "Exported", "Imported", "check", "export", "load"]
+__all__ = ["Contents", "ExportResult", "ImportResult", "check", "export", "load"]

@@ -30,7 +30,7 @@ _LABEL_FIELDS = [field.name for field in SCHEMA.field("labels").type.value_type]
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """The contents of an exported file.
 
     Attributes:
@@ -46,7 +46,7 @@ class Exported:
 
 def export(
     buffer: Buffer, path: Path, *, runs: Sequence[str] = (), where: str | None = None, whole_groups: bool = False
-) -> Exported:
+) -> ExportResult:
     """Write experiences with everything they belong to, in the format of the suffix of `path`.
 
     Args:
@@ -82,7 +82,7 @@ def export(
                 counts["num_experiences"] += sum(row["experience_id"] is not None for row in stored)
             if not counts["num_rollouts"]:
                 raise QueryError("everything chosen was purged, so there is nothing to export", value=where)
-    return Exported(str(path), **counts)
+    return ExportResult(str(path), **counts)
 
 
 def _refuse_archived(buffer: Buffer, run_ids: list[int] | None) -> None:

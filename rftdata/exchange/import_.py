@@ -41,7 +41,7 @@ _MAX_PATH_BYTES = 2000
 
 
 @dataclass
-class Imported:
+class ImportResult:
     """The result of an import.
 
     Attributes:
@@ -56,7 +56,7 @@ class Imported:
     num_present: int = 0
 
 
-def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, taskset_prefix: str = "") -> Imported:
+def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, taskset_prefix: str = "") -> ImportResult:
     """Import a file written by `export`, with labels, arrays and origins.
 
     Args:
@@ -80,7 +80,7 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
             _check_interrupted(buffer, target, contents)
             _check_present(buffer, target.run_id, origin, contents)
     _store_tasks(buffer, contents.tasks)
-    done = Imported()
+    done = ImportResult()
     targets: dict[Origin, int] = {}
     for origin in sorted(contents.groups):
         target = existing[origin] or _known_target(buffer, origin, run) or _make_target(buffer, origin, run)
@@ -197,9 +197,9 @@ def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> Run:
     )
 
 
-def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done: Imported) -> None:
+def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done: ImportResult) -> None:
     """Write the groups that the runs do not have, in one pass over the file, whatever number of runs it has."""
-    batches = _Batches(buffer)
+    batches = _LabelBatchIds(buffer)
     run_ids = sorted(set(targets.values()))
     locks = [f"import/{run_id}" for run_id in run_ids]  # in one order, so that two imports do not wait for each other
     with holding(buffer.database, *locks, wait_s=math.inf), contextlib.ExitStack() as opened:
@@ -207,7 +207,7 @@ def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done:
         contents.check_unchanged()
         buffer.database.run("insert_import", **file, digest=contents.digest)
         present = {origin: _present(buffer, run_id, origin, contents) for origin, run_id in targets.items()}
-        writers: dict[int, _Writing] = {}
+        writers: dict[int, _RunWriter] = {}
         for rows in grouped(contents.path):
             first = rows[0][1]
             origin = origin_of(first)
@@ -220,7 +220,7 @@ def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done:
                     oldest = writers.pop(next(iter(writers)))
                     oldest.settle()
                     oldest.close()
-                writers[run_id] = opened.enter_context(contextlib.closing(_Writing(buffer, run_id)))
+                writers[run_id] = opened.enter_context(contextlib.closing(_RunWriter(buffer, run_id)))
             writers[run_id].submit(group_of(rows, contents.taskset_prefix, batches.of(rows)))
             done.num_groups += 1
             done.num_experiences += sum(row["experience_id"] is not None for _, row in rows)
@@ -230,7 +230,7 @@ def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done:
         buffer.database.run("finish_import", **file)
 
 
-class _Writing:
+class _RunWriter:
     """A writer of one run: collects groups for a full transaction, and waits while two of them are being stored."""
 
     def __init__(self, buffer: Buffer, run_id: int) -> None:
@@ -267,7 +267,7 @@ class _Writing:
                 future.result()
 
 
-class _Batches:
+class _LabelBatchIds:
     """Ids of this buffer for the label batches of a file, begun many at a time."""
 
     def __init__(self, buffer: Buffer) -> None:

@@ -21,7 +21,7 @@ from rftdata.archives.files import ArchiveFile, ArchiveFolder
 from rftdata.buffer import Buffer
 from rftdata.errors import ArchivedError, ConflictError, DiskFullError, QueryError, RftError
 from rftdata.failpoints import failpoint
-from rftdata.maintenance.archive_writing import Written, write_archive
+from rftdata.maintenance.archive_writing import WrittenArchive, write_archive
 from rftdata.maintenance.erasure import vacuum
 from rftdata.postgres.database import Connection, Database, Row, execute, fetch
 from rftdata.postgres.locks import holding
@@ -40,7 +40,7 @@ _ENDED = ("finished", "interrupted", "failed")
 
 
 @dataclass(frozen=True)
-class Archived:
+class ArchiveResult:
     """A run that was archived: what its files hold, and the bytes of segments that they replace."""
 
     run: str
@@ -52,7 +52,7 @@ class Archived:
     folder: str
 
 
-def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: bool = False) -> Archived:
+def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: bool = False) -> ArchiveResult:
     """Move what a finished run no longer needs in the database to Parquet files.
 
     Args:
@@ -91,7 +91,7 @@ def archive(buffer: Buffer, name: str | int, *, author: str, rewrite_tables: boo
     with contextlib.suppress(DiskFullError):  # small files stay as they are until there is room to merge them
         Compactor(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s).run()
     row = buffer.database.fetch("archive_of_run", run_id=run.run_id)[0]
-    return Archived(
+    return ArchiveResult(
         run.name,
         row["num_groups"],
         row["num_experiences"],
@@ -178,7 +178,7 @@ def _refuse_unless_ended(run: Run, obstacles: Row) -> None:
     )
 
 
-def _move(connection: Connection, run: Run, written: Written, started_at: datetime.datetime) -> None:
+def _move(connection: Connection, run: Run, written: WrittenArchive, started_at: datetime.datetime) -> None:
     """Empty or delete what the verified files hold, in the caller's transaction.
 
     Args:

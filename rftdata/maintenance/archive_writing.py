@@ -42,7 +42,7 @@ TABLES = {
 
 
 @dataclass
-class Written:
+class WrittenArchive:
     """The files of an archive, written and verified.
 
     Attributes:
@@ -55,7 +55,7 @@ class Written:
     segments: dict[int, str] = field(default_factory=dict)
 
 
-def write_archive(buffer: Buffer, folder: ArchiveFolder, run: Run) -> Written:
+def write_archive(buffer: Buffer, folder: ArchiveFolder, run: Run) -> WrittenArchive:
     """Write and verify all files of a run's archive.
 
     Raises:
@@ -63,7 +63,7 @@ def write_archive(buffer: Buffer, folder: ArchiveFolder, run: Run) -> Written:
         SegmentCorruptError: arrays do not match their checksum.
         DiskFullError, QueryError: the files cannot be written.
     """
-    written = Written()
+    written = WrittenArchive()
     experiences = _ExperienceFiles(buffer, folder, run)
     with buffer.database.transaction() as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")

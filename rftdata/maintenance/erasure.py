@@ -35,7 +35,7 @@ _WITH_TEXTS = (
 
 
 @dataclass(frozen=True)
-class Erased:
+class ErasureResult:
     """Ranges that were overwritten, and ranges that wait because a reader might still map them."""
 
     num_ranges: int
@@ -58,7 +58,7 @@ def vacuum(buffer: Buffer, *, rewrite: bool, tables: Sequence[str] = _WITH_TEXTS
     return len(tables) if rewrite else 0
 
 
-def erase(buffer: Buffer, *, now: bool = False) -> Erased:
+def erase(buffer: Buffer, *, now: bool = False) -> ErasureResult:
     """Overwrite purged arrays that no reader can map any more, and remove files that may contain older copies.
 
     Args:
@@ -88,7 +88,7 @@ def erase(buffer: Buffer, *, now: bool = False) -> Erased:
     # Compaction leaves copies too: files that it retired, and copies that it had not committed when it was killed.
     Compactor(database, buffer.segments, grace_s=0.0 if now else buffer.config.compaction_grace_s, alone=now).clear()
     left = database.fetch("ranges_left")[0]
-    return Erased(len(due), sum(row["length_bytes"] for row in due), left["ranges"], left["num_bytes"])
+    return ErasureResult(len(due), sum(row["length_bytes"] for row in due), left["ranges"], left["num_bytes"])
 
 
 def _others(buffer: Buffer) -> list[str]:

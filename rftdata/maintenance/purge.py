@@ -35,7 +35,7 @@ _WAIT_S = 600.0
 
 
 @dataclass(frozen=True)
-class Purged:
+class PurgeResult:
     """The result of a purge, or with `dry_run` the expected one.
 
     Attributes:
@@ -63,7 +63,7 @@ def purge(
     tasks_too: bool = False,
     dry_run: bool = False,
     tries: int = 5,
-) -> Purged:
+) -> PurgeResult:
     """Purge the experiences that meet a condition.
 
     Args:
@@ -139,7 +139,9 @@ class PurgeOrder:
     tasks_too: bool = False
 
 
-def purge_chosen(buffer: Buffer, choice: Choice, order: PurgeOrder, *, dry_run: bool = False, tries: int = 5) -> Purged:
+def purge_chosen(
+    buffer: Buffer, choice: Choice, order: PurgeOrder, *, dry_run: bool = False, tries: int = 5
+) -> PurgeResult:
     """Purge experiences of a choice; see `purge`.
 
     Retention leaves archived runs alone.
@@ -174,7 +176,7 @@ def purge_chosen(buffer: Buffer, choice: Choice, order: PurgeOrder, *, dry_run: 
     )
 
 
-def _plan(buffer: Buffer, choice: Choice, kind: str) -> tuple[Purged, list[Row]]:
+def _plan(buffer: Buffer, choice: Choice, kind: str) -> tuple[PurgeResult, list[Row]]:
     """Return the expected result of a purge as of now, and the experiences that are not purged yet."""
     ids = choice.choose()
     copies = buffer.database.fetch("sharers_of_arrays", experience_ids=ids)
@@ -191,7 +193,7 @@ def _plan(buffer: Buffer, choice: Choice, kind: str) -> tuple[Purged, list[Row]]
     candidates = buffer.database.fetch("purge_candidates", experience_ids=list(ids))
     num_tasks = int(buffer.database.fetch("tasks_of_purged", experience_ids=list(ids))[0]["num_tasks"])
     created = _made_of(buffer, ids) if kind == "request" else {}
-    return Purged(None, len(candidates), len(ids) - len(candidates), num_tasks, **created), candidates
+    return PurgeResult(None, len(candidates), len(ids) - len(candidates), num_tasks, **created), candidates
 
 
 def _made_of(buffer: Buffer, ids: Sequence[int]) -> dict[str, tuple[int, ...]]:

@@ -39,7 +39,7 @@ _WHOLE = ("score", "worklist")
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestorationResult:
     """A run that was restored, with the bytes of its segments; `num_experiences` is 0 if only leftovers were removed."""
 
     run: str
@@ -48,7 +48,7 @@ class Restored:
     array_bytes: int
 
 
-def restore_run(buffer: Buffer, name: str | int) -> Restored:
+def restore_run(buffer: Buffer, name: str | int) -> RestorationResult:
     """Bring an archived run back, and remove its archive.
 
     Raises:
@@ -62,7 +62,7 @@ def restore_run(buffer: Buffer, name: str | int) -> Restored:
         archives = buffer.database.fetch("archive_of_run", run_id=run.run_id)
         if not archives:
             raise QueryError(f"the run {run.name!r} is not archived", todo="nothing was changed")
-        done = Restored(run.name, 0, 0, 0)
+        done = RestorationResult(run.name, 0, 0, 0)
         if archives[0]["status"] == "archived":
             done = _bring_back(buffer, folder, run, archives[0])
         # The run is whole here: it was restored now or earlier, or never moved.
@@ -81,7 +81,7 @@ def restore_run(buffer: Buffer, name: str | int) -> Restored:
     return done
 
 
-def _bring_back(buffer: Buffer, folder: ArchiveFolder, run: Run, archive: Row) -> Restored:
+def _bring_back(buffer: Buffer, folder: ArchiveFolder, run: Run, archive: Row) -> RestorationResult:
     run_id = run.run_id
     if lenders := [row["name"] for row in buffer.database.fetch("archived_lenders", run_id=run_id)]:
         raise ArchivedError(
@@ -116,7 +116,7 @@ def _bring_back(buffer: Buffer, folder: ArchiveFolder, run: Run, archive: Row) -
         execute(connection, "forget_archive_files", run_id=run_id)
         failpoint("restore.moving")
     failpoint("restore.moved")
-    return Restored(run.name, archive["num_experiences"], len(written), archive["array_bytes"])
+    return RestorationResult(run.name, archive["num_experiences"], len(written), archive["array_bytes"])
 
 
 def _copy(

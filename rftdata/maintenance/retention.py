@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig, RetentionRule
-from rftdata.maintenance.erasure import Erased, erase, vacuum
-from rftdata.maintenance.purge import Purged, PurgeOrder, purge_chosen
+from rftdata.maintenance.erasure import ErasureResult, erase, vacuum
+from rftdata.maintenance.purge import PurgeOrder, PurgeResult, purge_chosen
 from rftdata.postgres.database import Connection, Row, fetch
 
 
 @dataclass
-class Retained:
+class RetentionResult:
     """The result of the rules, or the expected one.
 
     Attributes:
@@ -27,7 +27,7 @@ class Retained:
         num_protected: experiences that a rule did not purge because they are labelled or still needed.
     """
 
-    purged: dict[str, Purged] = field(default_factory=dict)
+    purged: dict[str, PurgeResult] = field(default_factory=dict)
     num_protected: int = 0
 
     @property
@@ -37,19 +37,19 @@ class Retained:
 
 def apply(
     buffer: Buffer, rules: RetentionConfig, *, author: str, dry_run: bool = False, starting_run_id: int | None = None
-) -> Retained:
+) -> RetentionResult:
     """Purge what exceeds the rules.
 
     Args:
         starting_run_id: a run that is about to be trained for the first time.
     """
-    done, chosen = Retained(), set[int]()
+    done, chosen = RetentionResult(), set[int]()
     groups = _Groups(buffer, rules, starting_run_id)
     scopes: list[tuple[str | None, RetentionRule]] = [*sorted(rules.tasksets.items()), (None, rules)]
     for taskset, rule in scopes:
         scope = "" if taskset is None else f"taskset {taskset}: "
         for limit in _limits(rule):
-            choice = _Beyond(groups, rules, taskset, limit, frozenset(chosen))
+            choice = _BeyondLimit(groups, rules, taskset, limit, frozenset(chosen))
             text = (
                 f"{scope}{limit} {getattr(rule, limit):g}"
                 if limit == "max_age_days"
@@ -66,7 +66,7 @@ def apply(
 
 def enforce(
     buffer: Buffer, rules: RetentionConfig, *, author: str, starting_run_id: int | None = None
-) -> tuple[Retained, Erased]:
+) -> tuple[RetentionResult, ErasureResult]:
     """Apply the rules, vacuum after a purge, and overwrite ranges of earlier purges that are due."""
     done = apply(buffer, rules, author=author, starting_run_id=starting_run_id)
     if done.purged:
@@ -103,7 +103,7 @@ class _Groups:
         return fetch(connection, "retention_groups", experience_ids=list(ids), **self._facts)
 
 
-class _Beyond:
+class _BeyondLimit:
     """The experiences beyond one limit, in groups that no rule protects.
 
     Args:

@@ -14,7 +14,7 @@ from rftdata import processes
 from rftdata.postgres import notify
 from rftdata.postgres.retry import ride_out
 from rftdata.run import Run
-from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.live_workers import record_exited_workers
 
 
 class DeviceTurn:
@@ -36,7 +36,7 @@ class DeviceTurn:
     def take(self) -> bool:
         """Take the device turn, or ask for it; return whether this worker has it now."""
         # A holder that has exited is found in between.
-        if ride_out(self._take) or (mark_dead_workers(self._run) and ride_out(self._take)):
+        if ride_out(self._take) or (record_exited_workers(self._run) and ride_out(self._take)):
             self._has_asked = False
             return True
         if not self._has_asked:

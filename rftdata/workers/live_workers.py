@@ -32,17 +32,19 @@ def live_workers(run: Run) -> list[LiveWorker]:
     return records(LiveWorker, run.database.fetch("live_workers", run_id=run.run_id))
 
 
-def mark_dead_workers(run: Run) -> int:
+def record_exited_workers(run: Run) -> int:
     """Record workers of this machine whose process has exited, and release what they held; return their number."""
-    dead = [row.worker_id for row in live_workers(run) if has_ended(row.host, row.pid, row.pid_space, row.pid_started)]
-    for worker_id in dead:
+    exited = [
+        row.worker_id for row in live_workers(run) if has_ended(row.host, row.pid, row.pid_space, row.pid_started)
+    ]
+    for worker_id in exited:
         stop = partial(run.database.run, "stop_worker", worker_id=worker_id, error="the process is gone")
         run.database.ride_out(stop)
     run.database.ride_out(lambda: release_lost_claims(run))
-    return len(dead)
+    return len(exited)
 
 
-def note_blocked_workers(run: Run) -> None:
+def record_blocked_workers(run: Run) -> None:
     """Record workers of this machine that were blocked, have exited, and had no supervisor.
 
     A process exits after its report. So does one of another container of this name, or of this container before it was started again.

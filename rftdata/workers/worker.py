@@ -24,7 +24,7 @@ from rftdata.postgres.values import storable
 from rftdata.processes import own_process
 from rftdata.run import Run
 from rftdata.workers.leases import release_lost_claims, renew_claims
-from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.live_workers import record_exited_workers
 from rftdata.workers.spans import Activity, Spans
 
 HEARTBEAT_S = 2.0
@@ -70,7 +70,7 @@ class Worker:
         self.run = run
         self.role = role
         self.progress: dict[str, Any] = {}
-        mark_dead_workers(run)
+        record_exited_workers(run)
         self.worker_id = _register(run, role)
         self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
         self._thread.start()

@@ -123,7 +123,7 @@ class TestPairs:
 
         before = left_out()
         assert [row["experience_id"] for row in before] == [1, 2, 9, 10]
-        roles.run.refreshed().go_on({}, steps=4, pipeline_version="p2")
+        roles.run.refreshed().continue_with({}, steps=4, pipeline_version="p2")
         roles.insert(own_group(task_key="later"))  # experiences 11 and 12
         roles.decide(keep=lambda row: row["experience_id"] != 12, version="p2")
         assert left_out() == [*before, {"experience_id": 12, "state": "dropped", "dropped_by": "gate"}]

@@ -23,7 +23,7 @@ from rftcore.launch.restarts import (
 from rftdata import Buffer
 from rftdata.processes import pid_space
 from rftdata.user_code import blocked_process
-from rftdata.workers.live_workers import note_blocked_workers
+from rftdata.workers.live_workers import record_blocked_workers
 from tests.store.pipeline.test_pipeline_worker import rows
 from tests.support.store_roles import Roles
 
@@ -196,7 +196,7 @@ def test_a_role_by_hand_notes_what_an_earlier_one_reported_before_it_reports_its
         report = blocked_process.report_path(folder, pid, host)
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text("the workflow 'walk' blocks\nFile walk.py, line 7\n")
-    note_blocked_workers(roles.run)
+    record_blocked_workers(roles.run)
     living.communicate()
     crashed = rows(buffer, "SELECT host, pid, error FROM rft.worker WHERE crashed ORDER BY worker_id")
     error = "the workflow 'walk' blocks\nFile walk.py, line 7\n"

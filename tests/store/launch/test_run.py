@@ -38,7 +38,7 @@ def test_a_run_is_as_it_was_read_until_it_is_refreshed(run: Run) -> None:
     assert run.end("failed", "the explorer ended") and not run.has_ended
     ended = run.refreshed()
     assert (ended.status, ended.outcome, ended.has_ended) == ("failed", "the explorer ended", True)
-    more = ended.go_on({"a": 2}, steps=9, pipeline_version="p2")
+    more = ended.continue_with({"a": 2}, steps=9, pipeline_version="p2")
     assert (more.status, more.outcome, more.config, more.planned_steps, more.pipeline_version) == (
         "created",
         None,

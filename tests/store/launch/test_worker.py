@@ -21,7 +21,7 @@ from rftdata.attempts.evaluations import plan_evaluations
 from rftdata.errors import DiskFullError, FencedError, QueryError
 from rftdata.postgres import notify
 from rftdata.postgres.database import queries
-from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.live_workers import record_exited_workers
 from rftdata.workers.worker import Worker
 from tests.support.store_roles import Roles, own_group
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -32,7 +32,7 @@ from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.planning.claims import claim_groups
 from rftdata.attempts.evaluations import claim_evaluation
 from rftdata.config import BufferConfig
-from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.live_workers import record_exited_workers
 from rftdata.workers.worker import Worker
 
 uri, segments, run_id = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -135,11 +135,11 @@ JUDGE = """
 import sys, rftdata
 from rftdata.config import BufferConfig
 from rftdata.errors import FencedError
-from rftdata.workers.live_workers import mark_dead_workers
+from rftdata.workers.live_workers import record_exited_workers
 
 with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2])) as buffer:
     run = buffer.find_run(int(sys.argv[3]))
-    dead = mark_dead_workers(run)
+    dead = record_exited_workers(run)
     try:
         buffer.attempt(run).close()
     except FencedError as error:
@@ -207,7 +207,7 @@ def test_a_worker_is_gone_if_the_process_of_its_number_space_and_start_is(
         f"UPDATE rft.worker SET stopped_at = NULL, {changed.format(gone=gone.pid)} WHERE worker_id = %s",
         [worker.worker_id],
     )
-    assert mark_dead_workers(roles.run) == num_dead
+    assert record_exited_workers(roles.run) == num_dead
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_an_archived_run_is_not_changed_and_what_needs_it_names_the_command(
         lambda: labels.set_rewards(filled, {ids[3]: 0.5}, author="ada"),
         lambda: select(filled.database, f"SELECT {ids[3]} AS experience_id", include_dropped=True),
         lambda: filled.sql("UPDATE rft.experience SET reward = 9 WHERE experience_id = %s", [ids[3]]),
-        lambda: filled.find_run("old").go_on({}, steps=10, pipeline_version="p1"),
+        lambda: filled.find_run("old").continue_with({}, steps=10, pipeline_version="p1"),
         lambda: next(iter(replaying(filled.find_run("old"), "p2").gen)),
         lambda: sample_groups(filled.find_run("old"), 10, 1),
         lambda: export_pairs(filled.find_run("old"), tmp_path / "pairs.jsonl"),

@@ -73,7 +73,7 @@ def kept(buffer: Buffer) -> list[int]:
 def resume(buffer: Buffer, name: str) -> None:
     """What `rft run --resume` does: more steps, and an attempt."""
     run = buffer.find_run(name)
-    run.go_on({}, steps=9, pipeline_version="none")
+    run.continue_with({}, steps=9, pipeline_version="none")
     with buffer.attempt(run):
         pass
 
@@ -94,7 +94,7 @@ EVENTS: dict[str, tuple[Callable[[Buffer], object], list[int]]] = {
 }
 
 
-def everything_goes(buffer: Buffer) -> retention.Retained:
+def everything_goes(buffer: Buffer) -> retention.RetentionResult:
     return retention.apply(buffer, RetentionConfig(max_experiences=0), author="ada")
 
 
@@ -132,7 +132,7 @@ def test_retention_decides_again_once_it_has_locked_the_rows(runs: Buffer, event
     assert [i for i in kept(runs) if i <= 4] == stays and list(verify(runs)) == []
 
 
-def negative(buffer: Buffer) -> purge.Purged:
+def negative(buffer: Buffer) -> purge.PurgeResult:
     return purge.purge(buffer, "reward = 0", runs=["a"], reason="asked to", author="ada")
 
 

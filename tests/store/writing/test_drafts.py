@@ -396,7 +396,7 @@ def test_a_continued_finished_run_samples_its_unfinished_groups_from_the_beginni
     interrupted(roles, 5, Decoding())
     attempt.finish("all steps are done")
     attempt.close()
-    roles.run.go_on({}, steps=19, pipeline_version="p1")
+    roles.run.continue_with({}, steps=19, pipeline_version="p1")
     with roles.attempt():
         engine = Typist(roles.version or 0)
         whole, group = continued(roles, engine, another_worker(roles), Decoding())
