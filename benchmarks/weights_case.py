@@ -36,7 +36,7 @@ from rftcore.sync.tensors import WireTensor
 from rftcore.sync.transfer.plan import TransferPlan
 
 if TYPE_CHECKING:
-    from rftcore.trainer.processes.ranks import LearnerGroup
+    from rftcore.trainer.processes.learner_group import LearnerGroup
 
 Line = dict[str, Any]
 
@@ -216,7 +216,7 @@ class _Transfers:
 def _open_learner(case: Case, model: Path) -> LearnerGroup:
     from rftcore.config.trainer import TrainerConfig
     from rftcore.trainer.processes.learner_arguments import LearnerArguments
-    from rftcore.trainer.processes.ranks import LearnerGroup
+    from rftcore.trainer.processes.learner_group import LearnerGroup
 
     config = TrainerConfig(
         num_gpus=case.ranks, num_threads=max(1, case.threads * case.ranks // case.num_devices), compile=False

@@ -27,6 +27,7 @@ from benchmarks.selection.training import Group
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.config.trainer import OptimizerConfig, TrainerConfig
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 
@@ -167,13 +168,15 @@ def train_batch(
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     masks = [[False] * len(prompt) + [True] * len(response) for prompt, response, _ in rows]
     behavior = [[0.0] * len(prompt) + (logprobs or [np.nan] * len(response)) for prompt, response, logprobs in rows]
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate([prompt + response for prompt, response, _ in rows]), offsets),
-        loss_mask=(np.concatenate(masks), offsets),
-        behavior_logprobs=(np.concatenate(behavior).astype(np.float32), offsets),
-        rewards=rewards,
-        group_ids=groups,
-        rollout_index=np.arange(len(rows)),
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate([prompt + response for prompt, response, _ in rows]), offsets),
+            loss_mask=(np.concatenate(masks), offsets),
+            behavior_logprobs=(np.concatenate(behavior).astype(np.float32), offsets),
+            rewards=rewards,
+            group_ids=groups,
+            rollout_index=np.arange(len(rows)),
+        )
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from rftcore.config.run import RunConfig
 from rftcore.sync.device_names import own_device
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.evaluations import num_open_evaluations
 from rftdata.failpoints import failpoint

@@ -150,7 +150,7 @@ class Learner:
     @property
     def optimizer(self) -> Optimizer:
         """The policy's; with Muon the one of matrices."""
-        return self.policy.optimizers[0]
+        return self.policy.optimizers.members[0]
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """One trainer step: `epochs` · `mini_batches` optimizer updates; returns metrics.
@@ -251,7 +251,7 @@ class Learner:
     def _device_tensors(self) -> Iterator[Tensor]:
         for network in (self.policy, self.reference, self.teacher, self.critic):
             if network is not None:
-                tensors = (*network.model.parameters(), *network.optimizer_state().values())
+                tensors = (*network.model.parameters(), *network.optimizers.state().values())
                 yield from (tensor for tensor in tensors if tensor.device.type == self.device.type)
 
     def save_pretrained(self, folder: Path) -> None:
@@ -279,7 +279,7 @@ class Learner:
         """What writes a checkpoint of this moment, whatever is trained meanwhile."""
         tensors = random_state(self.device)
         for prefix, network in self._trained().items():
-            tensors |= {f"{prefix}/{key}": value for key, value in network.optimizer_state().items()}
+            tensors |= {f"{prefix}/{key}": value for key, value in network.optimizers.state().items()}
         tensors = staged(tensors)
         scalars = encoded_state(
             {
@@ -325,13 +325,13 @@ class Learner:
             self.policy.load_adapters(folder)
         random = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes_under("random", sizes).items()}
         moments = {
-            prefix: network.empty_optimizer_state(sizes_under(prefix, sizes))
+            prefix: network.optimizers.empty_state(sizes_under(prefix, sizes))
             for prefix, network in self._trained().items()
         }
         read_tensors(folder, {"random": random, **moments})
         set_random_state(random, self.device)
         for prefix, network in self._trained().items():
-            network.load_optimizer_state(moments[prefix])
+            network.optimizers.load_state(moments[prefix], self.device)
         self.step = scalars["step"]
         self._divergence.skipped_in_a_row = scalars["skipped_in_a_row"]
         self._divergence.empty_in_a_row = scalars.get("empty_in_a_row", 0)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rftcore.config.trainer import LoraConfig
-    from rftcore.trainer.processes.ranks import LearnerGroup
+    from rftcore.trainer.processes.learner_group import LearnerGroup
 
 Export = Callable[[Path], object]
 _LIVE = ("auto", "nccl")

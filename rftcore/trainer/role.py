@@ -28,7 +28,7 @@ from rftcore.trainer.device_turns import TrainerTurns, trainer_turns
 from rftcore.trainer.divergence import MAX_EMPTY_IN_A_ROW
 from rftcore.trainer.parity import weight_parity
 from rftcore.trainer.processes.learner_arguments import LearnerArguments
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftcore.trainer.publish import Export, Exports, file_method, live_weights, published_bytes
 from rftcore.trainer.run_checkpoints import RunCheckpoints
 from rftcore.trainer.trainer_watch import watch_trainer

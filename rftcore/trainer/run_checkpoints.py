@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rftcore.config.run import RunConfig
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftcore.trainer.publish import folder_bytes
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.checkpoints import KeptCheckpoint, committed_folders, kept_checkpoints

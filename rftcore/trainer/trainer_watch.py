@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rftcore.run.hang_watch import HangWatch
 from rftcore.run.stacks import read_stacks
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftdata.user_code.blocked_process import end_blocked_process
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.presets import presets
 from rftcore.trainer.batches.micro_batches import Cutting, split_batch
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.network.attention import packed_attention
@@ -61,13 +62,15 @@ def many_lengths() -> TrainBatch:
             own = prompt if group < 9 else [*prompt, member]
             rows.append((own, random.integers(0, VOCABULARY, random.integers(1, 60)).tolist(), group))
     offsets = np.concatenate([[0], np.cumsum([len(prompt) + len(response) for prompt, response, _ in rows])])
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate([[*prompt, *response] for prompt, response, _ in rows]), offsets),
-        loss_mask=(np.concatenate([[False] * len(p) + [True] * len(r) for p, r, _ in rows]), offsets),
-        behavior_logprobs=(np.full(offsets[-1], -3.9, np.float32), offsets),
-        rewards=random.integers(0, 2, len(rows)).astype(np.float32),
-        group_ids=[group for *_, group in rows],
-        rollout_index=list(range(len(rows))),
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate([[*prompt, *response] for prompt, response, _ in rows]), offsets),
+            loss_mask=(np.concatenate([[False] * len(p) + [True] * len(r) for p, r, _ in rows]), offsets),
+            behavior_logprobs=(np.full(offsets[-1], -3.9, np.float32), offsets),
+            rewards=random.integers(0, 2, len(rows)).astype(np.float32),
+            group_ids=[group for *_, group in rows],
+            rollout_index=list(range(len(rows))),
+        )
     )
 
 

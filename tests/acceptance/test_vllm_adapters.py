@@ -31,7 +31,7 @@ from rftcore.sync.transfer.group import open_store
 from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.trainer.network.lora import adapters_json
 from rftcore.trainer.processes.learner_arguments import LearnerArguments
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftcore.trainer.publish import Export, Exports
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.postgres.embedded import EmbeddedServer

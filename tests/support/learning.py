@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rftcore.config.trainer import TrainerConfig
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 
@@ -58,13 +59,15 @@ def make_batch(seed: int, *, groups: int = 3, size: int = 4, rewards: list[float
             tokens.append(np.concatenate([prompt, random.integers(0, VOCABULARY, length)]))
             masks.append(np.arange(len(tokens[-1])) >= len(prompt))
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate(tokens), offsets),
-        loss_mask=(np.concatenate(masks), offsets),
-        behavior_logprobs=(random.normal(-4.0, 0.5, offsets[-1]).astype(np.float32), offsets),
-        rewards=rewards if rewards is not None else random.integers(0, 2, groups * size).astype(np.float32),
-        group_ids=np.repeat(np.arange(groups), size),
-        rollout_index=np.tile(np.arange(size), groups),
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate(tokens), offsets),
+            loss_mask=(np.concatenate(masks), offsets),
+            behavior_logprobs=(random.normal(-4.0, 0.5, offsets[-1]).astype(np.float32), offsets),
+            rewards=rewards if rewards is not None else random.integers(0, 2, groups * size).astype(np.float32),
+            group_ids=np.repeat(np.arange(groups), size),
+            rollout_index=np.tile(np.arange(size), groups),
+        )
     )
 
 

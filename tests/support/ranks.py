@@ -16,7 +16,7 @@ import torch.distributed as dist
 import rftdata
 from rftcore.run.stacks import answer_requests
 from rftcore.trainer.processes.learner_arguments import LearnerArguments
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftcore.trainer.trainer_watch import watch_trainer
 from rftdata.config import BufferConfig
 from rftdata.user_code.blocked_process import report_to

@@ -17,6 +17,7 @@ import torch
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.base import Column
 from rftcore.algorithms.inputs import RECORDED_BY
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
 from rftdata.attempts import attempt
@@ -60,19 +61,21 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
     }
     given = {column: numbers for column, numbers in columns.items() if numbers[1].any()}
     names = _reward_names(batch) if "reward_parts" in given else ()
-    found = TrainBatch.from_packed(
-        token_ids=(partial(batch.padded, "token_ids"), offsets),
-        loss_mask=(partial(batch.padded, "loss_mask"), offsets),
-        behavior_logprobs=(partial(batch.padded, "behavior_logprobs"), offsets),
-        rewards=[math.nan if reward is None else reward for reward in batch.rows["reward"].to_pylist()],
-        group_ids=batch.rows["group_id"].to_pylist(),
-        rollout_index=batch.rows["rollout_index"].to_pylist(),
-        turn_index=batch.rows["turn_index"].to_pylist(),
-        importance_weights=batch.rows["importance_weight"].to_pylist(),
-        paired=algorithm.draws_pairs,
-        reward_names=names,
-        **tokens,
-        **{column: values for column, (values, _) in given.items()},  # type: ignore[arg-type]  # columns have the names of arguments
+    found = pad_batch(
+        PackedColumns(
+            token_ids=(partial(batch.padded, "token_ids"), offsets),
+            loss_mask=(partial(batch.padded, "loss_mask"), offsets),
+            behavior_logprobs=(partial(batch.padded, "behavior_logprobs"), offsets),
+            rewards=[math.nan if reward is None else reward for reward in batch.rows["reward"].to_pylist()],
+            group_ids=batch.rows["group_id"].to_pylist(),
+            rollout_index=batch.rows["rollout_index"].to_pylist(),
+            turn_index=batch.rows["turn_index"].to_pylist(),
+            importance_weights=batch.rows["importance_weight"].to_pylist(),
+            paired=algorithm.draws_pairs,
+            reward_names=names,
+            **tokens,
+            **{column: values for column, (values, _) in given.items()},  # type: ignore[arg-type]  # columns have the names of arguments
+        )
     )
     for column, (_, is_given) in columns.items():
         if column in given or column in algorithm.columns:

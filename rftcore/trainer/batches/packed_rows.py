@@ -35,6 +35,20 @@ class Segments(NamedTuple):
     first_prompt: int = 0
     first_continuation: int = 0
 
+    @property
+    def shares_prompts(self) -> bool:
+        return self.prompt_starts_G is not None
+
+    @property
+    def prompts(self) -> slice:
+        """Places of the shared prompts in the row."""
+        return slice(self.first_prompt, self.first_continuation)
+
+    @property
+    def continuations(self) -> slice:
+        """Places of the continuations in the row."""
+        return slice(self.first_continuation, None)
+
 
 class Rows(NamedTuple):
     """Rows of similar length, padded on the right.

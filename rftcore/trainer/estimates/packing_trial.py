@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rftcore.sync.checkpoint_layout import CheckpointLayout
 from rftcore.trainer.batches.micro_batches import Cutting, split_batch
-from rftcore.trainer.batches.train_batch import TrainBatch
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.network import attention, packable
 from rftcore.trainer.network.computation import Computation, output_layer
 from rftcore.trainer.network.head import logprobs_and_entropy
@@ -165,13 +165,15 @@ def _alone(model: PreTrainedModel, lengths: list[int]) -> Tensor:
 def _packed(model: PreTrainedModel, lengths: list[int]) -> Tensor:
     token_ids = torch.cat(_sequences(lengths)).numpy() % model.config.vocab_size
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    batch = TrainBatch.from_packed(
-        token_ids=(token_ids, offsets),
-        loss_mask=(np.ones(len(token_ids), bool), offsets),
-        behavior_logprobs=None,
-        rewards=[0.0] * len(lengths),
-        group_ids=[0] * len(lengths),
-        rollout_index=range(len(lengths)),
+    batch = pad_batch(
+        PackedColumns(
+            token_ids=(token_ids, offsets),
+            loss_mask=(np.ones(len(token_ids), bool), offsets),
+            behavior_logprobs=None,
+            rewards=[0.0] * len(lengths),
+            group_ids=[0] * len(lengths),
+            rollout_index=range(len(lengths)),
+        )
     )
     ((micro_batch,),) = split_batch(batch, Cutting(max_tokens=sum(lengths), sharing="never", kernel="rows"))
 

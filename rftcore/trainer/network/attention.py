@@ -15,7 +15,7 @@ rows of similar length, with a mask where a prompt is shared; only attention the
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +116,60 @@ def _attend_rows(
     return out
 
 
-# A custom operator, so that torch.compile takes it as one node and autograd calls the backward kernels with the merged result.
+class _FlashCall(NamedTuple):
+    """Arguments that FlashAttention takes forward and backward.
+
+    Attributes:
+        query_starts, key_starts: int32; where each sequence begins, and the end of the last one.
+        longest_query, longest_key: tokens.
+        window: keys before a query that it sees, -1 for all.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_starts: Tensor
+    key_starts: Tensor
+    longest_query: int
+    longest_key: int
+    causal: bool
+    scaling: float | None
+    window: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        right = 0 if self.causal else -1
+        return {"scale": self.scaling, "window_size_left": self.window, "window_size_right": right}
+
+
+def _within_segments(
+    query: Tensor, key: Tensor, value: Tensor, packing: Segments, scaling: float | None, window: int
+) -> _FlashCall:
+    """Return the call in which every segment attends to itself."""
+    starts, longest = packing.starts_S, packing.longest
+    return _FlashCall(query, key, value, starts, starts, longest, longest, True, scaling, window)
+
+
+def _to_prompts(query: Tensor, key: Tensor, value: Tensor, packing: Segments, scaling: float | None) -> _FlashCall:
+    """Return the call in which every continuation attends to all of its prompt."""
+    assert packing.prompt_starts_G is not None and packing.continuation_starts_G is not None
+    prompts, continuations = packing.prompts, packing.continuations
+    return _FlashCall(
+        query[continuations],
+        key[prompts],
+        value[prompts],
+        packing.continuation_starts_G,
+        packing.prompt_starts_G,
+        packing.longest_continuations,
+        packing.longest_prompt,
+        False,
+        scaling,
+        -1,
+    )
+
+
+# A custom operator, so that torch.compile takes it as one node and autograd calls the backward kernels with the merged result. The parameters of
+# such an operator are tensors and numbers, so the fields of `Segments` stand one by one in the signatures of the two operators.
 @torch.library.custom_op("rftcore::packed_attention", mutates_args=())
 def _packed_attention(
     query_LHD: Tensor,
@@ -134,22 +187,21 @@ def _packed_attention(
     window: int,
 ) -> tuple[Tensor, Tensor]:
     """Output [L, heads, head size] and log-sum-exp, float32 [heads, L]."""
-    out, lse = _flash(query_LHD, key_LHD, value_LHD, starts_S, starts_S, longest, longest, True, scaling, window)
-    if prompt_starts_G is None or continuation_starts_G is None:
-        return out, lse
-    prompts, continuations = slice(first_prompt, first_continuation), slice(first_continuation, None)
-    to_prompt, to_prompt_lse = _flash(
-        query_LHD[continuations],
-        key_LHD[prompts],
-        value_LHD[prompts],
-        continuation_starts_G,
+    packing = Segments(
+        starts_S,
+        longest,
         prompt_starts_G,
-        longest_continuations,
+        continuation_starts_G,
         longest_prompt,
-        False,
-        scaling,
-        -1,
+        longest_continuations,
+        first_prompt,
+        first_continuation,
     )
+    out, lse = _flash(_within_segments(query_LHD, key_LHD, value_LHD, packing, scaling, window))
+    if not packing.shares_prompts:
+        return out, lse
+    to_prompt, to_prompt_lse = _flash(_to_prompts(query_LHD, key_LHD, value_LHD, packing, scaling))
+    continuations = packing.continuations
     own_lse = lse[:, continuations]
     merged_lse = torch.logaddexp(own_lse, to_prompt_lse)
     own_share, prompt_share = ((x - merged_lse).exp().T[:, :, None] for x in (own_lse, to_prompt_lse))
@@ -184,40 +236,26 @@ def _packed_attention_backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
-    grads = _flash_backward(
-        grad_LHD,
-        query_LHD,
-        key_LHD,
-        value_LHD,
-        out_LHD,
-        lse_HL,
-        starts_S,
+    packing = Segments(
         starts_S,
         longest,
-        longest,
-        True,
-        scaling,
-        window,
-    )
-    if prompt_starts_G is None or continuation_starts_G is None:
-        return grads
-    prompts, continuations = slice(first_prompt, first_continuation), slice(first_continuation, None)
-    of_prompt = _flash_backward(
-        grad_LHD[continuations],
-        query_LHD[continuations],
-        key_LHD[prompts],
-        value_LHD[prompts],
-        out_LHD[continuations],
-        lse_HL[:, continuations].contiguous(),
-        continuation_starts_G,
         prompt_starts_G,
-        longest_continuations,
+        continuation_starts_G,
         longest_prompt,
-        False,
-        scaling,
-        -1,
+        longest_continuations,
+        first_prompt,
+        first_continuation,
     )
-    for grad, more, where in zip(grads, of_prompt, (continuations, prompts, prompts), strict=True):
+    within = _within_segments(query_LHD, key_LHD, value_LHD, packing, scaling, window)
+    grads = _flash_backward(within, grad_LHD, out_LHD, lse_HL)
+    if not packing.shares_prompts:
+        return grads
+    prompts, continuations = packing.prompts, packing.continuations
+    to_prompts = _to_prompts(query_LHD, key_LHD, value_LHD, packing, scaling)
+    of_prompts = _flash_backward(
+        to_prompts, grad_LHD[continuations], out_LHD[continuations], lse_HL[:, continuations].contiguous()
+    )
+    for grad, more, where in zip(grads, of_prompts, (continuations, prompts, prompts), strict=True):
         grad[where] += more
     return grads
 
@@ -227,70 +265,26 @@ def _(grad_LHD: Tensor, query_LHD: Tensor, key_LHD: Tensor, value_LHD: Tensor, *
     return torch.empty_like(query_LHD), torch.empty_like(key_LHD), torch.empty_like(value_LHD)
 
 
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_starts: Tensor,
-    key_starts: Tensor,
-    longest_query: int,
-    longest_key: int,
-    causal: bool,
-    scaling: float | None,
-    window: int,
-) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        query,
-        key,
-        value,
-        query_starts,
-        key_starts,
-        longest_query,
-        longest_key,
-        0.0,
-        causal,
-        False,
-        scale=scaling,
-        window_size_left=window,
-        window_size_right=0 if causal else -1,
-    )
+def _flash(call: _FlashCall) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp."""
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(*call[:7], 0.0, call.causal, False, **call.options)
     return out, lse
 
 
-def _flash_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    query_starts: Tensor,
-    key_starts: Tensor,
-    longest_query: int,
-    longest_key: int,
-    causal: bool,
-    scaling: float | None,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    random_state = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, of which there is none
+def _flash_backward(call: _FlashCall, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    random_state = torch.zeros(2, dtype=torch.uint64, device=grad.device)  # of dropout, which is 0
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad.contiguous(),
-        query,
-        key,
-        value,
+        *call[:3],
         out,
         lse,
-        query_starts,
-        key_starts,
-        longest_query,
-        longest_key,
+        *call[3:7],
         0.0,
-        causal,
+        call.causal,
         random_state,
         random_state,
-        scale=scaling,
-        window_size_left=window,
-        window_size_right=0 if causal else -1,
+        **call.options,
     )
     return grads
 

@@ -19,7 +19,6 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.config.trainer import TrainerConfig
@@ -40,7 +39,7 @@ from rftcore.trainer.network.lora import (
     save_adapters,
 )
 from rftcore.trainer.network.opened_model import Head, opened_model
-from rftcore.trainer.network.optimizers import build_optimizers, keeps, value_head
+from rftcore.trainer.network.optimizers import Optimizers, value_head
 from rftcore.trainer.network.routing import Routers, Routing
 from rftcore.trainer.network.sharding import (
     Grid,
@@ -53,7 +52,6 @@ from rftcore.trainer.network.sharding import (
     shard,
 )
 from rftcore.trainer.network.weight_parts import held_rows, wire_tensors
-from rftdata.errors import ConfigError, ModelError
 
 # Their attention sees the whole prompt, so continuations can share it.
 _MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3", "qwen3_moe"})
@@ -91,9 +89,7 @@ class Network:
     ) -> None:
         self.config = config
         self.grid = grid
-        self.learning_rate = learning_rate
         self.model, unread = opened_model(path, config, grid, head)
-        self.optimizers: list[Optimizer] = []
         trained = learning_rate is not None
         on_gpu = self.device.type == "cuda"
         self._autocasts = _autocasts(config, self.device)
@@ -124,8 +120,7 @@ class Network:
             replicated=self._adapters,
             unread=unread,
         )
-        if learning_rate is not None:
-            self.optimizers = build_optimizers(self.model, config.optimizer, learning_rate)
+        self.optimizers = Optimizers(self.model, config.optimizer, learning_rate)
 
     @property
     def device(self) -> torch.device:
@@ -210,80 +205,16 @@ class Network:
         Args:
             share: of the peak learning rate.
         """
-        assert self.learning_rate is not None
         limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
         for parameter in self._adapters:
             if parameter.grad is not None:
                 self.grid.add_up(parameter.grad)
         add_up_head_norms(self.model, self.grid)
         grad_norm = clip_gradients(self.model.parameters(), limit).item()
-        for optimizer in self.optimizers:
-            if math.isfinite(grad_norm):
-                for group in optimizer.param_groups:
-                    group["lr"] = share * self.learning_rate
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        if math.isfinite(grad_norm):
+            self.optimizers.step(share)
+        self.optimizers.clear_gradients()
         return grad_norm
-
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """Every tensor of the optimizers, as `parameter/key`; of each rank its part."""
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return {
-            f"{names[id(parameter)]}/{key}": value
-            for optimizer in self.optimizers
-            for parameter, state in optimizer.state.items()
-            for key, value in state.items()
-        }
-
-    def empty_optimizer_state(self, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-        """Tensors for `optimizer_state` of these names and sizes, to read a checkpoint into, sharded as the parameters are now.
-
-        With `optimizer.on_change: reset`, state that another optimizer kept of a parameter is left out.
-
-        Raises:
-            ModelError: state of a parameter that the model does not have.
-            ConfigError: another optimizer wrote it.
-        """
-        parameters, owners = dict(self.model.named_parameters()), self._owners()
-        keys_of: dict[str, set[str]] = {}
-        for key in sizes:
-            name, _, part = key.rpartition("/")
-            if name not in parameters:
-                raise ModelError(f"the checkpoint has optimizer state for {name!r}, which its model lacks")
-            keys_of.setdefault(name, set()).add(part)
-        others = {name for name, keys in keys_of.items() if not keeps(owners[id(parameters[name])], keys)}
-        config = self.config.optimizer
-        if others and config.on_change == "refuse":
-            raise ConfigError(
-                f"the checkpoint has moments of another optimizer for {len(others)} of {len(keys_of)} parameters",
-                value=f"trainer.optimizer.name: {config.name}",
-                allowed="the optimizer that the run has had until now",
-                todo="change it back, or begin those moments at 0: trainer.optimizer.on_change: reset",
-            )
-        found: dict[str, Tensor] = {}
-        for key, size in sizes.items():
-            name = key.rpartition("/")[0]
-            if name not in others:
-                parameter = parameters[name]
-                found[key] = torch.zeros_like(parameter) if parameter.shape == size else torch.zeros(size)
-        return found
-
-    def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
-        """The reverse of `optimizer_state`."""
-        parameters, owners = dict(self.model.named_parameters()), self._owners()
-        for key, tensor in tensors.items():
-            name, _, part = key.rpartition("/")
-            parameter = parameters[name]
-            owners[id(parameter)].state[parameter][part] = tensor.to(self.device)
-
-    def _owners(self) -> dict[int, Optimizer]:
-        """The optimizer of each parameter, by the parameter's identity."""
-        return {
-            id(parameter): optimizer
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
 
     def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
         """What the ranks hand over to engines together, straight or in a file: every weight, a tied one as the first of its names, or adapters.

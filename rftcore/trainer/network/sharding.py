@@ -28,7 +28,7 @@ from rftcore.trainer.network.stacked_weights import Unread
 from rftdata.errors import ConfigError
 
 _DATA, _TENSOR = "data", "tensor"
-# A rank that dies is noticed by itself (`rftcore.trainer.processes.ranks`). Ranks may wait long for one that writes its weights to a slow disk.
+# The end of a rank is noticed without it (`rftcore.trainer.processes.other_ranks`). Ranks may wait long for one that writes its weights to a slow disk.
 TIMEOUT = timedelta(hours=2)
 # Norms over the size of one head (Qwen3): whole on every tensor-parallel rank, which applies them to its own heads only.
 _HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")

@@ -15,7 +15,7 @@ from torch import Tensor
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import HeadTerm, Signals, StepBatch
 from rftcore.trainer.batches.forms import paired
-from rftcore.trainer.batches.train_batch import TrainBatch
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from tests.support.algorithms import loss_in_parts, step_batch, view_of
 from tests.support.trl_trainers import bare, gives_logits, gives_logprobs
 
@@ -194,14 +194,16 @@ def test_pairs_formed_from_rewards_are_those_of_the_online_dpo_trainer(preset: s
     expected = online_dpo_loss(responses, torch.tensor(rewards), loss_type)
     offsets = np.cumsum([0, *(length + 1 for length in LENGTHS)])
     is_prompt = np.isin(np.arange(offsets[-1]), offsets[:-1])
-    batch = TrainBatch.from_packed(
-        token_ids=(np.arange(offsets[-1]) * ~is_prompt, offsets),
-        loss_mask=(~is_prompt, offsets),
-        behavior_logprobs=None,
-        rewards=rewards,
-        group_ids=np.arange(8) // 2,
-        rollout_index=np.arange(8) % 2,
-        state=np.arange(8),
+    batch = pad_batch(
+        PackedColumns(
+            token_ids=(np.arange(offsets[-1]) * ~is_prompt, offsets),
+            loss_mask=(~is_prompt, offsets),
+            behavior_logprobs=None,
+            rewards=rewards,
+            group_ids=np.arange(8) // 2,
+            rollout_index=np.arange(8) % 2,
+            state=np.arange(8),
+        )
     )
     # TRL's ipo sums log-ratios, as the paper does.
     changes = {"loss": {"beta": 0.3} | ({"length_normalised": False} if preset == "ipo" else {}), "pairs": {}}

@@ -7,6 +7,7 @@ import torch
 
 from rftcore.trainer.batches.forms import mismatched, scored, whole
 from rftcore.trainer.batches.micro_batches import Cutting, split_batch
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 
 
@@ -15,13 +16,15 @@ def batch_of(*experiences: tuple[list[int], list[int]]) -> TrainBatch:
     tokens = [prompt + response for prompt, response in experiences]
     masks = [[False] * len(prompt) + [True] * len(response) for prompt, response in experiences]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate(tokens).astype(np.int64), offsets),
-        loss_mask=(np.concatenate(masks).astype(bool), offsets),
-        behavior_logprobs=(np.full(offsets[-1], -1.0, np.float32), offsets),
-        rewards=[0.0] * len(tokens),
-        group_ids=range(len(tokens)),
-        rollout_index=[0] * len(tokens),
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate(tokens).astype(np.int64), offsets),
+            loss_mask=(np.concatenate(masks).astype(bool), offsets),
+            behavior_logprobs=(np.full(offsets[-1], -1.0, np.float32), offsets),
+            rewards=[0.0] * len(tokens),
+            group_ids=range(len(tokens)),
+            rollout_index=[0] * len(tokens),
+        )
     )
 
 

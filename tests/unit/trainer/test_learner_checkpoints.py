@@ -58,15 +58,15 @@ class TestCheckpoint:
         settings = config(optimizer={"name": after, "on_change": "reset"})
         learner = Learner(model_path, settings, build_algorithm("grpo"), 0)
         learner.load_checkpoint(tmp_path / "c")
-        kept = learner.policy.optimizer_state()
+        kept = learner.policy.optimizers.state()
         assert kept and "model.layers.0.mlp.up_proj.weight" not in {key.rpartition("/")[0] for key in kept}
         assert learner.update(make_batch(2), 2)["skipped"] == 0
         learner.save_checkpoint(tmp_path / "d")
-        expected = learner.policy.optimizer_state()
+        expected = learner.policy.optimizers.state()
         learner.load_checkpoint(
             tmp_path / "d"
         )  # `reset` stays in the configuration, and takes nothing of the new optimizer
-        found = learner.policy.optimizer_state()
+        found = learner.policy.optimizers.state()
         assert found.keys() == expected.keys() and all(
             torch.equal(found[key], value) for key, value in expected.items()
         )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rftcore.algorithms import build_algorithm
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import RftError
@@ -190,7 +191,7 @@ class TestOptimizers:
         before = weights(learner)
         learner.update(make_batch(1), 1)
         assert all(not torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
-        muon, adamw = learner.policy.optimizers
+        muon, adamw = learner.policy.optimizers.members
         names = {id(parameter): name for name, parameter in learner.model.named_parameters()}
         by_muon = {names[id(parameter)] for parameter in muon.state}
         by_adamw = {names[id(parameter)] for parameter in adamw.state}
@@ -226,17 +227,19 @@ def test_schedules(model_path: str, schedule: str, expected: list[float]) -> Non
 
 def test_tensors_that_experiences_brought_reach_the_algorithm() -> None:
     offsets = np.array([0, 3, 5])
-    batch = TrainBatch.from_packed(
-        token_ids=(np.arange(5), offsets),
-        loss_mask=(np.array([0, 1, 1, 0, 1], bool), offsets),
-        behavior_logprobs=None,
-        rewards=[0.0, 1.0],
-        group_ids=[1, 1],
-        rollout_index=[0, 1],
-        turn_index=[0, 2],
-        token_rewards=(np.arange(5.0), offsets),
-        step_rewards=np.array([0.5, 0.25]),
-        state=np.array([2**62, -7]),
+    batch = pad_batch(
+        PackedColumns(
+            token_ids=(np.arange(5), offsets),
+            loss_mask=(np.array([0, 1, 1, 0, 1], bool), offsets),
+            behavior_logprobs=None,
+            rewards=[0.0, 1.0],
+            group_ids=[1, 1],
+            rollout_index=[0, 1],
+            turn_index=[0, 2],
+            token_rewards=(np.arange(5.0), offsets),
+            step_rewards=np.array([0.5, 0.25]),
+            state=np.array([2**62, -7]),
+        )
     )
     flat = batch.for_algorithm(4)
     assert flat.token_rewards_N is not None and flat.token_rewards_N.tolist() == [1.0, 2.0, 4.0]

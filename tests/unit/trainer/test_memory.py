@@ -43,7 +43,7 @@ from rftcore.trainer.estimates.memory import (
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.model_shape import ModelShape, model_shape, read_model_shape
 from rftcore.trainer.network.head import Output, read_logits
-from rftcore.trainer.network.optimizers import build_optimizers
+from rftcore.trainer.network.optimizers import Optimizers
 from rftdata.errors import ConfigError, ModelError
 from tests.support.learning import make_batch
 from tests.support.models import make_tiny_model, make_tiny_moe
@@ -125,7 +125,7 @@ def test_weights_gradients_and_moments_are_those_of_the_optimizer(
 
     model = AutoModelForCausalLM.from_pretrained(make_model(tmp_path))
     config = TrainerConfig(optimizer=optimizer)
-    optimizers = build_optimizers(model, config.optimizer, 1e-3)
+    optimizers = Optimizers(model, config.optimizer, 1e-3).members
     model(input_ids=torch.arange(8)[None]).logits.sum().backward()
     for each in optimizers:
         each.step()

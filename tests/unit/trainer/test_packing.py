@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from rftcore.trainer.batches.micro_batches import Cutting, Kernel, MicroBatch, Sharing, split_batch
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.estimates.packing_trial import try_packing
 from rftcore.trainer.network.packable import length_limit, refuse_longer, refuse_unpackable, suits_flash
@@ -29,14 +30,16 @@ def make_batch(experiences: list[tuple[list[int], list[int]]], groups: list[int]
         for prompt, response in experiences
     ]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate(tokens), offsets),
-        loss_mask=(np.concatenate(masks), offsets),
-        behavior_logprobs=(np.concatenate(logprobs), offsets),
-        rewards=np.arange(len(tokens), dtype=np.float64),
-        group_ids=np.array(groups or [0] * len(tokens)),
-        rollout_index=np.arange(len(tokens)),
-        pad_token_id=99,
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate(tokens), offsets),
+            loss_mask=(np.concatenate(masks), offsets),
+            behavior_logprobs=(np.concatenate(logprobs), offsets),
+            rewards=np.arange(len(tokens), dtype=np.float64),
+            group_ids=np.array(groups or [0] * len(tokens)),
+            rollout_index=np.arange(len(tokens)),
+            pad_token_id=99,
+        )
     )
 
 
@@ -54,13 +57,15 @@ class TestFromPacked:
 
     def test_takes_a_slice_of_a_longer_column(self) -> None:
         offsets = np.array([2, 4, 7])
-        batch = TrainBatch.from_packed(
-            token_ids=(np.arange(10), offsets),
-            loss_mask=(np.ones(5, bool), np.array([0, 2, 5])),
-            behavior_logprobs=None,
-            rewards=[1.0, 2.0],
-            group_ids=[1, 1],
-            rollout_index=[0, 1],
+        batch = pad_batch(
+            PackedColumns(
+                token_ids=(np.arange(10), offsets),
+                loss_mask=(np.ones(5, bool), np.array([0, 2, 5])),
+                behavior_logprobs=None,
+                rewards=[1.0, 2.0],
+                group_ids=[1, 1],
+                rollout_index=[0, 1],
+            )
         )
         assert batch.token_ids_BT.tolist() == [[2, 3, 0], [4, 5, 6]]
         assert torch.equal(batch.behavior_logprobs_BT.isnan(), batch.loss_mask_BT)
@@ -71,13 +76,15 @@ class TestFromPacked:
     def test_ignores_log_probabilities_where_nothing_counts_and_keeps_those_that_were_not_sampled(self) -> None:
         def build(logprobs: list[float]) -> TrainBatch:
             offsets = np.array([0, 3])
-            return TrainBatch.from_packed(
-                token_ids=(np.array([1, 2, 3]), offsets),
-                loss_mask=(np.array([False, False, True]), offsets),
-                behavior_logprobs=(np.array(logprobs, np.float32), offsets),
-                rewards=[0.0],
-                group_ids=[0],
-                rollout_index=[0],
+            return pad_batch(
+                PackedColumns(
+                    token_ids=(np.array([1, 2, 3]), offsets),
+                    loss_mask=(np.array([False, False, True]), offsets),
+                    behavior_logprobs=(np.array(logprobs, np.float32), offsets),
+                    rewards=[0.0],
+                    group_ids=[0],
+                    rollout_index=[0],
+                )
             )
 
         assert build([np.nan, -5.0, -1.0]).behavior_logprobs_BT.tolist() == [[0.0, 0.0, -1.0]]
@@ -90,20 +97,24 @@ class TestFromPacked:
         column = (np.array([1, 2]), offsets)
         rest = {"behavior_logprobs": None, "group_ids": [0], "rollout_index": [0]}
         with pytest.raises(ValueError, match="loss_mask is not aligned"):
-            TrainBatch.from_packed(
-                token_ids=column, loss_mask=(np.ones(3, bool), np.array([0, 3])), rewards=[0.0], **rest
+            pad_batch(
+                PackedColumns(token_ids=column, loss_mask=(np.ones(3, bool), np.array([0, 3])), rewards=[0.0], **rest)
             )
         with pytest.raises(ValueError, match="rewards has 2 entries for 1"):
-            TrainBatch.from_packed(token_ids=column, loss_mask=(np.ones(2, bool), offsets), rewards=[0.0, 1.0], **rest)
+            pad_batch(
+                PackedColumns(token_ids=column, loss_mask=(np.ones(2, bool), offsets), rewards=[0.0, 1.0], **rest)
+            )
 
     def test_an_empty_batch_has_no_micro_batches(self) -> None:
-        batch = TrainBatch.from_packed(
-            token_ids=(np.zeros(0, np.int64), np.array([0])),
-            loss_mask=(np.zeros(0, bool), np.array([0])),
-            behavior_logprobs=None,
-            rewards=[],
-            group_ids=[],
-            rollout_index=[],
+        batch = pad_batch(
+            PackedColumns(
+                token_ids=(np.zeros(0, np.int64), np.array([0])),
+                loss_mask=(np.zeros(0, bool), np.array([0])),
+                behavior_logprobs=None,
+                rewards=[],
+                group_ids=[],
+                rollout_index=[],
+            )
         )
         assert split_batch(batch, Cutting(max_tokens=10, num_ranks=2)) == [[], []]
 
@@ -192,14 +203,16 @@ class TestPairs:
     def test_half_a_pair_is_refused(self) -> None:
         column = (np.array([1, 2]), np.array([0, 2]))
         with pytest.raises(ValueError, match="1 experiences are no whole number of pairs"):
-            TrainBatch.from_packed(
-                token_ids=column,
-                loss_mask=(np.ones(2, bool), np.array([0, 2])),
-                behavior_logprobs=None,
-                rewards=[0.0],
-                group_ids=[0],
-                rollout_index=[0],
-                paired=True,
+            pad_batch(
+                PackedColumns(
+                    token_ids=column,
+                    loss_mask=(np.ones(2, bool), np.array([0, 2])),
+                    behavior_logprobs=None,
+                    rewards=[0.0],
+                    group_ids=[0],
+                    rollout_index=[0],
+                    paired=True,
+                )
             )
 
 

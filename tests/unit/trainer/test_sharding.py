@@ -325,11 +325,11 @@ def test_a_run_resumed_into_the_warm_up_of_its_critic_is_saved(model_path: str, 
     first.save_checkpoint(tmp_path / "first")
     resumed = Learner(model_path, config(), build_algorithm("ppo", {"critic": {"warmup_steps": 5}}), 0)
     resumed.load_checkpoint(tmp_path / "first")
-    expected = {name: full(value).clone() for name, value in resumed.policy.optimizer_state().items()}
+    expected = {name: full(value).clone() for name, value in resumed.policy.optimizers.state().items()}
     resumed.update(make_batch(2), 2)
     resumed.save_checkpoint(tmp_path / "second")
     resumed.load_checkpoint(tmp_path / "second")
-    found = {name: full(value) for name, value in resumed.policy.optimizer_state().items()}
+    found = {name: full(value) for name, value in resumed.policy.optimizers.state().items()}
     assert expected and found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items()), "the policy was not updated"
 
