@@ -172,8 +172,9 @@ def _train_ours(case: Case, model: str, batches: list[Batch], recorder: Recorder
 
 def _open_learner(case: Case, model: str) -> LearnerGroup:
     from rftcore.config.trainer import TrainerConfig
-    from rftcore.trainer.processes.learner_arguments import LearnerArguments
+    from rftcore.trainer.learner_arguments import LearnerArguments
     from rftcore.trainer.processes.learner_group import LearnerGroup
+    from rftcore.trainer.processes.rank_arguments import RankArguments
 
     config = TrainerConfig.model_validate(
         {
@@ -189,9 +190,8 @@ def _open_learner(case: Case, model: str) -> LearnerGroup:
     # A single sequence has no group to be compared with: its advantage is its reward.
     advantage = {"baseline": "none", "scale": "none"} if case.batch == LADDER else {"eps": ADVANTAGE_EPS}
     changes = {"advantage": {"name": "group", **advantage}, "loss": {"name": "ppo", "clip": list(CLIP)}}
-    arguments = LearnerArguments(
-        model_path=model, config=config, algorithm="dapo", algorithm_settings=changes, base_dir=Path(model), seed=0
-    )
+    learner = LearnerArguments(model_path=model, config=config, seed=0)
+    arguments = RankArguments(learner=learner, algorithm="dapo", algorithm_settings=changes)
     return LearnerGroup(arguments, arguments.build_algorithm())
 
 

@@ -30,6 +30,7 @@ from rftcore.config.trainer import OptimizerConfig, TrainerConfig
 from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
+from rftcore.trainer.learner_arguments import LearnerArguments
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sort_from_scratch"
 LENGTHS = (3, 4, 5, 6, 8, 12)
@@ -243,7 +244,7 @@ def rollouts_of(
 
 def open_learner(folder: Path, algorithm: Algorithm, learning_rate: float, seed: int, **config: Any) -> Learner:
     settings = TrainerConfig(learning_rate=learning_rate, autocast="none", num_threads=1, **config)
-    return Learner(str(folder), settings, algorithm, seed, device="cpu")
+    return Learner(LearnerArguments(model_path=str(folder), config=settings, seed=seed), algorithm, device="cpu")
 
 
 def prepare(folder: Path, course: Course, seed: int) -> dict[str, Any]:
@@ -293,7 +294,8 @@ def _open_for_imitation(folder: Path, steps: int, seed: int) -> Learner:
         autocast="none",
         num_threads=1,
     )
-    return Learner(str(folder), config, build_algorithm("sft"), seed, device="cpu", total_steps=steps)
+    arguments = LearnerArguments(model_path=str(folder), config=config, seed=seed, total_steps=steps)
+    return Learner(arguments, build_algorithm("sft"), device="cpu")
 
 
 def _imitate(learner: Learner, demonstrations: Sequence[tuple[str, str]], tokens: Tokens, step: int) -> None:

@@ -26,9 +26,10 @@ from rftcore.trainer.batches.drawn import batch_metrics
 from rftcore.trainer.batches.next_batch import NextBatch, draws_ahead
 from rftcore.trainer.device_turns import TrainerTurns, trainer_turns
 from rftcore.trainer.divergence import MAX_EMPTY_IN_A_ROW
+from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.parity import weight_parity
-from rftcore.trainer.processes.learner_arguments import LearnerArguments
 from rftcore.trainer.processes.learner_group import LearnerGroup
+from rftcore.trainer.processes.rank_arguments import RankArguments
 from rftcore.trainer.publish import Export, Exports, file_method, live_weights, published_bytes
 from rftcore.trainer.run_checkpoints import RunCheckpoints
 from rftcore.trainer.trainer_watch import watch_trainer
@@ -92,17 +93,19 @@ class TrainerRole:
         # A run on a stored selection lasts as long as that does, unless it is told to end earlier.
         self.planned_steps: int = config.steps or joined.run.planned_steps
         self.model = resolved.model_folder
-        arguments = LearnerArguments(
-            model_path=str(self.model),
-            config=config.trainer,
+        arguments = RankArguments(
+            learner=LearnerArguments(
+                model_path=str(self.model),
+                config=config.trainer,
+                seed=config.run.seed,
+                temperature=config.explorer.temperature,
+                total_steps=self.planned_steps,
+                teacher_path=None if resolved.teacher_folder is None else str(resolved.teacher_folder),
+                critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
+                base_dir=config.base_dir,
+            ),
             algorithm=config.algorithm.name,
             algorithm_settings=config.algorithm.args,
-            base_dir=config.base_dir,
-            seed=config.run.seed,
-            temperature=config.explorer.temperature,
-            total_steps=self.planned_steps,
-            teacher_path=None if resolved.teacher_folder is None else str(resolved.teacher_folder),
-            critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
             run_folder=self.run.folder,
         )
         self.turns = turns

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rftcore.algorithms.algorithm import Algorithm
 from rftcore.config.trainer import TrainerConfig
 from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
+from rftcore.trainer.learner_arguments import LearnerArguments
 
 VOCABULARY = 50
 
@@ -46,6 +48,18 @@ def config(**settings: Any) -> TrainerConfig:
     """Layers are not compiled unless asked for, which takes 20 s for each learner on a GPU."""
     defaults = {"autocast": "none", "compile": False, "learning_rate": 1e-3, "max_tokens_per_microbatch": 4096}
     return TrainerConfig(**(defaults | settings))
+
+
+def make_learner(
+    model_path: str | Path,
+    config: TrainerConfig,
+    algorithm: Algorithm,
+    seed: int,
+    device: str | torch.device | None = None,
+    **others: Any,
+) -> Learner:
+    """A learner; `others` are arguments that have a default."""
+    return Learner(LearnerArguments(model_path=str(model_path), config=config, seed=seed, **others), algorithm, device)
 
 
 def make_batch(seed: int, *, groups: int = 3, size: int = 4, rewards: list[float] | None = None) -> TrainBatch:
@@ -87,4 +101,4 @@ def batch_with_everything(seed: int = 1, *, paired: bool = False) -> TrainBatch:
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in learner.model.named_parameters()}
+    return {name: tensor.detach().clone() for name, tensor in learner.policy.model.named_parameters()}

@@ -19,8 +19,29 @@ import torch
 from torch import Tensor
 
 from operators.experience.pair_builder import Answer, PairRules, chosen_over_rejected
+from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.inputs import refuse_missing_rewards
-from rftcore.trainer.batches.train_batch import TrainBatch
+from rftcore.trainer.batches.train_batch import TrainBatch, refuse_missing_behavior
+
+
+def trained_form(batch: TrainBatch, algorithm: Algorithm) -> tuple[TrainBatch, dict[str, float]]:
+    """Return the batch with the pairs and the tokens that an algorithm trains on, and metrics of how it was made.
+
+    Raises:
+        RftError: an experience lacks behaviour log-probabilities that the algorithm needs, or pairs are formed from rewards, and one is not
+            a finite number.
+    """
+    if algorithm.uses_behavior_logprobs:
+        refuse_missing_behavior(batch, may_be_expert=algorithm.expert is not None)
+    metrics, rules = dict[str, float](), algorithm.config.pairs
+    if rules is not None:
+        batch, metrics = paired(batch, rules)
+    if algorithm.pairwise:
+        # Not even computed: experts would be balanced for their tokens, and updates dealt with them.
+        batch, metrics["pairs_dropped"] = answered_pairs(batch)
+    if algorithm.trains_scorer:
+        return scored(batch), metrics
+    return (whole(batch) if algorithm.config.train_on == "all" else batch), metrics
 
 
 def whole(batch: TrainBatch) -> TrainBatch:

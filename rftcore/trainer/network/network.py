@@ -40,7 +40,7 @@ from rftcore.trainer.network.lora import (
 )
 from rftcore.trainer.network.opened_model import Head, opened_model
 from rftcore.trainer.network.optimizers import Optimizers, value_head
-from rftcore.trainer.network.routing import Routers, Routing
+from rftcore.trainer.network.routing import find_routers
 from rftcore.trainer.network.sharding import (
     Grid,
     add_up_head_norms,
@@ -69,6 +69,9 @@ class Network:
         learning_rate: peak, for a model that is trained; None for one that is not.
         adapters: train `config.lora`, where it is given, and not the model's own weights.
         offload: keep a model that is not trained in the memory of the host.
+
+    Attributes:
+        routers: those of a mixture of experts that is trained; None for other models.
 
     Raises:
         ModelError: the model cannot be opened.
@@ -103,7 +106,8 @@ class Network:
         if trained and config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(trained).requires_grad_(trained)
-        self._routers = Routers(self.model, config.router_aux_coef) if trained and head == "vocabulary" else None
+        has_routing_loss = trained and head == "vocabulary"
+        self.routers = find_routers(self.model, config.router_aux_coef) if has_routing_loss else None
         self._lora = named_layers(self.model, config.lora, self._layout.stacked) if adapted and config.lora else None
         self._adapters = [] if self._lora is None else add_adapters(self.model, self._lora)
         layers = layers_of(self.model)
@@ -160,11 +164,6 @@ class Network:
 
         found: Result = self._computation(micro_batch, self._autocast(), with_output)
         return found
-
-    def routing(self) -> tuple[Routing, float] | None:
-        """What the routers of a mixture of experts did in the last `read` with gradient, and the weight of their loss; None for other models."""
-        found = None if self._routers is None else self._routers.take()
-        return None if found is None or self._routers is None else (found, self._routers.coef)
 
     def logprobs(self, micro_batch: MicroBatch, temperature: float) -> Tensor:
         """Log-probabilities of the tokens that count, nats, float32 [N]."""

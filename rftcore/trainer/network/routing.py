@@ -41,47 +41,58 @@ class Routing(NamedTuple):
 
 
 class Routers:
-    """The routers of a model; of a family without this loss there are none.
+    """The routers of a mixture of experts.
+
+    Args:
+        modules: the routers, layer by layer.
+        score_index: place of the scores in what a router returns.
+        chosen: experts per token.
+
+    Attributes:
+        coef: weight of the loss; 0 measures only.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], score_index: int, chosen: int, coef: float) -> None:
+        self._modules, self._chosen, self.coef = modules, chosen, coef
+        for module in modules:
+            setattr(module, _SCORES, None)
+            module.register_forward_hook(_keep_output(score_index))
+
+    def take(self) -> Routing | None:
+        """Return what the routers did in the last pass with gradient, and forget it; None without such a pass."""
+        scores = [getattr(module, _SCORES) for module in self._modules]
+        for module in self._modules:
+            setattr(module, _SCORES, None)
+        if scores[0] is None:
+            return None
+        with torch.set_grad_enabled(self.coef > 0):
+            return measured(scores, self._chosen)
+
+
+def find_routers(model: PreTrainedModel, coef: float | None) -> Routers | None:
+    """Return the routers of a model; None for a family without this loss.
 
     Args:
         coef: weight of the loss; None for the model's own, which counts if its configuration asks for router logits (`output_router_logits`).
 
-    Attributes:
-        coef: weight of the loss; 0 measures only.
-
     Raises:
         ConfigError: a weight above 0 for a model without such routers.
     """
-
-    def __init__(self, model: PreTrainedModel, coef: float | None) -> None:
-        config = model.config.get_text_config()
-        recorder = (getattr(model.base_model, "_can_record_outputs", None) or {}).get("router_logits")
-        self._modules: list[nn.Module] = []
-        if _has_loss(config) and isinstance(recorder, OutputRecorder) and recorder.layer_name is None:
-            self._modules = [module for module in model.modules() if isinstance(module, recorder.target_class)]
-            for module in self._modules:
-                setattr(module, _SCORES, None)
-                module.register_forward_hook(_keep_output(recorder.index))
-        if coef and not self._modules:
-            raise ConfigError(
-                "trainer.router_aux_coef balances the routers of a mixture of experts, and this model has none that are known",
-                value=f"{coef:g}, {config.model_type}",
-                allowed="0, or models such as qwen3_moe, mixtral",
-                todo="leave trainer.router_aux_coef out",
-            )
-        own = config.router_aux_loss_coef if self._modules and config.output_router_logits else 0.0
-        self.coef: float = own if coef is None else coef
-        self._chosen: int = config.num_experts_per_tok if self._modules else 0
-
-    def take(self) -> Routing | None:
-        """Return what the routers did in the last pass with gradient, and forget it; None for a model without routers, or without such a pass."""
-        scores = [getattr(module, _SCORES) for module in self._modules]
-        for module in self._modules:
-            setattr(module, _SCORES, None)
-        if not scores or scores[0] is None:
-            return None
-        with torch.set_grad_enabled(self.coef > 0):
-            return measured(scores, self._chosen)
+    config = model.config.get_text_config()
+    recorder = (getattr(model.base_model, "_can_record_outputs", None) or {}).get("router_logits")
+    if _has_loss(config) and isinstance(recorder, OutputRecorder) and recorder.layer_name is None:
+        modules = [module for module in model.modules() if isinstance(module, recorder.target_class)]
+        if modules:
+            own = config.router_aux_loss_coef if config.output_router_logits else 0.0
+            return Routers(modules, recorder.index, config.num_experts_per_tok, own if coef is None else coef)
+    if coef:
+        raise ConfigError(
+            "trainer.router_aux_coef balances the routers of a mixture of experts, and this model has none that are known",
+            value=f"{coef:g}, {config.model_type}",
+            allowed="0, or models such as qwen3_moe, mixtral",
+            todo="leave trainer.router_aux_coef out",
+        )
+    return None
 
 
 def measured(scores: Sequence[Tensor], chosen: int) -> Routing:

@@ -22,9 +22,9 @@ from rftcore.sync.transfer.plan import TransferPlan, WireTensor
 from rftcore.sync.transfer.transfer import Sent, TransferSender
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.processes.learner_arguments import LearnerArguments
 from rftcore.trainer.processes.other_ranks import OtherRanks
 from rftcore.trainer.processes.process_group import join_process_group, open_rendezvous
+from rftcore.trainer.processes.rank_arguments import RankArguments
 from rftcore.trainer.processes.shared_batch import SharedBatchMemory
 from rftdata.errors import DiskFullError
 
@@ -47,21 +47,21 @@ class LearnerGroup:
         RftError: see `Learner`.
     """
 
-    def __init__(self, arguments: LearnerArguments, algorithm: Algorithm) -> None:
-        self.num_ranks = arguments.config.num_gpus or 1
-        make = partial(arguments.learner, algorithm)
+    def __init__(self, arguments: RankArguments, algorithm: Algorithm) -> None:
+        config = arguments.learner.config
+        self.num_ranks = config.num_gpus or 1
         self._sender = TransferSender()
         self._others: OtherRanks | None = None
         if self.num_ranks == 1:
-            self.own = make()
+            self.own = Learner(arguments.learner, algorithm)
             return
-        rendezvous, self._store = open_rendezvous(self.num_ranks, arguments.config.num_threads)
+        rendezvous, self._store = open_rendezvous(self.num_ranks, config.num_threads)
         self._memory = SharedBatchMemory()
         self._others = OtherRanks(self.num_ranks, self._memory.fd)
 
         def join_and_make() -> Learner:
             join_process_group(rendezvous, 0, self._store)
-            return make()
+            return Learner(arguments.learner, algorithm)
 
         self.own = self._others.call(join_and_make, "make", rendezvous, arguments)
 

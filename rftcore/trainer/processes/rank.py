@@ -63,14 +63,15 @@ class _Rank:
         self.sender = TransferSender(rank)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> None:
+        from rftcore.trainer.learner import Learner
         from rftcore.trainer.processes.process_group import join_process_group, leave_process_group
 
         match method, arguments:
-            case "make", (rendezvous, learner_arguments):
-                if learner_arguments.run_folder is not None:
-                    answer_requests(learner_arguments.run_folder)
+            case "make", (rendezvous, rank_arguments):
+                if rank_arguments.run_folder is not None:
+                    answer_requests(rank_arguments.run_folder)
                 join_process_group(rendezvous, self.rank)
-                self.learner = learner_arguments.learner()
+                self.learner = Learner(rank_arguments.learner, rank_arguments.build_algorithm())
             case "update", (layout, step):
                 self.learner.update(self.memory.read(layout), step)
             case "write_weights", (places, tensors, path):

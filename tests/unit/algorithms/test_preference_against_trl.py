@@ -16,7 +16,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import HeadTerm, Signals, StepBatch
 from rftcore.trainer.batches.forms import paired
 from rftcore.trainer.batches.padding import PackedColumns, pad_batch
-from tests.support.algorithms import loss_in_parts, step_batch, view_of
+from tests.support.algorithms import loss_in_parts, outputs_of, step_batch
 from tests.support.trl_trainers import bare, gives_logits, gives_logprobs
 
 VOCABULARY = 11
@@ -168,7 +168,7 @@ def test_pairs_of_other_micro_batches_are_sorted_too_and_those_of_other_updates_
     alone = algorithm.plan(batch.only(members_B), signals.only(members_B[batch.sequence_N]))
     index_N = members_B[batch.sequence_N].nonzero()[:, 0]
     found, expected = (
-        algorithm.objective(plan, index_N, view_of(plan, index_N, responses.logprobs_N[index_N]))[0]
+        algorithm.objective(plan, outputs_of(plan, index_N, responses.logprobs_N[index_N]))[0]
         for plan in (of_update, alone)
     )
     same(found, expected, responses.leaf_BT)

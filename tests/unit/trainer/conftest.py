@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rftcore.algorithms import build_algorithm
-from rftcore.trainer.learner import Learner
-from tests.support.learning import config, make_batch, save_model
+from tests.support.learning import config, make_batch, make_learner, save_model
 
 
 @contextmanager
@@ -39,7 +38,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def moved_path(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that has left the first one: two steps of imitation of another batch."""
     with one_thread():
-        learner = Learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
+        learner = make_learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
         for step in (1, 2):
             learner.update(make_batch(6), step)
     folder = tmp_path_factory.mktemp("moved")

@@ -16,7 +16,7 @@ from rftcore.trainer.batches.forms import paired
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import RftError
-from tests.support.learning import config, make_batch, weights
+from tests.support.learning import config, make_batch, make_learner, weights
 
 # Experience 4 has no answer. Group 0: 1 over 2. Group 1: 5 over 7. Group 2 is all equal.
 REWARDS = [0.5, 1.0, 0.0, 0.5, 2.0, 0.9, 0.8, 0.7, 1.0, 1.0, 1.0, 1.0]
@@ -74,14 +74,14 @@ class TestPairs:
 
 def updated(model_path: str, preset: str, batch: TrainBatch, **settings: Any) -> tuple[dict[str, float], Learner]:
     changes = settings.pop("algorithm", {})
-    learner = Learner(model_path, config(**settings), build_algorithm(preset, changes), 0)
+    learner = make_learner(model_path, config(**settings), build_algorithm(preset, changes), 0)
     return learner.update(batch, 1), learner
 
 
 def test_steps_without_any_pair_end_the_training_after_a_while(model_path: str, tmp_path: Path) -> None:
     turns = groups(rollout_index_B=torch.arange(12) % 4 // 2)  # each rollout has two turns
     settings = {"epochs": 3, "mini_batches": 2}
-    learner = Learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
+    learner = make_learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
     for step in range(1, 20):
         found = learner.update(turns, step)
         assert (found["skipped"], found["groups_without_pair"]) == (1.0, 3.0)
@@ -89,7 +89,7 @@ def test_steps_without_any_pair_end_the_training_after_a_while(model_path: str, 
     for step in range(21, 40):
         learner.update(turns, step)
     learner.save_checkpoint(tmp_path / "checkpoint")
-    resumed = Learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
+    resumed = make_learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
     resumed.load_checkpoint(tmp_path / "checkpoint")
     with pytest.raises(RftError, match=r"20 steps in a row had nothing to train.*rollouts of one turn"):
         resumed.update(turns, 40)
@@ -118,7 +118,7 @@ def test_updates_of_a_step_share_out_whole_pairs(model_path: str) -> None:
 
 
 def test_a_step_whose_groups_form_no_pair_is_skipped(model_path: str) -> None:
-    learner = Learner(model_path, config(), build_algorithm("online_dpo"), 0)
+    learner = make_learner(model_path, config(), build_algorithm("online_dpo"), 0)
     before = weights(learner)
     found = learner.update(groups(rewards_B=torch.ones(12)), 1)
     assert (found["skipped"], found["pairs_formed"], found["groups_without_pair"]) == (1.0, 0.0, 3.0)

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.presets import presets
-from rftcore.trainer.learner import Learner
-from tests.support.learning import batch_with_everything, config, make_batch
+from tests.support.learning import batch_with_everything, config, make_batch, make_learner
 from tests.support.models import make_tiny_moe
 
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -82,7 +81,7 @@ def test_of_no_preset_grow_with_the_number_of_micro_batches(name: str, checkpoin
     for max_tokens in (30, 4096):
         algorithm = build_algorithm(name, {"teacher": model_path} if needs_model else {})
         settings = config(max_tokens_per_microbatch=max_tokens, gradient_checkpointing=checkpointing)
-        learner = Learner(model_path, settings, algorithm, 0)
+        learner = make_learner(model_path, settings, algorithm, 0)
         batch = batch_with_everything(paired=algorithm.draws_pairs)
         found[max_tokens] = waits_of(lambda: learner.update(batch, 1))  # noqa: B023 - called at once
     assert found[30] == found[4096]
@@ -93,6 +92,6 @@ def test_of_routers_do_not_grow_either(coef: float, tmp_path: Path) -> None:
     model_path, found = str(make_tiny_moe(tmp_path)), {}
     for max_tokens in (30, 4096):
         settings = config(max_tokens_per_microbatch=max_tokens, router_aux_coef=coef)
-        learner = Learner(model_path, settings, build_algorithm("grpo"), 0)
+        learner = make_learner(model_path, settings, build_algorithm("grpo"), 0)
         found[max_tokens] = waits_of(lambda: learner.update(make_batch(1), 1))  # noqa: B023 - called at once
     assert found[30] == found[4096]

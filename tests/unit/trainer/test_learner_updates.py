@@ -14,12 +14,13 @@ from rftcore.algorithms import build_algorithm
 from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
+from rftcore.trainer.network.optimizers import learning_rate_at
 from rftdata.errors import RftError
-from tests.support.learning import batch_with_everything, config, make_batch, weights
+from tests.support.learning import batch_with_everything, config, make_batch, make_learner, weights
 
 
 def taken_steps(learner: Learner) -> int:
-    return int(next(iter(learner.optimizer.state.values()))["step"])
+    return int(next(iter(learner.policy.optimizers.members[0].state.values()))["step"])
 
 
 class TestMiniBatches:
@@ -37,7 +38,7 @@ class TestMiniBatches:
         assert len(make_batch(1, groups=2).deal(5, seed=0)) == 2
 
     def test_make_as_many_updates_in_each_epoch(self, model_path: str) -> None:
-        learner = Learner(model_path, config(mini_batches=3, epochs=2), build_algorithm("grpo"), 0)
+        learner = make_learner(model_path, config(mini_batches=3, epochs=2), build_algorithm("grpo"), 0)
         learner.update(make_batch(1), 1)
         assert taken_steps(learner) == 6
 
@@ -55,11 +56,11 @@ class TestMiniBatches:
 
     def test_of_a_resumed_run_are_the_same(self, model_path: str, tmp_path: Path) -> None:
         settings = config(mini_batches=2, epochs=2)
-        through = Learner(model_path, settings, build_algorithm("grpo"), 3)
+        through = make_learner(model_path, settings, build_algorithm("grpo"), 3)
         through.update(make_batch(1), 1)
         through.save_checkpoint(tmp_path / "one")
         through.update(make_batch(2), 2)
-        again = Learner(model_path, settings, build_algorithm("grpo"), 3)
+        again = make_learner(model_path, settings, build_algorithm("grpo"), 3)
         again.load_checkpoint(tmp_path / "one")
         again.update(make_batch(2), 2)
         assert all(torch.equal(tensor, weights(again)[name]) for name, tensor in weights(through).items())
@@ -74,21 +75,21 @@ def _no_signals() -> Any:
 class TestOldLogprobs:
     def test_recomputed_ones_make_the_first_ratio_one(self, model_path: str) -> None:
         batch = make_batch(1)
-        learner = Learner(model_path, config(), build_algorithm("grpo", {"old_logprobs": "recomputed"}), 0)
+        learner = make_learner(model_path, config(), build_algorithm("grpo", {"old_logprobs": "recomputed"}), 0)
         assert learner.update(batch, 1)["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-        recorded = Learner(model_path, config(), build_algorithm("grpo"), 0).update(batch, 1)
+        recorded = make_learner(model_path, config(), build_algorithm("grpo"), 0).update(batch, 1)
         assert recorded["ratio_mean"] != pytest.approx(1.0, abs=1e-3)
 
     def test_need_no_record_of_who_sampled(self, model_path: str) -> None:
         batch = make_batch(1)
         batch.behavior_logprobs_BT[batch.loss_mask_BT] = torch.nan
-        learner = Learner(model_path, config(), build_algorithm("grpo", {"old_logprobs": "recomputed"}), 0)
+        learner = make_learner(model_path, config(), build_algorithm("grpo", {"old_logprobs": "recomputed"}), 0)
         assert learner.update(batch, 1)["skipped"] == 0.0
 
     def test_a_correction_weighs_by_both_and_reports_what_it_kept(self, model_path: str) -> None:
         algorithm = build_algorithm("grpo", {"correction": {"name": "mask", "high": 1.5, "low": 0.5}})
         assert algorithm.signals == {"old", "behavior"}
-        kept = Learner(model_path, config(), algorithm, 0).update(make_batch(1), 1)["correction_kept"]
+        kept = make_learner(model_path, config(), algorithm, 0).update(make_batch(1), 1)["correction_kept"]
         assert 0 < kept < 1
 
 
@@ -96,12 +97,12 @@ class TestMasks:
     def test_of_each_update_are_chosen_by_the_policy_before_it(self, model_path: str) -> None:
         settings, batch = {"learning_rate": 3e-3}, make_batch(1)
         algorithm = build_algorithm("m2po_one_sided", {"mask": {"threshold": 0.1}})
-        two = Learner(model_path, config(epochs=2, **settings), algorithm, 0).update(batch, 1)
-        once = Learner(model_path, config(**settings), algorithm, 0)
+        two = make_learner(model_path, config(epochs=2, **settings), algorithm, 0).update(batch, 1)
+        once = make_learner(model_path, config(**settings), algorithm, 0)
         kept = [once.update(batch, step)["mask_kept"] for step in (1, 2)]
         assert kept[0] != kept[1] and two["mask_kept"] == pytest.approx(sum(kept) / 2)
         fixed = build_algorithm("m2po_one_sided", {"mask": {"threshold": 0.1, "policy": "step"}})
-        assert Learner(model_path, config(epochs=2, **settings), fixed, 0).update(batch, 1)["mask_kept"] == kept[0]
+        assert make_learner(model_path, config(epochs=2, **settings), fixed, 0).update(batch, 1)["mask_kept"] == kept[0]
 
 
 class TestPairs:
@@ -109,7 +110,7 @@ class TestPairs:
         batch = batch_with_everything(paired=True)
         whole = batch.loss_mask_BT.any(dim=1).view(-1, 2).all(dim=1)
         assert whole.tolist() == [True, True, False, True, True, True]
-        found = Learner(model_path, config(), build_algorithm("dpo"), 0).update(batch, 1)
+        found = make_learner(model_path, config(), build_algorithm("dpo"), 0).update(batch, 1)
         # The reference is the policy itself: each pair that counts has the loss log 2.
         assert found["pairs_dropped"] == 1.0 and found["loss"] == pytest.approx(math.log(2))
 
@@ -117,7 +118,7 @@ class TestPairs:
     def test_that_all_have_one_leave_the_weights(self, model_path: str, preset: str) -> None:
         batch = batch_with_everything(paired=True)
         batch.loss_mask_BT[::2] = False
-        learner = Learner(model_path, config(), build_algorithm(preset), 0)
+        learner = make_learner(model_path, config(), build_algorithm(preset), 0)
         before = weights(learner)
         found = learner.update(batch, 1)
         assert found["pairs_dropped"] == 6.0 and found["skipped"] == 1.0
@@ -128,7 +129,7 @@ class TestPairs:
     )
     def test_with_an_empty_answer_change_nothing(self, model_path: str, preset: str, settings: dict[str, Any]) -> None:
         batch = batch_with_everything(paired=True)
-        learners = [Learner(model_path, config(**settings), build_algorithm(preset), 0) for _ in range(2)]
+        learners = [make_learner(model_path, config(**settings), build_algorithm(preset), 0) for _ in range(2)]
         found = learners[0].update(batch, 1)
         expected = learners[1].update(batch.in_pairs([0, 1, 2, 3, *range(6, 12)]), 1)
         assert (found["pairs_dropped"], expected["pairs_dropped"]) == (1.0, 0.0)
@@ -142,9 +143,9 @@ class TestExperts:
         batch = make_batch(1)
         batch.behavior_logprobs_BT[:3][batch.loss_mask_BT[:3]] = torch.nan
         mixed = build_algorithm("grpo", {"expert": {"loss": "sft", "coef": 0.25}})
-        assert Learner(model_path, config(), mixed, 0).update(batch, 1)["expert_coef"] == 0.25
+        assert make_learner(model_path, config(), mixed, 0).update(batch, 1)["expert_coef"] == 0.25
         with pytest.raises(RftError, match=r"3 of 12 experiences .* no behaviour log-probabilities"):
-            Learner(model_path, config(), build_algorithm("grpo"), 0).update(batch, 1)
+            make_learner(model_path, config(), build_algorithm("grpo"), 0).update(batch, 1)
 
     def test_of_which_some_tokens_were_sampled_are_refused(self, model_path: str) -> None:
         batch = make_batch(1)
@@ -152,18 +153,18 @@ class TestExperts:
         batch.behavior_logprobs_BT[longest, batch.loss_mask_BT[longest].nonzero()[-1]] = torch.nan
         mixed = build_algorithm("grpo", {"expert": {"loss": "sft"}})
         with pytest.raises(RftError, match=f"experience {longest} of the batch"):
-            Learner(model_path, config(), mixed, 0).update(batch, 1)
+            make_learner(model_path, config(), mixed, 0).update(batch, 1)
 
 
 class TestTeachers:
     def test_that_are_the_policy_give_no_advantage(self, model_path: str) -> None:
         algorithm = build_algorithm("on_policy_distillation", {"teacher": model_path})
-        learner = Learner(model_path, config(max_grad_norm=None), algorithm, 0)
+        learner = make_learner(model_path, config(max_grad_norm=None), algorithm, 0)
         assert learner.update(_sampled_by(learner, make_batch(1)), 1)["grad_norm"] == pytest.approx(0.0, abs=1e-4)
         assert learner.update(make_batch(2), 2)["grad_norm"] > 0.01
 
     def test_without_a_model_are_read_from_stored_arrays(self, model_path: str) -> None:
-        learner = Learner(model_path, config(), build_algorithm("on_policy_distillation"), 0)
+        learner = make_learner(model_path, config(), build_algorithm("on_policy_distillation"), 0)
         with pytest.raises(RftError, match=r"set explorer\.teacher.*or algorithm\.teacher .*teacher_logprobs"):
             learner.update(make_batch(1), 1)
         batch = make_batch(1)
@@ -187,12 +188,12 @@ def _sampled_by(learner: Learner, batch: TrainBatch) -> TrainBatch:
 
 class TestOptimizers:
     def test_muon_updates_matrices_of_layers_and_adamw_the_rest(self, model_path: str) -> None:
-        learner = Learner(model_path, config(optimizer="muon"), build_algorithm("sft"), 0)
+        learner = make_learner(model_path, config(optimizer="muon"), build_algorithm("sft"), 0)
         before = weights(learner)
         learner.update(make_batch(1), 1)
         assert all(not torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
         muon, adamw = learner.policy.optimizers.members
-        names = {id(parameter): name for name, parameter in learner.model.named_parameters()}
+        names = {id(parameter): name for name, parameter in learner.policy.model.named_parameters()}
         by_muon = {names[id(parameter)] for parameter in muon.state}
         by_adamw = {names[id(parameter)] for parameter in adamw.state}
         assert all("layers" in name and "norm" not in name for name in by_muon)
@@ -200,11 +201,11 @@ class TestOptimizers:
         assert by_muon | by_adamw == set(before)
 
     def test_muon_continues_from_a_checkpoint(self, model_path: str, tmp_path: Path) -> None:
-        through = Learner(model_path, config(optimizer="muon"), build_algorithm("sft"), 0)
+        through = make_learner(model_path, config(optimizer="muon"), build_algorithm("sft"), 0)
         through.update(make_batch(1), 1)
         through.save_checkpoint(tmp_path / "one")
         through.update(make_batch(2), 2)
-        again = Learner(model_path, config(optimizer="muon"), build_algorithm("sft"), 0)
+        again = make_learner(model_path, config(optimizer="muon"), build_algorithm("sft"), 0)
         again.load_checkpoint(tmp_path / "one")
         again.update(make_batch(2), 2)
         assert all(torch.equal(tensor, weights(again)[name]) for name, tensor in weights(through).items())
@@ -213,16 +214,15 @@ class TestOptimizers:
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        ("linear", [0.5, 1.0, 0.75, 0.5]),  # from 1 at step 2 to 0 at step 12
+        ("linear", [0.5, 1.0, 0.8, 0.5]),  # from 1 at step 2 to 0 at step 12
         ("wsd", [0.5, 1.0, 1.0, 1.0]),  # falls over the last 20 % of 12 steps: 2 steps
     ],
 )
-def test_schedules(model_path: str, schedule: str, expected: list[float]) -> None:
-    settings = config(learning_rate=1.0, warmup_steps=2, lr_schedule=schedule, min_lr_ratio=0.0, lr_decay_ratio=0.2)
-    learner = Learner(model_path, settings, build_algorithm("sft"), 0, total_steps=12)
-    assert [learner.learning_rate(step) for step in (1, 2, 4.5, 7)] == pytest.approx(expected)
-    assert learner.learning_rate(12) == 0.0
-    assert learner.learning_rate(11) == pytest.approx(0.5 if schedule == "wsd" else 0.1)
+def test_schedules(schedule: str, expected: list[float]) -> None:
+    settings = config(warmup_steps=2, lr_schedule=schedule, min_lr_ratio=0.0, lr_decay_ratio=0.2)
+    assert [learning_rate_at(settings, step, 12) for step in (1, 2, 4, 7)] == pytest.approx(expected)
+    assert learning_rate_at(settings, 12, 12) == 0.0
+    assert learning_rate_at(settings, 11, 12) == pytest.approx(0.5 if schedule == "wsd" else 0.1)
 
 
 def test_tensors_that_experiences_brought_reach_the_algorithm() -> None:

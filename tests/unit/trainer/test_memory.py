@@ -40,12 +40,11 @@ from rftcore.trainer.estimates.memory import (
     refuse_too_little_memory,
     training_memory,
 )
-from rftcore.trainer.learner import Learner
 from rftcore.trainer.model_shape import ModelShape, model_shape, read_model_shape
 from rftcore.trainer.network.head import Output, read_logits
 from rftcore.trainer.network.optimizers import Optimizers
 from rftdata.errors import ConfigError, ModelError
-from tests.support.learning import make_batch
+from tests.support.learning import make_batch, make_learner
 from tests.support.models import make_tiny_model, make_tiny_moe
 from tests.support.published_models import LLAMA_8B, QWEN_1_5B
 
@@ -189,7 +188,7 @@ def test_a_checkpoint_is_copied_to_the_host_with_the_sizes_that_its_files_have(
 ) -> None:
     model = make_tiny_model(tmp_path / "model")
     config = TrainerConfig(lora=lora, autocast="none", max_tokens_per_microbatch=4096)
-    learner = Learner(str(model), config, build_algorithm("sft"), 0)
+    learner = make_learner(str(model), config, build_algorithm("sft"), 0)
     learner.update(make_batch(1), 1)
     learner.save_checkpoint(tmp_path / "checkpoint")
     found = host_memory(config, Trained(policy=read_model_shape(model)))

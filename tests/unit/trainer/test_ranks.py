@@ -256,12 +256,15 @@ class TestTwoRanks:
 
 
 def test_an_error_of_all_ranks_is_raised_once(folder: Path) -> None:
-    given = replace(arguments(folder, 2), model_path=str(folder / "none"))
+    of_two, of_one = (
+        replace(ranks, learner=replace(ranks.learner, model_path=str(folder / "none")))
+        for ranks in (arguments(folder, 2), arguments(folder, 1))
+    )
     with pytest.raises(ModelError) as alone:
-        replace(given, config=given.config.model_copy(update={"num_gpus": None})).learner()
+        LearnerGroup(of_one, of_one.build_algorithm())
     leave_process_group()  # on a GPU it has joined one of its own
     with pytest.raises(ModelError) as together:
-        LearnerGroup(given, given.build_algorithm())
+        LearnerGroup(of_two, of_two.build_algorithm())
     assert str(together.value).removeprefix("rank 1: ") == str(alone.value), "of the rank that fails first"
 
 

@@ -22,7 +22,7 @@ from rftcore.trainer.model_shape import refuse_indivisible
 from rftcore.trainer.network.network import Network
 from rftcore.trainer.network.sharding import full
 from rftdata.errors import ConfigError
-from tests.support.learning import VOCABULARY, config, make_batch
+from tests.support.learning import VOCABULARY, config, make_batch, make_learner
 from tests.support.models import make_tiny_moe
 from tests.support.ranks import run_ranks
 from tests.support.weights import weights_of
@@ -57,7 +57,7 @@ def batch_of(case: str, step: int) -> TrainBatch:
 def learner_of(case: str, model: str, teacher: str, **changes: Any) -> Learner:
     name, parts, _ = CASES.get(case, ("sft", {}, False))
     algorithm = build_algorithm(name, parts | ({"teacher": {"path": teacher}} if name == "jsd" else {}))
-    return Learner(model, config(**({"max_tokens_per_microbatch": 40} | changes)), algorithm, 0)
+    return make_learner(model, config(**({"max_tokens_per_microbatch": 40} | changes)), algorithm, 0)
 
 
 def trained(learner: Learner, case: str, first: int = 1) -> Trained:
@@ -73,12 +73,12 @@ def gradients(learner: Learner) -> dict[str, Tensor]:
 
     def look(*_: Any) -> None:
         handle.remove()
-        layout = CheckpointLayout(learner.model)
-        for name, parameter in learner.model.named_parameters():
+        layout = CheckpointLayout(learner.policy.model)
+        for name, parameter in learner.policy.model.named_parameters():
             if parameter.grad is not None:
                 seen.update(layout.tensors(name, full(parameter.grad).clone()))
 
-    handle = learner.optimizer.register_step_pre_hook(look)
+    handle = learner.policy.optimizers.members[0].register_step_pre_hook(look)
     return seen
 
 
@@ -314,16 +314,16 @@ def test_a_sharded_model_is_called_unpacked_between_updates(
 def test_no_model_stays_gathered_after_an_update(model_path: str, moved_path: str, case: str) -> None:
     learner = learner_of(case, model_path, moved_path)
     learner.update(batch_of(case, 1), 1)
-    for network in (learner.policy, learner.reference, learner.teacher):
+    for network in (learner.policy, learner.models.reference, learner.models.teacher):
         assert network is None or gathered_weights(network) == []
 
 
 @pytest.mark.usefixtures("mesh_of_one")
 def test_a_run_resumed_into_the_warm_up_of_its_critic_is_saved(model_path: str, tmp_path: Path) -> None:
-    first = Learner(model_path, config(), build_algorithm("ppo"), 0)
+    first = make_learner(model_path, config(), build_algorithm("ppo"), 0)
     first.update(make_batch(1), 1)
     first.save_checkpoint(tmp_path / "first")
-    resumed = Learner(model_path, config(), build_algorithm("ppo", {"critic": {"warmup_steps": 5}}), 0)
+    resumed = make_learner(model_path, config(), build_algorithm("ppo", {"critic": {"warmup_steps": 5}}), 0)
     resumed.load_checkpoint(tmp_path / "first")
     expected = {name: full(value).clone() for name, value in resumed.policy.optimizers.state().items()}
     resumed.update(make_batch(2), 2)

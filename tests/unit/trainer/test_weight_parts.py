@@ -21,7 +21,7 @@ from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.network.sharding import Grid, full
 from rftcore.trainer.network.weight_parts import held_rows, wire_tensors
-from tests.support.learning import config, save_model
+from tests.support.learning import config, make_learner, save_model
 from tests.support.models import make_tiny_moe
 from tests.support.ranks import run_ranks
 from tests.support.weights import weights_of
@@ -51,14 +51,14 @@ Found = tuple[tuple[WireTensor, ...], list[HeldRows], dict[str, Tensor]]
 def own_heads(learner: Learner) -> None:
     """Give adapters a value: B is 0 at first."""
     with torch.no_grad():
-        for name, parameter in learner.model.named_parameters():
+        for name, parameter in learner.policy.model.named_parameters():
             if ".lora_B" in name:
                 parameter.copy_(torch.arange(parameter.numel()).view_as(parameter) / 50)
 
 
 def whole_weights(learner: Learner) -> dict[str, Tensor]:
     """The weights by torch's own gathering, under the names of the checkpoint."""
-    layout = CheckpointLayout(learner.model)
+    layout = CheckpointLayout(learner.policy.model)
     return {
         part: tensor.clone()
         for name, weight in learner.policy._weights()
@@ -89,7 +89,7 @@ def run_rank(rank: int, folder: Path) -> None:
     for tied in TIED:
         for case, settings in CASES.items():
             model = folder / f"{'experts' if case.startswith('experts') else 'dense'}-{tied}"
-            learner = Learner(str(model), config(**settings), build_algorithm("sft", {}), 0)
+            learner = make_learner(str(model), config(**settings), build_algorithm("sft", {}), 0)
             own_heads(learner)
             tensors = learner.wire_tensors()
             held = [replace(rows, rows=rows.rows.clone()) for rows in learner.held_rows(plan_of(tensors))]
@@ -192,7 +192,7 @@ def test_a_rank_holds_its_rows_alone(by_four: list[dict[str, Found]], case: str)
 
 def test_adapters_are_merged_into_the_rows(by_four: list[dict[str, Found]], tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", tied=True)
-    learner = Learner(str(model), config(lora=CASES["adapters"]["lora"]), build_algorithm("sft", {}), 0)
+    learner = make_learner(str(model), config(lora=CASES["adapters"]["lora"]), build_algorithm("sft", {}), 0)
     own_heads(learner)
     result = put_together([found["adapters, True"] for found in by_four])
     for name, tensor in whole_weights(learner).items():
