@@ -297,8 +297,8 @@ def copy_tokenizer(source: str, folder: Path) -> None:
 
 
 def _is_tokenizer_file(name: str) -> bool:
-    known = ("tokenizer", "special_tokens_map", "added_tokens", "chat_template", "vocab", "merges", "spiece")
-    return name.startswith(known) and not name.endswith(".safetensors")
+    beginnings = ("tokenizer", "special_tokens_map", "added_tokens", "chat_template", "vocab", "merges", "spiece")
+    return name.startswith(beginnings) and not name.endswith(".safetensors")
 
 
 def sizes_under(prefix: str, sizes: dict[str, torch.Size]) -> dict[str, torch.Size]:

@@ -49,8 +49,8 @@ from rftcore.trainer.network.host_copy import HostCopy
 from rftcore.trainer.network.network import Network
 from rftcore.trainer.network.optimizers import learning_rate_at
 from rftcore.trainer.network.sharding import Grid, make_grid
-from rftcore.trainer.progress import StepProgress
 from rftcore.trainer.signals import SignalReader
+from rftcore.trainer.step_progress import StepProgress
 from rftcore.trainer.updates import OptimizerUpdates
 from rftdata.errors import ConfigError, ModelError
 
@@ -64,6 +64,7 @@ class Learner:
         device: CUDA where there is one, else the CPU.
 
     Attributes:
+        temperature: of the distributions that log-probabilities are of.
         writer: writes checkpoints in a thread.
 
     Raises:
@@ -91,9 +92,9 @@ class Learner:
         self._host_copy = HostCopy()
         self.writer = CheckpointWriter(self.grid)
         self.models = Models(arguments, algorithm, self.grid)
-        temperature = arguments.temperature if algorithm.learns_from_samples else 1.0
-        self._signals = SignalReader(self.models, temperature, self.progress.mark)
-        gradients = GradientPasses(self.models, algorithm, temperature, self.progress.mark)
+        self.temperature = arguments.temperature if algorithm.learns_from_samples else 1.0
+        self._signals = SignalReader(self.models, self.temperature, self.progress.mark)
+        gradients = GradientPasses(self.models, algorithm, self.temperature, self.progress.mark)
         self._updates = OptimizerUpdates(self._signals, gradients, self._divergence, config, arguments.seed)
 
     @property

@@ -116,10 +116,12 @@ class ModelShape:
     @property
     def matrix_parameters(self) -> int:
         """Number of weights in the matrices of all layers. Those of the experts of a layer are one tensor of three dimensions, and do not count."""
-        found = self.layers * _size(self.matrices)
+        number = self.layers * _size(self.matrices)
         if self.experts is not None:
-            found += (self.layers - self.experts.layers) * _size(self._mlp) + self.experts.layers * self._beside_experts
-        return found
+            number += (self.layers - self.experts.layers) * _size(
+                self._mlp
+            ) + self.experts.layers * self._beside_experts
+        return number
 
     @property
     def _experts(self) -> int:

@@ -24,8 +24,9 @@ from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
 from rftcore.trainer.batches.drawn import batch_metrics
 from rftcore.trainer.batches.next_batch import NextBatch, draws_ahead
-from rftcore.trainer.device_turns import TrainerTurns, trainer_turns
+from rftcore.trainer.device_turns import DeviceTurns, device_turns_of
 from rftcore.trainer.divergence import MAX_EMPTY_IN_A_ROW
+from rftcore.trainer.evaluations import RunEvaluations
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.parity import weight_parity
 from rftcore.trainer.processes.learner_group import LearnerGroup
@@ -35,14 +36,7 @@ from rftcore.trainer.run_checkpoints import RunCheckpoints
 from rftcore.trainer.trainer_watch import watch_trainer
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.batch import Batch
-from rftdata.attempts.evaluations import (
-    answered_validations,
-    failed_evaluations,
-    num_open_evaluations,
-    plan_evaluations,
-    weights_of_open_evaluations,
-)
-from rftdata.attempts.policies import first_policy
+from rftdata.attempts.evaluations import failed_evaluations, num_open_evaluations, weights_of_open_evaluations
 from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.failpoints import failpoint
 from rftdata.planning.run_selectors import selector_metrics
@@ -62,10 +56,10 @@ def main(joined: JoinedRun) -> int:
             tasksets=[taskset.name for taskset in config.tasks],
         ) as attempt,
     ):
-        turns = trainer_turns(config, attempt, worker)
-        if turns.take(worker.should_stop, after_evaluations=False):
+        device_turns = device_turns_of(config, attempt, worker)
+        if device_turns.take(worker.should_stop, after_evaluations=False):
             worker.set_state("loads the model", activity="starting")
-            TrainerRole(joined, worker, attempt, turns).train()
+            TrainerRole(joined, worker, attempt, device_turns).train()
         joined.leave()
     return 0
 
@@ -82,7 +76,7 @@ class _Timing:
 class TrainerRole:
     """One trainer process on one attempt."""
 
-    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt, turns: TrainerTurns) -> None:
+    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt, device_turns: DeviceTurns) -> None:
         resolved, config = joined.resolved, joined.resolved.config
         self.config = config
         self.run = joined.run
@@ -108,8 +102,8 @@ class TrainerRole:
             algorithm_settings=config.algorithm.args,
             run_folder=self.run.folder,
         )
-        self.turns = turns
-        self.learner = turns.learner = LearnerGroup(arguments, resolved.algorithm)
+        self.device_turns = device_turns
+        self.learner = device_turns.learner = LearnerGroup(arguments, resolved.algorithm)
         self.next_batch = NextBatch(attempt, self.learner.algorithm, config.trainer.batch_groups)
         self.checkpoints = RunCheckpoints(attempt, worker, self.learner, self.folder, config)
         self.checkpoints.remove_abandoned()
@@ -124,6 +118,7 @@ class TrainerRole:
         adapters = config.trainer.lora if resolved.sends_adapters_alone else None
         merges = config.trainer.lora is not None and adapters is None
         self.exports = Exports(self.learner, adapters, dtype, merges)
+        self.evaluations = RunEvaluations(attempt, self.checkpoints, config, self.model, self._hand_over_folder)
         self.live = live_weights(config.sync, attempt, worker, self.learner, self._write_file, adapters)
         self.parity = weight_parity(config)
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
@@ -136,10 +131,10 @@ class TrainerRole:
         watch = watch_trainer(self.learner, self.config.trainer.hang_s, self.run.folder)
         try:
             step = self.attempt.start_step
-            self._ask_again_for_validations()
+            self.evaluations.plan_unanswered_validations()
             self._publish(step)
             self._ask_for_validation(step)
-            self.turns.give()
+            self.device_turns.give()
             with self.next_batch:
                 while step < self.planned_steps and not self._should_stop() and self._step(step + 1):
                     step += 1
@@ -162,7 +157,7 @@ class TrainerRole:
                 self.live.close()
             self.publisher.close()
             self.learner.close()
-            self.turns.leave()
+            self.device_turns.leave()
 
     def _step(self, step: int) -> bool:
         """One step; False when the run was asked to stop."""
@@ -175,7 +170,7 @@ class TrainerRole:
             return False
         if step < self.planned_steps and draws_ahead(self.config, self.run, step + 1):
             self.next_batch.draw_ahead(step + 1)
-        if not self.turns.take(self._should_stop):
+        if not self.device_turns.take(self._should_stop):
             return False
         batch, metrics = prepared.drawn, dict[str, float]()
         if prepared.train is not None:
@@ -183,7 +178,7 @@ class TrainerRole:
             started = time.monotonic()
             metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
-            self.turns.free()
+            self.device_turns.free()
             timing.train = time.monotonic() - started
         if self.parity is not None and self.live is not None:
             staleness = batch.rows["staleness"].to_pylist()
@@ -210,7 +205,7 @@ class TrainerRole:
             )
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
-        self.turns.give()
+        self.device_turns.give()
         return True
 
     def _should_stop(self) -> bool:
@@ -224,9 +219,11 @@ class TrainerRole:
 
     def _serve_missed_weights(self, stop: Callable[[], bool]) -> None:
         """Send the weights again to engines that missed them, or write a file; an explorer that was started later has no others."""
-        if self.live is not None:
-            self.live.serve_missed(self.policy_version_id, partial(self.turns.own, stop))
-            self.published = self.live.publication
+        if self.live is not None and self.live.is_missed(self.policy_version_id):
+            with self.device_turns.own(stop) as has_turn:
+                if has_turn:
+                    self.live.serve_missed(self.policy_version_id)
+                    self.published = self.live.publication
 
     def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
         """Ready groups, or where nothing else is missing the `reviews` of people."""
@@ -273,6 +270,9 @@ class TrainerRole:
             in_use.add(self.published.uri)
         return self.publisher.publish(name, export, in_use=in_use)
 
+    def _hand_over_folder(self, name: str, folder: Path) -> Publication:
+        return self._hand_over(name, self.exports.of_folder(folder))
+
     def _publish_unchanged(self, step: int) -> None:
         """A skipped step: pacing goes on, the weights are those of before."""
         assert self.published is not None
@@ -283,51 +283,18 @@ class TrainerRole:
             step, method=method, uri=publication.uri, num_bytes=publication.num_bytes, checksum=publication.checksum
         )
 
-    def _ask_again_for_validations(self) -> None:
-        """Plan unanswered validations of earlier steps again, from the folders of their weights.
-
-        This comes before the first publication: what is handed over here must not push out the weights that engines load next.
-        """
-        if not self.config.eval.tasks or not self.attempt.start_step:
-            return
-        wanted = {
-            (taskset.name, decoding) for taskset in self.config.eval.tasks for decoding in self.config.eval.decodings
-        }
-        answered = answered_validations(self.run)
-        sources = [(c.trainer_step, Path(c.uri), c.policy_version_id) for c in self.checkpoints.kept()]
-        first = first_policy(self.run, self.attempt.attempt_id)
-        if first is not None and first.trainer_step == 0:
-            sources.append((0, self.model, first.policy_version_id))
-        for step, folder, version in sources:
-            due = step < self.attempt.start_step and step % self.config.eval.every == 0
-            if due and wanted - answered.get(step, set()) and version is not None and folder.is_dir():
-                publication = self._hand_over(f"again-step-{step:06d}", self.exports.of_folder(folder))
-                self._plan_validation(step, version, publication)
-
     def _ask_for_validation(self, step: int) -> None:
         if self.config.eval.tasks:
             if self.live is not None:
                 self.published = self.live.as_file(self.policy_version_id)
             assert self.published is not None
-            self._plan_validation(step, self.policy_version_id, self.published)
-
-    def _plan_validation(self, step: int, policy_version_id: int, publication: Publication) -> None:
-        plan_evaluations(
-            self.attempt,
-            policy_version_id=policy_version_id,
-            trainer_step=step,
-            purpose="validation",
-            tasksets=[taskset.name for taskset in self.config.eval.tasks],
-            decodings=self.config.eval.decodings,
-            uri=publication.uri,
-            checksum=publication.checksum,
-        )
+            self.evaluations.plan_validation(step, self.policy_version_id, self.published)
 
     def _leave(self, step: int) -> None:
         """Asked to stop: keep what was trained."""
         self.checkpoints.commit()
         if step > self.attempt.start_step and not any(c.trainer_step == step for c in self.checkpoints.kept()):
-            with self.turns.own(lambda: False):
+            with self.device_turns.own(lambda: False):
                 self.checkpoints.commit_later(self.checkpoints.begin(step, self.policy_version_id))
             self.checkpoints.commit()
 
@@ -339,7 +306,7 @@ class TrainerRole:
             return
         self.checkpoints.forget_old()  # none waits for its score any more
         if self.config.eval.test:
-            self._ask_for_tests()
+            self.evaluations.plan_tests()
             if not self._wait_for_evaluations("the test sets"):
                 return
         failed = failed_evaluations(self.run)
@@ -357,27 +324,6 @@ class TrainerRole:
                 todo="see state and reward in rft.v_experience (groups of equal rewards have no gradient), rft.v_dropped, and skipped, grad_norm, num_tokens"
                 " and, of pairs, pairs_formed, groups_without_pair and pairs_dropped in the metrics of rft.v_train_step; pairs are formed of rollouts of one"
                 " turn with different rewards",
-            )
-
-    def _ask_for_tests(self) -> None:
-        """The test sets are read once: by the initial weights and by the checkpoint that validation chose."""
-        kept = self.checkpoints.kept()
-        best, first = self.checkpoints.best(kept) or kept[0], first_policy(self.run, self.attempt.attempt_id)
-        assert first is not None and best.policy_version_id is not None
-        for name, folder, version, step in (
-            ("test-initial", self.model, first.policy_version_id, 0),
-            ("test-best", Path(best.uri), best.policy_version_id, best.trainer_step),
-        ):
-            publication = self._hand_over(name, self.exports.of_folder(folder))
-            plan_evaluations(
-                self.attempt,
-                policy_version_id=version,
-                trainer_step=step,
-                purpose="test",
-                tasksets=[taskset.name for taskset in self.config.eval.test],
-                decodings=["greedy", "sampled"],
-                uri=publication.uri,
-                checksum=publication.checksum,
             )
 
     def _wait_for_evaluations(self, what: str) -> bool:

@@ -18,9 +18,9 @@ def totals(sums: dict[str, Tensor], grid: Grid) -> dict[str, float]:
         sums: of this rank, numbers by the metric's name, and `ROUTING`.
     """
     flat = grid.add_up(torch.cat([value.float().flatten() for value in sums.values()])).cpu()
-    found = dict(zip(sums, flat.split([value.numel() for value in sums.values()]), strict=True))
-    routing = found.pop(ROUTING, None)
-    metrics = {name: value.item() for name, value in found.items()}
+    summed = dict(zip(sums, flat.split([value.numel() for value in sums.values()]), strict=True))
+    routing = summed.pop(ROUTING, None)
+    metrics = {name: value.item() for name, value in summed.items()}
     return metrics if routing is None else metrics | routing_metrics(*routing.view_as(sums[ROUTING]))
 
 

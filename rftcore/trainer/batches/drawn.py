@@ -59,9 +59,9 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
     columns = {
         column: _one_each(batch, column) for column in (*sorted(algorithm.columns), *sorted(algorithm.optional_columns))
     }
-    given = {column: numbers for column, numbers in columns.items() if numbers[1].any()}
-    names = _reward_names(batch) if "reward_parts" in given else ()
-    found = pad_batch(
+    present = {column: numbers for column, numbers in columns.items() if numbers[1].any()}
+    names = _reward_names(batch) if "reward_parts" in present else ()
+    trained = pad_batch(
         PackedColumns(
             token_ids=(partial(batch.padded, "token_ids"), offsets),
             loss_mask=(partial(batch.padded, "loss_mask"), offsets),
@@ -74,13 +74,13 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
             paired=algorithm.draws_pairs,
             reward_names=names,
             **tokens,
-            **{column: values for column, (values, _) in given.items()},  # type: ignore[arg-type]  # columns have the names of arguments
+            **{column: values for column, (values, _) in present.items()},  # type: ignore[arg-type]  # columns have the names of arguments
         )
     )
-    for column, (_, is_given) in columns.items():
-        if column in given or column in algorithm.columns:
-            _refuse_missing(batch, algorithm, found, column, torch.from_numpy(is_given))
-    return found
+    for column, (_, is_present) in columns.items():
+        if column in present or column in algorithm.columns:
+            _refuse_missing(batch, algorithm, trained, column, torch.from_numpy(is_present))
+    return trained
 
 
 def _one_each(batch: Batch, column: Column) -> Numbers:
@@ -106,8 +106,8 @@ def _reward_parts(batch: Batch) -> Numbers:
     """The rewards of each experience by name, [B, K]; one that lacks a name has none."""
     names, rows = _reward_names(batch), [dict(parts) for parts in batch.rows["reward_parts"].to_pylist()]
     values = [[row.get(name, 0.0) for name in names] for row in rows]
-    found = np.array(values, dtype=np.float64).reshape(len(rows), len(names))
-    return found, np.array([bool(names) and row.keys() == set(names) for row in rows], dtype=np.bool_)
+    rewards = np.array(values, dtype=np.float64).reshape(len(rows), len(names))
+    return rewards, np.array([bool(names) and row.keys() == set(names) for row in rows], dtype=np.bool_)
 
 
 def _items(batch: Batch, name: str) -> list[Any]:
@@ -125,11 +125,11 @@ def _items(batch: Batch, name: str) -> list[Any]:
 
 
 def _refuse_missing(
-    batch: Batch, algorithm: Algorithm, found: TrainBatch, column: Column, given_B: torch.Tensor
+    batch: Batch, algorithm: Algorithm, trained: TrainBatch, column: Column, present_B: torch.Tensor
 ) -> None:
     """Refuse experiences without an input that the algorithm compares; an expert's need none where they have a loss of their own."""
-    needed_B = ~found.expert_B if algorithm.expert is not None else torch.ones(len(batch), dtype=torch.bool)
-    rows = (needed_B & ~given_B).nonzero().flatten().tolist()
+    needed_B = ~trained.expert_B if algorithm.expert is not None else torch.ones(len(batch), dtype=torch.bool)
+    rows = (needed_B & ~present_B).nonzero().flatten().tolist()
     if rows:
         what, how = RECORDED_BY[column]
         raise RoleFailedError(

@@ -86,10 +86,10 @@ def paired(batch: TrainBatch, rules: PairRules) -> tuple[TrainBatch, dict[str, f
     refuse_missing_rewards(batch.for_algorithm(1), torch.ones(batch.num_experiences, dtype=torch.bool))
     groups = _answers(batch)
     pairs = [list(chosen_over_rejected(answers, rules)) for answers in groups]
-    rows = [answer.key for found in pairs for pair in found for answer in pair]
+    rows = [answer.key for of_group in pairs for pair in of_group for answer in pair]
     metrics = {
         "pairs_formed": float(len(rows) // 2),
-        "groups_without_pair": float(sum(not found for found in pairs)),
+        "groups_without_pair": float(sum(not of_group for of_group in pairs)),
     }
     return batch.in_pairs(rows), metrics
 
@@ -155,13 +155,13 @@ def _next_different(values: list[bytes]) -> list[int]:
     if len(set(values)) < 2:
         return []
     num = len(values)
-    found = [0] * (2 * num)
+    places = [0] * (2 * num)
     following = 2 * num
     for place in range(2 * num - 2, -1, -1):
         if values[(place + 1) % num] != values[place % num]:
             following = place + 1
-        found[place] = following % num
-    return found[:num]
+        places[place] = following % num
+    return places[:num]
 
 
 def _widened(values_BT: Tensor) -> Tensor:

@@ -158,9 +158,9 @@ def _balanced(units: list[list[_Row]], cutting: Cutting) -> list[list[_Row]]:
     num_alone = sum(size > cutting.max_tokens for size in sizes)
     num_full = math.ceil(sum(size for size in sizes if size <= cutting.max_tokens) / cutting.max_tokens)
     rounds = math.ceil((num_alone + num_full) / cutting.num_ranks)
-    while (found := _placed(order, costs, sizes, rounds * cutting.num_ranks, cutting.max_tokens)) is None:
+    while (filled := _placed(order, costs, sizes, rounds * cutting.num_ranks, cutting.max_tokens)) is None:
         rounds += 1
-    dearest_first = sorted(found, key=lambda members: -sum(costs[u] for u in members))
+    dearest_first = sorted(filled, key=lambda members: -sum(costs[u] for u in members))
     return [[row for u in sorted(members) for row in units[u]] for members in dearest_first]
 
 

@@ -95,9 +95,9 @@ class NextBatch:
                 if stop():
                     return None
             ahead, self._ahead = self._ahead, None
-            found = self._current(ahead)
-            if found is not None:
-                return found
+            prepared = self._current(ahead)
+            if prepared is not None:
+                return prepared
         waiting(None)
         batch = self.attempt.draw(step, self._num_groups, ARRAYS, stop=stop, waiting=waiting)
         return None if batch is None else self._prepared(batch)
@@ -131,8 +131,8 @@ class NextBatch:
         """Return what was drawn ahead, if it is still what a draw would give; otherwise nothing is drawn for the step."""
         if ahead.error is not None and not isinstance(ahead.error, RftError):
             raise ahead.error
-        if ahead.found is not None and self.attempt.is_current(ahead.found.drawn):
-            return ahead.found
+        if ahead.batch is not None and self.attempt.is_current(ahead.batch.drawn):
+            return ahead.batch
         if ahead.may_have_drawn:
             self.attempt.release_step(ahead.step)
         return None
@@ -142,12 +142,12 @@ class _AheadDraw:
     """One draw in a thread, tried again until it succeeds or the step begins.
 
     Attributes:
-        found, error: the outcome, once `leave` has returned true.
+        batch, error: the outcome, once `leave` has returned true.
     """
 
     def __init__(self, step: int, try_draw: Callable[[int], PreparedBatch | None]) -> None:
         self.step = step
-        self.found: PreparedBatch | None = None
+        self.batch: PreparedBatch | None = None
         self.error: BaseException | None = None
         self._try_draw = try_draw
         self._left = threading.Event()
@@ -158,7 +158,7 @@ class _AheadDraw:
 
     @property
     def may_have_drawn(self) -> bool:
-        return self.found is not None or self.error is not None
+        return self.batch is not None or self.error is not None
 
     def leave(self, timeout_s: float | None = None) -> bool:
         """Begin no further try, and wait for the one that runs; return whether it has ended.
@@ -172,9 +172,9 @@ class _AheadDraw:
 
     def _work(self) -> None:
         try:
-            while not self._left.is_set() and self.found is None:
-                self.found = self._try_draw(self.step)
-                if self.found is None:
+            while not self._left.is_set() and self.batch is None:
+                self.batch = self._try_draw(self.step)
+                if self.batch is None:
                     self._left.wait(_POLL_S)
         except BaseException as error:  # noqa: BLE001 - the step that needs the batch raises it, or draws again
             self.error = error

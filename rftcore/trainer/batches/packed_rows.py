@@ -80,9 +80,9 @@ Packing = Segments | PaddedRows
 def to_device(packing: Packing, device: torch.device) -> Packing:
     """The same with its tensors on `device`."""
 
-    def there(value: Any) -> Any:
+    def on_device(value: Any) -> Any:
         return copy_to_device(value, device) if isinstance(value, Tensor) else value
 
     if isinstance(packing, Segments):
-        return Segments(*map(there, packing))
-    return PaddedRows(tuple(Rows(*map(there, rows)) for rows in packing.parts), there(packing.place_L))
+        return Segments(*map(on_device, packing))
+    return PaddedRows(tuple(Rows(*map(on_device, rows)) for rows in packing.parts), on_device(packing.place_L))

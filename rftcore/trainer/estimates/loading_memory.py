@@ -31,7 +31,7 @@ def loading_memory(config: TrainerConfig, models: Trained, *, on_gpus: bool = Tr
         *((shape, None) for shape in (models.critic, models.teacher) if shape is not None),
     ]
     parts = max(
-        (_parts(config, shape, lora, on_gpus) for shape, lora in loaded), key=lambda found: Estimate(found).size_bytes
+        (_parts(config, shape, lora, on_gpus) for shape, lora in loaded), key=lambda parts: Estimate(parts).size_bytes
     )
     ranks = config.num_gpus or 1
     return Estimate((*parts, Part("processes", ranks * PROCESS_BYTES, f"Python, torch and CUDA of {ranks}")))
@@ -61,10 +61,10 @@ def _parts(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None, on
 
 def refuse_too_little_for_loading(config: TrainerConfig, models: Trained, available_bytes: float) -> None:
     """Raise a ConfigError if a host that has all GPUs cannot hold what loading takes; the files may leave its memory again, and do not count."""
-    found = loading_memory(config, models)
-    needed = found.size_bytes - found.part("files")
+    estimate = loading_memory(config, models)
+    needed = estimate.size_bytes - estimate.part("files")
     if needed > available_bytes:
         raise ConfigError(
-            f"loading the models needs about {needed / GIB:.1f} GiB of the host's memory, which has {available_bytes / GIB:.1f} ({found})",
+            f"loading the models needs about {needed / GIB:.1f} GiB of the host's memory, which has {available_bytes / GIB:.1f} ({estimate})",
             todo="lower trainer.num_gpus, or take a host with more memory",
         )

@@ -126,7 +126,7 @@ def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
     has_reference = models.has_reference and not config.offload_reference and config.lora is None
     for name, shape in (("reference", models.policy if has_reference else None), ("teacher", models.teacher)):
         if shape is not None:
-            parts.append(Part(name, _sharded(config, shape, item), f"{item} bytes a weight, {_place(config)}"))
+            parts.append(Part(name, _sharded(config, shape, item), f"{item} bytes a weight, {_division(config)}"))
     return Estimate((*parts, Part("runtime", RUNTIME_BYTES, "CUDA, matrix products, NCCL")))
 
 
@@ -164,14 +164,14 @@ def kept_memory(config: TrainerConfig, models: Trained) -> int:
     """
     if config.offload:
         return RUNTIME_BYTES
-    found = training_memory(config, models)
+    estimate = training_memory(config, models)
     kept = ("weights", "adapters", "optimizer", "reference", "teacher", "runtime")
     critic = (
         0
         if models.critic is None
         else sum(p.size_bytes for p in _states(config, models.critic, None) if p.name in kept)
     )
-    return critic + sum(found.part(name) for name in kept)
+    return critic + sum(estimate.part(name) for name in kept)
 
 
 def host_memory(config: TrainerConfig, models: Trained, *, in_turns: bool = False) -> Estimate:
@@ -205,7 +205,7 @@ def _num_gpus(config: TrainerConfig) -> int:
     return config.num_gpus or 1
 
 
-def _place(config: TrainerConfig) -> str:
+def _division(config: TrainerConfig) -> str:
     gpus = _num_gpus(config)
     return f"divided over {gpus} GPUs" if gpus > 1 else "on one GPU"
 
@@ -228,7 +228,7 @@ def _sharded(config: TrainerConfig, shape: ModelShape, item: float) -> int:
 
 def _states(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -> list[Part]:
     """What each GPU holds of a trained model all the time: its shares of weights, gradients and moments."""
-    item, place, compute = TYPE_BYTES[config.dtype], _place(config), compute_bytes(config)
+    item, place, compute = TYPE_BYTES[config.dtype], _division(config), compute_bytes(config)
     name = config.optimizer.name
     number, moments = _moments(config, shape, lora)
     if lora is None:
@@ -303,11 +303,11 @@ def refuse_too_little_memory(config: TrainerConfig, models: Trained, available_b
         ConfigError: it does not fit. The error lists the parts, and settings that take less with what they would take. Or see
             `training_memory`.
     """
-    found = training_memory(config, models)
-    if found.size_bytes <= available_bytes:
-        return found
+    estimate = training_memory(config, models)
+    if estimate.size_bytes <= available_bytes:
+        return estimate
     raise ConfigError(
-        f"training needs about {found.size_bytes / GIB:.1f} GiB on each GPU, and may use {available_bytes / GIB:.1f} GiB of it ({found})",
+        f"training needs about {estimate.size_bytes / GIB:.1f} GiB on each GPU, and may use {available_bytes / GIB:.1f} GiB of it ({estimate})",
         todo=_advice(config, models, available_bytes),
     )
 
@@ -316,12 +316,12 @@ def refuse_too_little_host_memory(
     config: TrainerConfig, models: Trained, available_bytes: float, *, in_turns: bool = False
 ) -> None:
     """Raise a ConfigError if a checkpoint's copy, and what is offloaded, do not fit the host that has all GPUs; see `host_memory`."""
-    found = host_memory(config, models, in_turns=in_turns)
-    if found.size_bytes > available_bytes:
-        offloaded = "trainer.offload_reference: false, or " if found.part("reference") else ""
+    estimate = host_memory(config, models, in_turns=in_turns)
+    if estimate.size_bytes > available_bytes:
+        offloaded = "trainer.offload_reference: false, or " if estimate.part("reference") else ""
         raise ConfigError(
-            f"a checkpoint is copied to the memory of the host, which needs about {found.size_bytes / GIB:.1f} GiB and has {available_bytes / GIB:.1f} "
-            f"({found})",
+            f"a checkpoint is copied to the memory of the host, which needs about {estimate.size_bytes / GIB:.1f} GiB and has {available_bytes / GIB:.1f} "
+            f"({estimate})",
             todo=f"set {offloaded}trainer.lora: {{}}, or take a host with more memory",
         )
 

@@ -153,12 +153,12 @@ def _sequences(lengths: list[int]) -> list[Tensor]:
 
 @torch.no_grad()
 def _alone(model: PreTrainedModel, lengths: list[int]) -> Tensor:
-    found = []
+    logprobs = []
     for token_ids_T in _sequences(lengths):
         token_ids_T = token_ids_T % model.config.vocab_size
         logprobs_TV = model(input_ids=token_ids_T[None], use_cache=False).logits[0, :-1].float().log_softmax(dim=-1)
-        found.append(logprobs_TV.gather(1, token_ids_T[1:, None])[:, 0])
-    return torch.cat(found)
+        logprobs.append(logprobs_TV.gather(1, token_ids_T[1:, None])[:, 0])
+    return torch.cat(logprobs)
 
 
 @torch.no_grad()

@@ -72,10 +72,10 @@ def logprobs_and_entropy(
         entropy_has_gradient: False where it is a metric only.
     """
     if output.is_linear:
-        found: tuple[Tensor, Tensor] = _LogprobsAndEntropy.apply(
+        both: tuple[Tensor, Tensor] = _LogprobsAndEntropy.apply(
             hidden_NH, output.weight_VH, target_N, output.scale / output.temperature, output.chunk, entropy_has_gradient
         )  # type: ignore[no-untyped-call]  # of torch
-        return found
+        return both
 
     def read(logits_CV: Tensor, target_C: Tensor) -> Tensor:
         logprobs_CV = logits_CV.log_softmax(dim=-1)

@@ -152,8 +152,8 @@ def merged_update_error(model: PreTrainedModel, dtype: torch.dtype) -> float:
     for layer in layers:
         weight, delta = _own_rows(layer.get_base_layer().weight.detach(), layer)
         rounded = weight.to(dtype).float()
-        found = (weight.float() + delta).to(dtype).float() - rounded
-        lost += (found - delta).square().sum().double()
+        merged_delta = (weight.float() + delta).to(dtype).float() - rounded
+        lost += (merged_delta - delta).square().sum().double()
         whole += delta.square().sum().double()
     return (lost / whole).sqrt().item() if whole > 0 else 0.0
 
@@ -212,8 +212,8 @@ def stored_adapters(folder: Path) -> dict[str, Tensor]:
 
 def adapters_json(config: LoraConfig) -> dict[str, Any]:
     """Return the contents of peft's adapter_config.json."""
-    found = _peft_config(config).to_dict()  # type: ignore[no-untyped-call]
-    return {key: sorted(value) if isinstance(value, set) else value for key, value in found.items()}
+    values = _peft_config(config).to_dict()  # type: ignore[no-untyped-call]
+    return {key: sorted(value) if isinstance(value, set) else value for key, value in values.items()}
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
@@ -230,7 +230,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
             f"the checkpoint {folder.parent} has no adapters: {error}",
             todo="resume with the trainer.lora that the run began with, or start a new run with the checkpoint as model.path",
         ) from error
-    shapes, expected = ({name: tuple(t.shape) for name, t in found.items()} for found in (tensors, own))
+    shapes, expected = ({name: tuple(t.shape) for name, t in named.items()} for named in (tensors, own))
     if shapes != expected:
         name = min(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
         raise ModelError(

@@ -67,7 +67,7 @@ class Network:
         grid: the ranks that hold it.
         head: what the output layer gives.
         learning_rate: peak, for a model that is trained; None for one that is not.
-        adapters: train `config.lora`, where it is given, and not the model's own weights.
+        adapters: train `config.lora`, where it is set, and not the model's own weights.
         offload: keep a model that is not trained in the memory of the host.
 
     Attributes:
@@ -162,8 +162,8 @@ class Network:
         def with_output(hidden_NH: Tensor) -> Result:
             return head(hidden_NH.to(self._compute), output_layer(self.model, temperature))
 
-        found: Result = self._computation(micro_batch, self._autocast(), with_output)
-        return found
+        result: Result = self._computation(micro_batch, self._autocast(), with_output)
+        return result
 
     def logprobs(self, micro_batch: MicroBatch, temperature: float) -> Tensor:
         """Log-probabilities of the tokens that count, nats, float32 [N]."""

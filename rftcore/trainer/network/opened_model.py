@@ -49,8 +49,8 @@ def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tu
             make = partial(kind.from_config, model_config, **options)
             model, unread, missing = open_stacked(Path(path), make, options["dtype"])
         else:
-            model, found = kind.from_pretrained(path, config=model_config, output_loading_info=True, **options)
-            missing = found["missing_keys"]
+            model, report = kind.from_pretrained(path, config=model_config, output_loading_info=True, **options)
+            missing = report["missing_keys"]
     # A value head is new where the model has none; a critic that was trained before has one.
     has_head = head == "vocabulary" or any(
         name.endswith("ForTokenClassification") for name in model_config.architectures or ()
@@ -71,11 +71,11 @@ def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tu
 
 def refuse_other_head(model: PreTrainedModel) -> None:
     """Raise a ConfigError if logits are more than the output layer's products with the last hidden states (BERT's transform)."""
-    known = (model.base_model, model.get_output_embeddings())
+    computed = (model.base_model, model.get_output_embeddings())
     others = [
         name
         for name, module in model.named_children()
-        if module not in known and any(True for _ in module.parameters())
+        if module not in computed and any(True for _ in module.parameters())
     ]
     if others:
         raise packable.unpackable(

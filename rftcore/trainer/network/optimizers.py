@@ -33,14 +33,14 @@ def value_head(model: PreTrainedModel) -> nn.Module:
     Raises:
         ModelError: the model has it under another name.
     """
-    found = next((layer for name in VALUE_HEADS if isinstance(layer := getattr(model, name, None), nn.Linear)), None)
-    if found is None:
+    head = next((layer for name in VALUE_HEADS if isinstance(layer := getattr(model, name, None), nn.Linear)), None)
+    if head is None:
         raise ModelError(
             "this family of models has no linear layer that could give values",
             value=model.config.model_type,
             todo="name a model of another family, such as llama or qwen3, in algorithm.critic.path, or use an algorithm without a critic",
         )
-    return found
+    return head
 
 
 class Optimizers:

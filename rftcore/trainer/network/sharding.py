@@ -163,9 +163,11 @@ def shard(
     whole = set(replicated)
     for parameter in replicated:
         parameter.data = parameter.data.to(grid.device)
-    place = partial(_place, device=grid.device, dtype=master, others=whole, unread={} if unread is None else unread)
+    take = partial(
+        _take_to_device, device=grid.device, dtype=master, others=whole, unread={} if unread is None else unread
+    )
     if grid.mesh is None:
-        place(root)
+        take(root)
         return
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
     options: dict[str, Any] = {
@@ -175,11 +177,11 @@ def shard(
         "ignored_params": whole,
     }
     for layer in layers:
-        place(layer)
+        take(layer)
         if grid.num_tensor_ranks > 1:
             _split_heads(layer, grid.mesh[_TENSOR])
         fully_shard(layer, **options)
-    place(root)
+    take(root)
     fully_shard(root, **options)
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -188,7 +190,7 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _place(
+def _take_to_device(
     module: nn.Module, device: torch.device, dtype: torch.dtype, others: Set[nn.Parameter], unread: Unread
 ) -> None:
     """Parameters in this type; buffers (the frequencies of rotary positions) keep theirs. Sharded parameters and `others` stay as they are."""

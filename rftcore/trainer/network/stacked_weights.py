@@ -57,7 +57,7 @@ def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) ->
         stored[name] = torch.zeros((), dtype=dtype).expand(tensor.shape)
     _refuse_other_parts(unread, stored)
     kind: Any = type(blank)
-    model, found = kind.from_pretrained(
+    model, report = kind.from_pretrained(
         None, config=blank.config, state_dict=stored, dtype=dtype, output_loading_info=True
     )
     if unread:
@@ -66,12 +66,12 @@ def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) ->
         with suppress(OSError):  # there is none
             model.generation_config = GenerationConfig.from_pretrained(folder)
     read: Unread = {model.get_parameter(name): partial(_read, parts) for name, parts in unread.items()}
-    return model, read, missing | found["missing_keys"]
+    return model, read, missing | report["missing_keys"]
 
 
 def _refuse_other_parts(unread: dict[str, list[tuple[Piece, Tensor]]], others: Iterable[str]) -> None:
     """Raise a ValueError if the files have parts of other shapes than the configuration says, or more of them."""
-    parts = [part for found in unread.values() for part in found]
+    parts = [part for of_weight in unread.values() for part in of_weight]
     for piece, values in parts:
         if piece.shape != tuple(values.shape):
             raise ValueError(

@@ -38,21 +38,21 @@ def wire_tensors(
         tied: from the name of a weight to that of an earlier one with the same values.
         layout: of the model that has the weights; None for weights that are sent as they are.
     """
-    found: list[WireTensor] = []
+    tensors: list[WireTensor] = []
     for name, tensor in weights:
         first = tied.get(name)
         holders = None if first is not None else _holders(name, tensor, grid)
         pieces = None if layout is None else layout.pieces(name)
         if pieces is None:
             parts = () if holders is None else _parts(holders, 0, _num_rows(tensor))
-            found.append(WireTensor(name, tuple(tensor.shape), parts, first))
+            tensors.append(WireTensor(name, tuple(tensor.shape), parts, first))
             continue
         assert layout is not None
         same_as = [None] * len(pieces) if first is None else layout.names(first)
         for piece, other in zip(pieces, same_as, strict=True):
             parts = () if holders is None else _parts_of_piece(holders, piece)
-            found.append(WireTensor(piece.name, piece.shape, parts, other))
-    return tuple(found)
+            tensors.append(WireTensor(piece.name, piece.shape, parts, other))
+    return tuple(tensors)
 
 
 def held_rows(
@@ -97,14 +97,14 @@ def _holders(name: str, tensor: Tensor, grid: Grid) -> list[tuple[Rows, list[int
     for rank, rows in _held_by_rank(tensor, grid, num_rows).items():
         if rows[1]:
             holders.setdefault(rows, []).append(rank)
-    found, end = list[tuple[Rows, list[int]]](), 0
+    in_order, end = list[tuple[Rows, list[int]]](), 0
     for (first, count), ranks in sorted(holders.items()):
         if first != end:
             break
-        found.append(((first, count), ranks))
+        in_order.append(((first, count), ranks))
         end += count
     assert end == num_rows, f"the ranks of the trainer hold other rows of {name} than each once: {holders}"
-    return found
+    return in_order
 
 
 def _num_rows(tensor: Tensor) -> int:
@@ -133,15 +133,15 @@ def _held_by_rank(tensor: Tensor, grid: Grid, num_rows: int) -> dict[int, Rows]:
         return {0: (0, num_rows)}
     names = grid.mesh.mesh_dim_names
     assert names is not None
-    found = {}
+    held = {}
     for place in product(*(range(size) for size in grid.mesh.mesh.shape)):
         rank = int(grid.mesh.mesh[place])
-        found[rank] = (0, num_rows)
+        held[rank] = (0, num_rows)
         if isinstance(tensor, DTensor):
             # Of a mesh with fewer dimensions each of the others holds a copy.
             own = tensor.device_mesh.mesh_dim_names or ()
-            found[rank] = _rows(tensor, [place[names.index(name)] for name in own])
-    return found
+            held[rank] = _rows(tensor, [place[names.index(name)] for name in own])
+    return held
 
 
 def _gathered_to_rows(tensor: DTensor, dtype: torch.dtype) -> DTensor:

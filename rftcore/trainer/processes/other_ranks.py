@@ -90,19 +90,19 @@ class OtherRanks:
             RoleFailedError: also if the others did not end in that time.
             RftError: the failure, once all ranks have ended the call.
         """
-        found: T | None = None
+        result: T | None = None
         self._tolerated, self._failures = (failure,), []
         try:
             with self._together(method, *arguments, limit_s=limit_s, check=check):
                 try:
-                    found = self._run(own)
+                    result = self._run(own)
                 except failure as error:
                     self._failures.insert(0, error)
         finally:
             self._tolerated = ()
         if self._failures:
             raise self._failures[0]
-        return cast(T, found)
+        return cast(T, result)
 
     @contextmanager
     def _together(
@@ -137,12 +137,12 @@ class OtherRanks:
                 self._thread.result()
             raise
         try:
-            found: T = self._thread.result()
+            result: T = self._thread.result()
         except Exception as error:
             if (death := self._death()) is not None:
                 raise death from error
             raise
-        return found
+        return result
 
     def check(self) -> None:
         """Raise a RoleFailedError if a rank has died, or has been ended after an error."""
