@@ -74,7 +74,7 @@ class DeviceTurns:
         return True
 
     def free(self) -> None:
-        """Free what only a step needs, before the engine takes room for weights."""
+        """Free memory that only a step needs, before the engine takes memory for new weights."""
         if self._turn is not None and self._has_turn and self.learner is not None:
             self.learner.leave_device(False)
 

@@ -1,4 +1,4 @@
-"""The gradients of an optimizer update: a forward and a backward pass for each micro-batch, and what they add to the metrics."""
+"""The gradients of an optimizer update: a forward and a backward pass for each micro-batch, and their metrics."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GradientPasses:
             routing = None if routers is None else routers.take()
             loss, measured = self.algorithm.objective(plan, outputs)
             if routers is not None and routing is not None:
-                # A micro-batch that only keeps the others company has no tokens.
+                # A micro-batch that was added so that all ranks have as many has no tokens.
                 share = micro_batch.num_tokens / num_tokens
                 loss = loss + routers.coef * share * routing.loss
                 metrics["router_aux_loss"] = share * routing.loss.detach()

@@ -106,7 +106,7 @@ class Learner:
         return self.grid.device
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        """One trainer step: `epochs` · `mini_batches` optimizer updates; returns metrics.
+        """Make one trainer step, of `epochs` · `mini_batches` optimizer updates; return metrics.
 
         Args:
             batch: whole groups, or whole pairs for an algorithm that draws them.
@@ -118,12 +118,12 @@ class Learner:
             per token), skipped (1 when the weights were left as they are), the algorithm's own metrics and, where it
             uses behaviour log-probabilities, logprob_diff (mean |log π - log π_behaviour| before the step) and
             kl_behavior (k3); for pairs pairs_dropped (those with an empty answer, which are not trained), and where rewards form
-            them pairs_formed and groups_without_pair; of a mixture of experts router_aux_loss, which `loss` has with its weight,
-            router_max_violation and router_entropy (`routing_metrics`). All but counts are means over tokens that count; a pair
-            algorithm's own over pairs. Where a step has several updates, they are means over the updates, too.
+            them pairs_formed and groups_without_pair; for a mixture of experts router_aux_loss, which `loss` includes with its weight,
+            router_max_violation and router_entropy (`routing_metrics`). All but counts are means over tokens that count, and a
+            pair algorithm's own metrics are means over pairs. In a step of several updates they are means over the updates.
 
         A batch without a token or pair that counts, or with a gradient that is not finite, leaves the weights of its model as they are and
-        reports `skipped`: one overflow must not end a long run, and the optimizer's moments would never recover from it.
+        reports `skipped`. One overflow must not end a long run, and the optimizer's moments would never recover from it.
 
         Raises:
             RftError: a reward that is not a number, an experience that needs behaviour log-probabilities and has none,
@@ -157,27 +157,27 @@ class Learner:
             torch.manual_seed(hash((self._arguments.seed, step, self.grid.data_rank)) % 2**63)
 
     def write_weights(self, places: Layout, tensors: tuple[WireTensor, ...], path: Path) -> None:
-        """Write this rank's share of the weights into a file that has been begun; all ranks do it together. See `LearnerGroup`."""
+        """Write this rank's share of the weights into a file that has been begun; all ranks call this together. See `LearnerGroup`."""
         held = self.policy.held_rows(tensors, places.dtype, places.in_float32)
         write_rows(places, tensors, self.grid.rank, held, path, self.progress.mark)
 
     def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
-        """What the ranks hand over to engines together; see `Network`."""
+        """Return the description of what all ranks hand over to engines; see `Network`."""
         return self.policy.wire_tensors(adapters_alone)
 
     def held_rows(self, plan: TransferPlan) -> Iterator[HeldRows]:
-        """What this rank holds of every weight that travels. All ranks walk it."""
+        """Yield the rows that this rank holds of every weight of a transfer. All ranks iterate together."""
         return self.policy.held_rows(
             plan.tensors, plan.dtype, plan.in_float32, adapters_alone=plan.adapters is not None
         )
 
     def leave_device(self, to_host: bool) -> int:
-        """Free what is not needed until the next step; return the bytes that wait in the memory of the host.
+        """Free memory on the device that is not needed until the next step; return the number of bytes moved to the host.
 
         Nothing can be computed or exported before `to_device`.
 
         Args:
-            to_host: move weights and optimizer state to the host, too.
+            to_host: also move weights and optimizer state to the host.
         """
         self.models.release()
         moved = self._host_copy.leave(self.models.device_tensors()) if to_host else 0
@@ -186,7 +186,7 @@ class Learner:
         return moved
 
     def to_device(self) -> None:
-        """Take back what `leave_device` has moved to the host."""
+        """Move back the tensors that `leave_device` has moved to the host."""
         self._host_copy.come_back()
 
     def save_pretrained(self, folder: Path) -> None:
@@ -197,7 +197,7 @@ class Learner:
             copy_tokenizer(self._arguments.model_path, folder)
 
     def save_checkpoint(self, folder: Path) -> None:
-        """Write everything needed to go on; the folder exists afterwards whole, or not at all.
+        """Write a checkpoint to continue from; afterwards the folder is complete, or does not exist.
 
         Raises:
             DiskFullError: no room.
@@ -206,12 +206,12 @@ class Learner:
         self.writer.end()
 
     def begin_checkpoint(self, folder: Path) -> None:
-        """Copy everything needed to go on to the host's memory, and begin to write it: `writer.end` waits for it."""
-        self.writer.end()  # the memory of two copies would be needed otherwise
+        """Copy the state to the host's memory, and begin to write a checkpoint; `writer.end` waits for it."""
+        self.writer.end()  # so that memory never holds two copies
         self.writer.begin(folder, self._stage())
 
     def _stage(self) -> Callable[[Path, Grid], None]:
-        """What writes a checkpoint of this moment, whatever is trained meanwhile."""
+        """Copy the current state; return a function that writes the copy as a checkpoint while training continues."""
         tensors = random_state(self.device)
         for prefix, network in self.models.trained().items():
             tensors |= {f"{prefix}/{key}": value for key, value in network.optimizers.state().items()}
@@ -242,10 +242,10 @@ class Learner:
         return fill
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Go back to a checkpoint: weights, optimizer, random state, `step`. The reference model stays as it was.
+        """Restore a checkpoint: weights, optimizer, random state, `step`. The reference model stays as it is.
 
         Raises:
-            ModelError: not a checkpoint, one of another model, or one without the critic that the algorithm has.
+            ModelError: the folder is no checkpoint, belongs to another model, or lacks the critic that the algorithm has.
         """
         scalars, sizes = read_state(folder)
         if self.models.critic is not None and not (folder / _CRITIC).is_dir():

@@ -1,10 +1,10 @@
-"""The trainer: draws batches, updates the weights, publishes them, commits checkpoints; and ends the run.
+"""The trainer's loop: draw batches, update the weights, publish them, commit checkpoints, and end the run.
 
-A step is: draw (the rewards as they stand when it begins), update, publish, copy the checkpoint where due, record. The copy is written beside
-the next steps, and committed between them. Recorded before committed: a step that a checkpoint contains has its row. What a crash may lose is the
-work since the last committed checkpoint, never an experience: the next attempt draws those groups again, removes what was left half-done, and asks again for
-the validations that were not answered. After the last step the trainer waits for the validation it asked for, picks the best
-checkpoint by it, and asks for the one reading of the test sets: by the initial weights and by the best.
+A step draws a batch with the rewards as they are when it begins, updates, publishes, copies the checkpoint where one is due, and records the step. The copy
+is written beside the next steps, and committed between them. A step is recorded before a checkpoint that contains it is committed. A crash loses at most the
+work since the last committed checkpoint, never an experience: the next attempt draws those groups again, removes unfinished files, and asks again
+for the validations that were not answered. After the last step the trainer waits for the validation it asked for, chooses the best checkpoint by it, and
+asks once for the test sets: by the initial weights and by the best.
 """
 
 from __future__ import annotations
@@ -43,9 +43,14 @@ from rftdata.planning.run_selectors import selector_metrics
 from rftdata.workers.worker import Worker
 
 
-def main(joined: JoinedRun) -> int:
-    """Train a run to its planned steps; 0 when it is finished or was asked to stop."""
-    config = joined.resolved.config
+def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
+    """Train a run to its planned steps; 0 when it is finished or was asked to stop.
+
+    Args:
+        run: name or id of the run; see `join_run`.
+        by_hand: whether a person started it; the command then prints what it waits for.
+    """
+    joined = join_run(ResolvedRun(config), run, by_hand="trainer" if by_hand else None)
     with (
         joined.buffer as buffer,
         Worker(joined.run, "trainer", on_waiting=joined.on_waiting) as worker,
@@ -84,7 +89,7 @@ class TrainerRole:
         self.worker = worker
         self.attempt = attempt
         self.folder = joined.run.folder.resolve()
-        # A run on a stored selection lasts as long as that does, unless it is told to end earlier.
+        # A run on a stored selection ends with it, unless `steps` ends the run earlier.
         self.planned_steps: int = config.steps or joined.run.planned_steps
         self.model = resolved.model_folder
         arguments = RankArguments(
@@ -127,7 +132,7 @@ class TrainerRole:
         self._skipped_in_a_row = 0
 
     def train(self) -> None:
-        """Train to the last step, then see the evaluations through."""
+        """Train to the last step, then wait for the evaluations."""
         watch = watch_trainer(self.learner, self.config.trainer.hang_s, self.run.folder)
         try:
             step = self.attempt.start_step
@@ -143,9 +148,9 @@ class TrainerRole:
             if step >= self.planned_steps:
                 self._finish()
         except BufferUnavailableError:
-            raise  # it has already been waited for
+            raise  # the wait for the database is over
         except Exception:
-            # The steps before the error are not to be lost with it. What fails now, fails for the same reason.
+            # Keep the steps before the error. An error of this commit has the same cause.
             with suppress(Exception):
                 self.checkpoints.commit()
             raise
@@ -160,11 +165,9 @@ class TrainerRole:
             self.device_turns.leave()
 
     def _step(self, step: int) -> bool:
-        """One step; False when the run was asked to stop."""
+        """Make one step; return False when the run was asked to stop."""
         timing, started = _Timing(), time.monotonic()
-        prepared = self.next_batch.draw(
-            step, stop=self._should_stop, waiting=partial(self._says_what_it_waits_for, step)
-        )
+        prepared = self.next_batch.draw(step, stop=self._should_stop, waiting=partial(self._report_wait, step))
         timing.wait = time.monotonic() - started
         if prepared is None:
             return False
@@ -209,24 +212,26 @@ class TrainerRole:
         return True
 
     def _should_stop(self) -> bool:
-        """Whether the run was asked to stop. Called in waits, too: raises if a rank has died, commits a checkpoint that is written, and
-        writes a file for engines that missed the weights."""
+        """Return whether the run was asked to stop.
+
+        Waits call this, too. It raises if a rank has died, commits a checkpoint that is written, and serves engines that missed the weights.
+        """
         self.learner.check()
         self._serve_missed_weights(self.worker.should_stop)
         if self.learner.has_written_checkpoint:
             self.checkpoints.commit()
         return self.worker.should_stop()
 
-    def _serve_missed_weights(self, stop: Callable[[], bool]) -> None:
-        """Send the weights again to engines that missed them, or write a file; an explorer that was started later has no others."""
+    def _write_missed_weights(self, stop: Callable[[], bool]) -> None:
+        """Send the weights again to engines that missed them, or write a file: an explorer that started later has no other source."""
         if self.live is not None and self.live.is_missed(self.policy_version_id):
             with self.device_turns.own(stop) as has_turn:
                 if has_turn:
                     self.live.serve_missed(self.policy_version_id)
                     self.published = self.live.publication
 
-    def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
-        """Ready groups, or where nothing else is missing the `reviews` of people."""
+    def _report_wait(self, step: int, reviews: str | None) -> None:
+        """Report what the step waits for: ready groups, or, where nothing else is missing, `reviews` of people."""
         if reviews is not None:
             option = buffer_option(self.location)
             what = f"{reviews} for step {step}: `rft label queue --run {self.run.name}{option}`"
@@ -252,7 +257,7 @@ class TrainerRole:
             monitor.log(step, metrics)
 
     def _publish(self, step: int) -> None:
-        """New weights for engines. A new attempt first publishes what it restored, under a new version."""
+        """Publish new weights for engines. A new attempt first publishes the restored weights, under a new version."""
         if self.live is not None:
             self.policy_version_id = self.live.publish(step)
             self.published = self.live.publication
@@ -274,7 +279,7 @@ class TrainerRole:
         return self._hand_over(name, self.exports.of_folder(folder))
 
     def _publish_unchanged(self, step: int) -> None:
-        """A skipped step: pacing goes on, the weights are those of before."""
+        """Publish the weights of the step before again, so that the explorers' pacing continues after a skipped step."""
         assert self.published is not None
         self._announce(step, "unchanged", self.published)
 
@@ -291,7 +296,7 @@ class TrainerRole:
             self.evaluations.plan_validation(step, self.policy_version_id, self.published)
 
     def _leave(self, step: int) -> None:
-        """Asked to stop: keep what was trained."""
+        """Save a checkpoint of the last step, before the trainer stops on request."""
         self.checkpoints.commit()
         if step > self.attempt.start_step and not any(c.trainer_step == step for c in self.checkpoints.kept()):
             with self.device_turns.own(lambda: False):
@@ -304,7 +309,7 @@ class TrainerRole:
         unknown = None if self.parity is None else self.parity.conclude()
         if not self._wait_for_evaluations("the last validation"):
             return
-        self.checkpoints.forget_old()  # none waits for its score any more
+        self.checkpoints.forget_old()  # every checkpoint has its score now
         if self.config.eval.test:
             self.evaluations.plan_tests()
             if not self._wait_for_evaluations("the test sets"):
@@ -316,7 +321,7 @@ class TrainerRole:
         self.attempt.finish("; ".join(outcome))
 
     def _refuse_untrained(self) -> None:
-        """Raise an RftError if no step of the run trained anything: it must not look as if it had finished."""
+        """Raise an RftError if no step of the run trained anything: such a run must not count as finished."""
         num_steps, num_untrained = self.attempt.num_untrained_steps()
         if num_steps and num_steps == num_untrained:
             raise RftError(
@@ -327,7 +332,7 @@ class TrainerRole:
             )
 
     def _wait_for_evaluations(self, what: str) -> bool:
-        """False when the run was asked to stop instead."""
+        """Wait until all evaluations are answered; return False when the run was asked to stop."""
         while num_open_evaluations(self.run):
             self.worker.set_state("waits", f"the explorer to answer {what}")
             self.learner.check()

@@ -96,4 +96,4 @@ class OptimizerUpdates:
         metrics = totals(sums, models.policy.grid)
         norms = models.update(rate, learns=learns)
         self.gradients.mark()
-        return kept | metrics | norms | {"skipped": float(self.divergence.saw(norms))}
+        return kept | metrics | norms | {"skipped": float(self.divergence.is_skipped(norms))}

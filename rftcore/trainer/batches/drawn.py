@@ -1,7 +1,7 @@
 """From the batch that was drawn from the buffer to the batch that is trained on.
 
 Inputs that only some algorithms read come from arrays of the experiences (`rftcore.workflows.inputs`) and from the group's greedy
-rollout. What the algorithm compares must be there for every experience that a policy sampled: nothing is trained on a stand-in value.
+rollout. Every experience that a policy sampled must have the inputs that the algorithm compares; none is replaced by a default value.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from rftdata.errors import RoleFailedError
 ARRAYS = (*attempt.ARRAYS, *PER_TOKEN, *PER_TURN)
 _ARRAY_OF: dict[Column, str] = {"step_rewards": "step_reward", "state": "state_hash"}
 
-Numbers = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]  # one entry per experience, and whether it is there
+# One entry per experience, and whether the experience has it.
+Numbers = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """What a step reports of its experiences: mean reward where there are rewards, largest staleness, mean number of response tokens."""
+    """Return the metrics of a step's experiences: mean reward where there are rewards, largest staleness, mean number of response tokens."""
     if not len(batch):
         return {}
     rewards = batch.rows["reward"].drop_null().to_pylist()
@@ -43,7 +44,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 
 
 def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
-    """A drawn batch as the learner takes it.
+    """Convert a drawn batch for the learner.
 
     Raises:
         RoleFailedError: an experience without a reward or another input that the algorithm reads, or an array of another size.
@@ -84,7 +85,7 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
 
 
 def _one_each(batch: Batch, column: Column) -> Numbers:
-    """The one value of each experience, 0 where it has none."""
+    """Return one value per experience, 0 where it has none."""
     if column == "reward_parts":
         return _reward_parts(batch)
     name = _ARRAY_OF.get(column)
@@ -98,12 +99,12 @@ def _one_each(batch: Batch, column: Column) -> Numbers:
 
 
 def _reward_names(batch: Batch) -> tuple[str, ...]:
-    """The names of all rewards in the batch."""
+    """Return the names of all rewards in the batch."""
     return tuple(sorted({name for parts in batch.rows["reward_parts"].to_pylist() for name, _ in parts}))
 
 
 def _reward_parts(batch: Batch) -> Numbers:
-    """The rewards of each experience by name, [B, K]; one that lacks a name has none."""
+    """Return the rewards of each experience by name, [B, K]; an experience that lacks one of the names counts as without rewards."""
     names, rows = _reward_names(batch), [dict(parts) for parts in batch.rows["reward_parts"].to_pylist()]
     values = [[row.get(name, 0.0) for name in names] for row in rows]
     rewards = np.array(values, dtype=np.float64).reshape(len(rows), len(names))
@@ -111,7 +112,7 @@ def _reward_parts(batch: Batch) -> Numbers:
 
 
 def _items(batch: Batch, name: str) -> list[Any]:
-    """The value of each experience's array, None where it has none."""
+    """Return the value of each experience's array, None where it has none."""
     values = batch.arrays(name)
     for experience_id, value in zip(batch.rows["experience_id"].to_pylist(), values, strict=True):
         if value is not None and value.size != 1:
@@ -127,7 +128,7 @@ def _items(batch: Batch, name: str) -> list[Any]:
 def _refuse_missing(
     batch: Batch, algorithm: Algorithm, trained: TrainBatch, column: Column, present_B: torch.Tensor
 ) -> None:
-    """Refuse experiences without an input that the algorithm compares; an expert's need none where they have a loss of their own."""
+    """Refuse experiences without an input that the algorithm compares; experiences of an expert need none where experts have a loss of their own."""
     needed_B = ~trained.expert_B if algorithm.expert is not None else torch.ones(len(batch), dtype=torch.bool)
     rows = (needed_B & ~present_B).nonzero().flatten().tolist()
     if rows:

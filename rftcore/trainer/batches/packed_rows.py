@@ -66,8 +66,8 @@ class PaddedRows(NamedTuple):
     """A packed row for `scaled_dot_product_attention`.
 
     Attributes:
-        parts: in which every token of the packed row stands once.
-        place_L: int64; where each token of the packed row stands in the parts, flattened and put one after the other.
+        parts: rows that contain every token of the packed row once.
+        place_L: int64; the place of each token of the packed row in the parts, flattened and put one after the other.
     """
 
     parts: tuple[Rows, ...]
@@ -78,7 +78,7 @@ Packing = Segments | PaddedRows
 
 
 def to_device(packing: Packing, device: torch.device) -> Packing:
-    """The same with its tensors on `device`."""
+    """Return the packing with its tensors on `device`."""
 
     def on_device(value: Any) -> Any:
         return copy_to_device(value, device) if isinstance(value, Tensor) else value

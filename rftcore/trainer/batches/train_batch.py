@@ -1,4 +1,4 @@
-"""The layout of a batch: what the trainer loop hands to the learner.
+"""`TrainBatch`: the padded batch that the trainer loop hands to the learner.
 
 Letters: B experiences, T tokens of the longest. Padding is on the right.
 """
@@ -30,9 +30,9 @@ class TrainBatch:
         importance_weights_B: float32; the loss of each of its tokens is multiplied by it: the correction for the chance with
             which prioritised sampling drew it (arXiv 1511.05952, section 3.4), 1 otherwise.
         turn_index_B: int64; turn within the rollout.
-        token_rewards_BT, teacher_logprobs_BT: float32; arrays that the experiences brought, None where none did. An experience without the
-            first has 0 and without the second NaN.
-        step_rewards_B, state_B, baseline_rewards_B: the same, one number per experience; see `StepBatch`.
+        token_rewards_BT, teacher_logprobs_BT: float32; None where no experience has such an array. An experience without the first has 0,
+            without the second NaN.
+        step_rewards_B, state_B, baseline_rewards_B: one number per experience, None where no experience has one; see `StepBatch`.
         reward_parts_B, reward_names: rewards by name; see `StepBatch`.
         paired: whether experiences 2p and 2p + 1 are the chosen and the rejected one of a preference pair.
     """
@@ -64,7 +64,7 @@ class TrainBatch:
         return int(self.loss_mask_BT.sum())
 
     def in_pairs(self, rows: Sequence[int]) -> TrainBatch:
-        """The preference pairs of these experiences, chosen and rejected in turn; an experience may be in several pairs."""
+        """Return the preference pairs of these experiences, chosen and rejected in turn; an experience may be in several pairs."""
         index = torch.tensor(rows, dtype=torch.int64)
         per_experience = {
             name: values[index]
@@ -74,10 +74,11 @@ class TrainBatch:
         return replace(self, **per_experience, paired=True)
 
     def deal(self, parts: int, seed: int) -> list[list[int]]:
-        """Whole groups, or whole pairs, in so many parts of nearly the same number of them; fewer where there are fewer groups.
+        """Deal whole groups, or whole pairs, to parts of nearly the same number of them; return the experiences of each part.
 
         Args:
-            seed: of the order in which they are dealt.
+            parts: number of parts; fewer where there are fewer groups.
+            seed: of the order in which groups are dealt.
         """
         units_B = torch.arange(self.num_experiences) // 2 if self.paired else self.group_index_B
         units = units_B.unique()
@@ -88,7 +89,7 @@ class TrainBatch:
         ]
 
     def for_algorithm(self, step: int) -> StepBatch:
-        """The tokens that count, flat, and the entries per experience: what algorithms see of it.
+        """Return what algorithms read: the tokens that count, flat, and the entries per experience.
 
         Args:
             step: number of the trainer step, from 1.
@@ -114,16 +115,19 @@ class TrainBatch:
 
     @property
     def expert_B(self) -> Tensor:
-        """Where no policy sampled any of the tokens that count: what a person, a stronger model or a data set wrote."""
+        """True where no policy sampled any of the tokens that count: a person, a stronger model or a data set wrote them."""
         unsampled_BT = self.behavior_logprobs_BT.isnan() | ~self.loss_mask_BT
         return unsampled_BT.all(dim=1) & self.loss_mask_BT.any(dim=1)
 
 
 def refuse_missing_behavior(batch: TrainBatch, *, may_be_expert: bool) -> None:
-    """Stop before tokens that no policy sampled are weighed by the policy that sampled them.
+    """Refuse experiences without the log-probabilities that the policy recorded when it sampled them.
 
     Args:
-        may_be_expert: a loss of its own applies to experiences of which no token was sampled.
+        may_be_expert: whether experiences of which no token was sampled have a loss of their own, and need none.
+
+    Raises:
+        RftError: an experience has none.
     """
     missing_B = batch.behavior_logprobs_BT.isnan().any(dim=1)
     if may_be_expert:

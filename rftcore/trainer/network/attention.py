@@ -1,16 +1,16 @@
-"""Attention over packed sequences: registered with transformers under one name, and told where sequences begin and end.
+"""Attention over packed sequences, registered with transformers under one name; a `Packing` says where sequences begin and end.
 
 A packed row of L tokens holds, in this order, sequences of their own, prompts that several experiences share, and the continuations of
-those prompts, prompt after prompt. Two kinds of attention make up the whole: every segment attends causally to itself, and every
-continuation attends to all of its prompt. The two are merged by their log-sum-exp,
+those prompts, prompt after prompt. Every segment attends causally to itself, and every continuation attends to all of its prompt. The two
+results are merged by their log-sum-exp,
 
     lse = log(exp lse_1 + exp lse_2),    out = out_1 exp(lse_1 - lse) + out_2 exp(lse_2 - lse)
 
 which is the softmax over both sets of keys (Milakov and Gimelshein 2018, arXiv 1805.02867; ring attention, arXiv 2310.01889). The backward kernels
-take the merged `out` and `lse` and so give the exact gradient: no mask, and no limit on lengths.
+take the merged `out` and `lse` and so give the exact gradient, without a mask or a limit on lengths.
 
 On a GPU in bfloat16 the kernels are variable-length FlashAttention (arXiv 2307.08691). Elsewhere `torch.nn.functional.scaled_dot_product_attention` gets
-rows of similar length, with a mask where a prompt is shared; only attention then sees padding.
+rows of similar length, with a mask where a prompt is shared; only attention sees padding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rftcore.trainer.batches.packed_rows import Packing, Rows, Segments
 from rftcore.trainer.network.packable import unpackable
 
 NAME = "packed"
-# What models hand to attention beside what is used here, and what has no effect on scores.
+# Arguments that models pass to attention and that have no effect on scores.
 _WITHOUT_EFFECT = frozenset(
     {"dropout", "position_ids", "output_attentions", "use_cache", "past_key_values", "cache_position"}
 )
@@ -45,14 +45,14 @@ def packed_attention(
     is_causal: bool | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """The attention function of transformers' interface, [1, L, heads, head size].
+    """Compute attention for transformers' interface, [1, L, heads, head size].
 
     Keys and values may have fewer heads than queries.
 
     Raises:
-        ConfigError: the model wants more of attention than this, such as a mask of its own, sinks or a cap on scores.
-        ValueError: a call from outside the trainer, which says nothing of sequences; `Network.unpacked` is for those. Or the model does not hand
-            it on.
+        ConfigError: the model needs more than this attention computes, such as a mask of its own, sinks or a cap on scores.
+        ValueError: there is no packing, because the call comes from outside the trainer (use `Network.unpacked`) or the model does not pass it
+            on to attention.
     """
     if packing is None:
         raise ValueError(
@@ -186,7 +186,7 @@ def _packed_attention(
     scaling: float | None,
     window: int,
 ) -> tuple[Tensor, Tensor]:
-    """Output [L, heads, head size] and log-sum-exp, float32 [heads, L]."""
+    """Return output [L, heads, head size] and log-sum-exp, float32 [heads, L]."""
     packing = Segments(
         starts_S,
         longest,
@@ -235,7 +235,7 @@ def _packed_attention_backward(
     scaling: float | None,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     packing = Segments(
         starts_S,
         longest,
@@ -266,13 +266,13 @@ def _(grad_LHD: Tensor, query_LHD: Tensor, key_LHD: Tensor, value_LHD: Tensor, *
 
 
 def _flash(call: _FlashCall) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp."""
+    """Return output and log-sum-exp."""
     out, lse, *_ = torch.ops.aten._flash_attention_forward(*call[:7], 0.0, call.causal, False, **call.options)
     return out, lse
 
 
 def _flash_backward(call: _FlashCall, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     random_state = torch.zeros(2, dtype=torch.uint64, device=grad.device)  # of dropout, which is 0
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad.contiguous(),

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules by name.
+"""Optimizers of a network, and learning-rate schedules, by name.
 
     adamw  torch.optim.AdamW, fused (arXiv 1711.05101)
     muon   torch.optim.Muon for the matrices of the layers, its update scaled to the RMS of AdamW's, so that one learning rate
@@ -20,18 +20,18 @@ from transformers import PreTrainedModel
 from rftcore.config.trainer import OptimizerConfig, TrainerConfig
 from rftdata.errors import ConfigError, ModelError
 
-# What each optimizer keeps of a parameter.
+# Names of the state that each optimizer keeps for a parameter.
 _STATE = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, torch.optim.Muon: {"momentum_buffer"}}
 
-# Attributes with the output layer of a model for token classification; a model has one of them.
+# Attributes that may hold the output layer of a model for token classification.
 VALUE_HEADS = ("score", "classifier")
 
 
 def value_head(model: PreTrainedModel) -> nn.Module:
-    """The layer that gives the value of a state.
+    """Return the layer that computes the value of a state.
 
     Raises:
-        ModelError: the model has it under another name.
+        ModelError: the model has no such layer under a known name.
     """
     head = next((layer for name in VALUE_HEADS if isinstance(layer := getattr(model, name, None), nn.Linear)), None)
     if head is None:
@@ -167,7 +167,7 @@ def _keeps(optimizer: Optimizer, keys: set[str]) -> bool:
 
 
 def learning_rate_at(config: TrainerConfig, step: int, total_steps: int | None) -> float:
-    """Learning rate of a step, as a share of the peak: a linear warm-up up to `warmup_steps`, then the schedule.
+    """Return the learning rate of a step, as a share of the peak: a linear warm-up up to `warmup_steps`, then the schedule.
 
     Args:
         step: from 1.
@@ -186,7 +186,7 @@ def learning_rate_at(config: TrainerConfig, step: int, total_steps: int | None) 
 
 
 def _input_and_output(model: PreTrainedModel) -> set[int]:
-    """Embeddings and the output layer, by the identity of their parameters."""
+    """Return the identities of the parameters of the embeddings and the output layer."""
     layers: Sequence[nn.Module | None] = [model.get_input_embeddings(), model.get_output_embeddings()]
     layers = [*layers, *(getattr(model, name, None) for name in VALUE_HEADS)]
     return {id(parameter) for layer in layers if layer is not None for parameter in layer.parameters()}

@@ -1,12 +1,12 @@
-"""How evenly the routers of a mixture of experts spread tokens, and the loss that makes them do so.
+"""Routers of a mixture of experts: how evenly they spread tokens, and the loss that balances them.
 
     f_e = tokens routed to expert e / tokens,    P_e = mean probability of expert e,    loss = E Σ_e f_e P_e
 
 over all layers together and E experts: eq. 4 to 6 of Switch Transformers (Fedus et al. 2021, arXiv 2101.03961) without their α, with several experts per
 token as transformers' `load_balancing_loss_func` has it. It is the number of experts per token where routing is even. Only P has a gradient.
 
-Every token that passes the model counts, those of prompts, too. A micro-batch has a loss of its own, and its weight in an update is its share of the tokens.
-Hooks keep the scores that routers compute. They store without a condition of their own, so that compiled and recomputed layers are the same code.
+Every computed token counts, prompts included. Each micro-batch has its own loss, and its weight in an update is its share of the tokens.
+Hooks keep the scores that routers compute. While gradients are enabled they store unconditionally, so compiled and recomputed layers run the same code.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from transformers.utils.output_capturing import OutputRecorder
 from rftdata.errors import ConfigError
 
 ROUTING = "routing"
-"""Among what a micro-batch adds to an update: tokens and probabilities of a `Routing`, [2, layers, experts]."""
+"""Name of the tokens and probabilities of a `Routing`, [2, layers, experts], among the sums of an update."""
 _SCORES = "rft_router_scores"  # attribute of a router module
 
 
 class Routing(NamedTuple):
-    """What the routers did with the L tokens of a pass.
+    """The routing of the L tokens of a pass.
 
     Attributes:
         loss: the load-balancing loss, a number with its gradient.
-        tokens_ME: float32; how many tokens each of M layers gave to each of E experts.
+        tokens_ME: float32; number of tokens that each of M layers routed to each of E experts.
         probabilities_ME: float32; sum over tokens of the probability of each expert.
     """
 
@@ -59,7 +59,7 @@ class Routers:
             module.register_forward_hook(_keep_output(score_index))
 
     def take(self) -> Routing | None:
-        """Return what the routers did in the last pass with gradient, and forget it; None without such a pass."""
+        """Return the routing of the last pass with gradient, once; None without such a pass."""
         scores = [getattr(module, _SCORES) for module in self._modules]
         for module in self._modules:
             setattr(module, _SCORES, None)
@@ -96,7 +96,7 @@ def find_routers(model: PreTrainedModel, coef: float | None) -> Routers | None:
 
 
 def measured(scores: Sequence[Tensor], chosen: int) -> Routing:
-    """Return what routers with these scores do.
+    """Return the routing that follows from scores.
 
     Args:
         scores: of each layer, [L, E], before softmax.
@@ -108,7 +108,7 @@ def measured(scores: Sequence[Tensor], chosen: int) -> Routing:
         p_LE = scores_LE.softmax(dim=-1, dtype=torch.float32)
         probabilities.append(p_LE.sum(dim=0))
         places = p_LE.detach().topk(chosen, dim=-1).indices.flatten()
-        # Not `bincount`, for whose size the host would wait.
+        # Not `bincount`: the host would wait for its size.
         tokens.append(p_LE.new_zeros(p_LE.shape[1]).index_add_(0, places, torch.ones_like(places, dtype=torch.float32)))
     tokens_ME, probabilities_ME = torch.stack(tokens), torch.stack(probabilities)
     rows = sum(each.numel() // each.shape[-1] for each in scores)
@@ -117,7 +117,7 @@ def measured(scores: Sequence[Tensor], chosen: int) -> Routing:
 
 
 def routing_metrics(tokens_ME: Tensor, probabilities_ME: Tensor) -> dict[str, float]:
-    """Metrics of an update, from the sums over its micro-batches and ranks, on the CPU.
+    """Return the metrics of an update, from the sums over its micro-batches and ranks, on the CPU.
 
     Returns:
         router_max_violation: how far the expert with the most tokens is above the mean, as a share of the mean (arXiv 2408.15664, eq. 4); mean over layers.
@@ -132,7 +132,7 @@ def routing_metrics(tokens_ME: Tensor, probabilities_ME: Tensor) -> dict[str, fl
 
 
 def _has_loss(config: PretrainedConfig) -> bool:
-    """Whether transformers has this loss for the family: it is of routers that choose the largest of a softmax."""
+    """Return whether transformers has this loss for the family: its routers choose the largest entries of a softmax."""
     names = ("router_aux_loss_coef", "output_router_logits", "num_experts_per_tok")
     return all(getattr(config, name, None) is not None for name in names)
 

@@ -1,11 +1,12 @@
-"""Which rows of each weight a rank hands over to engines, straight or in a file: those of its own shard, so that no weight is gathered.
+"""The rows of each weight that a rank hands over to engines, directly or in a file: those of its own shard, so that no weight is gathered.
 
 FSDP2 shards the first dimension, and column-wise tensor parallelism does so before it: each rank holds consecutive rows. Row-wise tensor parallelism
-splits the second dimension; such a weight is gathered over the tensor-parallel ranks, and over these alone. Ranks that hold the same rows divide them.
+splits the second dimension; such a weight is gathered over the tensor-parallel ranks only. Ranks that hold the same rows divide them.
 
-Weights travel under the names of the checkpoint. Where the model holds several of them as one tensor, as experts, rows of that tensor decide who sends which.
+Weights travel under the names of the checkpoint. Where the model stacks several of them into one tensor, such as experts, the rows of that tensor
+determine which rank sends which.
 
-Every rank computes the division for all of them; nothing is exchanged.
+Every rank computes the division for all ranks; nothing is exchanged.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ def held_rows(
     in_float32: Collection[str] = (),
     layout: CheckpointLayout | None = None,
 ) -> Iterator[HeldRows]:
-    """Yield the rows of each weight that this rank holds; all ranks walk it together.
+    """Yield the rows of each weight that this rank holds; all ranks iterate together.
 
     Args:
-        dtype: in which what must be gathered is gathered.
-        in_float32: weights for which that is float32 nevertheless.
+        dtype: type in which weights are gathered that must be.
+        in_float32: names of weights that are gathered in float32 instead.
         layout: see `wire_tensors`.
     """
     for name, tensor in weights:
@@ -91,7 +92,7 @@ def first_row(tensor: DTensor) -> int:
 
 
 def _holders(name: str, tensor: Tensor, grid: Grid) -> list[tuple[Rows, list[int]]]:
-    """The ranks that hold each part of a tensor's rows, in the order of the rows."""
+    """Return the ranks that hold each part of a tensor's rows, in the order of the rows."""
     num_rows = _num_rows(tensor)
     holders: dict[Rows, list[int]] = {}
     for rank, rows in _held_by_rank(tensor, grid, num_rows).items():
@@ -112,7 +113,7 @@ def _num_rows(tensor: Tensor) -> int:
 
 
 def _parts(holders: Sequence[tuple[Rows, list[int]]], first: int, num_rows: int) -> tuple[Part, ...]:
-    """Who sends rows of a tensor that are a tensor of their own."""
+    """Divide these rows of a tensor among the ranks that hold them."""
     parts = list[Part]()
     for (start, count), ranks in holders:
         low, high = max(start, first), min(start + count, first + num_rows)
@@ -138,7 +139,7 @@ def _held_by_rank(tensor: Tensor, grid: Grid, num_rows: int) -> dict[int, Rows]:
         rank = int(grid.mesh.mesh[place])
         held[rank] = (0, num_rows)
         if isinstance(tensor, DTensor):
-            # Of a mesh with fewer dimensions each of the others holds a copy.
+            # The ranks along a dimension that the tensor's mesh lacks hold copies.
             own = tensor.device_mesh.mesh_dim_names or ()
             held[rank] = _rows(tensor, [place[names.index(name)] for name in own])
     return held
@@ -170,7 +171,7 @@ def _rows_at(
 
 @lru_cache(maxsize=1024)
 def _by_rows(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
-    """Placements that are whole where another dimension than the first is split."""
+    """Replace placements that split another dimension than the first by whole copies."""
     return tuple(each if getattr(each, "dim", None) == 0 else Replicate() for each in placements)
 
 

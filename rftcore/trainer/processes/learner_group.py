@@ -33,14 +33,14 @@ _ANSWER_S = 2.0
 
 
 class LearnerGroup:
-    """The learner of `trainer.num_gpus` ranks; see `Learner` for the methods that it has, too.
+    """The learner of `trainer.num_gpus` ranks. See `Learner` for methods of the same name.
 
     Args:
-        arguments: of the learner in every rank.
-        algorithm: rank 0's.
+        arguments: of every rank.
+        algorithm: of rank 0.
 
     Attributes:
-        own: rank 0's learner; its methods are called through this object.
+        own: the learner of rank 0. Call its methods through this object, so that all ranks call them.
 
     Raises:
         RoleFailedError: another rank failed or died; every call may raise it.
@@ -75,12 +75,12 @@ class LearnerGroup:
         return [] if self._others is None else self._others.pids
 
     def kill_others(self) -> None:
-        """Kill the processes of the other ranks, whatever they do; this object is then unusable."""
+        """Kill the processes of the other ranks at once; this object is then unusable."""
         if self._others is not None:
             self._others.kill()
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        with self.own.progress.step():  # of all ranks: in a step they wait for each other
+        with self.own.progress.step():  # for all ranks, which wait for each other within a step
             if self._others is None:
                 return self.own.update(batch, step)
             return self._others.call(partial(self.own.update, batch, step), "update", self._memory.write(batch), step)
@@ -90,18 +90,18 @@ class LearnerGroup:
         return self.own.progress.stuck_s()
 
     def write_weights(self, places: Layout, tensors: tuple[WireTensor, ...], path: Path) -> None:
-        """Write the weights as they are now into a file, each rank the rows that it holds.
+        """Write the current weights into a file; each rank writes the rows that it holds.
 
         Args:
             places: of all tensors.
             tensors: see `weight_tensors`.
 
         Raises:
-            DiskFullError, OSError: there is no space. The ranks can be called again.
+            DiskFullError, OSError: no space. The ranks can be called again.
         """
         begin_file(places, path)
         own = partial(self.own.write_weights, places, tensors, path)
-        with self.own.progress.step():  # of all ranks, which have about as much to write
+        with self.own.progress.step():  # for all ranks, which have about as much to write
             if self._others is None:
                 own()
             else:
@@ -109,7 +109,7 @@ class LearnerGroup:
 
     @property
     def weight_group_id(self) -> int | None:
-        """The group in which all ranks can send weights; None if they are in none."""
+        """Id of the group in which all ranks can send weights; None if they are in none."""
         return None if self._sender.group is None else self._sender.group.group_id
 
     def weight_devices(self) -> str:
@@ -123,14 +123,14 @@ class LearnerGroup:
         return self.own.wire_tensors(adapters_alone)
 
     def send_weights(self, plan: TransferPlan, store: TCPStore, check: Callable[[], None] = always_wanted) -> Sent:
-        """Send the weights as they are now into engines, each rank what it holds. After an error no rank is in the plan's group any more.
+        """Send the current weights into engines; each rank sends the rows that it holds. After an error no rank is in the plan's group any more.
 
         Args:
-            store: where the plan's group meets.
-            check: called while engines are waited for; what it raises ends the transfer, and the other ranks.
+            store: the meeting place of the plan's group.
+            check: called while waiting for engines; an error that it raises ends the transfer, and the other ranks.
 
         Raises:
-            GroupError: a member of the group failed or did not come; the ranks are whole.
+            GroupError: a member of the group failed or did not join. The ranks can be called again.
             RoleFailedError: a rank did not end within `plan.timeout_s` after this one had.
         """
 
@@ -153,7 +153,7 @@ class LearnerGroup:
             self._others.call(lambda: None, "leave_weight_group")
 
     def leave_device(self, to_host: bool) -> int:
-        """See `Learner`; for one rank, because several share no device with an engine."""
+        """See `Learner`. For one rank only: several ranks share no device with an engine."""
         return self.own.leave_device(to_host)
 
     def to_device(self) -> None:
@@ -165,14 +165,14 @@ class LearnerGroup:
 
     @property
     def has_written_checkpoint(self) -> bool:
-        """Whether a checkpoint was begun, and `end_checkpoint` would not wait."""
+        """Whether a checkpoint was begun and is written, so that `end_checkpoint` would not wait."""
         return self.own.writer.has_written  # the first rank writes last
 
     def end_checkpoint(self) -> None:
         """Wait until the checkpoint that was begun is on disk.
 
         Raises:
-            DiskFullError: no room; there is no folder then.
+            DiskFullError: no room; no folder is left.
         """
         if self._others is None:
             self.own.writer.end()
@@ -191,7 +191,7 @@ class LearnerGroup:
             self._others.check()
 
     def close(self) -> None:
-        """End the other ranks, and leave a checkpoint that is not written yet."""
+        """End the other ranks, and leave an unfinished checkpoint as a draft."""
         if self._others is not None:
             self._others.close()
             self._memory.close()

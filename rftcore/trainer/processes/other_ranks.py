@@ -23,7 +23,7 @@ from rftdata.errors import RftError, RoleFailedError
 
 T = TypeVar("T")
 
-# Errors of other ranks may be the consequence of a death that is about to be noticed.
+# An error of another rank may follow from a death that is about to be noticed.
 _CAUSE_S = 1.0
 _LEAVE_S = 10.0
 _CHECK_S = 0.5
@@ -31,14 +31,14 @@ _STUCK_S = 1.0
 
 
 class OtherRanks:
-    """The processes of the other ranks, and the thread in which this one makes its calls.
+    """The processes of the other ranks, and the thread in which this rank makes its calls.
 
     Args:
-        num_ranks: this one included.
-        memory_fd: the memory of the batches.
+        num_ranks: number of ranks, this one included.
+        memory_fd: file of the memory of the batches.
 
     Attributes:
-        ended: whether the ranks have been ended, in good order or after an error.
+        ended: whether the ranks have been ended, in order or after an error.
     """
 
     def __init__(self, num_ranks: int, memory_fd: int) -> None:
@@ -53,12 +53,12 @@ class OtherRanks:
         return [process.pid for process in self._processes]
 
     def kill(self) -> None:
-        """Kill all ranks, from whichever thread."""
+        """Kill all ranks; any thread may call this."""
         for process in self._processes:
             process.kill()
 
     def call(self, own: Callable[[], T], method: str, *arguments: object) -> T:
-        """Call a method in every rank; return when all have done it.
+        """Call a method in every rank; return when all have returned.
 
         Args:
             own: the call in this rank.
@@ -79,12 +79,12 @@ class OtherRanks:
         limit_s: float | None = None,
         check: Callable[[], None] = always_wanted,
     ) -> T:
-        """Like `call`, for a method that may fail in a way that leaves every rank whole.
+        """Call a method that may fail in a way after which every rank can be called again.
 
         Args:
-            failure: what it raises then.
+            failure: the class of such an error.
             limit_s: longest wait for the other ranks after this one has ended; None for as long as they live.
-            check: called during that wait; what it raises ends the ranks.
+            check: called during that wait; an error that it raises ends the ranks.
 
         Raises:
             RoleFailedError: also if the others did not end in that time.
@@ -112,13 +112,13 @@ class OtherRanks:
         try:
             self.check()
             for process in self._processes:
-                process.ask(method, arguments)
+                process.call(method, arguments)
             yield
             started = time.monotonic()
             while any(process.busy for process in self._processes):
                 left = None if limit_s is None else limit_s - (time.monotonic() - started)
                 if left is not None and left <= 0:
-                    raise self._silence(limit_s)
+                    raise self._no_answer(limit_s)
                 check()
                 self._listen(timeout_s=left if left is None else min(left, _CHECK_S))
         except BaseException:
@@ -132,7 +132,7 @@ class OtherRanks:
             while not self._listen(self._thread):
                 pass
         except RftError as error:
-            # An error that this rank has, too, is the same in all; which rank is heard first is chance.
+            # If this rank has an error, too, all ranks have the same one, and any may answer first.
             if not isinstance(error, RoleFailedError) and wait([self._thread.fileno()], _CAUSE_S):
                 self._thread.result()
             raise
@@ -151,7 +151,7 @@ class OtherRanks:
         self._listen(timeout_s=0)
 
     def close(self) -> None:
-        """End the ranks in good order if that is still possible."""
+        """End the ranks, in order if that is still possible."""
         try:
             if not self.ended:
                 self._leave_together()
@@ -162,16 +162,16 @@ class OtherRanks:
         deadline = time.monotonic() + _LEAVE_S
         with suppress(RftError):
             for process in self._processes:
-                process.ask("leave", ())
+                process.call("leave", ())
             self._thread.start(leave_process_group)
             while any(process.busy for process in self._processes) and (left := deadline - time.monotonic()) > 0:
                 self._listen(timeout_s=left)
 
     def _listen(self, own: CallThread | None = None, timeout_s: float | None = None) -> bool:
-        """Wait until a rank answers or this one's call ends; return whether the call has ended.
+        """Wait until a rank answers or this rank's call ends; return whether the call has ended.
 
         Raises:
-            RoleFailedError, RftError: of the rank that failed.
+            RoleFailedError, RftError: another rank failed.
         """
         connections = [process.connection for process in self._processes]
         ready = wait([*connections, *([] if own is None else [own.fileno()])], timeout_s)
@@ -183,12 +183,12 @@ class OtherRanks:
                 raise self._death() or error
         return own is not None and own.fileno() in ready
 
-    def _silence(self, limit_s: float | None) -> RoleFailedError:
+    def _no_answer(self, limit_s: float | None) -> RoleFailedError:
         silent = [f"{process.rank} (pid {process.pid})" for process in self._processes if process.busy]
         return RoleFailedError(f"rank {', '.join(silent)} of the trainer did not answer within {limit_s:g} s")
 
     def _death(self) -> RftError | None:
-        """Return why a rank died, if one has or does so soon; an error of another rank is then only a consequence."""
+        """Return why a rank died, if one has or soon does; an error of another rank then follows from that."""
         deadline = time.monotonic() + _CAUSE_S
         while True:
             for process in self._processes:
