@@ -1,4 +1,4 @@
-"""A mixture of experts: its gradient is that of plain transformers, and its weights have the checkpoint's names everywhere outside the model."""
+"""A mixture of experts has the gradient of plain transformers, and outside the model its weights have the names of the checkpoint."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(moe_path: Path) -> Learner:
-    """After one step, so that its weights differ from the folder's."""
+    """A learner after one step, so that its weights differ from the folder's."""
     learner = make_learner(str(moe_path), config(), build_algorithm("grpo"), 0)
     learner.update(make_batch(1), 1)
     return learner
 
 
 def gradients(learner: Learner, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The gradient of an update, seen just before the optimizer uses it, and its metrics."""
+    """Return the gradient of an update just before the optimizer uses it, and its metrics."""
     seen: dict[str, Tensor] = {}
     parameters = list(learner.policy.model.named_parameters())
     handle = learner.policy.optimizers.members[0].register_step_pre_hook(
@@ -59,7 +59,7 @@ def gradients(learner: Learner, batch: TrainBatch) -> tuple[dict[str, Tensor], d
 
 
 def grpo_loss(model: PreTrainedModel, batch: TrainBatch) -> Tensor:
-    """GRPO as one would write it, one sequence at a time: advantages over the standard deviation of the group, a clipped ratio, mean over all tokens."""
+    """Compute GRPO plainly, one sequence at a time: advantages over the standard deviation of the group, a clipped ratio, mean over all tokens."""
     rewards = batch.rewards_B.view(-1, 4)
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)).flatten()
     terms = []
@@ -81,7 +81,7 @@ def grpo_loss(model: PreTrainedModel, batch: TrainBatch) -> Tensor:
         {"max_tokens_per_microbatch": 1, "gradient_checkpointing": True},
     ],
 )
-def test_the_loss_and_its_gradient_are_those_of_plain_transformers(moe_path: Path, settings: dict[str, Any]) -> None:
+def test_loss_and_gradient_equal_those_of_plain_transformers(moe_path: Path, settings: dict[str, Any]) -> None:
     batch = make_batch(1)
     learner = make_learner(str(moe_path), config(max_grad_norm=None, **settings), build_algorithm("grpo"), 0)
     found, metrics = gradients(learner, batch)
@@ -113,7 +113,7 @@ def test_a_saved_folder_opens_in_plain_transformers(trained: Learner, moe_path: 
         assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.named_parameters())
 
 
-def test_a_resumed_learner_goes_on_as_the_first_one(moe_path: Path, tmp_path: Path) -> None:
+def test_a_resumed_learner_continues_like_the_first_one(moe_path: Path, tmp_path: Path) -> None:
     straight = make_learner(str(moe_path), config(), build_algorithm("grpo"), 0)
     straight.update(make_batch(1), 1)
     straight.save_checkpoint(tmp_path / "checkpoint")
@@ -126,7 +126,7 @@ def test_a_resumed_learner_goes_on_as_the_first_one(moe_path: Path, tmp_path: Pa
     )
 
 
-def test_an_engine_that_loads_them_samples_with_the_trainers_probabilities(
+def test_an_engine_with_the_exported_weights_samples_with_the_trainers_probabilities(
     trained: Learner, moe_path: Path, tmp_path: Path
 ) -> None:
     published = write_atomically(
@@ -147,7 +147,7 @@ def test_an_engine_that_loads_them_samples_with_the_trainers_probabilities(
     torch.testing.assert_close(torch.tensor(found.logprobs), logprobs[len(prompt) - 1 :], rtol=0, atol=1e-5)
 
 
-def test_adapters_stand_beside_attention_and_are_merged(moe_path: Path, tmp_path: Path) -> None:
+def test_attention_has_adapters_that_are_merged(moe_path: Path, tmp_path: Path) -> None:
     learner = make_learner(str(moe_path), config(lora={"rank": 2, "alpha": 8}), build_algorithm("sft"), 0)
     losses = [learner.update(make_batch(1), step)["loss"] for step in range(1, 6)]
     assert losses[-1] < losses[0]
@@ -170,7 +170,9 @@ def test_adapters_of_experts_are_refused(moe_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "checkpointing"), [(30, True), (4096, False)])
-def test_the_load_balancing_loss_is_that_of_transformers(moe_path: Path, max_tokens: int, checkpointing: bool) -> None:
+def test_the_load_balancing_loss_equals_that_of_transformers(
+    moe_path: Path, max_tokens: int, checkpointing: bool
+) -> None:
     batch = replace(
         make_batch(1), rewards_B=torch.zeros(12)
     )  # without advantages, so that the gradient is that of this loss
@@ -214,7 +216,7 @@ def test_the_load_balancing_loss_is_that_of_transformers(moe_path: Path, max_tok
 @pytest.mark.parametrize(
     ("asks", "coef", "weight"), [(False, None, 0.0), (True, None, 0.25), (True, 0.0, 0.0), (False, 0.5, 0.5)]
 )
-def test_its_weight_is_the_models_own_only_if_the_model_asks_for_it(
+def test_the_loss_has_the_models_own_weight_only_if_the_model_asks_for_router_logits(
     moe_path: Path, tmp_path: Path, asks: bool, coef: float | None, weight: float
 ) -> None:
     shutil.copytree(moe_path, tmp_path, dirs_exist_ok=True)

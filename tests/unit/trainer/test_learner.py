@@ -1,4 +1,4 @@
-"""The learner on a two-layer Llama: same gradient however the batch is cut, same future after a restart, and it learns."""
+"""The learner on a two-layer Llama: its gradient does not depend on how the batch is cut, it continues after a restart, and it learns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.learning import VOCABULARY, config, make_batch, make_learner,
 
 
 def gradients(learner: Learner, batch: TrainBatch) -> dict[str, Tensor]:
-    """The gradient of an update, seen just before the optimizer uses it."""
+    """Return the gradient of an update just before the optimizer uses it."""
     seen: dict[str, Tensor] = {}
     parameters = list(learner.policy.model.named_parameters())
     handle = learner.policy.optimizers.members[0].register_step_pre_hook(
@@ -72,7 +72,7 @@ class TestGradient:
         for name, gradient in by_hand.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
-    def test_equals_that_of_the_plain_formula_over_all_logits(self, model_path: str) -> None:
+    def test_equals_the_plain_formula_over_all_logits(self, model_path: str) -> None:
         # SFT, written as one would by hand: all logits of the padded batch, cross-entropy where the mask says.
         batch = make_batch(2)
         learner = make_learner(model_path, config(max_grad_norm=None), build_algorithm("sft"), 0)
@@ -84,7 +84,7 @@ class TestGradient:
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
 
-    def test_with_gradient_checkpointing_is_the_same(self, model_path: str) -> None:
+    def test_is_the_same_with_gradient_checkpointing(self, model_path: str) -> None:
         batch = make_batch(1)
         plain = gradients(make_learner(model_path, config(), build_algorithm("grpo"), 0), batch)
         again = gradients(
@@ -102,7 +102,7 @@ class TestGradient:
 class TestPairs:
     @pytest.mark.parametrize("share_prompts", [False, True])
     @pytest.mark.parametrize("max_tokens", [1, 30, 4096])
-    def test_gradient_and_loss_are_those_of_the_plain_formula(
+    def test_gradient_and_loss_equal_the_plain_formula(
         self, model_path: str, tmp_path: Path, share_prompts: bool, max_tokens: int
     ) -> None:
         # The policy has left the reference: one step of SFT. Then eq. 7 as one would write it, over all logits.
@@ -155,7 +155,7 @@ class TestPairs:
 
 
 def sums(model: LlamaForCausalLM, batch: TrainBatch) -> Tensor:
-    """Σ log π over the tokens of each experience that count."""
+    """Return Σ log π over the tokens of each experience that count."""
     logprobs = model(input_ids=batch.token_ids_BT).logits[:, :-1].log_softmax(-1)
     taken = logprobs.gather(2, batch.token_ids_BT[:, 1:, None])[..., 0]
     return (taken * batch.loss_mask_BT[:, 1:]).sum(dim=1)
@@ -183,7 +183,7 @@ class TestMetrics:
         assert metrics["grad_norm"] > 0
 
     @pytest.mark.parametrize("algorithm", ["grpo", "reinforce", "opmd", "asymre"])
-    def test_are_under_the_distribution_that_was_sampled_from(self, model_path: str, algorithm: str) -> None:
+    def test_use_the_distribution_that_was_sampled_from(self, model_path: str, algorithm: str) -> None:
         batch = make_batch(3)
         model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
         with torch.no_grad():
@@ -199,7 +199,7 @@ class TestMetrics:
         assert shared["computed_tokens"] < 0.8 * apart["computed_tokens"]
         assert shared["loss"] == pytest.approx(apart["loss"], rel=1e-4)
 
-    def test_a_reference_model_is_the_model_at_the_start(self, model_path: str) -> None:
+    def test_the_reference_model_is_the_model_at_the_start(self, model_path: str) -> None:
         assert make_learner(model_path, config(), build_algorithm("grpo"), 0).models.reference is None
         learner = make_learner(model_path, config(), build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.1}}), 0)
         first, second = (learner.update(make_batch(3), step)["kl_reference"] for step in (1, 2))
@@ -261,7 +261,7 @@ class TestSkippedSteps:
             learner.update(make_batch(1, rewards=[0.0] * 5 + [float("nan")] * 7), 1)
 
 
-def test_an_algorithm_that_weighs_by_who_sampled_refuses_sequences_that_were_not_sampled(model_path: str) -> None:
+def test_an_algorithm_with_ratios_refuses_sequences_without_behaviour_logprobs(model_path: str) -> None:
     batch = make_batch(5)
     batch.behavior_logprobs_BT[6][batch.loss_mask_BT[6]] = torch.nan
     learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
@@ -305,7 +305,7 @@ class TestLearningRate:
 
 
 def sample(learner: Learner, prompts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Continue each prompt by `length` sampled tokens; returns them and their log-probabilities."""
+    """Continue each prompt by `length` sampled tokens; return them and their log-probabilities."""
     tokens, logprobs = prompts, []
     for _ in range(length):
         with torch.no_grad(), learner.policy.unpacked() as model:
@@ -317,7 +317,7 @@ def sample(learner: Learner, prompts: Tensor, length: int) -> tuple[Tensor, Tens
 
 
 def play(learner: Learner, steps: int, score: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
-    """Mean reward of each step of on-policy training on random prompts of three tokens."""
+    """Train on-policy on random prompts of three tokens; return the mean reward of each step."""
     means = []
     for step in range(1, steps + 1):
         prompts = torch.randint(0, VOCABULARY, (8, 3)).repeat_interleave(8, dim=0)
@@ -352,14 +352,14 @@ def test_grpo_raises_the_reward_of_a_policy_that_starts_at_chance(model_path: st
     assert np.mean(means[-5:]) > np.mean(means[:5]) + 0.25
 
 
-def test_sft_learns_a_sequence_by_heart(model_path: str) -> None:
+def test_sft_memorizes_a_sequence(model_path: str) -> None:
     learner = make_learner(model_path, config(learning_rate=1e-2), build_algorithm("sft"), 0)
     losses = [learner.update(make_batch(5), step)["loss"] for step in range(1, 31)]
     assert losses[0] > 3.0
     assert losses[-1] < 0.7
 
 
-def test_an_algorithm_of_ones_own_is_two_small_files(model_path: str, tmp_path: Path) -> None:
+def test_a_user_defines_an_algorithm_in_two_small_files(model_path: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         """
 from rftcore.algorithms.base import Advantage, Credit, Loss, TokenTerm
@@ -385,7 +385,7 @@ class Reinforce(TokenTerm):
 
 
 class TestBackends:
-    def test_a_class_of_the_user_takes_the_place_of_the_built_in_one(self, model_path: str, tmp_path: Path) -> None:
+    def test_a_users_class_replaces_the_built_in_one(self, model_path: str, tmp_path: Path) -> None:
         (tmp_path / "mine.py").write_text(
             "from rftcore.trainer.network.network import Network\n\n\nclass Halved(Network):\n"
             "    def update(self, share):\n        return super().update(0.5 * share)\n"
@@ -398,7 +398,7 @@ class TestBackends:
         expected = weights(slower)
         assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(mine).items())
 
-    def test_an_unknown_one_is_refused(self, model_path: str) -> None:
+    def test_an_unknown_backend_is_refused(self, model_path: str) -> None:
         with pytest.raises(PluginError, match="fsdp2"):
             make_learner(model_path, config(backend="fsdp"), build_algorithm("sft"), 0)
 

@@ -1,4 +1,4 @@
-"""Checkpoints and exports of the learner: the same future after a restart, folders that are whole or not there."""
+"""Checkpoints and exports of the learner: training continues the same after a restart, and a folder is complete or absent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestCheckpoint:
             assert [entry[name] for entry in resumed] == [entry[name] for entry in metrics[2:]]
 
     @pytest.mark.parametrize(("before", "after"), [("muon", "adamw"), ("adamw", "muon")])
-    def test_moments_of_another_optimizer_are_refused_or_begin_anew(
+    def test_moments_of_another_optimizer_are_refused_or_reset(
         self, model_path: str, tmp_path: Path, before: str, after: str
     ) -> None:
         first = make_learner(model_path, config(optimizer=before), build_algorithm("grpo"), 0)
@@ -72,7 +72,7 @@ class TestCheckpoint:
             torch.equal(found[key], value) for key, value in expected.items()
         )
 
-    def test_training_on_leaves_the_folder_as_it_was(self, model_path: str, tmp_path: Path) -> None:
+    def test_further_training_does_not_change_the_folder(self, model_path: str, tmp_path: Path) -> None:
         learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         learner.update(make_batch(1), 1)
         learner.save_checkpoint(tmp_path / "c")
@@ -92,7 +92,7 @@ class TestCheckpoint:
         assert all(torch.equal(expected[name], tensor) for name, tensor in opened.named_parameters())
         make_learner(str(tmp_path / "c"), config(), build_algorithm("grpo"), 0).update(make_batch(1), 1)
 
-    def test_can_be_written_again_in_the_same_place(self, model_path: str, tmp_path: Path) -> None:
+    def test_can_be_overwritten(self, model_path: str, tmp_path: Path) -> None:
         learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         for step in (1, 2):
             learner.update(make_batch(step), step)
@@ -101,7 +101,7 @@ class TestCheckpoint:
         assert learner.step == 2
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
-    def test_is_of_the_moment_when_it_was_begun(self, model_path: str, tmp_path: Path) -> None:
+    def test_has_the_state_of_the_moment_when_it_was_begun(self, model_path: str, tmp_path: Path) -> None:
         learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         learner.update(make_batch(1), 1)
         learner.save_checkpoint(tmp_path / "whole")
@@ -111,7 +111,7 @@ class TestCheckpoint:
         assert _digests(tmp_path / "beside") == _digests(tmp_path / "whole")
         assert len(_digests(tmp_path / "whole")) > 4
 
-    def test_a_full_disk_leaves_nothing_of_it(self, model_path: str, tmp_path: Path) -> None:
+    def test_a_full_disk_leaves_no_folder(self, model_path: str, tmp_path: Path) -> None:
         learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         learner.update(make_batch(1), 1)
         learner.save_checkpoint(tmp_path / "before")
@@ -130,7 +130,7 @@ class TestCheckpoint:
         assert _digests(tmp_path / "c") == _digests(tmp_path / "before")
 
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-    def test_a_failed_write_leaves_nothing(self, tmp_path: Path, code: int) -> None:
+    def test_a_failed_write_leaves_no_folder(self, tmp_path: Path, code: int) -> None:
         def fill(folder: Path, grid: Grid) -> None:
             (folder / "half").write_text("x")
             raise OSError(code, os.strerror(code))
@@ -142,7 +142,7 @@ class TestCheckpoint:
         assert not writer.has_written
         assert list(tmp_path.iterdir()) == []
 
-    def test_what_earlier_attempts_left_and_no_checkpoint_needs_is_removed(self, tmp_path: Path) -> None:
+    def test_unneeded_folders_of_earlier_attempts_are_removed(self, tmp_path: Path) -> None:
         kept = ["attempt-1-step-000001", "attempt-3-step-000004.draft", "attempt-4-step-000009", "attempt-best", "mine"]
         for name in (*kept, "attempt-1-step-000002", "attempt-2-step-000003.draft"):
             (tmp_path / name).mkdir()
@@ -150,7 +150,7 @@ class TestCheckpoint:
         assert sorted(path.name for path in tmp_path.iterdir()) == kept
         assert remove_abandoned(tmp_path / "no-checkpoint-yet", 3, ()) == []
 
-    def test_a_folder_that_is_none_is_refused(self, model_path: str, tmp_path: Path) -> None:
+    def test_a_folder_that_is_no_checkpoint_is_refused(self, model_path: str, tmp_path: Path) -> None:
         learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         with pytest.raises(ModelError, match="cannot be read"):
             learner.load_checkpoint(tmp_path)

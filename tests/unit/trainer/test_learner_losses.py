@@ -1,4 +1,4 @@
-"""Losses that need more of the learner than log-probabilities of responses: whole texts, mismatched pairs, scores, a teacher's logits."""
+"""Losses that need more than log-probabilities of responses: whole texts, mismatched pairs, scores, a teacher's logits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.learning import config, make_batch, make_learner
 
 
 def gradients(learner: Learner, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The gradient of an update, seen just before the optimizer uses it, and its metrics."""
+    """Return the gradient of an update just before the optimizer uses it, and its metrics."""
     seen: dict[str, Tensor] = {}
     handle = learner.policy.optimizers.members[0].register_step_pre_hook(
         lambda *_: seen.update(
@@ -45,7 +45,7 @@ def same_gradients(found: dict[str, Tensor], model: torch.nn.Module) -> None:
 
 
 def sums(model: LlamaForCausalLM, token_ids: list[int], start: int) -> Tensor:
-    """Σ log π over the tokens from `start` on."""
+    """Return Σ log π over the tokens from `start` on."""
     logprobs = model(input_ids=torch.tensor([token_ids])).logits[0, :-1].log_softmax(-1)
     return logprobs.gather(1, torch.tensor(token_ids)[1:, None])[start - 1 :].sum()
 
@@ -64,7 +64,7 @@ def test_continued_pretraining_trains_on_every_token_but_the_first(model_path: s
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_tokens_per_microbatch": 20, "share_prompts": True}])
-def test_label_smoothing_is_torch_s_and_that_of_trl_s_trainers(model_path: str, settings: dict[str, Any]) -> None:
+def test_label_smoothing_equals_that_of_torch_and_trl(model_path: str, settings: dict[str, Any]) -> None:
     batch = make_batch(3)
     algorithm = build_algorithm("smoothed_sft", {"loss": {"smoothing": 0.3}})
     found, metrics = gradients(make_learner(model_path, config(max_grad_norm=None, **settings), algorithm, 0), batch)
@@ -130,13 +130,13 @@ def test_kto_measures_the_divergence_on_mismatched_pairs(model_path: str, moved_
     same_gradients(found, model)
 
 
-def test_kto_of_a_single_prompt_counts_from_zero(model_path: str) -> None:
+def test_kto_measures_no_divergence_with_a_single_prompt(model_path: str) -> None:
     metrics = make_learner(model_path, config(), build_algorithm("kto"), 0).update(make_batch(5, groups=1), 1)
     assert metrics["kl_mismatched"] == 0.0 and metrics["loss"] == pytest.approx(0.5, abs=1e-5)
 
 
 class TestRewardModel:
-    def test_gradient_is_that_of_the_plain_formula_at_the_last_token(self, model_path: str, tmp_path: Path) -> None:
+    def test_gradient_equals_the_plain_formula_at_the_last_token(self, model_path: str, tmp_path: Path) -> None:
         batch = replace(make_batch(5), paired=True)
         learner = make_learner(
             model_path, config(max_grad_norm=None, max_tokens_per_microbatch=30), build_algorithm("reward_model"), 0
@@ -168,7 +168,7 @@ class TestRewardModel:
 
 class TestDivergenceFromATeacher:
     @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-    def test_gradient_is_that_of_the_plain_formula_over_all_logits(
+    def test_gradient_equals_the_plain_formula_over_all_logits(
         self, model_path: str, moved_path: str, beta: float
     ) -> None:
         batch = make_batch(2)
@@ -197,7 +197,7 @@ class TestDivergenceFromATeacher:
         losses = [learner.update(make_batch(2), step)["loss"] for step in range(1, 16)]
         assert losses[-1] < 0.3 * losses[0]
 
-    def test_of_many_rows_is_read_in_pieces(self) -> None:
+    def test_is_computed_in_pieces_for_many_rows(self) -> None:
         random = torch.Generator().manual_seed(0)
         hidden, teacher_hidden = (torch.randn(600, 3, generator=random) for _ in range(2))
         weight = torch.randn(5, 3, generator=random)
@@ -248,7 +248,7 @@ def test_each_preference_loss_learns_its_batch(
     assert steps[-1]["loss"] < steps[0]["loss"] and steps[-1][metric] > steps[0][metric]
 
 
-def test_on_policy_distillation_nears_the_teacher(model_path: str, moved_path: str) -> None:
+def test_on_policy_distillation_approaches_the_teacher(model_path: str, moved_path: str) -> None:
     algorithm = build_algorithm(
         "on_policy_distillation", {"teacher": {"path": moved_path}, "old_logprobs": "recomputed"}
     )
@@ -259,7 +259,7 @@ def test_on_policy_distillation_nears_the_teacher(model_path: str, moved_path: s
     assert abs(last) < abs(first)
 
 
-def test_responses_of_experts_leave_the_distance_from_the_behaviour_policy_finite(model_path: str) -> None:
+def test_the_distance_from_the_behaviour_policy_stays_finite_with_responses_of_experts(model_path: str) -> None:
     batch = make_batch(1)
     behavior_BT = batch.behavior_logprobs_BT.clone()
     behavior_BT[0] = behavior_BT[0].masked_fill(batch.loss_mask_BT[0], math.nan)

@@ -1,4 +1,4 @@
-"""Every preset trains a model; and the critic: warmed up alone, saved, and continued."""
+"""Every preset trains a model, and a critic is warmed up alone, saved and continued."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_critic_is_warmed_up_alone(model_path: str) -> None:
     assert learner.update(batch_with_everything(), 2)["grad_norm"] > 0
 
 
-def test_a_critic_learns_what_rewards_follow(model_path: str) -> None:
+def test_a_critic_learns_to_predict_rewards(model_path: str) -> None:
     algorithm = build_algorithm("ppo", {"critic": {"warmup_steps": 100, "learning_rate": 0.001}})
     learner = make_learner(model_path, config(), algorithm, 0)
     losses = [learner.update(batch_with_everything(), step)["value_loss"] for step in range(1, 21)]
@@ -63,7 +63,7 @@ def test_a_critic_continues_from_a_checkpoint(model_path: str, tmp_path: Path) -
         assert all(torch.equal(tensor, other_weights[name]) for name, tensor in one.model.named_parameters())
 
 
-def test_a_critic_starts_from_the_model_that_is_named(model_path: str, tmp_path: Path) -> None:
+def test_a_critic_starts_from_the_configured_model(model_path: str, tmp_path: Path) -> None:
     scorer = make_learner(model_path, config(), build_algorithm("reward_model"), 0)
     scorer.update(batch_with_everything(paired=True), 1)
     scorer.save_checkpoint(tmp_path / "scorer")
@@ -81,7 +81,7 @@ def test_a_critic_that_lacks_tokens_of_the_policy_is_refused(model_path: str, tm
         make_learner(model_path, config(), build_algorithm("ppo"), 0, critic_path=str(tmp_path))
 
 
-def test_a_checkpoint_without_a_critic_is_refused_where_there_is_one(model_path: str, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_critic_is_refused_by_an_algorithm_with_one(model_path: str, tmp_path: Path) -> None:
     make_learner(model_path, config(), build_algorithm("grpo"), 0).save_checkpoint(tmp_path / "one")
     with pytest.raises(ModelError, match="has no critic, and ppo trains one"):
         make_learner(model_path, config(), build_algorithm("ppo"), 0).load_checkpoint(tmp_path / "one")

@@ -1,4 +1,4 @@
-"""What one trainer step may consist of: epochs, mini-batches, recomputed log-probabilities, experts, teachers; and who updates weights."""
+"""The parts of a trainer step: epochs, mini-batches, recomputed log-probabilities, experts, teachers and optimizers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def taken_steps(learner: Learner) -> int:
 
 
 class TestMiniBatches:
-    def test_deal_whole_groups_and_every_one_of_them(self) -> None:
+    def test_deal_every_group_whole(self) -> None:
         batch = make_batch(1, groups=7, size=3)
         dealt = batch.deal(3, seed=5)
         assert sorted(b for part in dealt for b in part) == list(range(21)) and len(dealt) == 3
@@ -34,7 +34,7 @@ class TestMiniBatches:
             assert all(int((groups == group).sum()) == 3 for group in groups.unique())
         assert batch.deal(3, seed=5) == dealt and batch.deal(3, seed=6) != dealt
 
-    def test_are_one_for_each_group_at_most(self) -> None:
+    def test_are_no_more_than_groups(self) -> None:
         assert len(make_batch(1, groups=2).deal(5, seed=0)) == 2
 
     def test_make_as_many_updates_in_each_epoch(self, model_path: str) -> None:
@@ -42,7 +42,7 @@ class TestMiniBatches:
         learner.update(make_batch(1), 1)
         assert taken_steps(learner) == 6
 
-    def test_have_the_advantages_of_the_whole_batch_and_a_denominator_of_their_own(self) -> None:
+    def test_share_the_advantages_of_the_whole_batch_and_have_their_own_denominators(self) -> None:
         batch = make_batch(1, groups=4, rewards=[float(i % 3) for i in range(16)])
         algorithm = build_algorithm("grpo", {"advantage": {"scale": "batch"}})
         flat = batch.for_algorithm(1)
@@ -54,7 +54,7 @@ class TestMiniBatches:
         assert part.policy_weights_N[~inside_N].sum() == 0
         assert part.policy_weights_N.sum().item() == pytest.approx(1.0) and part.num_tokens == int(inside_N.sum())
 
-    def test_of_a_resumed_run_are_the_same(self, model_path: str, tmp_path: Path) -> None:
+    def test_are_the_same_in_a_resumed_run(self, model_path: str, tmp_path: Path) -> None:
         settings = config(mini_batches=2, epochs=2)
         through = make_learner(model_path, settings, build_algorithm("grpo"), 3)
         through.update(make_batch(1), 1)
@@ -80,13 +80,13 @@ class TestOldLogprobs:
         recorded = make_learner(model_path, config(), build_algorithm("grpo"), 0).update(batch, 1)
         assert recorded["ratio_mean"] != pytest.approx(1.0, abs=1e-3)
 
-    def test_need_no_record_of_who_sampled(self, model_path: str) -> None:
+    def test_need_no_behaviour_logprobs_if_recomputed(self, model_path: str) -> None:
         batch = make_batch(1)
         batch.behavior_logprobs_BT[batch.loss_mask_BT] = torch.nan
         learner = make_learner(model_path, config(), build_algorithm("grpo", {"old_logprobs": "recomputed"}), 0)
         assert learner.update(batch, 1)["skipped"] == 0.0
 
-    def test_a_correction_weighs_by_both_and_reports_what_it_kept(self, model_path: str) -> None:
+    def test_a_correction_compares_both_policies_and_reports_the_share_it_kept(self, model_path: str) -> None:
         algorithm = build_algorithm("grpo", {"correction": {"name": "mask", "high": 1.5, "low": 0.5}})
         assert algorithm.signals == {"old", "behavior"}
         kept = make_learner(model_path, config(), algorithm, 0).update(make_batch(1), 1)["correction_kept"]
@@ -94,7 +94,7 @@ class TestOldLogprobs:
 
 
 class TestMasks:
-    def test_of_each_update_are_chosen_by_the_policy_before_it(self, model_path: str) -> None:
+    def test_for_each_update_follow_the_policy_before_it(self, model_path: str) -> None:
         settings, batch = {"learning_rate": 3e-3}, make_batch(1)
         algorithm = build_algorithm("m2po_one_sided", {"mask": {"threshold": 0.1}})
         two = make_learner(model_path, config(epochs=2, **settings), algorithm, 0).update(batch, 1)
@@ -115,7 +115,7 @@ class TestPairs:
         assert found["pairs_dropped"] == 1.0 and found["loss"] == pytest.approx(math.log(2))
 
     @pytest.mark.parametrize("preset", ["dpo", "reward_model"])
-    def test_that_all_have_one_leave_the_weights(self, model_path: str, preset: str) -> None:
+    def test_without_any_complete_pair_leave_the_weights(self, model_path: str, preset: str) -> None:
         batch = batch_with_everything(paired=True)
         batch.loss_mask_BT[::2] = False
         learner = make_learner(model_path, config(), build_algorithm(preset), 0)
@@ -139,7 +139,7 @@ class TestPairs:
 
 
 class TestExperts:
-    def test_have_a_loss_of_their_own_and_need_no_behaviour_logprobs(self, model_path: str) -> None:
+    def test_have_their_own_loss_and_need_no_behaviour_logprobs(self, model_path: str) -> None:
         batch = make_batch(1)
         batch.behavior_logprobs_BT[:3][batch.loss_mask_BT[:3]] = torch.nan
         mixed = build_algorithm("grpo", {"expert": {"loss": "sft", "coef": 0.25}})
@@ -147,7 +147,7 @@ class TestExperts:
         with pytest.raises(RftError, match=r"3 of 12 experiences .* no behaviour log-probabilities"):
             make_learner(model_path, config(), build_algorithm("grpo"), 0).update(batch, 1)
 
-    def test_of_which_some_tokens_were_sampled_are_refused(self, model_path: str) -> None:
+    def test_with_some_sampled_tokens_are_refused(self, model_path: str) -> None:
         batch = make_batch(1)
         longest = int(batch.loss_mask_BT.sum(dim=1).argmax())
         batch.behavior_logprobs_BT[longest, batch.loss_mask_BT[longest].nonzero()[-1]] = torch.nan
@@ -157,13 +157,13 @@ class TestExperts:
 
 
 class TestTeachers:
-    def test_that_are_the_policy_give_no_advantage(self, model_path: str) -> None:
+    def test_equal_to_the_policy_give_no_advantage(self, model_path: str) -> None:
         algorithm = build_algorithm("on_policy_distillation", {"teacher": model_path})
         learner = make_learner(model_path, config(max_grad_norm=None), algorithm, 0)
         assert learner.update(_sampled_by(learner, make_batch(1)), 1)["grad_norm"] == pytest.approx(0.0, abs=1e-4)
         assert learner.update(make_batch(2), 2)["grad_norm"] > 0.01
 
-    def test_without_a_model_are_read_from_stored_arrays(self, model_path: str) -> None:
+    def test_without_a_model_come_from_stored_arrays(self, model_path: str) -> None:
         learner = make_learner(model_path, config(), build_algorithm("on_policy_distillation"), 0)
         with pytest.raises(RftError, match=r"set explorer\.teacher.*or algorithm\.teacher .*teacher_logprobs"):
             learner.update(make_batch(1), 1)
@@ -178,7 +178,7 @@ class TestTeachers:
 
 
 def _sampled_by(learner: Learner, batch: TrainBatch) -> TrainBatch:
-    """The batch as if the learner's policy had sampled it."""
+    """Return the batch as if the learner's policy had sampled it."""
     with torch.no_grad(), learner.policy.unpacked() as model:
         logprobs_BTV = model(batch.token_ids_BT, attention_mask=batch.attention_mask_BT).logits.log_softmax(-1)
     own_BT = logprobs_BTV[:, :-1].gather(2, batch.token_ids_BT[:, 1:, None])[..., 0]
@@ -218,14 +218,14 @@ class TestOptimizers:
         ("wsd", [0.5, 1.0, 1.0, 1.0]),  # falls over the last 20 % of 12 steps: 2 steps
     ],
 )
-def test_schedules(schedule: str, expected: list[float]) -> None:
+def test_schedules_fall_to_zero_at_the_last_step(schedule: str, expected: list[float]) -> None:
     settings = config(warmup_steps=2, lr_schedule=schedule, min_lr_ratio=0.0, lr_decay_ratio=0.2)
     assert [learning_rate_at(settings, step, 12) for step in (1, 2, 4, 7)] == pytest.approx(expected)
     assert learning_rate_at(settings, 12, 12) == 0.0
     assert learning_rate_at(settings, 11, 12) == pytest.approx(0.5 if schedule == "wsd" else 0.1)
 
 
-def test_tensors_that_experiences_brought_reach_the_algorithm() -> None:
+def test_arrays_of_experiences_reach_the_algorithm() -> None:
     offsets = np.array([0, 3, 5])
     batch = pad_batch(
         PackedColumns(

@@ -51,7 +51,7 @@ def test_engines_get_merged_weights_under_the_model_s_own_names(model_path: str)
         torch.testing.assert_close(logprobs(plain), logprobs(trained), rtol=1e-4, atol=1e-4)
 
 
-def test_a_checkpoint_holds_a_merged_model_and_the_adapters_as_peft_opens_them(model_path: str, tmp_path: Path) -> None:
+def test_a_checkpoint_has_a_merged_model_and_adapters_that_peft_opens(model_path: str, tmp_path: Path) -> None:
     learner = learner_with(model_path)
     for step in (1, 2):
         learner.update(make_batch(1), step)
@@ -62,7 +62,7 @@ def test_a_checkpoint_holds_a_merged_model_and_the_adapters_as_peft_opens_them(m
     torch.testing.assert_close(logprobs(merged), logprobs(opened), rtol=1e-4, atol=1e-4)
 
 
-def test_a_checkpoint_keeps_what_bfloat16_would_round_away(model_path: str, tmp_path: Path) -> None:
+def test_a_checkpoint_keeps_updates_that_bfloat16_would_round_away(model_path: str, tmp_path: Path) -> None:
     learner = make_learner(model_path, config(lora=LORA, dtype="bfloat16"), build_algorithm("sft"), 0)
     assert learner.policy.merged_update_error(torch.bfloat16) == 0.0, "there is no update yet"
     name = "model.layers.0.self_attn.q_proj"
@@ -83,7 +83,7 @@ def test_a_checkpoint_keeps_what_bfloat16_would_round_away(model_path: str, tmp_
     torch.testing.assert_close(found, torch.full_like(found, 1e-5), rtol=0.02, atol=0)
 
 
-def test_a_resumed_run_goes_on_with_its_adapters(model_path: str, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_its_adapters(model_path: str, tmp_path: Path) -> None:
     through, first = learner_with(model_path), learner_with(model_path)
     for step in (1, 2):
         through.update(make_batch(step), step)
@@ -102,7 +102,7 @@ def test_a_reward_model_is_refused(model_path: str) -> None:
         make_learner(model_path, config(lora=LORA), build_algorithm("reward_model"), 0)
 
 
-def test_other_adapters_or_none_are_refused(model_path: str, tmp_path: Path) -> None:
+def test_a_checkpoint_with_other_adapters_or_none_is_refused(model_path: str, tmp_path: Path) -> None:
     learner_with(model_path).save_checkpoint(tmp_path / "adapters")
     make_learner(model_path, config(), build_algorithm("sft"), 0).save_checkpoint(tmp_path / "whole")
     with pytest.raises(ModelError, match="other adapters"):
@@ -134,7 +134,7 @@ def test_adapters_outside_the_layers_are_refused_in_the_configuration(name: str)
         config(lora=LORA | {"target_modules": ["q_proj", name]})
 
 
-def test_adapters_of_what_is_no_linear_layer_are_refused(tmp_path: Path) -> None:
+def test_adapters_of_other_modules_than_linear_layers_are_refused(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"can have no adapter \(got 'transformer\.h\.0\.attn\.c_attn'\)"):
         learner_with(str(tmp_path), target_modules=["c_attn"])

@@ -61,7 +61,7 @@ def learner_of(case: str, model: str, teacher: str, **changes: Any) -> Learner:
 
 
 def trained(learner: Learner, case: str, first: int = 1) -> Trained:
-    """Metrics of each step, the whole weights after the last, and the whole gradients of the first."""
+    """Metrics of each step, the whole weights after the last step, and the whole gradients of the first."""
     seen = gradients(learner)
     metrics = [learner.update(batch_of(case, step), step) for step in range(first, first + NUM_STEPS)]
     return metrics, weights_of(learner), seen
@@ -152,7 +152,7 @@ def by_two(
     moe_path: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, dict[str, Trained]]:
-    """What two ranks found, and the folder with their checkpoint and that of one."""
+    """The results of two ranks, and the folder with their checkpoint and that of one rank."""
     folder = tmp_path_factory.mktemp("ranks")
     one = learner_of("grpo", model_path, moved_path)
     trained(one, "grpo")
@@ -181,7 +181,7 @@ def by_two(
 
 
 def _without_times(metrics: dict[str, float]) -> dict[str, float]:
-    """Without the loss of routers either, which is one of each micro-batch, and so depends on how the batch is cut."""
+    """Drop times, and the loss of routers, which is computed per micro-batch and so depends on how the batch is cut."""
     return {
         name: value
         for name, value in metrics.items()
@@ -211,7 +211,7 @@ def same(found: Trained, expected: Trained) -> None:
 
 
 def certain(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor], weight: Tensor) -> Tensor:
-    """Where the gradient of a weight is more than rounding, of which AdamW makes whole steps of either sign; or where there is none at all."""
+    """Return where the gradient of a weight is 0, or more than rounding errors, from which AdamW would make whole steps of either sign."""
     name = "model.embed_tokens.weight" if name == "lm_head.weight" and name not in theirs else name
     if name not in theirs:  # adapters are trained, and the weights are those with the adapters in them
         return torch.ones_like(weight, dtype=torch.bool)
@@ -219,7 +219,7 @@ def certain(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor], weigh
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_train_as_one(
+def test_two_ranks_train_like_one(
     case: str, by_two: tuple[Path, dict[str, Trained]], model_path: str, moved_path: str
 ) -> None:
     same(by_two[1][case], trained(learner_of(case, model_path, moved_path), case))
@@ -234,12 +234,14 @@ def test_two_ranks_train_as_one(
         ("one pass", "grpo"),
     ],
 )
-def test_other_ways_to_compute_change_nothing(job: str, case: str, by_two: tuple[Path, dict[str, Trained]]) -> None:
+def test_other_ways_to_compute_give_the_same_result(
+    job: str, case: str, by_two: tuple[Path, dict[str, Trained]]
+) -> None:
     same(by_two[1][job], by_two[1][case])
 
 
 @pytest.mark.parametrize("job", ["split heads, qwen3", ONE_ROW, EXPERTS])
-def test_models_of_other_families_train_as_by_one(
+def test_two_ranks_train_models_of_other_families_like_one(
     job: str, by_two: tuple[Path, dict[str, Trained]], qwen3_path: str, phi_path: str, moe_path: str, moved_path: str
 ) -> None:
     case = ONE_ROW if job == ONE_ROW else "grpo"
@@ -247,7 +249,7 @@ def test_models_of_other_families_train_as_by_one(
     same(by_two[1][job], trained(learner_of(case, path, moved_path), case))
 
 
-def test_adapters_of_two_ranks_train_as_those_of_one(
+def test_two_ranks_train_adapters_like_one(
     by_two: tuple[Path, dict[str, Trained]], model_path: str, moved_path: str
 ) -> None:
     same(by_two[1]["lora"], trained(learner_of("grpo", model_path, moved_path, **LORA), "grpo"))
@@ -257,7 +259,7 @@ def test_adapters_of_two_ranks_drop_different_inputs(by_two: tuple[Path, dict[st
     assert len({(by_two[0] / f"seed-of-{rank}").read_text() for rank in range(NUM_RANKS)}) == NUM_RANKS
 
 
-def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_that_of_one_by_two(
+def test_one_rank_resumes_a_checkpoint_of_two_and_two_resume_that_of_one(
     by_two: tuple[Path, dict[str, Trained]], model_path: str, moved_path: str
 ) -> None:
     folder, results = by_two
@@ -319,7 +321,7 @@ def test_no_model_stays_gathered_after_an_update(model_path: str, moved_path: st
 
 
 @pytest.mark.usefixtures("mesh_of_one")
-def test_a_run_resumed_into_the_warm_up_of_its_critic_is_saved(model_path: str, tmp_path: Path) -> None:
+def test_a_run_resumed_into_the_warm_up_of_its_critic_can_be_saved(model_path: str, tmp_path: Path) -> None:
     first = make_learner(model_path, config(), build_algorithm("ppo"), 0)
     first.update(make_batch(1), 1)
     first.save_checkpoint(tmp_path / "first")
