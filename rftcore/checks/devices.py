@@ -111,7 +111,7 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
     folders = dict(_folders(resolved))
     try:
         models = _models(resolved, folders.__getitem__)
-    except ModelError as error:  # of a family that the estimate does not know
+    except ModelError as error:  # the estimate does not support the family
         yield f"memory on a GPU was not estimated: {error.what}"
         return
     _refuse_uneven_division(trainer, models)

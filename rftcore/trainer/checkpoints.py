@@ -8,9 +8,9 @@ Any number of ranks can read what any number wrote.
 
 Invariant: a folder under its final name is complete and on disk (written beside it, fsynced, renamed, the parent
 fsynced). `remove_abandoned` removes what a crash leaves behind: a draft, or a whole folder that was never committed.
-No pickle: tensors are safetensors, the rest is JSON. The database records which checkpoints are committed; this module does not know.
+No pickle: tensors are safetensors, the rest is JSON. The database records which checkpoints are committed.
 
-A checkpoint is written while training goes on: `CheckpointWriter` runs in a thread, on a copy that was made in the host's memory.
+A checkpoint is written while training continues: `CheckpointWriter` runs in a thread, on a copy that was made in the host's memory.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ give its tokens the same log-probabilities, except for rounding. Where explorers
 newest weights; batches are then compared whose weights are up to so many steps older. These few updates change little, compared with
 the difference to another model. A version that was also written as a file, such as for an evaluation, may have been loaded from there since. Its batches are
 compared, but do not settle the question. After a batch that settles it, none is compared, because a wrong engine is wrong from the start.
-The outcome of a run in which no batch could tell, for instance because each contained stored experiences, says so.
+If no batch could tell, for instance because each contained stored experiences, the outcome of the run reports it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class WeightParity:
             first_sent_step, live_since: those of `LivePublisher`.
 
         Raises:
-            RftError: the difference is beyond the limit; the run must not go on with these engines.
+            RftError: the difference is beyond the limit; the run must not continue with these engines.
         """
         self._was_live |= live_since is not None
         if not staleness:

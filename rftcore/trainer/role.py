@@ -44,7 +44,7 @@ from rftdata.workers.worker import Worker
 
 
 def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
-    """Train a run to its planned steps; 0 when it is finished or was asked to stop.
+    """Train a run to its planned steps; return 0 when it is finished or was asked to stop.
 
     Args:
         run: name or id of the run; see `join_run`.

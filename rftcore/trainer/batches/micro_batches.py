@@ -1,7 +1,7 @@
 """How a batch is cut into micro-batches that fit in memory, one list for each data-parallel rank.
 
 Invariants:
-- Every token of the batch whose loss mask is True appears in exactly one micro-batch, which knows the token's place in the batch.
+- Every token of the batch whose loss mask is True appears in exactly one micro-batch, which records the token's place in the batch.
 - Inputs that no loss reads are left out: experiences without such tokens, tokens after the last one, and the last one itself.
 - Every rank has as many micro-batches as the others: their forward and backward passes are collective.
 

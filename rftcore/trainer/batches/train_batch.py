@@ -124,7 +124,7 @@ def refuse_missing_behavior(batch: TrainBatch, *, may_be_expert: bool) -> None:
     """Refuse experiences without the log-probabilities that the policy recorded when it sampled them.
 
     Args:
-        may_be_expert: whether experiences of which no token was sampled have a loss of their own, and need none.
+        may_be_expert: whether experiences without any sampled token have a loss of their own, and so need none.
 
     Raises:
         RftError: an experience has none.

@@ -78,7 +78,7 @@ class Trained:
 
     Attributes:
         policy: the policy, or the reward model in its place.
-        critic: a value model beside it, of which all weights are trained.
+        critic: a value model beside the policy; all of its weights are trained.
         has_reference: whether a reference model is computed.
         teacher: a model whose log-probabilities the trainer computes.
         reads_logits: whether the loss reads whole distributions of the policy, besides the token's own probability.

@@ -65,7 +65,7 @@ def try_packing(config: PretrainedConfig) -> str | None:
         model = _random_model(small)
         lengths = _lengths(small)
         alone_N = _alone(model, lengths)
-    except Exception as error:  # noqa: BLE001 - code of any family, on a configuration cut down; it says nothing of packing
+    except Exception as error:  # noqa: BLE001 - code of any family, on a reduced configuration; its error does not concern packing
         return (
             f"a small model of its type cannot be built: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         )

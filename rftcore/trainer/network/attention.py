@@ -1,4 +1,4 @@
-"""Attention over packed sequences, registered with transformers under one name; a `Packing` says where sequences begin and end.
+"""Attention over packed sequences, registered with transformers under one name; a `Packing` holds where sequences begin and end.
 
 A packed row of L tokens holds, in this order, sequences of their own, prompts that several experiences share, and the continuations of
 those prompts, prompt after prompt. Every segment attends causally to itself, and every continuation attends to all of its prompt. The two

@@ -25,7 +25,7 @@ _STORED = {frozenset({"F32"}): "float32", frozenset({"BF16"}): "bfloat16", froze
 
 
 def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tuple[PreTrainedModel, Unread]:
-    """Open the model in a folder, in the type in which it is stored: its weights are the mapped files, of which all ranks of a host share one copy.
+    """Open the model in a folder, in the type in which it is stored: its weights are the mapped files, which all ranks of a host share.
 
     `rftcore.trainer.network.sharding.shard` converts them to the trainer's type, layer by layer, and reads those that are still in the files, such as experts.
 

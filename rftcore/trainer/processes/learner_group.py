@@ -1,7 +1,7 @@
 """Several processes that train one model, used like one `Learner`.
 
 The trainer's process is rank 0. It starts the other ranks, and calls every method in all of them with the same arguments; the batch lies
-in memory that all of them share. `rftcore.trainer.processes.other_ranks` says what happens when a rank fails.
+in memory that all of them share. `rftcore.trainer.processes.other_ranks` describes what happens when a rank fails.
 
 With one rank there are neither processes nor threads, and the learner is called directly.
 """
