@@ -41,17 +41,17 @@ from rftcore.trainer.checkpoints import (
     staged,
     write_training_state,
 )
-from rftcore.trainer.divergence import Divergence
-from rftcore.trainer.gradients import GradientPasses
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.models import Models
 from rftcore.trainer.network.host_copy import HostCopy
 from rftcore.trainer.network.network import Network
 from rftcore.trainer.network.optimizers import learning_rate_at
 from rftcore.trainer.network.sharding import Grid, make_grid
-from rftcore.trainer.signals import SignalReader
-from rftcore.trainer.step_progress import StepProgress
-from rftcore.trainer.updates import OptimizerUpdates
+from rftcore.trainer.step.divergence import Divergence
+from rftcore.trainer.step.gradients import GradientPasses
+from rftcore.trainer.step.progress import StepProgress
+from rftcore.trainer.step.signals import SignalReader
+from rftcore.trainer.step.updates import OptimizerUpdates
 from rftdata.errors import ConfigError, ModelError
 
 _CRITIC = "critic"

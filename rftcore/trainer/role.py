@@ -25,7 +25,6 @@ from rftcore.sync.base import Publication
 from rftcore.trainer.batches.drawn import batch_metrics
 from rftcore.trainer.batches.next_batch import NextBatch, draws_ahead
 from rftcore.trainer.device_turns import DeviceTurns, device_turns_of
-from rftcore.trainer.divergence import MAX_EMPTY_IN_A_ROW
 from rftcore.trainer.evaluations import RunEvaluations
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.parity import weight_parity
@@ -33,6 +32,7 @@ from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftcore.trainer.processes.rank_arguments import RankArguments
 from rftcore.trainer.publish import Export, Exports, file_method, live_weights, published_bytes
 from rftcore.trainer.run_checkpoints import RunCheckpoints
+from rftcore.trainer.step.divergence import MAX_EMPTY_IN_A_ROW
 from rftcore.trainer.trainer_watch import watch_trainer
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.batch import Batch

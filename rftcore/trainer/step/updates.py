@@ -11,10 +11,10 @@ from rftcore.algorithms.plan import Plan
 from rftcore.config.trainer import TrainerConfig
 from rftcore.trainer.batches.micro_batches import MicroBatch, split_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
-from rftcore.trainer.divergence import Divergence
-from rftcore.trainer.gradients import GradientPasses
-from rftcore.trainer.signals import SignalReader
-from rftcore.trainer.update_metrics import means, totals
+from rftcore.trainer.step.divergence import Divergence
+from rftcore.trainer.step.gradients import GradientPasses
+from rftcore.trainer.step.signals import SignalReader
+from rftcore.trainer.step.update_metrics import means, totals
 
 
 @dataclass(frozen=True)
