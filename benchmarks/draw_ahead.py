@@ -21,7 +21,6 @@ from rftcore.config.run import parse_config
 from rftcore.launch.preparation import stored_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
-from rftcore.run.prepare import stored_config
 from rftcore.trainer.device_turns import device_turns_of
 from rftcore.trainer.role import TrainerRole
 from rftdata import Buffer, Group, Rollout, Sequence

@@ -22,15 +22,15 @@ from rftdata.workers.worker import Worker
 _WAIT_S = 0.5
 
 
-def device_turns_of(config: RunConfig, attempt: Attempt, worker: Worker) -> DeviceTurns:
+def device_turns_of(config: RunConfig, attempt: Attempt, worker: Worker) -> TrainerDeviceTurns:
     """Return the device turns of a run's trainer, which takes them only on a device that it may share. A lost attempt ends the wait for one."""
     run = attempt.run
     shares = config.explorer.sleep and config.has_explorer and (config.trainer.num_gpus or 1) == 1
-    turn = GpuTurn(run, worker.worker_id, own_device(), attempt.check) if shares else None
-    return DeviceTurns(run, worker, turn, offload=config.trainer.offload)
+    turn = DeviceTurn(run, worker.worker_id, own_device(), attempt.check) if shares else None
+    return TrainerDeviceTurns(run, worker, turn, offload=config.trainer.offload)
 
 
-class DeviceTurns:
+class TrainerDeviceTurns:
     """The device turns of one trainer.
 
     Args:

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.sync.device_names import torch_device
 from rftcore.sync.files.weights_stream import Layout, write_rows
-from rftcore.sync.transfer.plan import TransferPlan, WireTensor
-from rftcore.sync.transfer.transfer import HeldRows
+from rftcore.sync.tensors import HeldRows, WireTensor
+from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.trainer.batches.forms import trained_form
 from rftcore.trainer.batches.micro_batches import split_batch
 from rftcore.trainer.batches.train_batch import TrainBatch

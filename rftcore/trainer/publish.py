@@ -101,7 +101,7 @@ def live_weights(
     learner: LearnerGroup,
     write_file: Callable[[str], Publication],
     adapters: LoraConfig | None,
-) -> LiveWeights | None:
+) -> LivePublisher | None:
     """Return the sender of the learner's weights into live engines; None with a method that uses files alone.
 
     Args:

@@ -24,7 +24,7 @@ from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
 from rftcore.trainer.batches.drawn import batch_metrics
 from rftcore.trainer.batches.next_batch import NextBatch, draws_ahead
-from rftcore.trainer.device_turns import DeviceTurns, device_turns_of
+from rftcore.trainer.device_turns import TrainerDeviceTurns, device_turns_of
 from rftcore.trainer.evaluations import RunEvaluations
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.parity import weight_parity
@@ -43,14 +43,9 @@ from rftdata.planning.run_selectors import selector_metrics
 from rftdata.workers.worker import Worker
 
 
-def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
-    """Train a run to its planned steps; return 0 when it is finished or was asked to stop.
-
-    Args:
-        run: name or id of the run; see `join_run`.
-        by_hand: whether a person started it; the command then prints what it waits for.
-    """
-    joined = join_run(ResolvedRun(config), run, by_hand="trainer" if by_hand else None)
+def main(joined: JoinedRun) -> int:
+    """Train a run to its planned steps; return 0 when it is finished or was asked to stop."""
+    config = joined.resolved.config
     with (
         joined.buffer as buffer,
         Worker(joined.run, "trainer", on_waiting=joined.on_waiting) as worker,
@@ -81,7 +76,7 @@ class _Timing:
 class TrainerRole:
     """One trainer process on one attempt."""
 
-    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt, device_turns: DeviceTurns) -> None:
+    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt, device_turns: TrainerDeviceTurns) -> None:
         resolved, config = joined.resolved, joined.resolved.config
         self.config = config
         self.run = joined.run
@@ -222,13 +217,11 @@ class TrainerRole:
             self.checkpoints.commit()
         return self.worker.should_stop()
 
-    def _write_missed_weights(self, stop: Callable[[], bool]) -> None:
+    def _serve_missed_weights(self, stop: Callable[[], bool]) -> None:
         """Send the weights again to engines that missed them, or write a file: an explorer that started later has no other source."""
-        if self.live is not None and self.live.is_missed(self.policy_version_id):
-            with self.device_turns.own(stop) as has_turn:
-                if has_turn:
-                    self.live.serve_missed(self.policy_version_id)
-                    self.published = self.live.publication
+        if self.live is not None:
+            self.live.serve_missed(self.policy_version_id, partial(self.device_turns.own, stop))
+            self.published = self.live.publication
 
     def _report_wait(self, step: int, reviews: str | None) -> None:
         """Report what the step waits for: ready groups, or, where nothing else is missing, `reviews` of people."""
