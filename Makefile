@@ -58,10 +58,11 @@ format: setup  ## let ruff lay out the code and fix what it can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup  ## generate docs/reference and the diagrams (these need Graphviz)
+docs: setup  ## generate docs/reference, the layers in CONTRIBUTING.md and the diagrams (these need Graphviz)
 	$(BIN)/python scripts/schema_reference.py
 	$(BIN)/python scripts/rights_reference.py
 	$(BIN)/python scripts/stages_reference.py
 	$(BIN)/python scripts/algorithm_reference.py
 	$(BIN)/python scripts/configuration_reference.py
+	$(BIN)/python scripts/layers_reference.py
 	dot -Tsvg docs/diagrams/loop.dot -o docs/diagrams/loop.svg

@@ -1,0 +1,1 @@
+"""The explorer: claims planned groups, samples their rollouts, and writes them."""

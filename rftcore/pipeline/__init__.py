@@ -1,0 +1,1 @@
+"""The pipeline worker, which decides on written groups; and replays, previews and preference pairs."""
