@@ -48,11 +48,11 @@ def join_by_hand(config: RunConfig, run: str | None, role: Role) -> JoinedRun:
         raise
     answer_for(joined)
     messages = StartedByHand(buffer, config, joined, role)
-    messages.say(
+    messages.print(
         f"{'makes' if is_new else 'joins'} the run {joined.name} in the buffer {buffer.location} as its {role}"
     )
     if chosen is not None:
-        messages.say(chosen)
+        messages.print(chosen)
     return JoinedRun(buffer, joined, resolved, messages)
 
 
@@ -71,12 +71,12 @@ def _named(buffer: Buffer, name: str, role: Role) -> tuple[Run, bool]:
 
 def _of_name(resolved: ResolvedRun, buffer: Buffer, role: Role, report: Callable[[str], object]) -> tuple[Run, bool]:
     with buffer.joining():
-        found = buffer.runs(resolved.config.run.name, imported=False)
-        for run in found:
+        runs = buffer.runs(resolved.config.run.name, imported=False)
+        for run in runs:
             if not run.has_ended:
                 return run, False
-        if found:
-            raise _ended(buffer, found[0], role)
+        if runs:
+            raise _ended(buffer, runs[0], role)
         return prepare_run(resolved, buffer, report=report), True
 
 

@@ -1,7 +1,7 @@
-"""What starts the roles of a run, and what the supervisor sees of their processes.
+"""The interface of launchers, which start the roles of a run, and the supervisor's record of their processes.
 
-There are two launchers: `rftcore.launch.local` starts processes of this machine, and `rftcore.launch.cluster` actors of a Ray cluster. The
-supervisor uses either through `Launcher`, and neither does any of the run's work.
+There are two launchers: one starts processes of this machine (`rftcore.launch.local_processes`), the other actors of a Ray cluster
+(`rftcore.launch.ray_cluster`). The supervisor uses either through `Launcher`, and neither does any of the run's work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from rftcore.config.run import RunConfig
 from rftcore.garbage import large_imports
-from rftcore.launch.deaths import ProcessWatch
+from rftcore.launch.exits import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import join_run
@@ -86,7 +86,7 @@ class Launcher(ABC):
     def start_roles(
         self, resolved: ResolvedRun, run: Run, threads: Threads, placement: Placement
     ) -> Sequence[RoleProcess]:
-        """Start every role of the run's mode where it was placed.
+        """Start every role of the run's mode where it is placed.
 
         Raises:
             ConfigError: its GPUs are in use.
@@ -96,7 +96,7 @@ class Launcher(ABC):
     def ended_roles(
         self, processes: list[RoleProcess], *, timeout_s: float
     ) -> tuple[list[RoleProcess], list[tuple[RoleProcess, BaseException | None]]]:
-        """Wait for a short time; return the running roles, and the ended roles with the errors of those that failed."""
+        """Wait a short time; return the running roles, and the ended roles with the errors of those that failed."""
 
     @abstractmethod
     def kill(self, processes: Sequence[RoleProcess]) -> None:
@@ -124,7 +124,7 @@ class Launcher(ABC):
 
 
 def reachable(config: RunConfig) -> RunConfig:
-    """Return the configuration with absolute paths of the buffer, for processes with another working directory and environment."""
+    """Return the configuration with absolute paths of the buffer, for processes with another working directory."""
     places = {"uri": config.buffer.uri, "segments": with_segments(config.buffer).segments}
     absolute = {
         key: place if place is None or "://" in place else str(Path(place).resolve()) for key, place in places.items()
@@ -168,6 +168,6 @@ def run_role(role: str, config: RunConfig, run: str, options: dict[str, Any]) ->
 
 
 def role_modules(configs: Sequence[RunConfig]) -> list[str]:
-    """Return the modules of the roles that some runs have."""
+    """Return the modules of the roles of these runs."""
     explorer = ["rftcore.explorer.role"] if any(config.has_explorer for config in configs) else []
     return [*explorer, "rftcore.pipeline.role", "rftcore.trainer.role"]

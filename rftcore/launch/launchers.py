@@ -16,9 +16,9 @@ def open_launcher(configs: Sequence[RunConfig]) -> Launcher:
         configs: of the runs whose roles will be started.
     """
     if os.environ.get("RAY_ADDRESS"):
-        from rftcore.launch.cluster import RayLauncher
+        from rftcore.launch.ray_cluster.launcher import RayLauncher
 
         return RayLauncher()
-    from rftcore.launch.local import LocalLauncher
+    from rftcore.launch.local_processes.launcher import LocalLauncher
 
     return LocalLauncher(configs)

@@ -1,15 +1,15 @@
-"""Restarts of roles whose process ended early: the end is recorded, and explorers and pipeline workers are started again.
+"""Restarts of roles whose process ended early.
 
-Which work they do is in the buffer, so another process continues it. If a process was killed, crashed or lost its machine, the role is started
-again after a pause, which doubles with every end before the role has finished anything. After `MAX_IN_A_ROW` such ends, or `MAX_PER_HOUR` ends within
-an hour, it is not started any more. A trainer is not restarted: the run ends, and continues from a checkpoint.
+The buffer records the work of explorers and pipeline workers, so another process can continue it. If a process was killed, crashed or lost its
+machine, its role is restarted after a pause, which doubles with every end before the role has finished anything. After `MAX_IN_A_ROW` such ends,
+or `MAX_PER_HOUR` ends within an hour, it is not restarted any more. A trainer is not restarted: the run ends, and continues from a checkpoint.
 
 A process that a user's function blocked leaves a report (`rftdata.user_code.blocked_process`). Its first sentence is shown, the whole report becomes
 the error of its worker, and its claims are released at once. A blocked role is restarted up to `MAX_BLOCKED_PER_HOUR` times within an hour,
-whatever other restarts it had, and up to `MAX_FUTILE` times within `FUTILE_S` seconds while the role finishes nothing; a trainer, `MAX_FUTILE` times at one
-step. After that the run ends
-with the sentence. Groups and
-evaluations on which several processes crashed are set aside by the buffer (`release_lost_claims`), so one bad task does not use up the
+whatever other restarts it had, and up to `MAX_FUTILE` times within `FUTILE_S` seconds while it finishes nothing. A blocked trainer is restarted up to
+`MAX_FUTILE` times at one step. After that the run ends with the sentence.
+
+The buffer sets aside groups and evaluations on which several processes crashed (`release_lost_claims`), so one bad task does not use up the
 restarts. These count as finished. An explorer is therefore restarted at most `MAX_FRUITLESS` times while no rollout succeeds, which is
 enough to set bad tasks aside once, but not to try every task.
 """
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rftcore.launch.deaths import RoleDiedError
+from rftcore.launch.exits import RoleExitError
 from rftcore.launch.launcher import RoleProcess
 from rftdata.errors import BufferUnavailableError
 from rftdata.reports.progress import last_step
@@ -43,13 +43,17 @@ _HOUR_S = 3600.0
 
 @dataclass
 class _History:
-    """Restarts of one role: their number, the times of those after which it finished nothing, and the number since a rollout succeeded.
+    """Restarts of one role.
 
     Attributes:
-        num_stuck: of a trainer, its restarts in a row after which the run was at the same step.
-        blocked: times of its restarts after it was blocked, of the last hour.
-        ends: times at which its process ended without being blocked, of the last hour.
-        num_in_a_row: how many of its last processes ended before they had finished anything.
+        num_restarts: all of them.
+        futile: times of the restarts of a blocked role since it last finished anything.
+        finished, succeeded, last_step: what the run had at the last restart; -1 if unknown.
+        num_fruitless: restarts of a blocked explorer since a rollout last succeeded.
+        num_stuck: restarts of a blocked trainer at the same step.
+        blocked: times of the restarts of a blocked role within the last hour.
+        ends: times at which its processes ended without being blocked, within the last hour.
+        num_in_a_row: number of its last processes that finished nothing.
     """
 
     num_restarts: int = 0
@@ -75,14 +79,14 @@ class Restarts:
         self._run = run
         self._histories: dict[str, _History] = {}
 
-    def record(self, process: RoleProcess, error: RoleDiedError) -> str | None:
+    def record(self, process: RoleProcess, error: RoleExitError) -> str | None:
         """Record the end of a process and release what it had claimed.
 
         Returns:
-            What blocked it; None if it died for another reason.
+            What blocked it; None if it ended for another reason.
         """
         watch = process.watch
-        if watch is None:  # it died before its id was known
+        if watch is None:  # it ended before its id was known
             return None
         report = blocked_process.read_report(self._run.folder, watch.pid, watch.host, watch.pid_space)
         text = f"the process {error}" if report is None else "\n".join(report)
@@ -97,20 +101,20 @@ class Restarts:
         return report[0]
 
     def allows(self, process: RoleProcess) -> bool:
-        """Return whether a blocked role may be restarted once more; counts the restart."""
+        """Return whether a blocked role may be restarted once more, and count the restart."""
         history = self._histories.setdefault(process.name, _History())
-        now, finished = time.monotonic(), _known(lambda: num_finished(self._run, process.role))
+        now, finished = time.monotonic(), _count_or_unknown(lambda: num_finished(self._run, process.role))
         if finished != history.finished:
             history.futile.clear()
         history.finished = finished
         history.futile = [at for at in history.futile if now - at < FUTILE_S]
         history.blocked = [at for at in history.blocked if now - at < _HOUR_S]
         if process.role == "explorer":
-            succeeded = _known(lambda: num_succeeded(self._run))
+            succeeded = _count_or_unknown(lambda: num_succeeded(self._run))
             history.num_fruitless = history.num_fruitless + 1 if succeeded == history.succeeded else 0
             history.succeeded = succeeded
         if process.role == "trainer":
-            step = _known(lambda: last_step(self._run))
+            step = _count_or_unknown(lambda: last_step(self._run))
             history.num_stuck = history.num_stuck + 1 if step == history.last_step else 0
             history.last_step = step
         if (
@@ -126,7 +130,7 @@ class Restarts:
         return True
 
     def pause_s(self, process: RoleProcess) -> float | None:
-        """Return the seconds after which a role whose process ended is started again, and count the restart; None if it ended too often."""
+        """Count the end of a role's process, and return the pause before its restart; None if its processes ended too often."""
         history = self._histories.setdefault(process.name, _History())
         now = time.monotonic()
         history.ends = [*(at for at in history.ends if now - at < _HOUR_S), now]
@@ -137,18 +141,19 @@ class Restarts:
         pause: float = _PAUSE_S * 2 ** max(0, history.num_in_a_row - 1)
         return min(pause, _LONGEST_PAUSE_S)
 
-    def too_often(self, process: RoleProcess) -> str:
-        """Describe how often the process of a role ended that is not started again."""
+    def exit_counts(self, process: RoleProcess) -> str:
+        """Return why a role is not restarted: how often its processes ended."""
         history = self._histories[process.name]
         if history.num_in_a_row >= MAX_IN_A_ROW:
             return f"{history.num_in_a_row} processes in a row ended before they had finished anything"
         return f"{len(history.ends)} processes ended within an hour"
 
     def has_worked(self, process: RoleProcess) -> bool:
-        """Return whether a process had finished a group or an evaluation before it ended."""
+        """Return whether a process finished a group or an evaluation before it ended."""
         watch = process.watch
         return (
-            watch is not None and _known(lambda: num_finished_by(self._run, watch.host, watch.pid, watch.pid_space)) > 0
+            watch is not None
+            and _count_or_unknown(lambda: num_finished_by(self._run, watch.host, watch.pid, watch.pid_space)) > 0
         )
 
     def has_run_ended(self) -> bool:
@@ -159,7 +164,7 @@ class Restarts:
             return False
 
     def may_roles_leave(self) -> bool:
-        """Return whether roles may end in good order: the run has ended, or was asked to stop; True if the database does not answer."""
+        """Return whether roles may exit: the run has ended or was asked to stop, or the database does not answer."""
         try:
             run = self._run.refreshed()
         except BufferUnavailableError:
@@ -171,8 +176,8 @@ class Restarts:
         return self._histories.setdefault(process.name, _History()).num_restarts
 
 
-def _known(count: Callable[[], int]) -> int:
+def _count_or_unknown(count: Callable[[], int]) -> int:
     try:
         return count()
     except BufferUnavailableError:
-        return -1  # not known: as if nothing had been finished
+        return -1  # compares as if nothing had been finished

@@ -1,14 +1,11 @@
 """`rft run`: prepares the run, starts its roles, shows its progress, and reports how it ended.
 
-It does none of the run's work: it reads the buffer for its display, and watches the processes. An explorer or pipeline worker that is killed
-or crashes is started again, as is every role that a user's function blocked (`restarts`). If the trainer ends before its work is done, or
-another role or the launcher fails for good, the others are asked to stop, and the exit code reports it. The buffer keeps everything, and `--resume`
-continues. A signal stops the run in good order (`interrupts`). Roles that do not
-stop in time are killed, which does not count as their failure. Once the run has finished, its results are complete: a role that fails
-after that causes a warning, and the exit code stays 0.
-
-If the embedded database is killed, it is started again: roles wait for it (`rftdata.postgres.retry`), and the run continues. If it
-was stopped, and is not started again soon, the run ends.
+It does none of the run's work: it reads the buffer for its display, and watches the processes. It restarts explorers and pipeline workers that
+are killed or crash, roles that a user's function blocked (`restarts`), and the embedded database (`database_restarts`). If the trainer ends before
+its work is done, or another role or the launcher fails for good, the others are asked to stop, and the exit code reports the failure. The buffer
+keeps everything, and `--resume` continues. A signal stops the run in good order (`signals`). Roles that do not stop in time are killed, which does
+not count as their failure. Once the run has finished, its results are complete: a role that fails after that causes a warning, and the exit code
+stays 0.
 """
 
 from __future__ import annotations
@@ -21,11 +18,10 @@ import rftdata
 from rftcore.checks.run import check_start
 from rftcore.config.run import RunConfig
 from rftcore.findings import Findings
-from rftcore.launch.deaths import RoleDiedError
-from rftcore.launch.interrupts import Interrupts, StartInterrupted
-from rftcore.launch.keep_running import report_run
+from rftcore.launch.automatic_resume import report_run
+from rftcore.launch.database_restarts import DatabaseRestarts
+from rftcore.launch.exits import RoleExitError
 from rftcore.launch.launcher import Launcher, reachable
-from rftcore.launch.plan import placed, without_turns
 from rftcore.launch.preparation import (
     GoBack,
     find_resumable,
@@ -34,13 +30,15 @@ from rftcore.launch.preparation import (
     take_back,
 )
 from rftcore.launch.restarts import Restarts
-from rftcore.launch.reviews import People
 from rftcore.launch.roles import Roles, failure
-from rftcore.launch.summary import show_results
+from rftcore.launch.signals import StartInterrupted, StopSignals
+from rftcore.launch.terminal.open_reviews import OpenReviews
+from rftcore.launch.terminal.placement_plan import placed, without_turns
+from rftcore.launch.terminal.summary import show_results
+from rftcore.launch.terminal.views import View
 from rftcore.launch.threads import divide_threads
-from rftcore.launch.views import View
 from rftcore.resolved import ResolvedRun
-from rftcore.run.commands import buffer_option
+from rftcore.run.commands import buffer_option, resume_command
 from rftcore.run.defaults import with_defaults
 from rftcore.run.earlier import earlier_run
 from rftcore.run.placement import place_run
@@ -64,11 +62,9 @@ from rftdata.workers.worker import Worker
 
 _REFRESH_S = 1.0
 _DISPLAY_SHARE = 0.05
-_DEPARTURE_S = 45.0
+_EARLIER_PROCESSES_S = 45.0
 # Roles wait longer for an unavailable database; this process must check the roles again soon.
 _PATIENCE_S = 4.0
-_MAX_REVIVALS = 10
-_STOPPED_S = 10.0
 
 
 def run(
@@ -80,19 +76,19 @@ def run(
     go_back: GoBack | None = None,
     parent: Run | None = None,
     view: View,
-    interrupts: Interrupts | None = None,
+    signals: StopSignals | None = None,
 ) -> int:
     """Run a configuration to its end.
 
     Args:
         launcher: starts the roles.
-        resume: continue a stored run. If it has done its steps (its roles may have outlived a killed `rft run`), it is only
-            reported.
+        resume: continue a stored run. If it has finished its steps (its roles may have outlived a killed `rft run`), only its results are
+            shown.
         name: the run to resume; None for the newest of the configuration's name.
         go_back: resume from an earlier step, or in a new run.
         parent: the run from whose checkpoint a new run starts.
         view: receives progress and messages.
-        interrupts: receives the signals of several runs in a row; None for this run alone.
+        signals: receives the signals of several runs in a row; None for this run alone.
 
     Returns:
         0 if finished, even if a role failed afterwards; 128 + its number if a signal stopped the run.
@@ -101,7 +97,7 @@ def run(
         RoleFailedError: a role ended early, with its error.
         RftError: the run could not be started.
     """
-    with contextlib.nullcontext(interrupts) if interrupts is not None else Interrupts() as received:
+    with contextlib.nullcontext(signals) if signals is not None else StopSignals() as received:
         try:
             return _run(config, launcher, resume, name, go_back, parent, view, received)
         except StartInterrupted:
@@ -117,7 +113,7 @@ def _run(
     go_back: GoBack | None,
     parent: Run | None,
     view: View,
-    interrupts: Interrupts,
+    signals: StopSignals,
 ) -> int:
     config, findings = reachable(config), Findings()
     config, chosen = findings.value(with_defaults, config) or (config, None)
@@ -129,10 +125,10 @@ def _run(
         if resume:
             stored = find_resumable(config, buffer, name)
             if go_back is None or go_back.fork is None:
-                await_departure(stored, view)
+                await_earlier_processes(stored, view)
             stored = stored.refreshed()
             if go_back is not None:
-                interrupts.defer()  # it stores an attempt or a run
+                signals.defer()  # it stores an attempt or a run
                 resolved, stored = take_back(resolved, buffer, stored, go_back)
                 view.message(f"{stored.name} begins {_begins(go_back)}")
             elif has_finished(config, stored):
@@ -147,12 +143,12 @@ def _run(
         with held_lock.printed():  # the block calls sources and stages of the user
             # A stored run must end with a status, so from here on a signal stops the roles, or keeps them from starting.
             run = prepare_run(
-                resolved, buffer, resumed=stored, parent=parent, before_storing=interrupts.defer, report=view.message
+                resolved, buffer, resumed=stored, parent=parent, before_storing=signals.defer, report=view.message
             )
         report_run(run.name)
         if chosen is not None:
             view.message(chosen)
-        return _work(resolved, launcher, buffer, run, view, interrupts, is_resumed=resume)
+        return _work(resolved, launcher, buffer, run, view, signals, is_resumed=resume)
 
 
 def _work(
@@ -161,7 +157,7 @@ def _work(
     buffer: Buffer,
     run: Run,
     view: View,
-    interrupts: Interrupts,
+    signals: StopSignals,
     *,
     is_resumed: bool,
 ) -> int:
@@ -169,23 +165,23 @@ def _work(
     config = resolved.config
     started = time.monotonic()
     answer_requests(run.folder)
-    view.message(f"run {run.name} in the buffer {buffer.location}{_resumed(run) if is_resumed else ''}")
+    view.message(f"run {run.name} in the buffer {buffer.location}{_resume_note(run) if is_resumed else ''}")
     apply_retention(config.buffer.retention, buffer, run, view)
     view.message(f"model {config.model.path}: {resolved.model_folder}")
     threads = divide_threads()
     view.message(threads.sentence)
-    if not interrupts.stop:
+    if not signals.stop:
         try:
-            with interrupts.kept():
+            with signals.kept():
                 view.message(f"{launcher.start()} runs {_roles(config)}; they load what they need now")
-            if not interrupts.stop:
-                _supervise(resolved, launcher, buffer, run, view, interrupts, is_resumed=is_resumed)
+            if not signals.stop:
+                _supervise(resolved, launcher, buffer, run, view, signals, is_resumed=is_resumed)
         except DiskFullError as error:  # this process found the full disk, before any role
-            todo = f"{error.todo}; then continue with {_resume(buffer, run)}"
+            todo = f"{error.todo}; then continue with {resume_command(buffer.location, run)}"
             raise DiskFullError(error.what, value=error.value, allowed=error.allowed, todo=todo) from error
         finally:
             launcher.stop()
-    return _conclude(buffer, run, view, interrupts, time.monotonic() - started)
+    return _conclude(buffer, run, view, signals, time.monotonic() - started)
 
 
 def apply_retention(rules: RetentionConfig | None, buffer: Buffer, run: Run, view: View) -> None:
@@ -212,13 +208,13 @@ def _roles(config: RunConfig) -> str:
     return "explorer (for evaluations) and trainer" if config.has_explorer else "the trainer"
 
 
-def await_departure(run: Run, view: View) -> None:
-    """Wait for the processes of an earlier start of the run, which end a few seconds after a kill of their supervisor.
+def await_earlier_processes(run: Run, view: View) -> None:
+    """Wait until the processes of an earlier start of the run have ended, which takes some seconds after their supervisor was killed.
 
     Raises:
         FencedError: they are still running.
     """
-    deadline = time.monotonic() + _DEPARTURE_S
+    deadline = time.monotonic() + _EARLIER_PROCESSES_S
     reported = False
     while True:
         record_exited_workers(run)
@@ -232,12 +228,12 @@ def await_departure(run: Run, view: View) -> None:
                 todo="stop it first (Ctrl-C in its terminal), then resume",
             )
         if not reported:
-            view.message(f"waiting up to {_DEPARTURE_S:.0f} s for {who} to end")
+            view.message(f"waiting up to {_EARLIER_PROCESSES_S:.0f} s for {who} to end")
             reported = True
         time.sleep(_REFRESH_S)
 
 
-def _resumed(run: Run) -> str:
+def _resume_note(run: Run) -> str:
     begins, done = steps_to_repeat(run)
     lost = f"step {done}" if done == begins + 1 else f"steps {begins + 1} to {done}"
     again = f"; {lost} came after the newest checkpoint, and will be trained again" if done > begins else ""
@@ -250,7 +246,7 @@ def _supervise(
     buffer: Buffer,
     run: Run,
     view: View,
-    interrupts: Interrupts,
+    signals: StopSignals,
     *,
     is_resumed: bool,
 ) -> None:
@@ -267,109 +263,73 @@ def _supervise(
         if (reason := without_turns(resolved.config, placement)) is not None:
             view.message(f"warning: {reason}")
         started = launcher.start_roles(resolved, run, divide_threads(), placement)
-        roles = Roles(started, Restarts(run), view, interrupts, launcher)
+        roles = Roles(started, Restarts(run), view, signals, launcher)
         progress = Progress(run, resumes=is_resumed)
-        show = _Display(progress, view, People(view, buffer_option(buffer.location)))
+        show = _Display(progress, view, OpenReviews(view, buffer_option(buffer.location)))
         asked_at: float | None = None
         grace_s = resolved.config.run.stop_grace_s
-        revive, ask_to_stop = _Reviver(buffer, run, view), _StopRequest(run)
+        restart_database = DatabaseRestarts(buffer, run, view)
+        request_stop = _StopRequest(run)
         while roles.running:
             roles.watch(_REFRESH_S)
-            revive()
+            restart_database()
             if roles.has_lost_launcher:
                 grace_s = min(grace_s, launcher.stop_s)
-            if interrupts.stop or roles.failed:
+            if signals.stop or roles.failed:
                 if asked_at is None:
                     asked_at = time.monotonic()
                     if roles.running:
-                        _tell_stop(view, roles.failed, grace_s)
+                        _report_stop(view, roles.failed, grace_s)
                 # Repeated, because a trainer that begins its attempt now would take an earlier request for an old one.
-                ask_to_stop()
-            if asked_at is not None and (interrupts.urgent or time.monotonic() - asked_at > grace_s):
-                roles.kill("did not stop yet" if interrupts.urgent else f"did not stop within {grace_s:.0f} s")
+                request_stop()
+            if asked_at is not None and (signals.urgent or time.monotonic() - asked_at > grace_s):
+                roles.kill("did not stop yet" if signals.urgent else f"did not stop within {grace_s:.0f} s")
             show()
     if roles.failed:
         _fail(buffer, run, roles.failed, view)
 
 
-class _Reviver:
-    """Restarts the embedded database when it was killed, a limited number of times.
-
-    Raises:
-        BufferUnavailableError: the database was stopped, or was killed too often.
-    """
-
-    def __init__(self, buffer: Buffer, run: Run, view: View) -> None:
-        self._buffer, self._run, self._view = buffer, run, view
-        self._left = _MAX_REVIVALS
-        self._away_since: float | None = None
-
-    def __call__(self) -> None:
-        server = self._buffer.server
-        if server is None or server.lives():
-            self._away_since = None
-            return
-        now = time.monotonic()
-        self._away_since = self._away_since or now
-        killed = server.was_killed()
-        if not killed or not self._left:
-            if now - self._away_since > _STOPPED_S:
-                why = "was killed too often, or does not start" if killed else "is stopped"
-                raise BufferUnavailableError(
-                    f"the database of the buffer {self._buffer.location} {why}: the run ends",
-                    todo=f"continue from the last checkpoint: {_resume(self._buffer, self._run)} starts it again",
-                )
-            return
-        self._left -= 1
-        self._view.message("the database was killed: it is started again")
-        try:
-            server.start()
-        except RftError as error:
-            self._left = 0
-            self._view.message(f"warning: the database does not start: {error}")
-
-
-def _tell_stop(view: View, failed: dict[str, BaseException], grace_s: float) -> None:
+def _report_stop(view: View, failed: dict[str, BaseException], grace_s: float) -> None:
     why = f"{', '.join(failed)} ended with an error" if failed else "interrupted"
     view.message(f"{why}: the other processes are asked to stop (up to {grace_s:.0f} s)")
 
 
 class _StopRequest:
-    """Asks the roles of a run to stop, in a thread: a role that was stopped within a transaction may hold what this waits for until it is killed."""
+    """Asks the roles of a run to stop, in a thread, because a role that was stopped within a transaction may hold a lock until it is killed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._thread: threading.Thread | None = None
 
     def __call__(self) -> None:
-        """Ask, unless the last time still waits."""
+        """Ask, unless the last request is still waiting."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._ask, name="stop-request", daemon=True)
             self._thread.start()
 
     def _ask(self) -> None:
-        # The roles notice themselves that the database has failed; what conflicts is asked again.
+        # Roles notice themselves that the database has failed. After a conflict, the next call asks again.
         with contextlib.suppress(RftError):
             record_exited_workers(self._run)
             self._run.request_stop()
 
 
 class _Display:
-    """Shows the progress of a run, less often the longer that takes: a run of many steps must not pay for its display."""
+    """Shows the progress of a run. The longer this takes, the less often it happens, so that runs of many steps do not pay for it."""
 
-    def __init__(self, progress: Progress, view: View, people: People) -> None:
-        self._progress, self._view, self._people = progress, view, people
+    def __init__(self, progress: Progress, view: View, open_reviews: OpenReviews) -> None:
+        self._progress, self._view, self._open_reviews = progress, view, open_reviews
         self._next = 0.0
 
     def __call__(self) -> None:
-        """Show it, unless it was shown a moment ago."""
+        """Show the progress, unless it was shown a moment ago."""
         started = time.monotonic()
         if started < self._next:
             return
         try:
             snapshot = self._progress.snapshot()
             self._view.update(snapshot)
-            self._people.update(snapshot)
+            self._open_reviews.update(snapshot)
         except BufferUnavailableError:
             self._view.message("the database does not answer")
         now = time.monotonic()
@@ -377,7 +337,7 @@ class _Display:
 
 
 def _fail(buffer: Buffer, run: Run, failed: dict[str, BaseException], view: View) -> None:
-    """Record why the run ended and raise it; only warn if the run had already finished."""
+    """Record why the run failed, and raise the error; only warn if the run had already finished."""
     name, error = next(iter(failed.items()))
     why = failure(error).rstrip(".")
     with contextlib.suppress(
@@ -390,32 +350,29 @@ def _fail(buffer: Buffer, run: Run, failed: dict[str, BaseException], view: View
             return
     if isinstance(error, RolloutsFailedError) and error.stack:
         view.message(error.stack)
-    fix = "" if isinstance(error, RoleDiedError | RolloutsFailedError) else "correct the cause if you can, then "
+    fix = "" if isinstance(error, RoleExitError | RolloutsFailedError) else "correct the cause if you can, then "
     raise RoleFailedError(
         f"the {name} of the run {run.name!r} {why}",
-        todo=f"{fix}continue from the last checkpoint: {_resume(buffer, run)}",
+        todo=f"{fix}continue from the last checkpoint: {resume_command(buffer.location, run)}",
     ) from error
 
 
-def _conclude(buffer: Buffer, run: Run, view: View, interrupts: Interrupts, seconds: float) -> int:
+def _conclude(buffer: Buffer, run: Run, view: View, signals: StopSignals, seconds: float) -> int:
     try:
         state = run.refreshed()
         if state.status != "finished":
-            outcome = interrupts.reason if interrupts.stop else "its roles ended without finishing"
+            outcome = signals.reason if signals.stop else "its roles ended without finishing"
             run.end("interrupted", outcome)
-            view.message(f"{outcome}; continue with: {_resume(buffer, run)}")
-            return interrupts.exit_code if interrupts.stop else 1
+            view.message(f"{outcome}; continue with: {resume_command(buffer.location, run)}")
+            return signals.exit_code if signals.stop else 1
     except BufferUnavailableError:
-        if not interrupts.stop:
+        if not signals.stop:
             raise
         # The signal stopped the database too; a resume finds that no process holds the run.
-        view.message(f"{interrupts.reason}, and so was the database; continue with: {_resume(buffer, run)}")
-        return interrupts.exit_code
+        view.message(
+            f"{signals.reason}, and so was the database; continue with: {resume_command(buffer.location, run)}"
+        )
+        return signals.exit_code
     view.message(f"finished in {seconds / 60:.1f} minutes: {state.outcome}")
     show_results(buffer, run, view)
     return 0
-
-
-def _resume(buffer: Buffer, run: Run) -> str:
-    """Return the command that continues a run, for use in the current folder."""
-    return f"rft run --resume {run.name}{buffer_option(buffer.location)}"

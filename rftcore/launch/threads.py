@@ -29,9 +29,9 @@ class Threads:
 def divide_threads(cores: int | None = None) -> Threads:
     """Return the number of threads for the processes of one machine."""
     cores = cores or len(os.sched_getaffinity(0))
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # further numbers are for nested loops
-    if given.isdecimal() and int(given):
-        return Threads(cores, int(given), int(given), "OMP_NUM_THREADS")
+    configured = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # further numbers are for nested loops
+    if configured.isdecimal() and int(configured):
+        return Threads(cores, int(configured), int(configured), "OMP_NUM_THREADS")
     if cores < _CORES_TO_SHARE:
         return Threads(cores, cores, cores, "they take turns; the waiting one sleeps")
     half = cores // 2

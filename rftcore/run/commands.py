@@ -13,8 +13,13 @@ from rftdata.uri import redacted
 def buffer_option(location: str) -> str:
     """Return the option that commands in this folder need to find the buffer; empty if they find it without."""
     default = os.environ.get("RFT_BUFFER") or "buffer"
-    found = redacted(default) if "://" in default else str(Path(default).resolve())
-    return "" if location == found else f" --buffer {shlex.quote(location)}"
+    default_location = redacted(default) if "://" in default else str(Path(default).resolve())
+    return "" if location == default_location else f" --buffer {shlex.quote(location)}"
+
+
+def resume_command(location: str, run: Run) -> str:
+    """Return the command that continues a run, for use in this folder."""
+    return f"rft run --resume {run.name}{buffer_option(location)}"
 
 
 def what_decides(run: Run, num_groups: int, option: str) -> str | None:

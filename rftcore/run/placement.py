@@ -1,12 +1,12 @@
-"""Which role of a run has which GPUs: one function from the configuration and the machines of a cluster to bundles.
+"""The placement of a run's roles on GPUs: one function from the configuration and the machines of a cluster to bundles.
 
 A bundle is a number of GPUs of one machine and the roles that have it. If there are enough GPUs, every explorer has a bundle of its own, with one
 GPU for each part of a tensor-parallel engine, and so has the trainer, with one for each of its ranks. Otherwise roles that need one GPU share it.
-On a cluster, Ray reserves all bundles of a run at once (`rftcore.launch.cluster`); a role that is started again gets its bundle again. Pipeline workers need no
-GPU and take turns on the machines. Without GPUs there are no bundles, and roles run on CPUs. Judges and teachers with an endpoint are servers of
+On a cluster, Ray reserves all bundles of a run at once (`rftcore.launch.ray_cluster`). A restarted role gets its bundle again. Pipeline workers
+need no GPU and take turns on the machines. Without GPUs there are no bundles, and roles run on CPUs. Judges and teachers with an endpoint are servers of
 their own; a teacher with a path is computed by the explorer, or by the trainer, on their GPUs.
 
-Nothing here asks a machine: the caller says what there is. Importing this module does not import Ray.
+Nothing here asks a machine: the caller passes what exists. Importing this module does not import Ray.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Bundle:
 
     Attributes:
         roles: their names; several share one GPU.
-        machine: its place in `Placement.machines`. Ray may choose another one that has room.
+        machine: its index in `Placement.machines`. Ray may choose another one that has room.
     """
 
     num_gpus: int
@@ -59,7 +59,7 @@ class Placement:
         machines: of the cluster; the first is that of `rft run`.
         bundles: those with GPUs; empty if there are none.
         is_together: whether all explorers and the trainer must be on one machine.
-        without_gpu: machine of each role without GPUs, by name; None if any machine will do.
+        without_gpu: machine of each role without GPUs, by name; None for any machine.
     """
 
     machines: tuple[Machine, ...]
@@ -83,7 +83,7 @@ def role_names(config: RunConfig) -> dict[str, list[str]]:
 
 
 def asked_gpus(config: RunConfig) -> int:
-    """Return the GPUs with which every role has its own; 0 if the configuration does not ask for any and runs on a CPU, too."""
+    """Return how many GPUs the roles need if none are shared; 0 if the configuration asks for none and also runs on a CPU."""
     explorer, trainer = config.explorer, config.trainer
     if trainer.num_gpus is None and explorer.tensor_parallel_size == 1:
         return 0
@@ -210,7 +210,7 @@ def _assigned(
     if is_together:
         home = max(range(len(machines)), key=lambda index: free[index])
         return tuple(Bundle(num_gpus, roles, home) for num_gpus, roles in groups)
-    found: dict[tuple[str, ...], int] = {}
+    machine_of: dict[tuple[str, ...], int] = {}
     for num_gpus, roles in sorted(groups, key=lambda group: -group[0]):
         fitting = [index for index, left in enumerate(free) if left >= num_gpus]
         if not fitting:
@@ -221,8 +221,8 @@ def _assigned(
                 todo="lower trainer.num_gpus or explorer.tensor_parallel_size so that the machines' GPUs can be divided",
             )
         free[fitting[0]] -= num_gpus
-        found[roles] = fitting[0]
-    return tuple(Bundle(num_gpus, roles, found[roles]) for num_gpus, roles in groups)
+        machine_of[roles] = fitting[0]
+    return tuple(Bundle(num_gpus, roles, machine_of[roles]) for num_gpus, roles in groups)
 
 
 def _where(machines: Sequence[Machine], is_together: bool) -> str:

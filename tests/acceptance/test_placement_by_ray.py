@@ -12,11 +12,12 @@ import pytest
 import ray
 
 from rftcore.config.run import RunConfig
-from rftcore.launch.cluster import RayLauncher, RoleActorProcess, Seats, identity, machines, reserve, stop_cluster
-from rftcore.launch.interrupts import Interrupts
+from rftcore.launch.ray_cluster.cluster import ProcessIdentity, Seats, identity, machines, reserve, stop_cluster
+from rftcore.launch.ray_cluster.launcher import RayLauncher, RoleActorProcess
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.roles import Roles
-from rftcore.launch.views import LineView
+from rftcore.launch.signals import StopSignals
+from rftcore.launch.terminal.views import LineView
 from rftcore.run.placement import place
 from rftdata import Buffer
 from rftdata.errors import ConfigError
@@ -110,7 +111,7 @@ def test_roles_that_share_a_gpu_see_the_same(four_gpus: None) -> None:
 class Role:
     """In place of a role: its process works, or dies at once."""
 
-    def identity(self) -> tuple[str, int, str]:
+    def identity(self) -> ProcessIdentity:
         return identity()
 
     def run(self, seconds: float) -> int:
@@ -148,7 +149,7 @@ def test_an_explorer_that_dies_again_and_again_is_given_up_while_another_works(f
         [started("explorer 0", 1.5), started("explorer 1", 600), started("trainer", 600)],
         Restarts(run),
         view,
-        Interrupts(),
+        StopSignals(),
         RayLauncher(),
     )
 

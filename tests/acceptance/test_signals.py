@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.launch.interrupts import SAME_S
+from rftcore.launch.signals import SAME_S
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import rft_command, rft_environment, rows
 from tests.support.models import make_tiny_model

@@ -275,22 +275,49 @@ def test_a_role_that_fails_when_the_run_has_finished_does_not_change_its_result(
     ]
 
 
-def test_a_cluster_that_somebody_left_running_is_not_joined() -> None:
-    program = "from rftcore.launch import cluster; print(cluster.start_cluster()); cluster.stop_cluster()"
-    # Not pytest's folder: Ray's sockets are in it, and their paths must be short.
+def run_with_ray(program: str, folder: str) -> str:
+    """Run a program whose clusters have their files in a folder; return what it prints.
+
+    Args:
+        folder: not pytest's, because Ray's sockets are in it, and their paths must be short.
+    """
+    environment = {**rft_environment(), "RAY_TMPDIR": folder}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert not done.returncode, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_cluster_that_was_left_running_is_not_joined() -> None:
+    program = "from rftcore.launch.ray_cluster import cluster; print(cluster.start_cluster()); cluster.stop_cluster()"
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         # The file by which `ray start --head` announces its cluster; here the cluster no longer runs.
         current = Path(folder) / "ray" / "ray_current_cluster"
         current.parent.mkdir()
         current.write_text("127.0.0.1:9")
-        environment = {**rft_environment(), "RAY_TMPDIR": folder}
-        environment.pop("RAY_ADDRESS", None)
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-    assert "a local Ray cluster" in done.stdout, done.stderr[-2000:]
+        assert "a local Ray cluster" in run_with_ray(program, folder)
+
+
+def test_no_process_of_a_local_cluster_outlives_it_after_its_head_was_killed() -> None:
+    program = """
+import psutil
+from rftcore.launch.ray_cluster import cluster
+
+cluster.start_cluster()
+processes = psutil.Process().children(recursive=True)
+head = next(process for process in processes if process.name() == "gcs_server")
+head.kill()
+head.wait()
+cluster.stop_cluster()
+_, left = psutil.wait_procs(processes, timeout=30)  # agents that are not killed stay for 60 s
+print(len(processes), [process.name() for process in left])
+"""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        assert run_with_ray(program, folder) == "4 []\n"

@@ -13,7 +13,7 @@ import ray
 
 from rftcore.command import main as rft
 from rftcore.config.run import RunConfig
-from rftcore.launch import cluster
+from rftcore.launch.ray_cluster import cluster
 
 FOLDER = "RFT_CRASH_WITNESS"
 """Variable of the environment with the folder of the notes."""

@@ -34,8 +34,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 _MODULES = (
     "rftcore.cli",
     "rftcore.launch.supervisor",
-    "rftcore.launch.stages",
-    "rftcore.launch.local",
+    "rftcore.launch.staged_runs",
+    "rftcore.launch.local_processes.launcher",
     "rftcore.explorer.role",
     "rftcore.pipeline.role",
     "rftcore.trainer.role",

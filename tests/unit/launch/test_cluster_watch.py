@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rftcore.launch.cluster_watch import STOP_S, WatchedPort, patience_s
+from rftcore.launch.ray_cluster.watch import STOP_S, WatchedPort, patience_s
 from tests.support.ports import closed_port
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from rftcore.config.run import RunConfig
-from rftcore.launch.fork_server import ForkServer
-from rftcore.launch.local import devices_of
+from rftcore.launch.local_processes.fork_server import ForkServer
+from rftcore.launch.local_processes.launcher import devices_of
 from rftcore.run.placement import Machine, place
 from rftdata.processes import process_lives
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -67,7 +67,7 @@ ROLE = """
 import json, sys
 from pathlib import Path
 from rftcore.config.run import RunConfig
-from rftcore.launch.fork_server import ForkServer, Started
+from rftcore.launch.local_processes.fork_server import ForkServer, Started
 from rftcore.launch.launcher import RoleTask
 
 config, log, action = RunConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
@@ -119,7 +119,7 @@ def test_a_role_is_killed_that_is_still_to_be_forked(tmp_path: Path) -> None:
 NO_PROCESS = """
 import errno, os, sys
 from pathlib import Path
-from rftcore.launch.fork_server import ForkServer
+from rftcore.launch.local_processes.fork_server import ForkServer
 
 this, fork = os.getpid(), os.fork
 

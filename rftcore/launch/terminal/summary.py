@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rftcore.launch.views import View
+from rftcore.launch.terminal.views import View
 from rftcore.reporting.learning_curve import write_learning_curve
 from rftcore.reporting.report import build_report
 from rftcore.reporting.table import print_report

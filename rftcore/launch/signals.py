@@ -4,8 +4,8 @@ The first signal stops the run in good order. A second one, at least `SAME_S` se
 `--resume` continues, and exit with 128 + the number of the first signal. A third one ends the process like any KeyboardInterrupt.
 `timeout` and terminals signal a process and then its whole group, so signals within `SAME_S` seconds are one request.
 
-Before the run is stored there is nothing to stop, so the first signal raises `StartInterrupted`. `defer` ends that; it is
-called just before a run is stored.
+Before the run is stored there is nothing to stop, so the first signal raises `StartInterrupted`. `defer`, called just before a run is
+stored, ends that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StartInterrupted(KeyboardInterrupt):
     """A signal arrived before the run was stored."""
 
 
-class Interrupts:
+class StopSignals:
     """Receives the signals inside its `with` block; in the main thread only.
 
     Attributes:
@@ -60,14 +60,14 @@ class Interrupts:
         return "stopped by a person" if self.first is signal.SIGINT else f"stopped by {self.first.name}"
 
     def defer(self) -> None:
-        """From now on only record a first signal; the caller checks `stop`."""
+        """Only record a first signal from now on; the caller checks `stop`."""
         self._deferred = True
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep the handlers while Ray starts. Ray installs a SIGTERM handler that exits, which counts as the signal.
+        """Keep the handlers in a block that starts Ray, which installs a SIGTERM handler that exits.
 
-        The block may therefore end early, so the caller checks `stop`.
+        Its exit counts as the signal. The block may therefore end early, so the caller checks `stop`.
         """
         try:
             yield
@@ -77,7 +77,7 @@ class Interrupts:
         finally:
             self._install()
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> StopSignals:
         # A signal ignored by `nohup` or by a shell that starts background commands stays ignored.
         main = threading.current_thread() is threading.main_thread()
         self._before = {s: before for s in _SIGNALS if main and (before := signal.getsignal(s)) is not signal.SIG_IGN}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.launch.deaths import ProcessWatch, RoleDiedError, _collected_status
+from rftcore.launch.exits import ExitCause, ProcessWatch, RoleExitError, _collected_status
 from tests.support.waiting import PATIENCE_S, wait_until
 
 # A parent that collects its child at once, as Ray does, and prints the child's number.
@@ -23,8 +23,7 @@ child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=sys.stdin)
 print(child.pid, flush=True)
 child.wait()
 """
-RAY_SAYS = "Worker unexpectedly exits with a connection error code 2. End of file."
-UNKNOWN = "died without an error, possibly killed for lack of memory"
+UNKNOWN = "ended without an error, possibly killed for lack of memory"
 
 
 @contextmanager
@@ -49,12 +48,12 @@ def kernel_reports() -> bool:
         os.close(pidfd)
 
 
-def death_of(watch: ProcessWatch) -> RoleDiedError:
-    """How a process ended that is about to end; the watch itself waits two seconds at most, which a busy machine may exceed."""
-    found: list[RoleDiedError] = []
+def exit_of(watch: ProcessWatch) -> RoleExitError:
+    """Return how a process ended that is about to end; the watch itself waits two seconds at most, which a busy machine may exceed."""
+    found: list[RoleExitError] = []
 
     def is_known() -> bool:
-        found.append(watch.death(RAY_SAYS))
+        found.append(watch.exit_error())
         return str(found[-1]) != UNKNOWN
 
     wait_until(is_known, "the status of the process")
@@ -77,8 +76,8 @@ def test_the_signal_is_named(number: int, sentence: str, crashed: bool) -> None:
     with grandchild("input()") as (pid, _):
         watch = ProcessWatch(os.uname().nodename, pid)
         os.kill(pid, number)
-        death = death_of(watch)
-        assert (str(death), death.crashed) == (sentence.format(pid=pid), crashed)
+        error = exit_of(watch)
+        assert (str(error), error.crashed) == (sentence.format(pid=pid), crashed)
 
 
 @needs_status
@@ -88,17 +87,16 @@ def test_the_exit_code_is_named() -> None:
         assert parent.stdin is not None
         parent.stdin.write("\n")
         parent.stdin.flush()
-        assert str(death_of(watch)) == f"exited with code 7 (process {pid})"
+        assert str(exit_of(watch)) == f"exited with code 7 (process {pid})"
 
 
-def test_what_ray_knows_better_is_said() -> None:
+def test_the_launcher_names_the_cause_for_a_process_of_another_machine() -> None:
     elsewhere = ProcessWatch("another-host", 1)
-    assert str(elsewhere.death("... 1 worker(s) were killed due to the node running low on memory ...")) == (
-        "was killed by Ray because its machine ran low on memory"
-    )
-    assert str(elsewhere.death("The process receives a SIGTERM.")) == "was ended by SIGTERM"
-    assert str(elsewhere.death("The actor died because its node has died.")).startswith("was lost with its machine")
-    assert str(elsewhere.death(RAY_SAYS)) == UNKNOWN
+    low_memory = elsewhere.exit_error(ExitCause.LOW_MEMORY)
+    assert str(low_memory) == "was killed by Ray because its machine ran low on memory" and low_memory.crashed
+    assert str(elsewhere.exit_error(ExitCause.TERMINATED)) == "was ended by SIGTERM"
+    assert str(elsewhere.exit_error(ExitCause.MACHINE_LOST)).startswith("was lost with its machine")
+    assert str(elsewhere.exit_error()) == UNKNOWN
 
 
 def test_a_process_is_killed_without_ray_and_only_while_it_runs() -> None:
@@ -106,15 +104,15 @@ def test_a_process_is_killed_without_ray_and_only_while_it_runs() -> None:
         watch = ProcessWatch(socket.gethostname(), pid)
         watch.kill()
         assert parent.wait(PATIENCE_S) == 0
-        assert not kernel_reports() or "killed by signal 9" in str(death_of(watch))
+        assert not kernel_reports() or "killed by signal 9" in str(exit_of(watch))
         watch.kill()
         ProcessWatch("elsewhere", os.getpid()).kill()
 
 
-def test_the_last_lines_of_the_log_are_shown_without_rays_marks(tmp_path: Path) -> None:
+def test_the_last_lines_of_the_log_are_shown_without_lines_of_the_launcher(tmp_path: Path) -> None:
     log = tmp_path / "worker.err"
     log.write_text(":job_id:01\n" + "".join(f"line {number}\n" for number in range(40)) + ":task_name:run\n\n")
-    here = ProcessWatch(os.uname().nodename, 1, str(log))
+    here = ProcessWatch(os.uname().nodename, 1, str(log), ignored_lines=(":job_id:", ":task_name:"))
     assert here.last_words().splitlines() == [f"its log ({log}) ends with:", *(f"line {n}" for n in range(25, 40))]
     assert ProcessWatch("another-host", 1, str(log)).last_words() == f"its log is {log} on another-host"
     container = ProcessWatch(os.uname().nodename, 1, str(log), "another")

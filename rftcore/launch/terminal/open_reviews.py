@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rftcore.launch.views import View
+from rftcore.launch.terminal.views import View
 from rftdata.reports.progress import Snapshot
 
 # A person answers one row after the other, so a new count is shown only after a while.
@@ -21,7 +21,7 @@ def waits_for_people(number: int, run: str, option: str = "") -> str:
     return f"{rows} for a person: `rft label queue --run {run}{option}` lists the questions"
 
 
-class People:
+class OpenReviews:
     """Reports once that rows wait for a person, and again when their number has changed.
 
     Args:

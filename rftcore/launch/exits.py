@@ -1,8 +1,8 @@
-"""The reason why a role's process died without an error: the signal or exit code, if this machine can determine it.
+"""How a role's process ended that raised no error: by which signal, or with which exit code.
 
 A process of this machine is watched by a pidfd. After its end, the kernel returns its exit status through the pidfd (Linux 6.15), and the
-process table has it until its parent reaps the process. The control group counts kills for lack of memory. For a process on
-another machine, only Ray's report is available.
+process table has it until its parent reaps the process. The control group counts kills for lack of memory. About a process on
+another machine, only the launcher knows anything.
 """
 
 from __future__ import annotations
@@ -15,30 +15,39 @@ import signal
 import struct
 import threading
 import time
+from enum import Enum, auto
 from pathlib import Path
 
 from rftdata.processes import is_here, pid_space
 
-# ioctl PIDFD_GET_INFO: mask (u64), cgroup id (u64), eleven ids (u32), exit code (i32); PIDFD_INFO_EXIT asks for the last.
+# ioctl PIDFD_GET_INFO: mask (u64), cgroup id (u64), eleven ids (u32), exit code (i32), which PIDFD_INFO_EXIT asks for.
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _COLLECTED_S = 1.0
-_LOW_MEMORY = "running low on memory"
 _LOG_LINES = 15
 _LOG_BYTES = 16384
-# Lines by which Ray marks whose output follows.
-_MARKS = (":actor_name:", ":job_id:", ":task_name:")
 
-# Signals by which a process ends itself; others are sent to it.
+# Signals that a process's own fault raises; others are sent to it.
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 
 
-class RoleDiedError(Exception):
-    """A role's process ended without an error. The message continues the role's name: "was killed by signal 9, …".
+class ExitCause(Enum):
+    """What a launcher knows about the end of a process."""
+
+    TERMINATED = auto()
+    """SIGTERM ended it."""
+    LOW_MEMORY = auto()
+    """Ray killed it because its machine ran low on memory."""
+    MACHINE_LOST = auto()
+    """Its machine left the Ray cluster."""
+
+
+class RoleExitError(Exception):
+    """A role's process ended without raising an error. The message continues the role's name: "was killed by signal 9, …".
 
     Attributes:
-        crashed: whether it ended by a fault or for lack of memory, so that its work may be the reason.
+        crashed: whether it ended by a fault or for lack of memory, which its work may have caused.
     """
 
     def __init__(self, message: str, *, crashed: bool = False) -> None:
@@ -52,12 +61,16 @@ class ProcessWatch:
     Args:
         host, pid: of the process.
         log: the file that it writes its errors to; empty if there is none.
-        space: where the id counts (`rftdata.processes.pid_space`); by default where that of this process does. Nothing is known about the
-            end of a process elsewhere.
+        space: the space of process ids that `pid` belongs to (`rftdata.processes.pid_space`); by default that of this process. Nothing is known
+            about the end of a process in another space.
+        ignored_lines: beginnings of lines of the log that the launcher writes.
     """
 
-    def __init__(self, host: str, pid: int, log: str = "", space: str | None = None) -> None:
+    def __init__(
+        self, host: str, pid: int, log: str = "", space: str | None = None, *, ignored_lines: tuple[str, ...] = ()
+    ) -> None:
         self.host, self.pid, self.log = host, pid, log
+        self._ignored_lines = ignored_lines
         self.pid_space = pid_space() if space is None else space
         self._status: int | None = None
         self._oom_kills = _count_oom_kills()
@@ -70,40 +83,44 @@ class ProcessWatch:
                 self._ended = threading.Thread(target=self._await_end, name=f"watches {pid}", daemon=True)
                 self._ended.start()
 
-    def death(self, reported: str, status: int | None = None) -> RoleDiedError:
+    def exit_error(self, cause: ExitCause | None = None, status: int | None = None) -> RoleExitError:
         """Describe how the process ended.
 
         Args:
-            reported: Ray's report, or SIGTERM if that ended it.
+            cause: what the launcher knows; None if it knows nothing.
             status: its exit code, or the negative number of a signal; None if only the system knows.
         """
         if status is not None:
             self._status = -status if status < 0 else status << 8
         elif self._ended is not None:
             self._ended.join(timeout=2.0)
-        if _LOW_MEMORY in reported:
-            return RoleDiedError("was killed by Ray because its machine ran low on memory", crashed=True)
+        if cause is ExitCause.LOW_MEMORY:
+            return RoleExitError("was killed by Ray because its machine ran low on memory", crashed=True)
         status = self._status
         if status is None:
-            if "SIGTERM" in reported:
-                return RoleDiedError("was ended by SIGTERM")
-            if "node has" in reported:
-                return RoleDiedError("was lost with its machine, which left the Ray cluster")
-            return RoleDiedError("died without an error, possibly killed for lack of memory")
+            if cause is ExitCause.TERMINATED:
+                return RoleExitError("was ended by SIGTERM")
+            if cause is ExitCause.MACHINE_LOST:
+                return RoleExitError("was lost with its machine, which left the Ray cluster")
+            return RoleExitError("ended without an error, possibly killed for lack of memory")
         if not os.WIFSIGNALED(status):
-            ended = "was ended by SIGTERM" if "SIGTERM" in reported else f"exited with code {os.WEXITSTATUS(status)}"
-            return RoleDiedError(f"{ended} (process {self.pid})")
+            ended = (
+                "was ended by SIGTERM"
+                if cause is ExitCause.TERMINATED
+                else f"exited with code {os.WEXITSTATUS(status)}"
+            )
+            return RoleExitError(f"{ended} (process {self.pid})")
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
             name = signal.strsignal(number) or "unknown"  # Signals(number) has no real-time signals
-            return RoleDiedError(
+            return RoleExitError(
                 f"was killed by signal {number} ({name}, process {self.pid})",
                 crashed=number in _FAULTS,
             )
         if self._oom_kills is not None and (_count_oom_kills() or 0) > self._oom_kills:
             why = f"was killed by the kernel for lack of memory (signal 9, process {self.pid})"
-            return RoleDiedError(why, crashed=True)
-        return RoleDiedError(f"was killed by signal 9, possibly for lack of memory (process {self.pid})")
+            return RoleExitError(why, crashed=True)
+        return RoleExitError(f"was killed by signal 9, possibly for lack of memory (process {self.pid})")
 
     def kill(self) -> None:
         """Kill the process at once, if it runs on this machine."""
@@ -125,7 +142,7 @@ class ProcessWatch:
             return ""
         _, began, own = text.rpartition(f": process {self.pid}, ")
         text = own.partition("\n")[2] if began else text  # others may have used the file before
-        lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_MARKS)]
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith(self._ignored_lines)]
         return "\n".join([f"its log ({self.log}) ends with:", *lines[-_LOG_LINES:]]) if lines else ""
 
     def _await_end(self) -> None:
@@ -136,7 +153,9 @@ class ProcessWatch:
         deadline = time.monotonic() + _COLLECTED_S
         try:
             while self._status is None:
-                is_late = time.monotonic() > deadline  # this thread, too, may be held up: it looks once more
+                is_late = (
+                    time.monotonic() > deadline
+                )  # read before the last look, because this thread may be delayed too
                 self._status = _collected_status(self._pidfd)
                 if self._status is None:
                     self._status = _zombie_status(self.pid)

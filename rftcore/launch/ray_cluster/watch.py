@@ -1,4 +1,4 @@
-"""Whether the processes of Ray that a run depends on still run: the cluster's head (`gcs_server`) and the raylet of this machine.
+"""A watch over the processes of Ray that a run depends on: the cluster's head (`gcs_server`) and the raylet of this machine.
 
 Ray reports neither in time. A process that has lost the head is ended by Ray's library after 60 s (`RAY_gcs_rpc_server_reconnect_timeout_s`), without
 a Python exception, and the roles with it. Roles need Ray only to start and to be watched. For some of these seconds they can still be asked,
@@ -15,17 +15,18 @@ from dataclasses import dataclass
 
 import ray
 
+from rftcore.launch.ray_cluster import internals
+
 _CONNECT_S = 1.0
-# After so long without the head, Ray ends a process; roles may take `STOP_S` of it to stop, and Ray's own end takes some seconds.
-_RAY_WAITS = ("RAY_gcs_rpc_server_reconnect_timeout_s", 60.0)
+# Of `internals.RECONNECT_S`, roles may take `STOP_S` to stop, and Ray's own end takes some seconds.
 STOP_S = 35.0
 _LEAVE_S = 10.0
 
 
 def patience_s() -> float:
     """Return for how long the head of a given cluster may be away. One that keeps its state elsewhere (GCS fault tolerance) is started again."""
-    name, default = _RAY_WAITS
-    return max(0.0, float(os.environ.get(name, default)) - STOP_S - _LEAVE_S)
+    wait_s = float(os.environ.get(internals.RECONNECT_VARIABLE, internals.RECONNECT_S))
+    return max(0.0, wait_s - STOP_S - _LEAVE_S)
 
 
 @dataclass

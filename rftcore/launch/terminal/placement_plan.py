@@ -1,4 +1,4 @@
-"""The plan of a run in words: which role has which GPUs, and how much of their memory it takes.
+"""The plan of a run as text: which role has which GPUs, and how much of their memory it takes.
 
 `rft run` prints the placement, and `rft check` also the memory. Its numbers are estimates (`rftcore.trainer.estimates.memory`) and the share that
 vLLM takes in advance.
@@ -49,12 +49,12 @@ def plan(resolved: ResolvedRun, placement: Placement, gpu_bytes: int | None) -> 
                 else f", {need / GIB:.1f} GiB"
             )
             yield f"  {role:12} {_gpus(placement, bundle)}{taken}{f' ({why})' if why else ''}"
-        known = [need for _, need, _ in needs if need is not None]
-        if len(needs) > 1 and len(known) == len(needs):
+        sizes = [need for _, need, _ in needs if need is not None]
+        if len(needs) > 1 and len(sizes) == len(needs):
             if takes_turns(resolved.config, bundle):
-                yield f"  {'in turns':12} {_in_turns(resolved, models, known) / GIB:.1f} GiB{size}, the larger of the two with what the other keeps there"
+                yield f"  {'in turns':12} {_in_turns(resolved, models, sizes) / GIB:.1f} GiB{size}, the larger of the two with what the other keeps there"
             else:
-                yield f"  {'together':12} {sum(known) / GIB:.1f} GiB{size}"
+                yield f"  {'together':12} {sum(sizes) / GIB:.1f} GiB{size}"
     if (reason := without_turns(resolved.config, placement)) is not None:
         yield f"  warning: {reason}"
     for role, machine in placement.without_gpu.items():
@@ -136,7 +136,7 @@ def describe_plan(resolved: ResolvedRun, *, deep: bool) -> Iterator[str]:
         ConfigError: with `deep`, there are too few here or in the cluster, or the cluster cannot be joined.
     """
     if deep and os.environ.get("RAY_ADDRESS"):
-        from rftcore.launch import cluster
+        from rftcore.launch.ray_cluster import cluster
 
         cluster.start_cluster()
         machines = cluster.machines()

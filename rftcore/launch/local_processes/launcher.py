@@ -1,7 +1,7 @@
-"""Roles as processes of this machine, forked by a fork server. No Ray is needed, nor started.
+"""Roles as processes of this machine, forked by a fork server, without Ray.
 
-GPUs are numbered in the order of the placement's bundles, among those that `CUDA_VISIBLE_DEVICES` allows. A role that is started again gets its
-GPUs again. What a role prints is in `logs/` of the run's folder.
+Bundles take the GPUs that `CUDA_VISIBLE_DEVICES` allows in order. A restarted role gets its GPUs again. The output of a role is in `logs/` of
+the run's folder.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rftcore.config.run import RunConfig
-from rftcore.launch.deaths import ProcessWatch, RoleDiedError
-from rftcore.launch.fork_server import TERMINATED, Ended, ForkServer, Started
+from rftcore.launch.exits import ExitCause, ProcessWatch, RoleExitError
 from rftcore.launch.launcher import Launcher, RoleProcess, RoleTask, role_modules, role_tasks
+from rftcore.launch.local_processes.fork_server import TERMINATED, Ended, ForkServer, Started
 from rftcore.launch.threads import Threads, divide_threads, thread_environment
 from rftcore.resolved import ResolvedRun
 from rftcore.run.gpus import local_gpus, this_machine
@@ -25,7 +25,7 @@ from rftcore.run.placement import Machine, Placement
 from rftdata.errors import RftError
 from rftdata.run import Run
 
-# After that a role that was killed counts as ended, although the server does not report it.
+# So long after it was killed, a role counts as ended even if the server does not report its end.
 _END_S = 10.0
 
 
@@ -34,8 +34,8 @@ class ForkedRole(RoleProcess):
     """A role that the fork server forks.
 
     Attributes:
-        key: names it in the server's events.
-        log: file with what it prints.
+        key: identifies it in the server's events.
+        log: file with its output.
         end: how it ended; None while it runs.
         killed_at: when it was killed (monotonic seconds); None if it was not.
     """
@@ -57,7 +57,7 @@ class LocalLauncher(Launcher):
     stop_s = 0.0  # they end with it
 
     def __init__(self, configs: Sequence[RunConfig]) -> None:
-        # Before anything else is prepared: no thread of ours runs yet, and imports take as long as the preparation.
+        # First, because no thread of ours runs yet, and because imports take as long as the preparation of a run.
         self._server = ForkServer(role_modules(configs), thread_environment(divide_threads().cores))
         self._keys = itertools.count()
         self._roles: dict[int, ForkedRole] = {}
@@ -142,7 +142,7 @@ def _error(process: RoleProcess) -> BaseException | None:
     assert isinstance(process, ForkedRole)
     end = process.end
     if end is None:
-        return RoleDiedError("was killed" if process.killed_at is not None else "ended with the fork server")
+        return RoleExitError("was killed" if process.killed_at is not None else "ended with the fork server")
     if end.error is not None:
         if not isinstance(end.error, RftError):
             end.error.add_note(f"its log is {process.log}")
@@ -150,7 +150,7 @@ def _error(process: RoleProcess) -> BaseException | None:
     if not end.status:
         return None
     assert process.watch is not None, "it has started"
-    return process.watch.death("SIGTERM" if end.status == TERMINATED else "", status=end.status)
+    return process.watch.exit_error(ExitCause.TERMINATED if end.status == TERMINATED else None, status=end.status)
 
 
 def devices_of(placement: Placement, visible: str | None) -> dict[str, str]:
@@ -160,15 +160,15 @@ def devices_of(placement: Placement, visible: str | None) -> dict[str, str]:
         visible: that of this process; None if it is not set.
     """
     free = itertools.count() if visible is None else (name.strip() for name in visible.split(",") if name.strip())
-    found: dict[str, str] = {}
+    of_role: dict[str, str] = {}
     for bundle in placement.bundles:
         devices = ",".join(str(device) for device in itertools.islice(free, bundle.num_gpus))
-        found |= dict.fromkeys(bundle.roles, devices)
-    return found
+        of_role |= dict.fromkeys(bundle.roles, devices)
+    return of_role
 
 
 def _on_devices(task: RoleTask, devices: str | None) -> RoleTask:
-    """Return the task of a process that sees its GPUs only; one without GPUs is not changed."""
+    """Return a role's task with its GPUs; unchanged without any."""
     if devices is None:
         return task
     return replace(task, environment={**task.environment, "CUDA_VISIBLE_DEVICES": devices})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.launch.keep_running import keep_running
+from rftcore.launch.automatic_resume import keep_running
 
 # In place of `rft run`: it stores a run and ends with the next of the given codes; a negative one is the signal that kills it.
 LIFE = """

@@ -1,7 +1,7 @@
-"""What waits for what in a run, and why, in one line of `rft status`.
+"""The line of `rft status` about roles that wait: for what, and why.
 
-A trainer waits for groups that explorers sample and the pipeline decides on; explorers wait for the policy that the rule of `sync` asks for,
-and so for the trainer. Everything comes from a snapshot and the run's stored configuration.
+A trainer waits for groups that explorers sample and the pipeline decides on; explorers wait for the policy that the rule of `sync` requires,
+and so for the trainer. The line is computed from a snapshot and the run's stored configuration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SUPPLIERS = {"explorer": "rft explore CONFIG", "pipeline": "rft process CONFIG"
 
 
 def what_waits(snapshot: Snapshot, config: Mapping[str, Any]) -> str | None:
-    """Return which roles wait, for what and why, or that none does; None for a run that is not at work.
+    """Return which roles wait, for what and why, or that none waits; None for a run that is not at work.
 
     Args:
         config: of the run, as it is stored.
@@ -37,7 +37,7 @@ def what_waits(snapshot: Snapshot, config: Mapping[str, Any]) -> str | None:
             why = _why(role, waiting[role], snapshot, config, by_role)
             clauses.append(f"{who} for {waiting[role][0].waiting_for}{f' ({why})' if why else ''}")
     working = [
-        f"{_who(role, 1, 1)} {_shown(by_role[role][0])}" for role in _ROLES if by_role[role] and not waiting[role]
+        f"{_who(role, 1, 1)} {_doing(by_role[role][0])}" for role in _ROLES if by_role[role] and not waiting[role]
     ]
     if not clauses:
         return f"nothing waits: {'; '.join(working)}"
@@ -48,7 +48,7 @@ def _who(role: str, number: int, of: int) -> str:
     return f"the {role}" if of == 1 else f"{number} of {of} {role}s"
 
 
-def _shown(worker: WorkerState) -> str:
+def _doing(worker: WorkerState) -> str:
     return describe_state(worker.state, worker.waiting_for)
 
 
@@ -59,7 +59,7 @@ def _why(
     config: Mapping[str, Any],
     by_role: dict[str, list[WorkerState]],
 ) -> str:
-    """Return why what a role waits for is not there; empty if that says nothing more."""
+    """Return why a role has to wait; empty if there is nothing to add."""
     what = waiting[0].waiting_for or ""
     if role == "trainer" and "groups for step" in what:
         queue = snapshot.queue
@@ -85,14 +85,14 @@ def _why(
 
 
 def _needs(supplier: str, snapshot: Snapshot, config: Mapping[str, Any]) -> bool:
-    """Return whether the trainer cannot go on without a role."""
+    """Return whether the trainer needs a role in order to continue."""
     if supplier == "pipeline":
         return snapshot.queue.sealed > 0 or snapshot.queue.ready == 0
     return bool(config.get("run", {}).get("mode", "both") == "both") and snapshot.queue.claimed == 0
 
 
 def _pacing(waiting: list[WorkerState], config: Mapping[str, Any]) -> str:
-    """Return which explorer step may not start yet, and the policy that it needs."""
+    """Describe which explorer step may not start yet, and the policy that it needs."""
     steps = [step for worker in waiting if isinstance(step := worker.progress.get("policy_step"), int)]
     if not steps:
         return ""

@@ -1,7 +1,7 @@
 """`rft run` of a file with stages: one run after the other, each from the checkpoint with which the previous one ended.
 
 Every stage is a separate run with its own name, report and checkpoints; `rft.run.parent_run_id` is the run before it. A stage
-that does not finish ends the chain. `rft run FILE --resume` continues in that stage and does not change finished runs.
+that does not finish ends the sequence. `rft run FILE --resume` continues in that stage and does not change finished runs.
 All stages are checked before the first one starts.
 """
 
@@ -16,10 +16,10 @@ from rftcore.checks.run import check_start
 from rftcore.config.run import RunConfig
 from rftcore.findings import Findings
 from rftcore.launch import supervisor
-from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.launch.launcher import Launcher
 from rftcore.launch.preparation import has_finished
-from rftcore.launch.views import View
+from rftcore.launch.signals import StartInterrupted, StopSignals
+from rftcore.launch.terminal.views import View
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftdata.buffer import Buffer
@@ -32,7 +32,7 @@ def run_stages(stages: Sequence[RunConfig], launcher: Launcher, *, resume: bool 
 
     Args:
         launcher: starts the roles of all stages.
-        resume: continue the newest chain of these names, in the first stage that has not finished.
+        resume: continue the newest runs of these names, in the first stage that has not finished.
         view: receives progress and messages.
 
     Returns:
@@ -46,21 +46,21 @@ def run_stages(stages: Sequence[RunConfig], launcher: Launcher, *, resume: bool 
         check_start(each, findings)
     findings.passes(check_stages, resolved)
     findings.refuse()
-    with Interrupts() as interrupts:
+    with StopSignals() as signals:
         try:
-            return _run_each(stages, launcher, resume, view, interrupts)
+            return _run_each(stages, launcher, resume, view, signals)
         except StartInterrupted:
-            view.message(f"{interrupts.reason} before the first stage began")
-            return interrupts.exit_code
+            view.message(f"{signals.reason} before the first stage began")
+            return signals.exit_code
 
 
-def _run_each(stages: Sequence[RunConfig], launcher: Launcher, resume: bool, view: View, interrupts: Interrupts) -> int:
-    """Run the stages in order; a signal that comes while one ends, or between two, starts no further one."""
+def _run_each(stages: Sequence[RunConfig], launcher: Launcher, resume: bool, view: View, signals: StopSignals) -> int:
+    """Run the stages in order; after a signal, start no further one."""
     parent: Run | None = None
     for number, config in enumerate(stages, start=1):
-        if interrupts.stop:
-            view.message(f"{interrupts.reason} before stage {number} of {len(stages)}; --resume continues there")
-            return interrupts.exit_code
+        if signals.stop:
+            view.message(f"{signals.reason} before stage {number} of {len(stages)}; --resume continues there")
+            return signals.exit_code
         stored = _stored(config, parent) if resume else None
         if stored is None or not has_finished(config, stored):
             view.message(f"stage {number} of {len(stages)}: {config.run.name}")
@@ -71,7 +71,7 @@ def _run_each(stages: Sequence[RunConfig], launcher: Launcher, resume: bool, vie
                 name=stored.name if stored else None,
                 parent=parent,
                 view=view,
-                interrupts=interrupts,
+                signals=signals,
             )
             if code:
                 return code
@@ -106,7 +106,7 @@ def _from_checkpoint(config: RunConfig, parent: Run) -> RunConfig:
 
 def _checkpoint(buffer: Buffer, run: Run) -> Path:
     report = build_report(buffer, run)
-    found = report.best_checkpoint or report.last_checkpoint
-    if found is None:
+    checkpoint = report.best_checkpoint or report.last_checkpoint
+    if checkpoint is None:
         raise ModelError(f"the run {run.name!r} has no checkpoint to start the next stage from")
-    return Path(found.uri)
+    return Path(checkpoint.uri)

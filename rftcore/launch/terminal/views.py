@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 def outlives_its_reader(show: Callable[[V, T], None]) -> Callable[[V, T], None]:
-    """Stop showing once the terminal or the reader of the pipe is closed; the run continues."""
+    """Keep the run going when the terminal or the reader of the pipe is closed; nothing more is shown."""
 
     @functools.wraps(show)
     def guarded(view: V, what: T) -> None:
@@ -118,8 +118,7 @@ class LiveView(View):
 
 
 class LineView(View):
-    """Prints a line when a step or evaluation has finished or the run's status changes, and after a quiet time; once for each stage of the pipeline,
-    that it drops much.
+    """Prints a line when a step or evaluation finishes, when the run's status changes, and after a quiet time; and one for each stage that drops much.
 
     Args:
         quiet_s: longest time between two lines, in seconds.
@@ -158,7 +157,7 @@ class LineView(View):
 def loss(dropped: Dropped) -> str:
     """Describe what a stage drops, and what helps."""
     name = dropped.stage.partition("#")[0]  # a chain may have a stage twice
-    # Of built-in stages: a user's are files, which a display does not run.
+    # Only of built-in stages: a display does not run a user's files.
     remedy = getattr(OPERATORS.load(name), "remedy", None) if name in OPERATORS.builtins else None
     what = f"{dropped.share:.0%} of the newest rows are dropped by {dropped.stage} ({dropped.reason})"
     return what + (f": {remedy}" if remedy else "")
@@ -169,7 +168,7 @@ def line(snapshot: Snapshot) -> str:
     seconds = snapshot.remaining_seconds or 0.0
     left = f" (about {_clock(seconds)} left)" if seconds >= 1 else ""
     parts = [f"step {snapshot.step}/{snapshot.planned_steps}{left}", *_measures(snapshot)]
-    waits = [f"{w.role} {_doing(w)}" for w in _shown(snapshot.workers) if w.role != "supervisor"]
+    waits = [f"{w.role} {_doing(w)}" for w in _workers_to_show(snapshot.workers) if w.role != "supervisor"]
     return "  ".join(parts) + ("  | " + "; ".join(waits) if waits else "")
 
 
@@ -231,7 +230,7 @@ def worker_table(workers: list[WorkerState], *, show_left: bool = False) -> Tabl
     }
     for name, justify in columns.items():
         table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")
-    for worker in workers if show_left else _shown(workers):
+    for worker in workers if show_left else _workers_to_show(workers):
         style = {"lost": "red", "gone": "red", "stopped": "dim"}.get(worker.liveness, "")
         age = "–" if worker.liveness == "stopped" else f"{max(0.0, worker.heartbeat_age_s):.0f} s ago"
         table.add_row(
@@ -245,7 +244,7 @@ def worker_table(workers: list[WorkerState], *, show_left: bool = False) -> Tabl
     return table
 
 
-def _shown(workers: list[WorkerState]) -> list[WorkerState]:
+def _workers_to_show(workers: list[WorkerState]) -> list[WorkerState]:
     """Return live workers, and for each role without one the last that ended with an error or fell silent.
 
     A failed replay is left out: it reported its error to the person who started it, and the run does not need it.
@@ -273,9 +272,9 @@ def _worker_progress(progress: dict[str, Any]) -> str:
         parts.append(f"policy of step {progress['policy_step']}")
     if progress.get("tokens_per_s") is not None:
         parts.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
-    known = {"policy_step", "policy_version_id", "tokens_per_s", "num_generated_tokens"}
+    shown_elsewhere = {"policy_step", "policy_version_id", "tokens_per_s", "num_generated_tokens"}
     for key, value in progress.items():
-        if key not in known and isinstance(value, int | float | str):
+        if key not in shown_elsewhere and isinstance(value, int | float | str):
             parts.append(f"{key.replace('_', ' ')} {value}")
     return ", ".join(parts)
 

@@ -8,7 +8,7 @@ import sys
 # A handler that a library in C sets before Python looks at it: Python knows that there is one, and not which.
 FROM_C = """
 import ctypes, signal, sys
-from rftcore.launch.interrupts import Interrupts
+from rftcore.launch.signals import StopSignals
 
 libc = ctypes.CDLL(None)
 libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
@@ -17,10 +17,10 @@ del sys.modules["_signal"]
 import _signal
 
 assert signal.getsignal(signal.SIGTERM) is None
-with Interrupts() as interrupts:
-    interrupts.defer()
+with StopSignals() as signals:
+    signals.defer()
     signal.raise_signal(signal.SIGTERM)
-    assert interrupts.first is signal.SIGTERM
+    assert signals.first is signal.SIGTERM
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 """
 

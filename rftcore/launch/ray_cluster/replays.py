@@ -1,8 +1,8 @@
-"""`rft pipeline replay --workers N`: the batches of one replay, decided on by several processes of a Ray cluster.
+"""`rft pipeline replay --workers N`: a replay by several processes of a Ray cluster.
 
-The process that starts them lists the batches and gives each to the next process that is idle. Batches consist of the same groups as in one process,
-and a batch does not depend on the one before, so the verdicts are the same. There is one exception: whether a group that fails alone in its
-batch is set aside, or ends the replay, depends on the batch before. Such a batch is decided again once that is known.
+The process that starts them lists the batches and gives each to the next idle process. Batches consist of the same groups as in one process, and
+are independent of each other, so the verdicts are the same. There is one exception: whether a group that fails alone in its batch is set aside,
+or ends the replay, depends on the batch before. Such a batch is decided again once the result of that batch is known.
 
 A process that is killed is replaced, and its batch is given to another. If it was killed between storing a batch and reporting it, the other finds
 the verdicts stored and adds none.
@@ -23,10 +23,10 @@ from ray.exceptions import RayError, RayTaskError
 import rftdata
 from operators.chain.stage import StageError
 from rftcore.config.run import RunConfig
-from rftcore.launch import cluster
-from rftcore.launch.cluster import Seats
-from rftcore.launch.deaths import ProcessWatch
+from rftcore.launch.exits import ProcessWatch
 from rftcore.launch.launcher import reachable
+from rftcore.launch.ray_cluster import cluster
+from rftcore.launch.ray_cluster.cluster import ProcessIdentity, Seats
 from rftcore.launch.threads import thread_environment
 from rftcore.pipeline.replay import Replayed, Replayer, batches, checked_name
 from rftcore.resolved import ResolvedRun
@@ -58,8 +58,8 @@ class ReplayProcess:
         self._buffer, self._replayer = buffer, Replayer(ResolvedRun(config), buffer, run, version)
 
     @ray.method
-    def identity(self) -> tuple[str, int, str, str]:
-        """See `Role`."""
+    def identity(self) -> ProcessIdentity:
+        """See `cluster.identity`."""
         return cluster.identity()
 
     @ray.method
@@ -78,7 +78,7 @@ _ReplayActor = ray.remote(max_restarts=0, max_task_retries=0)(ReplayProcess)
 
 
 @dataclass
-class _Member:
+class _Worker:
     """A started process, and the batch that it decides on.
 
     Attributes:
@@ -98,10 +98,10 @@ class _Batches:
     """The batches of a replay.
 
     Attributes:
-        waiting: numbers of those that no process has.
-        passed: of each that is done, whether the stages did not fail on everything.
-        alone: batches of one group that failed, which are decided again after the batch before.
-        retried: those that were, or will be.
+        waiting: numbers of the batches that no process has.
+        passed: whether stages succeeded on some row, for each batch that is done.
+        alone: batches of one failed group, which are decided again after the batch before.
+        retried: batches that were, or will be, decided again.
     """
 
     groups: list[list[int]]
@@ -122,7 +122,7 @@ class _Batches:
         return (self.waiting.popleft(), True) if self.waiting else None
 
     def is_undecided_alone(self, number: int) -> bool:
-        """Return whether it depends on the batch before what the failure of a batch means, and that was not known yet."""
+        """Return whether the meaning of a batch's failure depends on the batch before, which was not known yet."""
         return len(self.groups[number]) == 1 and number > 0 and number not in self.retried
 
     def give_back(self, number: int) -> None:
@@ -149,18 +149,20 @@ def replay_on_cluster(
     """
     name = checked_name(resolved.experience_chain, run, version)
     with replaying(run, name):
-        cut = _Batches(list(batches(run, name, resolved.config.pipelines.batch_groups)))
-        if not cut.groups:
+        batches_left = _Batches(list(batches(run, name, resolved.config.pipelines.batch_groups)))
+        if not batches_left.groups:
             return Replayed(name)
         cluster.start_cluster()
         try:
-            return _Crew(resolved.config, run, name, min(num_workers, len(cut.groups)), cut, report).work()
+            return _Workers(
+                resolved.config, run, name, min(num_workers, len(batches_left.groups)), batches_left, report
+            ).work()
         finally:
             cluster.stop_cluster()
             record_exited_workers(run)
 
 
-class _Crew:
+class _Workers:
     """The processes of a replay and what they have done."""
 
     def __init__(
@@ -169,90 +171,90 @@ class _Crew:
         run: Run,
         version: str,
         num_workers: int,
-        cut: _Batches,
+        batches_left: _Batches,
         report: Callable[[Replayed], None],
     ) -> None:
         self._config, self._run, self._version = reachable(config), run, version
-        self._cut, self._report = cut, report
+        self._batches, self._report = batches_left, report
         self._done, self._num_lost = Replayed(version), 0
         machines = tuple(cluster.machines())
         names = [f"worker {number}" for number in range(num_workers)]
         self._seats = Seats(
             Placement(machines, (), False, {name: at % len(machines) for at, name in enumerate(names)}), None
         )
-        self._members = [self._start(name) for name in names]
+        self._workers = [self._start(name) for name in names]
 
     def work(self) -> Replayed:
         """Give out the batches until all are decided on."""
-        while len(self._cut.passed) < len(self._cut.groups):
-            ended, _ = ray.wait([member.call for member in self._members if member.call is not None], timeout=_LOOK_S)
-            for member in self._members:
-                if member.watch is None and ray.wait([member.identity], timeout=0)[0]:
-                    member.watch = _watch(member)
-                if member.call in ended:
-                    self._take_answer(member)
-            for member in self._members:
-                if member.call is None and (taken := self._cut.take()) is not None:
-                    member.batch, patient = taken
-                    member.call = member.actor.decide.remote(self._cut.groups[member.batch], patient)
+        while len(self._batches.passed) < len(self._batches.groups):
+            ended, _ = ray.wait([worker.call for worker in self._workers if worker.call is not None], timeout=_LOOK_S)
+            for worker in self._workers:
+                if worker.watch is None and ray.wait([worker.identity], timeout=0)[0]:
+                    worker.watch = _watch(worker)
+                if worker.call in ended:
+                    self._take_answer(worker)
+            for worker in self._workers:
+                if worker.call is None and (taken := self._batches.take()) is not None:
+                    worker.batch, patient = taken
+                    worker.call = worker.actor.decide.remote(self._batches.groups[worker.batch], patient)
         ray.wait(
-            [member.actor.close.remote() for member in self._members], num_returns=len(self._members), timeout=10.0
+            [worker.actor.close.remote() for worker in self._workers], num_returns=len(self._workers), timeout=10.0
         )
         return self._done
 
-    def _start(self, name: str) -> _Member:
+    def _start(self, name: str) -> _Worker:
         environment = {**thread_environment(1), **cluster.python_path()}
         actor = _ReplayActor.options(runtime_env={"env_vars": environment}, **self._seats.options(name)).remote()
         opened = actor.open.remote(self._config, self._run.run_id, self._version)
-        return _Member(name, actor, actor.identity.remote(), opened)
+        return _Worker(name, actor, actor.identity.remote(), opened)
 
-    def _take_answer(self, member: _Member) -> None:
-        """Take the result of a process; replace it if it has died.
+    def _take_answer(self, worker: _Worker) -> None:
+        """Take the result of a process; replace the process if it has ended.
 
         Raises:
             RftError: what the process raised.
         """
-        call, number, member.call, member.batch = member.call, member.batch, None, None
+        call, number, worker.call, worker.batch = worker.call, worker.batch, None, None
         try:
-            found = ray.get(call)
+            decided = ray.get(call)
         except RayTaskError as error:
             cause = error.cause
-            if isinstance(cause, StageError) and number is not None and self._cut.is_undecided_alone(number):
-                self._cut.retry(number)
+            if isinstance(cause, StageError) and number is not None and self._batches.is_undecided_alone(number):
+                self._batches.retry(number)
                 return
             raise cause if isinstance(cause, RftError) else error from None
         except RayError as error:
-            self._replace(member, number, error)
+            self._replace(worker, number, error)
             return
         if number is not None:
-            self._cut.passed[number] = found.has_passed
-            self._done.add(found)
+            self._batches.passed[number] = decided.has_passed
+            self._done.add(decided)
             self._report(self._done)
 
-    def _replace(self, member: _Member, number: int | None, error: RayError) -> None:
-        watch = member.watch or _watch(member)
+    def _replace(self, worker: _Worker, number: int | None, error: RayError) -> None:
+        watch = worker.watch or _watch(worker)
         named = None if watch is None else (self._run.folder, watch.pid, watch.host, watch.pid_space)
         if named is not None and (report := blocked_process.read_report(*named)) is not None:
             blocked_process.report_path(*named).unlink(missing_ok=True)
             raise RoleFailedError(
-                f"{report[0]}, which ended {member.name} of the replay",
+                f"{report[0]}, which ended {worker.name} of the replay",
                 todo="start the replay again: it continues after it",
             )
         self._num_lost += 1
-        why = (watch or ProcessWatch("", 0)).death(str(error))
+        why = cluster.exit_error(watch, error)
         if self._num_lost > MAX_LOST:
             raise RoleFailedError(
-                f"{self._num_lost} processes of the replay ended, the last of them ({member.name}) {why}",
+                f"{self._num_lost} processes of the replay ended, the last of them ({worker.name}) {why}",
                 todo="start the replay again: it continues where it stopped",
             )
         if number is not None:
-            self._cut.give_back(number)
-        self._members[self._members.index(member)] = self._start(member.name)
+            self._batches.give_back(number)
+        self._workers[self._workers.index(worker)] = self._start(worker.name)
 
 
-def _watch(member: _Member) -> ProcessWatch | None:
+def _watch(worker: _Worker) -> ProcessWatch | None:
     """Return the watch of a process that has answered; None if it ended before."""
     try:
-        return ProcessWatch(*ray.get(member.identity, timeout=0))
+        return cluster.watch_process(ray.get(worker.identity, timeout=0))
     except RayError:
         return None

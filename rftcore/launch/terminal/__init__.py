@@ -1,0 +1,1 @@
+"""What `rft run`, `rft check` and `rft status` print about a run."""
