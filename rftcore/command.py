@@ -19,7 +19,7 @@ def main() -> None:
     """Run `rft`."""
     _open_closed_files()
     _refuse_hidden_package()
-    # A parent that ignores the ends of its children, and is inherited from, would keep this process from learning of its own.
+    # A process inherits its parent's decision to ignore the ends of children, and would then not learn of those of its own.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # otherwise, as in a shell's background job, the signal stays ignored
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _open_closed_files() -> None:
-    """Let a process that was started with closed standard files read nothing and print nowhere, rather than into the next file that it opens."""
+    """Replace closed standard files, so that the process does not print into the next file that it opens."""
     for number, mode in enumerate(("r", "w", "w")):
         try:
             os.fstat(number)
@@ -51,12 +51,12 @@ def _refuse_hidden_package() -> None:
     """End with an error if another package of the name `operators`, which is a common one, comes before ours on the path of Python."""
     ours = Path(__file__).resolve().parent.parent / "operators"
     spec = importlib.util.find_spec("operators")
-    found = Path(next(iter(spec.submodule_search_locations or ()), spec.origin or "")).resolve() if spec else None
-    if found != ours:
+    imported = Path(next(iter(spec.submodule_search_locations or ()), spec.origin or "")).resolve() if spec else None
+    if imported != ours:
         hidden = (
             "is missing"
-            if found is None
-            else f"is hidden by {found}, which comes first on the path of Python (PYTHONPATH, or the folder of `python -m`)"
+            if imported is None
+            else f"is hidden by {imported}, which comes first on the path of Python (PYTHONPATH, or the folder of `python -m`)"
         )
         print(
             f"rft: the package operators of rftdata, in {ours}, {hidden}; allowed: no other package of this name; rename that one, or take the folder "

@@ -62,14 +62,14 @@ class Key:
 
 def keys() -> list[Key]:
     """Return all keys, in the order of a file; those of plug-ins after their section."""
-    found = list(_of_section(RunConfig, ""))
+    listed = list(_of_section(RunConfig, ""))
     for place, further in _further().items():
-        last = max(index for index, key in enumerate(found) if key.name == place or key.name.startswith(f"{place}."))
-        known = {key.name for key in found}
-        found[last + 1 : last + 1] = [
-            key for key in further if key.name not in known and key.name not in _SET_ELSEWHERE
+        last = max(index for index, key in enumerate(listed) if key.name == place or key.name.startswith(f"{place}."))
+        names = {key.name for key in listed}
+        listed[last + 1 : last + 1] = [
+            key for key in further if key.name not in names and key.name not in _SET_ELSEWHERE
         ]
-    return found
+    return listed
 
 
 def find_keys(name: str) -> list[Key]:
@@ -86,9 +86,9 @@ def find_keys(name: str) -> list[Key]:
             if place.endswith("."):  # the section has keys of its own, too
                 todo += f"; `rft config {place.strip('.')}` the others"
             raise ConfigError(f"there is no key {name!r} of a section itself", todo=todo)
-    found = [key for key in every if _plain(key.name) == plain or _plain(key.name).startswith(f"{plain}.")]
-    if found:
-        return found
+    matches = [key for key in every if _plain(key.name) == plain or _plain(key.name).startswith(f"{plain}.")]
+    if matches:
+        return matches
     ends = [key.name for key in every if _plain(key.name).rpartition(".")[2] == plain.rpartition(".")[2]]
     todo = (
         f"did you mean {' or '.join(map(repr, ends[:3]))}?"
@@ -141,18 +141,18 @@ def _further() -> dict[str, list[Key]]:
     }
 
 
-def _parameters(function: Callable[..., object], given: tuple[str, ...]) -> Iterator[Key]:
+def _parameters(function: Callable[..., object], passed: tuple[str, ...]) -> Iterator[Key]:
     """Return the arguments of a plug-in that is a function or a class, as its signature and its docstring have them.
 
     Args:
-        given: those that the caller passes.
+        passed: those that the caller passes.
     """
     told = _told_arguments(inspect.getdoc(function) or "")
     hints = typing.get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in given or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        if name in passed or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        default = "needed" if parameter.default is parameter.empty else _shown(parameter.default).strip("`")
+        default = "needed" if parameter.default is parameter.empty else _default_text(parameter.default).strip("`")
         yield Key(name, _name(hints.get(name, Any)), default, told.get(name, ""))
 
 
@@ -160,11 +160,11 @@ def _told_arguments(docstring: str) -> dict[str, str]:
     """Return the section `Args` of a docstring, by name."""
     _, _, section = docstring.partition("Args:\n")
     section = re.split(r"\n\S", section)[0]
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for names, meaning in re.findall(r"^    ([\w, ]+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE):
         text = " ".join(meaning.split())
-        found |= {name.strip(): f"{text[:1].upper()}{text[1:]}" for name in names.split(",")}
-    return found
+        texts |= {name.strip(): f"{text[:1].upper()}{text[1:]}" for name in names.split(",")}
+    return texts
 
 
 def arguments(config: type[BaseModel], prefix: str = "", values: BaseModel | None = None) -> list[list[str]]:
@@ -175,7 +175,7 @@ def arguments(config: type[BaseModel], prefix: str = "", values: BaseModel | Non
     """
     rows = []
     for name, field in config.model_fields.items():
-        default = _default(field) if values is None else _shown(getattr(values, name))
+        default = _default(field) if values is None else _default_text(getattr(values, name))
         rows.append([f"`{prefix}{name}`", _type(field), default, field.description or _told(config, name)])
         nested = _nested(field.annotation)
         if nested is not None:
@@ -245,10 +245,10 @@ def _items(annotation: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    return "needed" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+    return "needed" if field.is_required() else _default_text(field.get_default(call_default_factory=True))
 
 
-def _shown(value: Any) -> str:
+def _default_text(value: Any) -> str:
     """Format a default."""
     if value is None or isinstance(value, BaseModel) or value in ({}, (), []):
         return ""

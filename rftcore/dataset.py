@@ -51,7 +51,7 @@ class ExperienceDataset(IterableDataset[Example]):
         self._rank, self._world_size = rank, world_size
 
     def __iter__(self) -> Iterator[Example]:
-        rank, world_size = self._place()
+        rank, world_size = self._rank_and_size()
         worker = get_worker_info()
         num_workers = 1 if worker is None else worker.num_workers
         index = rank * num_workers + (0 if worker is None else worker.id)
@@ -59,7 +59,7 @@ class ExperienceDataset(IterableDataset[Example]):
             self._buffer, self._columns, self._where, self._run, (index, world_size * num_workers), as_tensors=True
         )
 
-    def _place(self) -> tuple[int, int]:
+    def _rank_and_size(self) -> tuple[int, int]:
         """Return the rank and the number of ranks."""
         group = torch.distributed if torch.distributed.is_available() and torch.distributed.is_initialized() else None
         rank = self._rank if self._rank is not None else group.get_rank() if group else 0

@@ -61,11 +61,13 @@ SHARED: tuple[tuple[str, Registry[Any]], ...] = (
 
 
 def render() -> str:
-    """Return the page."""
-    known = presets()
-    rows = [[f"[`{name}`](#{name})", preset.title, _cells(preset.compared_with)] for name, preset in known.items()]
+    """Return the text of the page."""
+    every_preset = presets()
+    rows = [
+        [f"[`{name}`](#{name})", preset.title, _cells(preset.compared_with)] for name, preset in every_preset.items()
+    ]
     parts = [HEADER + "## Presets\n", _listed(["preset", "algorithm", "compared with"], rows)]
-    parts += [preset_section(name, preset) for name, preset in known.items()]
+    parts += [preset_section(name, preset) for name, preset in every_preset.items()]
     parts += ["## Keys of the section\n", table(_keys())]
     for module, kinds in SHARED:
         parts += [f"### How `{module}` works\n", body(_text(f"rftcore.algorithms.{module}"))]
@@ -103,12 +105,12 @@ def _needs(name: str) -> str:
         "values": "a critic",
         "mismatched": "the reference model",
     }
-    found = [words[signal] for signal in sorted(algorithm.signals)]
-    found += [f"{column.replace('_', ' ')} of sequences" for column in sorted(algorithm.columns)]
-    found += ["rewards"] if algorithm.uses_rewards else []
-    found += ["preference pairs"] if algorithm.draws_pairs else []
-    found += [f"groups of {algorithm.min_group_size} or more"] if algorithm.group_relative else []
-    return ", ".join(dict.fromkeys(found)) or "tokens alone"
+    needs = [words[signal] for signal in sorted(algorithm.signals)]
+    needs += [f"{column.replace('_', ' ')} of sequences" for column in sorted(algorithm.columns)]
+    needs += ["rewards"] if algorithm.uses_rewards else []
+    needs += ["preference pairs"] if algorithm.draws_pairs else []
+    needs += [f"groups of {algorithm.min_group_size} or more"] if algorithm.group_relative else []
+    return ", ".join(dict.fromkeys(needs)) or "tokens alone"
 
 
 def _keys() -> list[list[str]]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A benchmark on another checkout and on this one, in turns: what a change cost.
+"""Run a benchmark on another checkout and on this one, alternately, to measure what a change cost.
 
     git worktree add /tmp/before COMMIT
     scripts/before_after.py /tmp/before --pairs 8 --lanes 2 --figures 'results.figures.*.median' -- buffer --skip-peers --rounds 3
@@ -42,7 +42,7 @@ def main() -> int:
         ]
 
     with ThreadPoolExecutor(options.lanes) as pool:
-        pairs = [pair for found in pool.map(lane, range(options.lanes)) for pair in found]
+        pairs = [pair for of_lane in pool.map(lane, range(options.lanes)) for pair in of_lane]
     print(json.dumps({"command": options.command, "figures": _compared(pairs)}, indent=2))
     return 0
 
@@ -58,7 +58,7 @@ def _pair(
 
 
 def _run(checkout: Path, options: argparse.Namespace, cores: list[int]) -> dict[str, float]:
-    """The figures of one run of the benchmark."""
+    """Run the benchmark once and return its figures."""
     name, *arguments = options.command
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="before-after-") as folder:
         result = subprocess.run(
@@ -70,10 +70,10 @@ def _run(checkout: Path, options: argparse.Namespace, cores: list[int]) -> dict[
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
     leaves = dict(_leaves(json.loads(result.stdout)))
-    found = {key: value for key, value in leaves.items() if fnmatch.fnmatch(key, options.figures)}
-    if not found:
+    figures = {key: value for key, value in leaves.items() if fnmatch.fnmatch(key, options.figures)}
+    if not figures:
         sys.exit(f"no figure is named {options.figures!r}; there are: {', '.join(sorted(leaves))}")
-    return found
+    return figures
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""Write docs/reference/configuration.md and configuration.schema.json from the classes that validate configurations, so that they cannot differ.
+"""Write docs/reference/configuration.md and configuration.schema.json from the classes that validate configurations.
 
 `--check` writes nothing and exits 1 when a file is not what would be written.
 """
@@ -88,7 +88,7 @@ def render_schema() -> str:
 
 
 def _kind(key: Key) -> str:
-    """Say of a key without keys below it what its value is."""
+    """Describe the value of a key without keys below it."""
     return "" if key.type == "mapping" or key.type.endswith("of mapping") else f" ({key.type})"
 
 

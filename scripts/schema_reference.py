@@ -26,7 +26,7 @@ Generated from the database's own comments by `make docs`; do not edit. Users ma
 
 
 def lines_of_a_new_buffer(query: Path) -> list[dict[str, Any]]:
-    """Return what a file with a query finds in a new, empty buffer."""
+    """Return the rows of a query, read from a file, in a new, empty buffer."""
     # PostgreSQL's socket path must be short, so not below the checkout.
     with tempfile.TemporaryDirectory(prefix="rft-schema-") as folder:
         buffer = rftdata.open(folder)

@@ -73,9 +73,9 @@ def render() -> str:
 
 
 def operator_class(name: str) -> type[Operator]:
-    found = OPERATORS.load(name)
-    assert isinstance(found, type) and issubclass(found, Operator)
-    return found
+    operator = OPERATORS.load(name)
+    assert isinstance(operator, type) and issubclass(operator, Operator)
+    return operator
 
 
 def summary(operator: type[Operator]) -> str:
@@ -106,7 +106,7 @@ def table(rows: list[list[str]]) -> str:
 
 
 def _long_defaults(operator: type[Operator]) -> Iterator[str]:
-    """Defaults of several lines, which do not fit into the table: templates."""
+    """Yield defaults of several lines, which do not fit into the table: templates."""
     for name, field in operator.Config.model_fields.items():
         if isinstance(field.default, str) and "\n" in field.default:
             yield f"The default of `{name}`:\n\n```text\n{field.default.strip()}\n```\n"

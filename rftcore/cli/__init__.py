@@ -4,6 +4,9 @@ It owns what all verbs share: exit codes and error messages. An `RftError` is pr
 on stderr and has its own exit code; a defect of rftdata is one paragraph and exits with 70; Ctrl-C exits with 130. Stack traces appear only
 with `--debug` (anywhere on the line) or RFT_DEBUG=1. Verbs import their engines inside their functions, so that `rft sql`,
 `rft status` and `rft label` load neither torch, ray, vllm nor transformers.
+
+Typer reads the options of a verb from the parameters of its function, so a verb with nine options has nine parameters. Its first statements group
+them in a record, which the functions that do the work take.
 """
 
 from __future__ import annotations

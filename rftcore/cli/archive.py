@@ -22,9 +22,10 @@ def archive(
         ),
     ] = False,
     by: Annotated[
-        str | None, typer.Option("--author", envvar="RFT_AUTHOR", help="Who archives it; your login name by default.")
+        str | None,
+        typer.Option("--author", envvar="RFT_AUTHOR", help="Author of the archive; your login name by default."),
     ] = None,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Move the texts, arrays and scores of a run that has ended to Parquet files, which DuckDB, Spark and Hugging Face datasets read.
@@ -36,8 +37,8 @@ def archive(
     from rftcore.cli.output import print_json
     from rftdata.maintenance.archive import archive as archived
 
-    with opened(buffer, "rft archive", schema="migrate") as found:
-        done = archived(found, run, author=by or author(), rewrite_tables=rewrite_tables)
+    with opened(uri, "rft archive", schema="migrate") as buffer:
+        done = archived(buffer, run, author=by or author(), rewrite_tables=rewrite_tables)
     if as_json:
         print_json(asdict(done))
         return
@@ -53,15 +54,15 @@ def archive(
 
 def restore_run(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name or id of an archived run.")],
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Bring an archived run back, exactly as it was, and remove its files. Also clears up after `rft archive` that was killed."""
     from rftcore.cli.output import print_json
     from rftdata.maintenance.restore_run import restore_run as restored
 
-    with opened(buffer, "rft restore-run", schema="migrate") as found:
-        done = restored(found, run)
+    with opened(uri, "rft restore-run", schema="migrate") as buffer:
+        done = restored(buffer, run)
     if as_json:
         print_json(asdict(done))
     elif done.num_experiences:

@@ -14,15 +14,15 @@ from rftdata.errors import QueryError
 
 def backup(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder to write to.")],
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the database and the arrays into a folder, both of one moment, while the buffer is in use."""
     from rftcore.cli.output import print_json
     from rftdata.maintenance.backup import back_up
 
-    with opened(buffer, "rft db backup", schema="any") as found:  # also before an upgrade
-        manifest = back_up(found, folder)
+    with opened(uri, "rft db backup", schema="any") as buffer:  # also before an upgrade
+        manifest = back_up(buffer, folder)
     if as_json:
         print_json(asdict(manifest))
         return
@@ -32,7 +32,7 @@ def backup(
 
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder written by `rft db backup`.")],
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     segments: Annotated[
         Path | None, typer.Option("--segments", help="Folder for the arrays; required if --buffer is a server's URL.")
     ] = None,
@@ -42,13 +42,13 @@ def restore(
     from rftdata.maintenance.backup import restore as restored
     from rftdata.reports.inspection import counts
 
-    if buffer is None:
+    if uri is None:
         raise QueryError(
             "no target of the restore is given",
             allowed="a new folder, or the URL of an empty database",
             todo="add --buffer",
         )
-    target = BufferConfig(uri=buffer, segments=None if segments is None else str(segments))
-    with restored(folder, target) as found:
-        num_experiences = counts(found.database).experiences
-        print(f"{found.location}: {num_experiences} experiences, every segment matches its checksum")
+    target = BufferConfig(uri=uri, segments=None if segments is None else str(segments))
+    with restored(folder, target) as buffer:
+        num_experiences = counts(buffer.database).experiences
+        print(f"{buffer.location}: {num_experiences} experiences, every segment matches its checksum")

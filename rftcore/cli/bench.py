@@ -24,13 +24,13 @@ def bench(
     if name in ("-h", "--help"):
         print(context.get_help())
         return
-    known = sorted(
+    benchmarks = sorted(
         [file.stem for file in _FOLDER.glob("*.py") if "def main(" in file.read_text(encoding="utf-8")]
         + [file.parent.name for file in _FOLDER.glob("*/__main__.py")]
     )
-    if not known:
+    if not benchmarks:
         raise ConfigError("benchmarks are part of a checkout, not of the installed package", value=str(_FOLDER))
-    if name not in known:
-        raise ConfigError("unknown benchmark", value=name, allowed=", ".join(known))
+    if name not in benchmarks:
+        raise ConfigError("unknown benchmark", value=name, allowed=", ".join(benchmarks))
     command = [sys.executable, "-m", f"benchmarks.{name}", *context.args]
     raise typer.Exit(subprocess.run(command, cwd=_FOLDER.parent, check=False).returncode)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rftcore.cli.configuration import SetOption, stage_configurations
 from rftcore.cli.roles import ConfigArgument
-from rftcore.cli.run import SetOption, stage_configurations
 from rftcore.cli.session import ConfigBufferOption, JsonOption
 
 
@@ -45,7 +45,7 @@ def check(
     from rftcore.checks.models import check_stages
     from rftcore.checks.run import check_deeply, check_named
     from rftcore.findings import Findings
-    from rftcore.launch.plan import describe_plan
+    from rftcore.launch.terminal.placement_plan import describe_plan
     from rftcore.resolved import ResolvedRun
     from rftcore.run.defaults import slow_limit, with_defaults
     from rftdata.user_code import held_lock
@@ -62,9 +62,9 @@ def check(
                 check_deeply(resolved, findings, read_s)
             else:
                 check_named(resolved, findings)
-            if deep or not findings.errors:
-                findings.describe(describe_plan(resolved, deep=deep))
-                findings.describe(filter(None, [slow_limit(resolved.config)]))
+            findings.describe(describe_plan(resolved, deep=deep))
+            if (limit := slow_limit(resolved.config)) is not None:
+                warn(limit)
         findings.passes(check_stages, runs)
     findings.refuse()
     for sentence in dict.fromkeys(filter(None, chosen)):

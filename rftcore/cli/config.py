@@ -28,11 +28,11 @@ def config(
     from rftcore.cli.output import print_json
     from rftcore.config_reference import find_keys, sections
 
-    found = sections() if key is None else find_keys(key)
+    keys = sections() if key is None else find_keys(key)
     if as_json:
-        print_json([asdict(one) for one in found])
+        print_json([asdict(one) for one in keys])
         return
-    for one in found:
+    for one in keys:
         _show(one)
     if key is None:
         print("rft config SECTION shows the keys of a section, rft docs config all of them with examples.")

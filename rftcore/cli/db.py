@@ -130,7 +130,7 @@ def uri(buffer: BufferOption = None) -> None:
 
 @app.command("compact")
 def compact(
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     grace: Annotated[
         float | None,
         typer.Option(
@@ -148,9 +148,9 @@ def compact(
     from rftcore.cli.output import print_json
     from rftdata.segments.compaction import Compactor
 
-    with opened(buffer, "rft db compact", schema="migrate") as found:
-        grace_s = found.config.compaction_grace_s if grace is None else grace
-        report = Compactor(found.database, found.segments, grace_s=grace_s).run()
+    with opened(uri, "rft db compact", schema="migrate") as buffer:
+        grace_s = buffer.config.compaction_grace_s if grace is None else grace
+        report = Compactor(buffer.database, buffer.segments, grace_s=grace_s).run()
     if report is None:
         raise BufferUnavailableError("another process is compacting this buffer", todo="wait until it has finished")
     if as_json:
@@ -167,7 +167,7 @@ def compact(
 
 
 @app.command("roles")
-def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
+def roles(uri: BufferOption = None, as_json: JsonOption = False) -> None:
     """Create the roles rft_reader, rft_labeler and rft_worker if they are missing, and grant each exactly its rights.
 
     Also works on a server's URL. Requires the owner of the schema; creating roles requires CREATEROLE. Then, in `rft sql`:
@@ -176,8 +176,8 @@ def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     from rftcore.cli.output import print_json, warn
     from rftdata.maintenance.roles import grant_roles
 
-    with opened(buffer, "rft db", schema="migrate") as found:
-        made, held = grant_roles(found.database)
+    with opened(uri, "rft db", schema="migrate") as buffer:
+        made, held = grant_roles(buffer.database)
     missing = [name for name in ("rft_reader", "rft_labeler", "rft_worker") if name not in held]
     if as_json:
         print_json({"made": made, "granted": held, "missing": missing})

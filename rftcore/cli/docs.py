@@ -25,9 +25,9 @@ def docs(
         columns = ["page", "title", "path"] if path_only or as_json else ["page", "title"]
         print_rows(rows, columns, as_json=as_json)
         return
-    found = find_page(page)
-    text = found.path.read_text(encoding="utf-8")
+    match = find_page(page)
+    text = match.path.read_text(encoding="utf-8")
     if as_json:
-        print_json({"page": found.name, "title": found.title, "path": str(found.path), "text": text})
+        print_json({"page": match.name, "title": match.title, "path": str(match.path), "text": text})
     else:
-        print(found.path if path_only else text, end="\n" if path_only else "")
+        print(match.path if path_only else text, end="\n" if path_only else "")

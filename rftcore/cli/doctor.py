@@ -24,16 +24,16 @@ _MAX_SHOWN = 10
 
 
 def doctor(
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     installation_only: Annotated[bool, typer.Option("--installation", help="Do not check the buffer.")] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Derive wrong states of experiences again.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Correct wrong states of experiences.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check the installation, the database, the states of experiences, and every segment with its checksum; exit with 1 if something is wrong."""
     from rftcore.cli.output import print_json
 
     findings: list[Finding] = []
-    for good, text in _examine(buffer, installation_only, repair):
+    for good, text in _examine(uri, installation_only, repair):
         findings.append((good, text))
         if not as_json:
             print(f"{'ok' if good else 'WRONG':5}  {text}", flush=True)
@@ -56,9 +56,9 @@ def _examine(uri: str | None, installation_only: bool, repair: bool) -> Iterator
         yield True, f"no buffer to check: {error}"
         return
     try:
-        with opened(uri, "rft doctor", schema="migrate" if repair else "check") as found:
-            yield from _buffer(found)
-            yield from _states(found, repair)
+        with opened(uri, "rft doctor", schema="migrate" if repair else "check") as buffer:
+            yield from _buffer(buffer)
+            yield from _states(buffer, repair)
     except RftError as error:
         yield False, str(error)
 

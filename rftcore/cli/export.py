@@ -25,7 +25,7 @@ def export(
     whole_groups: Annotated[
         bool, typer.Option("--whole-groups", help="With --where: export the whole group of each chosen experience.")
     ] = False,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write experiences with tasks, rollouts, rewards, labels and token arrays to a file.
@@ -35,8 +35,8 @@ def export(
     from rftcore.cli.output import print_json
     from rftdata import exchange
 
-    with opened(buffer, "rft export") as found:
-        done = exchange.export(found, file, runs=run or (), where=where, whole_groups=whole_groups)
+    with opened(uri, "rft export") as buffer:
+        done = exchange.export(buffer, file, runs=run or (), where=where, whole_groups=whole_groups)
     if as_json:
         print_json(asdict(done))
         return

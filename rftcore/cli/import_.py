@@ -30,7 +30,7 @@ def import_(
             "--taskset-prefix", metavar="TEXT", help="Prefix for the names of all tasksets, to avoid clashes."
         ),
     ] = "",
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import a file that `rft export` wrote, with labels and arrays. Groups that are already imported are skipped.
@@ -42,14 +42,14 @@ def import_(
     from rftcore.cli.output import print_json, warn
     from rftdata import exchange
 
-    place = find_buffer(buffer)
+    place = find_buffer(uri)
     contents = exchange.check(file, taskset_prefix=taskset_prefix)
     made = rftdata.create(place, exist_ok=True)
     if made:
         warn(f"created the buffer {place_name(place)}")
     try:
-        with opened(place, "rft import", schema="migrate") as found:
-            done = exchange.load(found, contents, run=run)
+        with opened(place, "rft import", schema="migrate") as buffer:
+            done = exchange.load(buffer, contents, run=run)
     except BaseException:
         if made:
             warn(

@@ -32,14 +32,14 @@ def set_one(
     reason: ReasonOption = None,
     by: AuthorOption = None,
     final: FinalOption = False,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set the reward of one experience."""
     from rftdata import labels
 
-    with opened(buffer, "rft label", schema="migrate") as found:
-        batch = labels.set_rewards(found, {experience: reward}, author=by or author(), reason=reason, final=final)
+    with opened(uri, "rft label", schema="migrate") as buffer:
+        batch = labels.set_rewards(buffer, {experience: reward}, author=by or author(), reason=reason, final=final)
     _print_batch(batch, as_json)
 
 
@@ -51,14 +51,14 @@ def import_file(
     reason: ReasonOption = None,
     by: AuthorOption = None,
     final: FinalOption = False,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set many rewards from a file, all or none of them."""
     from rftdata import labels
 
-    with opened(buffer, "rft label", schema="migrate") as found:
-        batch = labels.import_rewards(found, file, author=by or author(), reason=reason, final=final)
+    with opened(uri, "rft label", schema="migrate") as buffer:
+        batch = labels.import_rewards(buffer, file, author=by or author(), reason=reason, final=final)
     _print_batch(batch, as_json)
 
 
@@ -66,7 +66,7 @@ def import_file(
 def queue(
     run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Only this run; all runs by default.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of lines.")] = 20,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List reviews that wait for a person (stage human_review), most urgent first.
@@ -76,8 +76,8 @@ def queue(
     from rftcore.cli.output import print_rows
     from rftdata import labels
 
-    with opened(buffer, "rft label") as found:
-        rows = labels.review_queue(found, None if run is None else found.find_run(run).run_id, limit)
+    with opened(uri, "rft label") as buffer:
+        rows = labels.review_queue(buffer, None if run is None else buffer.find_run(run).run_id, limit)
     names = ("experience_id", "run", "name", "question", "reward", "seconds_left", "otherwise", "prompt", "response")
     print_rows(rows, names, as_json=as_json)
 
@@ -87,14 +87,14 @@ def undo(
     batch: Annotated[int, typer.Argument(metavar="BATCH", help="Id of the batch, as printed by `rft label history`.")],
     reason: ReasonOption = None,
     by: AuthorOption = None,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Restore the rewards from before a batch; rows labelled again since then keep the later label."""
     from rftdata import labels
 
-    with opened(buffer, "rft label", schema="migrate") as found:
-        done = labels.undo(found, batch, author=by or author(), reason=reason)
+    with opened(uri, "rft label", schema="migrate") as buffer:
+        done = labels.undo(buffer, batch, author=by or author(), reason=reason)
     _print_batch(done, as_json)
 
 
@@ -105,20 +105,20 @@ def history(
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", help="Show the labels of one batch.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of lines.")] = 20,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List changes of rewards with author, time and reason, newest first."""
     from rftcore.cli.output import print_rows
     from rftdata import labels
 
-    with opened(buffer, "rft label") as found:
+    with opened(uri, "rft label") as buffer:
         if experience is None and batch is None:
-            rows = labels.batches(found, limit)
+            rows = labels.batches(buffer, limit)
         else:
-            rows = labels.history(found, experience, batch, limit)
+            rows = labels.history(buffer, experience, batch, limit)
         if not rows and experience is not None:
-            check_experience(found, experience)
+            check_experience(buffer, experience)
     if rows or as_json:
         print_rows(rows, as_json=as_json)
     elif batch is not None:

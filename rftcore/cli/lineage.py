@@ -49,7 +49,7 @@ def lineage(
             "--pipeline", help="With EXPERIENCE: show the scores and verdicts of all stages and pipeline versions."
         ),
     ] = False,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show which steps and checkpoints used an experience, or which experiences a checkpoint was trained on.
@@ -66,16 +66,16 @@ def lineage(
             allowed="EXPERIENCE, or --checkpoint STEP",
             todo="use only one of them",
         )
-    with opened(buffer, "rft lineage") as found:
+    with opened(uri, "rft lineage") as buffer:
         if experience is None:
-            print_rows(trained_on(found.find_run(run), checkpoint), _OF_CHECKPOINT, as_json=as_json)
+            print_rows(trained_on(buffer.find_run(run), checkpoint), _OF_CHECKPOINT, as_json=as_json)
             return
-        check_experience(found, experience)
-        rows, columns, none = _answer(found, experience, origin=origin, pipeline=pipeline)
+        check_experience(buffer, experience)
+        rows, columns, none = _answer(buffer, experience, origin=origin, pipeline=pipeline)
         if not (origin or as_json):
-            _tell_archive(found, experience)
+            _print_archive(buffer, experience)
         if not (origin or pipeline or as_json):
-            _tell(found, experience)
+            _print_facts(buffer, experience)
         if rows or as_json:
             print_rows(rows, columns, as_json=as_json)
         else:
@@ -97,7 +97,7 @@ def _answer(
     return lineage.uses(buffer.database, experience), _STEPS, "has not been trained on: no step drew it"
 
 
-def _tell_archive(buffer: Buffer, experience: int) -> None:
+def _print_archive(buffer: Buffer, experience: int) -> None:
     from rftdata.reports.lineage import archived_with
 
     if (run := archived_with(buffer.database, experience)) is not None:
@@ -105,7 +105,7 @@ def _tell_archive(buffer: Buffer, experience: int) -> None:
         print(f"{there}: `rft query` reads them, and `rft restore-run {run}` brings them back")
 
 
-def _tell(buffer: Buffer, experience: int) -> None:
+def _print_facts(buffer: Buffer, experience: int) -> None:
     """Print facts beyond the steps: origin, imports, created rows and a purge."""
     from rftdata.reports import lineage
 

@@ -33,7 +33,7 @@ def print_json(value: Any) -> None:
 
 
 def print_json_rows(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print rows as `print_json` prints a list of them, each as soon as it is there."""
+    """Print rows like `print_json` prints a list, each as it arrives."""
     before = "["
     for row in rows:
         text = json.dumps(row, indent=2, ensure_ascii=False, default=_plain)
@@ -43,7 +43,7 @@ def print_json_rows(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def print_rows(
-    found: Sequence[Mapping[str, Any] | DataclassInstance],
+    records: Sequence[Mapping[str, Any] | DataclassInstance],
     columns: Sequence[str] | Mapping[str, str] | None = None,
     *,
     as_json: bool = False,
@@ -51,10 +51,10 @@ def print_rows(
     """Print rows.
 
     Args:
-        found: rows as mappings, or as objects of a dataclass.
+        records: rows as mappings, or as objects of a dataclass.
         columns: names in order, required if there may be no row; a mapping gives each name its title.
     """
-    rows = [row if isinstance(row, Mapping) else vars(row) for row in found]
+    rows = [row if isinstance(row, Mapping) else vars(row) for row in records]
     names = list(columns if columns is not None else rows[0] if rows else [])
     titles = list(columns.values()) if isinstance(columns, Mapping) else names
     if as_json:
@@ -78,7 +78,7 @@ def _widths(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _print_table(console: OutputConsole, titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns, numbers on the right. Rich's own tables take 0.2 ms for a row, ten seconds for 50,000."""
+    """Print aligned columns, numbers on the right. Rich's own tables take 0.2 ms per row, ten seconds for 50,000."""
     widths = _widths(titles, cells)
     is_right = [
         bool(cells) and all(_is_number(line[i]) or line[i] == "NULL" for line in cells) for i in range(len(titles))

@@ -40,7 +40,7 @@ def build(
         str | None,
         typer.Option("--author", envvar="RFT_AUTHOR", help="Author of the pairs; your login name by default."),
     ] = None,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Build preference pairs from the current rewards of RUN's groups; pairs that are already stored are skipped.
@@ -56,14 +56,14 @@ def build(
     arguments = {"margin": margin, "max_pairs": max_pairs, "ties": ties, "max_length_ratio": max_length_ratio}
     builder = PairBuilder.from_args(arguments)
     assert isinstance(builder, PairBuilder)
-    with opened(buffer, "rft pairs", schema="check" if dry_run else "migrate") as found:
+    with opened(uri, "rft pairs", schema="check" if dry_run else "migrate") as buffer:
         built = build_pairs(
-            found.find_run(run), builder, author=by or author(), dry_run=dry_run, include_dropped=include_dropped
+            buffer.find_run(run), builder, author=by or author(), dry_run=dry_run, include_dropped=include_dropped
         )
     if as_json:
         print_json(asdict(built))
     else:
-        _tell(built)
+        _print_built(built)
 
 
 @app.command("export")
@@ -71,7 +71,7 @@ def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .jsonl or .parquet file to write.")],
     run: RunArgument = None,
     include_dropped: IncludeDroppedOption = False,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
 ) -> None:
     """Write the pairs of RUN that its rewards support to FILE, with columns prompt, chosen, rejected and their origin.
 
@@ -80,8 +80,8 @@ def export(
     from rftdata.attempts.dropped import by_reason
     from rftdata.exchange.pairs import export_pairs
 
-    with opened(buffer, "rft pairs") as found:
-        of_run = found.find_run(run)
+    with opened(uri, "rft pairs") as buffer:
+        of_run = buffer.find_run(run)
         exported = export_pairs(of_run, file, include_dropped=include_dropped)
     print(f"{exported.num_pairs} pairs of {of_run.name} written to {file}")
     if exported.dropped:
@@ -90,7 +90,7 @@ def export(
         )
 
 
-def _tell(built: BuiltPairs) -> None:
+def _print_built(built: BuiltPairs) -> None:
     from rftdata.attempts.dropped import by_reason
 
     new = f"{built.num_new} of them new" + ("" if built.stored else ", none stored (--dry-run)")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rftcore.cli.configuration import SetOption, configuration
 from rftcore.cli.pipeline_preview import run_of, show_preview
 from rftcore.cli.roles import ConfigArgument
-from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import BufferOption, ConfigBufferOption, JsonOption, opened
 
 if TYPE_CHECKING:
@@ -87,15 +87,15 @@ def diff(
     after: Annotated[str, typer.Argument(metavar="AFTER", help="The version to compare it with.")],
     run: NewestRunOption = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Example rows shown.")] = 10,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show which experiences two pipeline versions treat differently: counts and example rows."""
     from rftcore.cli.output import print_json, print_rows
     from rftdata.pipeline.versions import compare_versions
 
-    with opened(buffer, "rft pipeline") as found:
-        of_run = found.find_run(run)
+    with opened(uri, "rft pipeline") as buffer:
+        of_run = buffer.find_run(run)
         difference = compare_versions(of_run, before, after, limit)
     if as_json:
         print_json(asdict(difference))
@@ -109,15 +109,15 @@ def diff(
 
 
 @app.command("versions")
-def versions(run: NewestRunOption = None, buffer: BufferOption = None, as_json: JsonOption = False) -> None:
+def versions(run: NewestRunOption = None, uri: BufferOption = None, as_json: JsonOption = False) -> None:
     """List the pipeline versions that decided on a run's experiences, with their stages and results."""
     from rftcore.cli.output import print_rows
     from rftcore.pipeline.replay import described
     from rftdata.pipeline.versions import versions_of_run
 
-    with opened(buffer, "rft pipeline") as found:
-        found_versions = versions_of_run(found.find_run(run))
-    rows = [{**vars(version), "stages": version.stages and described(version.stages)} for version in found_versions]
+    with opened(uri, "rft pipeline") as buffer:
+        stored = versions_of_run(buffer.find_run(run))
+    rows = [{**vars(version), "stages": version.stages and described(version.stages)} for version in stored]
     names = ("pipeline_version", "used", "num_kept", "num_dropped", "stages", "first_used_at")
     print_rows(rows, names, as_json=as_json)
 
@@ -132,16 +132,16 @@ def _replay(config: RunConfig, run: str | None, version: str | None, workers: in
     resolved = ResolvedRun(config)
     _ = resolved.experience_chain  # before the buffer is opened, so that a mistake is reported at once
     with (
-        rftdata.open(config.buffer, create=False, application="rft pipeline", report=warn) as found,
+        rftdata.open(config.buffer, create=False, application="rft pipeline", report=warn) as buffer,
         held_lock.printed(),
     ):
-        of_run = run_of(config, found, run)
+        of_run = run_of(config, buffer, run)
         if workers == 1:
-            done = decide_again(resolved, found, of_run, version, _tell)
+            done = decide_again(resolved, buffer, of_run, version, _report_progress)
         else:
-            from rftcore.launch.replays import replay_on_cluster
+            from rftcore.launch.ray_cluster.replays import replay_on_cluster
 
-            done = replay_on_cluster(resolved, of_run, version, workers, _tell)
+            done = replay_on_cluster(resolved, of_run, version, workers, _report_progress)
     if as_json:
         print_json(asdict(done))
         return
@@ -176,7 +176,7 @@ def _counts(by_stage: dict[str, int]) -> str:
     return ", ".join(f"{stage} {count}" for stage, count in sorted(by_stage.items()))
 
 
-def _tell(done: Replayed) -> None:
+def _report_progress(done: Replayed) -> None:
     from rftcore.cli.output import warn
 
     warn(f"{done.num_groups} groups decided, {done.num_kept} of {done.num_experiences} experiences kept")

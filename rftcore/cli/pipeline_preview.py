@@ -29,13 +29,13 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
     from rftdata.user_code.time_limits import at_most
 
     resolved = ResolvedRun(config)
-    with _buffer(config) as found, held_lock.printed(), at_most(_LIMIT_S, "rft pipeline preview"):
-        tasks = _preview_tasks(resolved, found, rows) if config.pipelines.task else {}
+    with _buffer(config) as buffer, held_lock.printed(), at_most(_LIMIT_S, "rft pipeline preview"):
+        tasks = _preview_tasks(resolved, buffer, rows) if config.pipelines.task else {}
         experiences, shown_run = None, None
         # Before the first run there are tasks, but no experiences.
-        if config.pipelines.experience and (not tasks or run is not None or found.runs()):
-            shown_run = run_of(config, found, run)
-            experiences = _preview_experiences(resolved, found, shown_run, rows, seed)
+        if config.pipelines.experience and (not tasks or run is not None or buffer.runs()):
+            shown_run = run_of(config, buffer, run)
+            experiences = _preview_experiences(resolved, buffer, shown_run, rows, seed)
     if as_json:
         plain = {name: _of_tasks(shown) for name, shown in tasks.items()}
         print_json({"tasks": plain, "experiences": asdict(experiences) if experiences else None})
@@ -62,8 +62,8 @@ def _buffer(config: RunConfig) -> Iterator[Buffer]:
         if is_there
         else temporary("rft pipeline")
     )
-    with opened as found:
-        yield found
+    with opened as buffer:
+        yield buffer
 
 
 def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str, Preview]:
@@ -87,8 +87,8 @@ def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str
 
 def run_of(config: RunConfig, buffer: Buffer, run: str | None) -> Run:
     """Return the named run, else the newest of the file's name, else the newest of the buffer."""
-    if run is None and (found := buffer.runs(config.run.name)):
-        return found[0]
+    if run is None and (runs := buffer.runs(config.run.name)):
+        return runs[0]
     return buffer.find_run(run)
 
 
@@ -103,8 +103,8 @@ def _preview_experiences(resolved: ResolvedRun, buffer: Buffer, run: Run, rows: 
     table = preview.sample(run, chain, rows, seed).table
     policy = Policy(resolved, run)
     chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
-    known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
-    result = preview.preview(chain, table, known)
+    scores = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
+    result = preview.preview(chain, table, scores)
     chain.close()
     policy.close()
     return result

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rftcore.cli.session import BufferOption, JsonOption, author, opened
-from rftdata.errors import QueryError
 
 if TYPE_CHECKING:
     from rftdata.maintenance.erasure import ErasureResult
@@ -44,7 +43,7 @@ def purge(
         typer.Option("--author", envvar="RFT_AUTHOR", help="Author of the purge; your login name by default."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be purged, and purge nothing.")] = False,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove texts and arrays of experiences permanently, by a condition; `rft retention` does so by age, number and size.
@@ -55,60 +54,52 @@ def purge(
     Backups and the write-ahead log keep their contents until they are replaced.
     """
     from rftcore.cli.output import print_json
-    from rftdata.maintenance import erasure
-    from rftdata.maintenance import purge as purging
+    from rftdata.maintenance import purge_request
 
-    if erase == (where is not None) or (where is not None and reason is None):
-        raise QueryError("rft purge needs a condition and a reason", allowed="--where SQL --reason TEXT, or --erase")
-    with opened(buffer, "rft purge", schema="check" if dry_run else "migrate") as found:
-        done = None
-        if where is not None:
-            done = purging.purge(
-                found,
-                where,
-                reason=reason or "",
-                author=by or author(),
-                runs=run or (),
-                tasks_too=with_tasks,
-                dry_run=dry_run,
-            )
-        rewritten = 0
-        if not dry_run and (rewrite_tables or (done is not None and done.num_experiences)):
-            rewritten = erasure.vacuum(found, rewrite=rewrite_tables)
-        erased = None if dry_run else erasure.erase(found, now=now)
+    purge_request.check_options(where, reason, erase_only=erase)
+    request = purge_request.PurgeRequest(
+        where,
+        reason or "",
+        by or author(),
+        runs=run or (),
+        tasks_too=with_tasks,
+        dry_run=dry_run,
+        rewrite_tables=rewrite_tables,
+        erase_now=now,
+    )
+    with opened(uri, "rft purge", schema="check" if dry_run else "migrate") as buffer:
+        done = purge_request.execute(buffer, request)
     if as_json:
-        plain = {"purge": done and asdict(done), "erased": erased and asdict(erased), "num_tables_rewritten": rewritten}
-        print_json(plain)
+        purged, erased = done.purged and asdict(done.purged), done.erased and asdict(done.erased)
+        print_json({"purge": purged, "erased": erased, "num_tables_rewritten": done.num_tables_rewritten})
         return
-    _show(done, rewritten, erased, dry_run)
+    if done.purged is not None:
+        _print_purged(done.purged, dry_run)
+    if done.num_tables_rewritten:
+        print(
+            f"{done.num_tables_rewritten} tables with texts were rewritten: no byte of purged texts is left in their files"
+        )
+    if done.erased is not None:
+        _print_erased(done.erased)
 
 
-def _show(done: PurgeResult | None, rewritten: int, erased: ErasureResult | None, dry_run: bool) -> None:
-    if done is not None:
-        _tell(done, dry_run)
-    if rewritten:
-        print(f"{rewritten} tables with texts were rewritten: no byte of purged texts is left in their files")
-    if erased is not None:
-        _tell_erased(erased)
-
-
-def _tell(done: PurgeResult, dry_run: bool) -> None:
+def _print_purged(done: PurgeResult, dry_run: bool) -> None:
     before = f", {done.num_purged_before} were purged before" if done.num_purged_before else ""
     which = f" (purge {done.purge_id})" if done.purge_id is not None else ""
     print(f"{done.num_experiences} experiences {'would be ' if dry_run else ''}purged{before}{which}")
     if done.num_tasks:
         print(f"{done.num_tasks} of their tasks still have a prompt: --with-tasks also empties those")
     if done.made_experiences:
-        print(f"experiences created from them keep their texts: {_some(done.made_experiences)}")
+        print(f"experiences created from them keep their texts: {_first_ids(done.made_experiences)}")
     if done.made_tasks:
-        print(f"tasks created from them keep their texts: {_some(done.made_tasks)}")
+        print(f"tasks created from them keep their texts: {_first_ids(done.made_tasks)}")
 
 
-def _some(ids: Sequence[int]) -> str:
+def _first_ids(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids[:20])) + (f" and {len(ids) - 20} more" if len(ids) > 20 else "")
 
 
-def _tell_erased(erased: ErasureResult) -> None:
+def _print_erased(erased: ErasureResult) -> None:
     if erased.num_ranges:
         print(f"{erased.num_bytes} bytes of purged arrays are overwritten")
     if erased.num_ranges_left:

@@ -12,7 +12,7 @@ from rftdata.errors import RftError
 
 def query(
     text: Annotated[str, typer.Argument(metavar="QUERY", help="DuckDB SQL.")],
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
     run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", help="Read only the experiences of this run.")
@@ -38,9 +38,9 @@ def query(
     from rftcore.cli.output import print_json_rows, print_rows
     from rftdata.query.sql_result import unique_names
 
-    with opened(buffer, "rft query") as found:
+    with opened(uri, "rft query") as buffer:
         damage = _report_damage if skip_damaged else None
-        with found.query(text, run=run, limit_bytes=limit_bytes, on_damage=damage) as reader:
+        with buffer.query(text, run=run, limit_bytes=limit_bytes, on_damage=damage) as reader:
             names = reader.schema.names
             columns = dict(zip(unique_names(names), names, strict=True))
             rows = (row for batch in reader for row in batch.rename_columns(list(columns)).to_pylist())

@@ -14,7 +14,7 @@ from rftcore.cli.session import BufferOption, JsonOption, opened
 def report(
     run: Annotated[str | None, typer.Argument(metavar="RUN", help="Name or id; the newest run by default.")] = None,
     other: Annotated[str | None, typer.Argument(metavar="OTHER", help="A second run to compare with.")] = None,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Also draw the learning curve of RUN into this file.")
@@ -33,10 +33,10 @@ def report(
     from rftcore.reporting.table import print_report
     from rftdata.reports.results import RunResults
 
-    with opened(buffer, "rft report") as found:
-        built = [reports.build_report(found, name) for name in ([run] if other is None else [run, other])]
-        spans = RunResults(found.find_run(built[0].run_id)).spans() if timeline is not None else []
-        between = reports.compare(*(found.find_run(one.run_id) for one in built)) if other is not None else []
+    with opened(uri, "rft report") as buffer:
+        built = [reports.build_report(buffer, name) for name in ([run] if other is None else [run, other])]
+        spans = RunResults(buffer.find_run(built[0].run_id)).spans() if timeline is not None else []
+        between = reports.compare(*(buffer.find_run(one.run_id) for one in built)) if other is not None else []
     if png is not None:
         from rftcore.reporting.learning_curve import write_learning_curve
 

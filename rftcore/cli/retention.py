@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rftcore.cli.session import BufferOption, JsonOption, author, opened
-from rftdata.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rftdata.buffer import Buffer
-    from rftdata.config import RetentionConfig
 
 
 def retention(
@@ -30,29 +25,30 @@ def retention(
         int | None, typer.Option("--max-bytes", help="Keep the newest that fit into this size.")
     ] = None,
     taskset: Annotated[
-        str | None, typer.Option("--taskset", metavar="NAME", help="Apply the limits given here only to this taskset.")
+        str | None, typer.Option("--taskset", metavar="NAME", help="Apply these limits only to this taskset.")
     ] = None,
     labelled_too: Annotated[bool, typer.Option("--labelled-too", help="Also purge labelled groups.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be purged, and purge nothing.")] = False,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove texts and arrays permanently by age, number and size; `rft purge` does so by a condition.
 
     Bytes of earlier purges that are due are overwritten too.
-    The rules are those given here, else those of --config, else buffer.retention of the newest run. Groups that are labelled or may
+    The rules are the limits of the command line, else those of --config, else buffer.retention of the newest run. Groups that are labelled or may
     still be trained on are kept.
     """
     from rftcore.cli.output import print_json
-    from rftdata.maintenance import retention as rules
+    from rftcore.run.retention_rules import RetentionLimits, retention_rules
+    from rftdata.maintenance.retention import apply, enforce
 
-    given = {"max_age_days": max_age_days, "max_experiences": max_experiences, "max_bytes": max_bytes}
-    with opened(buffer, "rft retention", schema="check" if dry_run else "migrate") as found:
-        wanted = _rules(found, config, {k: v for k, v in given.items() if v is not None}, taskset, labelled_too)
+    limits = RetentionLimits(max_age_days, max_experiences, max_bytes, taskset, labelled_too)
+    with opened(uri, "rft retention", schema="check" if dry_run else "migrate") as buffer:
+        rules = retention_rules(buffer, config, limits)
         if dry_run:
-            done, erased = rules.apply(found, wanted, author=author(), dry_run=True), None
+            done, erased = apply(buffer, rules, author=author(), dry_run=True), None
         else:
-            done, erased = rules.enforce(found, wanted, author=author())
+            done, erased = enforce(buffer, rules, author=author())
     if as_json:
         print_json(
             {
@@ -68,29 +64,3 @@ def retention(
         print("no experience exceeds the limits")
     if done.num_protected:
         print(f"{done.num_protected} exceed the limits but stay, because they are labelled or may still be trained on")
-
-
-def _rules(
-    buffer: Buffer, config: Path | None, limits: dict[str, float], taskset: str | None, labelled_too: bool
-) -> RetentionConfig:
-    from rftdata.config import RetentionConfig
-    from rftdata.config_errors import parse_section
-
-    if limits:
-        values: dict[str, Any] = {"tasksets": {taskset: limits}} if taskset else dict(limits)
-    elif config is not None:
-        from rftcore.config.run import load_config
-
-        found = load_config(config).buffer.retention
-        values = {} if found is None else found.model_dump()
-    else:
-        values = (buffer.find_run().config.get("buffer") or {}).get("retention") or {}
-    if labelled_too:
-        values["keep_labelled"] = False
-    rules = parse_section(RetentionConfig, values, "the retention rules")
-    if not rules.has_limits:
-        raise ConfigError(
-            "there is no retention rule",
-            todo="give --max-age-days, --max-experiences or --max-bytes, or set buffer.retention",
-        )
-    return rules

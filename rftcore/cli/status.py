@@ -19,7 +19,7 @@ def status(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="Name or id; the running one by default, else the newest.")
     ] = None,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
     show_left: Annotated[bool, typer.Option("--all", help="Also show processes that have left.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Update until the run ends or Ctrl-C.")] = False,
@@ -31,15 +31,15 @@ def status(
     if watch and (as_json or show_left or stacks):
         raise typer.BadParameter("--watch cannot be combined with --json, --all or --stacks; omit one of them")
     from rftcore.cli.output import print_json
-    from rftcore.launch.waits import what_waits
+    from rftcore.launch.terminal.waiting_roles import what_waits
     from rftcore.run.stacks import read_stacks
     from rftdata.processes import is_here
     from rftdata.reports.progress import Progress
     from rftdata.workers.live_workers import live_workers
 
-    with opened(buffer, "rft status") as found:
-        at_work = found.runs(at_work=True)
-        shown = found.find_run(run) if run is not None or not at_work else at_work[0]
+    with opened(uri, "rft status") as buffer:
+        at_work = buffer.runs(at_work=True)
+        shown = buffer.find_run(run) if run is not None or not at_work else at_work[0]
         progress = Progress(shown)
         if watch:
             _watch(progress)
@@ -49,7 +49,7 @@ def status(
         asked = [worker for worker in snapshot.workers if worker.worker_id in here]
         texts = read_stacks(shown.folder, [worker.pid for worker in asked])
         waits = what_waits(snapshot, shown.config)
-        location = found.location
+        location = buffer.location
     if as_json:
         plain = {**asdict(snapshot), "waits": waits}
         for worker in plain["workers"] if stacks else []:
@@ -65,7 +65,7 @@ def status(
 
 def _watch(progress: Progress) -> None:
     """Show the progress until the run has ended."""
-    from rftcore.launch.views import open_view
+    from rftcore.launch.terminal.views import open_view
 
     with open_view() as view:
         while True:
@@ -85,8 +85,8 @@ def _show(
         others: further runs at work.
         waits: what waits for what.
     """
-    from rftcore.launch.reviews import waits_for_people
-    from rftcore.launch.views import block, worker_table
+    from rftcore.launch.terminal.open_reviews import waits_for_people
+    from rftcore.launch.terminal.views import block, worker_table
     from rftcore.reporting.console import OutputConsole
     from rftcore.run.commands import buffer_option, what_decides
 

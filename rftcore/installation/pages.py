@@ -63,11 +63,11 @@ def find_page(name: str) -> Page:
         lambda page: page.path.stem.startswith(wanted),
     )
     for fits in rules:
-        found = [page for page in pages() if fits(page)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise ConfigError("several pages match", value=name, allowed=", ".join(page.name for page in found))
+        fitting = [page for page in pages() if fits(page)]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            raise ConfigError("several pages match", value=name, allowed=", ".join(page.name for page in fitting))
     names = [page.name for page in pages()]
     near = nearest(wanted, [*names, *(page.path.stem for page in pages())], cutoff=0.5)
     raise ConfigError(

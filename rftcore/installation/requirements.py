@@ -26,8 +26,8 @@ class Unmet:
     wanted_by: str
 
     def __str__(self) -> str:
-        found = "is not installed" if self.installed is None else f"is needed, installed is {self.installed}"
-        return f"{self.requirement} {found}"
+        state = "is not installed" if self.installed is None else f"is needed, installed is {self.installed}"
+        return f"{self.requirement} {state}"
 
 
 def requirements_of(extra: str) -> list[Requirement]:
@@ -35,14 +35,14 @@ def requirements_of(extra: str) -> list[Requirement]:
 
     Read from the installed metadata, so that `pyproject.toml` is the only source.
     """
-    found: list[Requirement] = []
+    unmet: list[Requirement] = []
     for requirement in _declared(_PACKAGE, extra):
         if canonicalize_name(requirement.name) != _PACKAGE:
-            found.append(requirement)
+            unmet.append(requirement)
             continue
         for inner in sorted(requirement.extras):
-            found += requirements_of(inner)
-    return found
+            unmet += requirements_of(inner)
+    return unmet
 
 
 def unmet_requirements(extra: str) -> list[Unmet]:

@@ -1,4 +1,4 @@
-"""Interface of a monitor."""
+"""The interface of a monitor."""
 
 from __future__ import annotations
 

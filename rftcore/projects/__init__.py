@@ -28,7 +28,7 @@ _SCHEMA = "config.schema.json"
 
 
 def write_project(kind: str, folder: Path) -> list[Path]:
-    """Write a project into a new or empty folder; return its files. A new folder has all of them or is not there.
+    """Write a project into a new or empty folder; return its files. A new folder appears with all of them.
 
     Raises:
         ConfigError: the folder contains something, or cannot be written.
@@ -42,7 +42,7 @@ def write_project(kind: str, folder: Path) -> list[Path]:
             _refuse_filled(folder)  # another process may have finished a project here meanwhile
             for name, text in _files(kind).items():
                 (draft / name).write_text(text, encoding="utf-8")
-            if folder.exists():  # it stays the folder that a shell may be in
+            if folder.exists():  # keep the folder, because a shell may be in it
                 for file in draft.iterdir():
                     file.rename(folder / file.name)
             else:
@@ -90,7 +90,7 @@ def _chats() -> str:
 
 
 def _pairs() -> list[tuple[int, int]]:
-    """Return all pairs of small numbers, which the model of the configurations adds up right at times, in an order that is always the same."""
+    """Return all pairs of small numbers in a fixed order; the model of the configurations adds them correctly at times."""
     every = [(a, b) for a in range(1, _LARGEST + 1) for b in range(1, _LARGEST + 1)]
     random.Random(1).shuffle(every)
     return every

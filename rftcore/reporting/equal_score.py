@@ -1,4 +1,4 @@
-"""Runs compared to an equal held-out score: when a run reached it, and what its time went into.
+"""Runs compared to an equal held-out score: when a run reached it, and how it spent the time until then.
 
 Everything is read from the buffer. Seconds begin with the first sample of the run, so that loading engines does not count.
 """
@@ -18,7 +18,7 @@ Point = dict[str, Any]
 
 
 def measured(buffer: Buffer, run: Run, target: float) -> dict[str, Any]:
-    """Return the curve of a run, when it reached a held-out score, and what its time went into.
+    """Return the curve of a run, when it reached a held-out score, and how it spent the time until then.
 
     Returns:
         `points` (step, seconds, score) of its evaluations, `to_target` (step, seconds; None if it was not reached), `seconds` until the last step,
@@ -52,7 +52,7 @@ def measured(buffer: Buffer, run: Run, target: float) -> dict[str, Any]:
 
 
 def to_target(points: Sequence[Point], target: float) -> dict[str, Any] | None:
-    """Return step and seconds of the second of two successive evaluations whose mean reaches the target; None if none do."""
+    """Return step and seconds of the second of two successive evaluations whose mean reaches the target; None if no pair does."""
     for before, after in itertools.pairwise(points):
         if (before["score"] + after["score"]) / 2 >= target:
             return {"step": after["step"], "seconds": after["seconds"]}

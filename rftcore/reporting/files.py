@@ -1,4 +1,4 @@
-"""What a report draws, in files that are written whole or not at all."""
+"""Images and traces of reports, in files that are written whole or not at all."""
 
 from __future__ import annotations
 

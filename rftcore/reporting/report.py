@@ -88,7 +88,12 @@ class Groups(_Fact):
 
 
 class Report(_Fact):
-    """Everything that `rft report` prints; `unscored`: evaluations with failed answers, which count 0; `warnings`: settings without effect."""
+    """Everything that `rft report` prints.
+
+    Attributes:
+        unscored: evaluations with failed answers, which count 0.
+        warnings: settings without effect.
+    """
 
     run: str
     run_id: int
@@ -229,12 +234,12 @@ def _by_curve(evaluations: Sequence[EvaluationResult]) -> dict[tuple[str, str, s
 
 
 def _after(curve: Sequence[EvaluationResult], best: int | None, before_fork: int = 0) -> EvaluationResult:
-    """Return the result of the best step, or the last one if that is none of the run's own."""
+    """Return the result of the best step, or of the last one if the best is not the run's own."""
     return next((e for e in curve if e.trainer_step == best and best > before_fork), curve[-1])
 
 
 def _why_alone(curve: Sequence[EvaluationResult], best: int | None, before_fork: int) -> str | None:
-    """Say why a run has no result of its own to compare with an earlier one; None if it has. A fork inherits the results of its first steps."""
+    """Return why a run has no result of its own to compare with an earlier one; None if it has. A fork inherits the results of its first steps."""
     last, after = curve[-1], _after(curve, best, before_fork)
     if before_fork and last.trainer_step <= before_fork:
         return f"not evaluated since the fork at step {before_fork}; {last.mean:.3f} at step {last.trainer_step}"

@@ -63,7 +63,7 @@ def _facts(reports: Sequence[Report]) -> Table:
     for one in reports:
         table.add_column(one.run, overflow="fold")
     columns = [dict(_fact_lines(one)) for one in reports]
-    # Lines that only some runs have stand where those have them.
+    # A line that only one run has is placed as in that run.
     names = max(columns, key=len) | {name: "" for column in columns for name in column}
     for name in names:
         table.add_row(f"[bold]{name}[/bold]", *(column.get(name, "–") for column in columns))
@@ -113,7 +113,7 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
             else []
         ),
         ("groups", f"{planned}, {groups.trained} trained on, {groups.closed} closed{closed}"),
-        *[(f"live weights, KV cache {_KV_CACHE[found.kv_cache]}", _receipts(found)) for found in one.receipts],
+        *[(f"live weights, KV cache {_KV_CACHE[receipts.kv_cache]}", _receipts(receipts)) for receipts in one.receipts],
         ("best checkpoint", _checkpoint(one.best_checkpoint, one.best_step)),
         ("last checkpoint", _checkpoint(one.last_checkpoint, None)),
         ("buffer", one.buffer),
@@ -121,23 +121,23 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
 
 
 def _time_lines(one: Report) -> list[tuple[str, str]]:
-    """What each role's time went into, in percent."""
+    """Return the rows of what each role spent its time on, in percent."""
     lines = []
     for role in ("trainer", "explorer", "pipeline"):
-        found = [each for each in one.activities if each.role == role]
-        total = sum(each.seconds for each in found)
+        activities = [each for each in one.activities if each.role == role]
+        total = sum(each.seconds for each in activities)
         if total > 0:
-            shares = ", ".join(f"{each.activity} {100 * each.seconds / total:.0f} %" for each in found)
+            shares = ", ".join(f"{each.activity} {100 * each.seconds / total:.0f} %" for each in activities)
             lines.append((f"time of {role}", shares))
     return lines
 
 
-def _receipts(found: Receipts) -> str:
-    if found.mean_pause_s is None or found.max_pause_s is None:
-        return f"{found.num_applied:,} applied, {found.num_failed:,} failed"
+def _receipts(receipts: Receipts) -> str:
+    if receipts.mean_pause_s is None or receipts.max_pause_s is None:
+        return f"{receipts.num_applied:,} applied, {receipts.num_failed:,} failed"
     return (
-        f"{found.num_applied:,} applied, {found.num_failed:,} failed; engines paused for {1000 * found.mean_pause_s:,.0f} ms each "
-        f"(up to {1000 * found.max_pause_s:,.0f})"
+        f"{receipts.num_applied:,} applied, {receipts.num_failed:,} failed; engines paused for {1000 * receipts.mean_pause_s:,.0f} ms each "
+        f"(up to {1000 * receipts.max_pause_s:,.0f})"
     )
 
 
@@ -185,7 +185,7 @@ def _titled(title: str) -> Table:
 
 
 def _seconds(seconds: float | None) -> str:
-    """Format as `7 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Format seconds as `7 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds is None:
         return "–"
     whole = round(seconds)

@@ -1,4 +1,4 @@
-"""What every process of a run did when, as an image or as a trace that chrome://tracing and Perfetto open."""
+"""The timeline of a run: what each process did when, as an image or as a trace that chrome://tracing and Perfetto open."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_timeline(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:
 
 
 def _lanes(spans: Sequence[WorkerSpan]) -> dict[str, list[WorkerSpan]]:
-    """The spans of each worker, by its name, in the order in which a row passes the roles."""
+    """Return the spans of each worker, by its name, in the order in which a row passes the roles."""
     workers = [list(group) for _, group in groupby(spans, key=lambda span: span.worker_id)]
     workers.sort(key=lambda lane: _ROLES.index(lane[0].role) if lane[0].role in _ROLES else len(_ROLES))
     return {f"{lane[0].role} {lane[0].worker_id}": lane for lane in workers}
@@ -85,13 +85,13 @@ def _write_image(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:
 
 
 def _waiting(lane: Sequence[WorkerSpan]) -> float:
-    """The share of waiting in a worker's time."""
+    """Return the share of waiting in a worker's time."""
     total = sum(span.ended - span.started for span in lane)
     return sum(span.ended - span.started for span in lane if span.activity == "waiting") / total if total else 0.0
 
 
 def _write_trace(run: str, spans: Sequence[WorkerSpan], path: Path) -> None:
-    """Trace Event Format: complete events ("X") in microseconds; a process for each machine, a thread for each worker."""
+    """Return the trace in the Trace Event Format: complete events ("X") in microseconds; a process for each machine, a thread for each worker."""
     start = min(span.started for span in spans)
     hosts = {host: number for number, host in enumerate(dict.fromkeys(span.host for span in spans), start=1)}
     events: list[dict[str, Any]] = [

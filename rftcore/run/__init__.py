@@ -1,1 +1,1 @@
-"""Runs in the buffer: prepared from a configuration, found again, joined by roles."""
+"""What a run needs on its machines: placement on GPUs, defaults for the device, stacks, and how a role joins it."""

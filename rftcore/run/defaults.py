@@ -1,7 +1,7 @@
 """Settings of the explorer that follow from the device and the model where the configuration leaves them out.
 
-A small CPU and a GPU differ in how many answers an engine samples at once, and in how long an answer may reasonably be. What is chosen becomes
-part of the run's configuration: it is printed, stored with the run, and the same for all its roles and after `--resume`.
+A small CPU and a GPU differ in how many answers an engine samples at once, and in how long an answer may reasonably be. The chosen values become
+part of the run's configuration: they are printed, stored with the run, and the same for all its roles and after `--resume`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rftcore.run.gpus import local_gpus
 from rftcore.run.placement import asked_gpus
 
 ASSUMED_TOKENS_PER_S = 10.0
-"""Tokens that an engine samples of one answer in a second under full load; more in most runs."""
+"""Tokens per second of one answer under full load; most engines sample more."""
 ROLLOUTS_PER_SEQUENCE = 2
-"""As many rollouts wait in the engine as it processes, so that it is never idle between two rollouts."""
+"""Rollouts in the engine per sequence that it processes, so that it is never idle between two rollouts."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +33,29 @@ _GPU = _Device("a GPU", 256, 2048)
 
 
 def with_defaults(config: RunConfig) -> tuple[RunConfig, str | None]:
-    """Return the configuration with the settings that its file leaves out, and a sentence about them; None if it leaves out none.
+    """Return the configuration with values for settings that its file leaves out, and a sentence about them (None without any).
 
     Raises:
         ConfigError: a setting of the engine is unknown or wrong.
 
-    With RAY_ADDRESS the cluster is not asked: engines are taken to have GPUs if the configuration asks for some, or if this machine has one.
+    With RAY_ADDRESS the cluster is not asked: engines are assumed to have GPUs if the configuration asks for some, or if this machine has one.
     """
     if not config.has_explorer or config.explorer.engine == "none":
         return config, None
     device = _GPU if asked_gpus(config) or local_gpus() else _CPU
     explorer = config.explorer
-    given, engine = explorer.model_fields_set, dict(explorer.engine_args)
+    set_fields, engine = explorer.model_fields_set, dict(explorer.engine_args)
     chosen: dict[str, Any] = {}
     num_seqs = engine.get("max_num_seqs")
     if num_seqs is None:
         num_seqs = engine["max_num_seqs"] = device.max_num_seqs
-    if "max_tokens" not in given:
+    if "max_tokens" not in set_fields:
         context = ResolvedRun(config).stored_context_length
         chosen["max_tokens"] = device.max_tokens if context is None else max(1, min(device.max_tokens, context - 1))
     max_tokens = chosen.get("max_tokens", explorer.max_tokens)
-    if "claim_groups" not in given and isinstance(num_seqs, int):
+    if "claim_groups" not in set_fields and isinstance(num_seqs, int):
         chosen["claim_groups"] = _claim_groups(config, num_seqs)
-    if "rollout_timeout_s" not in given:
+    if "rollout_timeout_s" not in set_fields:
         chosen["rollout_timeout_s"] = max(explorer.rollout_timeout_s, math.ceil(max_tokens / ASSUMED_TOKENS_PER_S))
     shown = {f"explorer.{name}": value for name, value in chosen.items()}
     if engine != explorer.engine_args:
@@ -64,8 +64,8 @@ def with_defaults(config: RunConfig) -> tuple[RunConfig, str | None]:
         return config, None
     settings = ", ".join(f"{name} {value:g}" for name, value in shown.items())
     changed = explorer.model_copy(update={**chosen, "engine_args": engine})
-    # Chosen, not asked for: where the context turns out to be shorter, it ends answers, and nothing is refused.
-    changed.model_fields_set.intersection_update(given | chosen.keys() - {"max_tokens"} | {"engine_args"})
+    # A chosen max_tokens is not a user's: where the context turns out to be shorter, it ends answers instead of being refused.
+    changed.model_fields_set.intersection_update(set_fields | chosen.keys() - {"max_tokens"} | {"engine_args"})
     new = config.model_copy(update={"explorer": changed})
     new._base_dir = config.base_dir
     return new, f"chosen for {device.name}: {settings}"

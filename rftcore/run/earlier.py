@@ -1,7 +1,7 @@
 """The message of `rft run` about an earlier run of the same name, before it creates another one.
 
-A second `rft run CONFIG` starts from the beginning under a numbered name. A person who meant to continue the first run must learn
-that, and the command for it, before anything is sampled.
+A second `rft run CONFIG` starts from the beginning under a numbered name. A person who meant to continue the first run
+must learn this, and the right command, before anything is sampled.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MAX_OUTCOME = 200
 
 def earlier_run(config: RunConfig, buffer: Buffer) -> str | None:
     """Describe the newest run of the configuration's name, with the command that continues it; None if there is none."""
-    found = buffer.runs(config.run.name, imported=False)
-    if not found:
+    runs = buffer.runs(config.run.name, imported=False)
+    if not runs:
         return None
-    run, others = found[0], len(found) - 1
+    run, others = runs[0], len(runs) - 1
     more = f" (and {others} more before it)" if others else ""
     is_at_work = any(other.run_id == run.run_id for other in buffer.runs(at_work=True))
     option = buffer_option(buffer.location)
@@ -29,16 +29,16 @@ def earlier_run(config: RunConfig, buffer: Buffer) -> str | None:
     else:
         steps = f" --set steps={2 * run.planned_steps}" if run.status == "finished" else ""
         advice = f"to continue that one instead, stop this run and enter: rft run --resume {run.name}{steps}{option}"
-    return f"the run {run.name} exists already{more}: {_standing(run, is_at_work)}. This is a new run; {advice}"
+    return f"the run {run.name} exists already{more}: {_progress_words(run, is_at_work)}. This is a new run; {advice}"
 
 
-def _standing(run: Run, is_at_work: bool) -> str:
+def _progress_words(run: Run, is_at_work: bool) -> str:
     step = last_step(run)
     place = f"step {step} of {run.planned_steps}"
     if is_at_work:
         return f"it is at work, at {place}"
     if not run.has_ended:
-        return f"no process works on it, and it stands at {place}" if step else "it did not begin to train"
+        return f"no process works on it, and it is at {place}" if step else "it did not begin to train"
     verb = {"finished": "finished", "interrupted": "was interrupted", "failed": "failed"}[run.status]
     why = " ".join((run.outcome or "").split()).rstrip(".")
     why = why if len(why) <= _MAX_OUTCOME else f"{why[: _MAX_OUTCOME - 1]}…"

@@ -37,5 +37,5 @@ def _visible(rows: Sequence[Sequence[str]], visible: str | None) -> list[int]:
 
 
 def this_machine(num_gpus: int) -> Machine:
-    """Return this machine with so many GPUs."""
+    """Return this machine with a number of GPUs."""
     return Machine("this machine", num_gpus)

@@ -35,7 +35,7 @@ class JoinedRun:
     """A role's view of its run.
 
     Attributes:
-        by_hand: prints what the role waits for; None for a role that `rft run` started.
+        by_hand: reports to the person who started the role; None for a role that `rft run` started.
     """
 
     buffer: Buffer
@@ -46,12 +46,12 @@ class JoinedRun:
     @property
     def on_waiting(self) -> Callable[[str], None] | None:
         """The function to which a `Worker` of this role reports what it waits for."""
-        return self.by_hand.waiting if self.by_hand is not None else None
+        return self.by_hand.report_waiting if self.by_hand is not None else None
 
     def leave(self) -> None:
         """End the role in good order, with a message if it was started by hand."""
         if self.by_hand is not None:
-            self.by_hand.farewell()
+            self.by_hand.report_end()
 
 
 def join_run(config: RunConfig, run: str) -> JoinedRun:
@@ -100,31 +100,31 @@ class StartedByHand:
     config: RunConfig
     run: Run
     role: str
-    _said: str = field(default="", init=False)
-    _said_at: float = field(default=0.0, init=False)
-    _heard: bool = field(default=True, init=False)
+    _printed: str = field(default="", init=False)
+    _printed_at: float = field(default=0.0, init=False)
+    _is_read: bool = field(default=True, init=False)
 
-    def waiting(self, what: str) -> None:
+    def report_waiting(self, what: str) -> None:
         """Print what the role waits for: once, again when it has changed, and every minute."""
-        missing = self.missing()
+        missing = self.missing_roles()
         text = f"the {self.role} {what}"
         if missing:
             starts = " and ".join(f"rft {VERBS[role]} CONFIG" for role in missing)
             text += f"; no {' and no '.join(missing)} is at work in the run {self.run.name} (start with {starts})"
-        if text != self._said or time.monotonic() - self._said_at >= _REMINDER_S:
-            self._said, self._said_at = text, time.monotonic()
-            self.say(text)
+        if text != self._printed or time.monotonic() - self._printed_at >= _REMINDER_S:
+            self._printed, self._printed_at = text, time.monotonic()
+            self.print(text)
 
-    def farewell(self) -> None:
+    def report_end(self) -> None:
         """Print the state of the run when the role leaves it."""
         run, option = self.run.refreshed(), buffer_option(self.buffer.location)
         if not run.has_ended:
             how = f"was asked to stop; continue it with rft run --resume {run.name}{option}"
         else:
             how = f"has ended ({run.status}: {run.outcome}); rft report {run.name}{option} shows its results"
-        self.say(f"the {self.role} leaves: the run {run.name} {how}")
+        self.print(f"the {self.role} leaves: the run {run.name} {how}")
 
-    def missing(self) -> list[str]:
+    def missing_roles(self) -> list[str]:
         """Return the roles that the run needs and that are not at work now."""
         there = {worker.role for worker in live_workers(self.run) if worker.beats}
         needed = {
@@ -134,10 +134,10 @@ class StartedByHand:
         }
         return [role for role, is_needed in needed.items() if is_needed and role not in there and role != self.role]
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a message. Once the terminal or pipe is closed, nothing is printed any more, and the role continues."""
-        if self._heard:
+        if self._is_read:
             try:
                 print(text, flush=True)
             except (OSError, ValueError):
-                self._heard = False
+                self._is_read = False

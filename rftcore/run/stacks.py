@@ -23,7 +23,7 @@ _LONGEST_S = 10.0
 
 
 def answer_requests(run_folder: Path) -> None:
-    """Let this process write its stacks when asked."""
+    """Write the stacks of this process whenever it is asked."""
     path = _path(run_folder, os.getpid())
     path.parent.mkdir(parents=True, exist_ok=True)
     # A descriptor that is never closed, because the handler writes to it as long as the process is running.
@@ -33,7 +33,7 @@ def answer_requests(run_folder: Path) -> None:
 
 
 def read_stacks(run_folder: Path, pids: Iterable[int]) -> dict[int, str]:
-    """Return the stacks of processes whose ids count here (`rftdata.processes.is_here`); those that do not answer are left out."""
+    """Return the stacks of processes of this machine (`rftdata.processes.is_here`), without those that do not answer."""
     asked = {pid: path for pid in pids if (path := _path(run_folder, pid)).exists() and _would_answer(pid)}
     before = {pid: path.stat().st_size for pid, path in asked.items()}
     for pid in asked:
@@ -44,7 +44,7 @@ def read_stacks(run_folder: Path, pids: Iterable[int]) -> dict[int, str]:
 
 
 def _await_written(before: Mapping[Path, int]) -> None:
-    """Wait until every file has grown, or was removed, and then stays as it is: a busy machine may suspend a process within its stack.
+    """Wait until every file has grown or was removed, and then no longer changes: a busy machine may suspend a process within its stack.
 
     Args:
         before: sizes of the files when their processes were asked.
@@ -65,7 +65,7 @@ def _path(run_folder: Path, pid: int) -> Path:
 
 
 def _would_answer(pid: int) -> bool:
-    """Return whether the process has a handler; the signal would end one without it, such as a later process with the same id."""
+    """Return whether the process handles the signal, which would otherwise end it, such as a later process with the same id."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Interface of publishers, which hand a trainer's weights to engines as files."""
+"""The trainer's side of weight synchronization."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LIVE_URI = "live:"
-"""The `uri` of a version that is in engines only, and in no file."""
+"""The `uri` of weights that have gone straight into engines, and are not in a file."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Publication:
 
 
 class Publisher(ABC):
-    """Publishes sets of weights, one after the other, and removes older ones.
+    """Publishes one set of weights after the other, and removes older ones.
 
     Args:
         run_folder: the run's own folder.

@@ -1,4 +1,4 @@
-"""The ways of weights to engines: directly from the learner, or through a file that is written from the learner or from a model's folder."""
+"""How weights get to engines: straight from the learner, or through the file that a publisher hands over, from the learner or a model's folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rftcore.sync.base import Publication
-from rftcore.sync.fallback import LivePublisher
 from rftcore.sync.files.adapters_file import write_adapters
 from rftcore.sync.files.weights_file import iterate_weights, read_shapes_of_model
 from rftcore.sync.files.weights_stream import ITEM_BYTES, layout, stream_weights
-from rftcore.sync.tensors import WireTensor, shapes_of
+from rftcore.sync.transfer.plan import WireTensor, shapes_of
+from rftcore.sync.transfer.trainer_side import LiveWeights
 from rftcore.trainer.network.lora import adapters_json, stored_adapters
 from rftcore.trainer.network.network import ADAPTERS
 from rftdata.attempts.attempt import Attempt
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rftcore.config.trainer import LoraConfig
-    from rftcore.trainer.processes.learner_group import LearnerGroup
+    from rftcore.trainer.processes.ranks import LearnerGroup
 
 Export = Callable[[Path], object]
 _LIVE = ("auto", "nccl")
 
 
 class Exports:
-    """Functions that write files for engines: whole weights, or adapters alone.
+    """What a publisher writes for engines: whole weights, or adapters alone.
 
     Args:
-        adapters: the configuration of adapters that engines get alone; None where they get whole weights.
+        adapters: those that engines get alone.
         dtype: type of the engines' weights.
         merges: whether engines get weights that adapters are merged into.
     """
@@ -46,13 +46,12 @@ class Exports:
         self._adapters = adapters
         self._dtype = dtype
         self._merges = merges
-        self._tensors: tuple[WireTensor, ...] = ()  # never change; computing them merges the adapters
+        self._tensors: tuple[WireTensor, ...] = ()  # the same at any time; adapters are merged to find them
 
     def metrics(self) -> dict[str, float]:
-        """Return how much of the learner's current weights engines do not get; on several GPUs, for the share of the first one.
+        """What engines do not get of the learner's weights as they are now; on several GPUs, of the first one's share of them.
 
-        Returns:
-            merged_update_error: share of the adapters' update that is lost where merged weights are rounded.
+        merged_update_error: share of the adapters' update that is lost where merged weights are rounded.
         """
         if not self._merges or self._dtype == "float32":
             return {}
@@ -62,7 +61,7 @@ class Exports:
         return {"merged_update_error": error}
 
     def of_learner(self, in_float32: Collection[str] = ()) -> Export:
-        """Return a function that writes the learner's weights; each rank writes its share.
+        """Writes the learner's weights as they are now, each rank its share.
 
         Args:
             in_float32: names of weights that engines keep in float32.
@@ -76,7 +75,7 @@ class Exports:
         return lambda path: write_adapters(learner.own.policy.adapter_tensors(), adapters_json(adapters), path)
 
     def of_folder(self, folder: Path) -> Export:
-        """Return a function that writes the weights of a model's or checkpoint's folder; the model that the run began with has no adapters."""
+        """Writes the weights of a model's or checkpoint's folder; the model that the run began with has no adapters."""
         adapters = self._adapters
         if adapters is not None:
             return lambda path: write_adapters(stored_adapters(folder / ADAPTERS), adapters_json(adapters), path)
@@ -90,7 +89,7 @@ class Exports:
 
 
 def file_method(config: SyncConfig) -> str:
-    """Return the name of the method that writes weights into files."""
+    """Name of the method by which weights become files."""
     return config.file_method if config.method in _LIVE else config.method
 
 
@@ -101,15 +100,15 @@ def live_weights(
     learner: LearnerGroup,
     write_file: Callable[[str], Publication],
     adapters: LoraConfig | None,
-) -> LivePublisher | None:
-    """Return the sender of the learner's weights into live engines; None with a method that uses files alone.
+) -> LiveWeights | None:
+    """Return what sends the learner's weights straight into engines; None with a method that uses files alone.
 
     Args:
-        adapters: see `Exports`.
+        adapters: those that engines get alone.
     """
     if config.method not in _LIVE:
         return None
-    return LivePublisher(
+    return LiveWeights(
         attempt,
         config,
         learner,
@@ -120,11 +119,11 @@ def live_weights(
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the size of a folder's files."""
+    """Size of a folder's files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def published_bytes(folder: Path, dtype: str) -> int:
-    """Return the size of the weights of the model in a folder, with a copy of its largest matrix as the output head."""
+    """Size of one set of whole weights of the model in a folder, with a copy of its largest matrix as the output head."""
     sizes = [math.prod(shape) for shape in read_shapes_of_model(folder).values()]
     return ITEM_BYTES[dtype] * (sum(sizes) + max(sizes, default=0))

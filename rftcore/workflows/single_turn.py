@@ -1,4 +1,4 @@
-"""Workflow of one prompt, one answer and one reward."""
+"""One prompt, one answer, one reward."""
 
 from __future__ import annotations
 

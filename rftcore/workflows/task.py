@@ -1,4 +1,4 @@
-"""Objects that workflows and rewards receive: the task, the model, and the turns that it recorded."""
+"""The objects that workflows and rewards receive: the task, the model, and the turns it recorded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Task:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Task:
-        """Return the task of a row with task_id, taskset, task_key and payload."""
+        """Create from task_id, taskset, task_key and payload."""
         payload = row["payload"]
         return cls(
             row["task_id"],
@@ -80,7 +80,7 @@ class Turn:
         """Store inputs of algorithms with the turn, see `rftcore.workflows.inputs`; a repeated input replaces the earlier value.
 
         Args:
-            state: state of the environment before the turn. Equal states are recognised by their hash, which is stored.
+            state: of the environment before the turn. Equal states are recognised by their hash, which is stored.
             step_reward: reward of the turn alone. The rollout's reward is not changed.
             token_rewards: one value per token of the response, in addition to the rollout's reward.
             teacher_logprobs: one value per token of the response, nats.
@@ -90,20 +90,20 @@ class Turn:
         """
         num_prompt = self.sequence.num_prompt_tokens
         num_response = len(self.sequence.token_ids) - num_prompt
-        arrays: dict[str, Array] = {}
+        found: dict[str, Array] = {}
         if state is not None:
-            arrays["state_hash"] = inputs.state_hash(state)
+            found["state_hash"] = inputs.state_hash(state)
         if step_reward is not None:
-            arrays["step_reward"] = inputs.step_reward(step_reward)
+            found["step_reward"] = inputs.step_reward(step_reward)
         for name, values in (("token_rewards", token_rewards), ("teacher_logprobs", teacher_logprobs)):
             if values is not None:
-                arrays[name] = inputs.token_array(name, values, num_prompt, num_response)
-        self.sequence.arrays = {**self.sequence.arrays, **arrays}
+                found[name] = inputs.token_array(name, values, num_prompt, num_response)
+        self.sequence.arrays = {**self.sequence.arrays, **found}
 
 
 @dataclass(frozen=True)
 class TokenRewards:
-    """Rewards of single tokens, returned by a reward function: one number for each of `turn.response_token_ids`."""
+    """What a reward function returns to reward single tokens: one number for each of `turn.response_token_ids`."""
 
     values: TokenValues
 
@@ -117,7 +117,7 @@ class Score:
 
 
 class Sampler(Protocol):
-    """Samples for a model: an engine, or one rollout's view of it."""
+    """What a model samples with: an engine, or one rollout's view of it."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -131,7 +131,7 @@ class Model:
     """The policy as a workflow uses it; every answer is recorded as a turn.
 
     Args:
-        sampler: an engine, or one rollout's view of it.
+        sampler: what samples.
         decoding: sampling parameters.
     """
 

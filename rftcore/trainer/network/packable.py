@@ -1,4 +1,4 @@
-"""Which families of models can be computed on packed sequences, and up to which length, according to their configurations."""
+"""Which families of models can be computed on packed sequences, and up to which length, by what their configurations declare."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 from rftdata.errors import ConfigError
 
 _WITH_SINKS = frozenset({"gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"})
+
+
 _WITH_STATE = frozenset({"recurrent_gemma"})
-# Their masks depend on more than the places of tokens.
+
+
+# Their own masks are made of more than places.
 _WITH_OWN_MASK = frozenset({"doge"})
+
+
 _NOT_HANDING_ON = frozenset({"nemotron"})
+
+
 _LARGEST_FLASH_HEAD = 256
 
 
 def refuse_unpackable(config: PretrainedConfig) -> None:
-    """Refuse a causal language model whose attention `packed_attention` cannot replace.
+    """For the configuration of a causal language model: whether this attention can take the place of its own.
 
     Raises:
-        ConfigError: tokens affect each other outside softmax attention, or attention changes their scores.
+        ConfigError: its tokens do not only meet in softmax attention, or it does more to their scores.
     """
     text = config.get_text_config()
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
@@ -47,7 +55,7 @@ def refuse_unpackable(config: PretrainedConfig) -> None:
 
 
 def unpackable(reason: str, config: PretrainedConfig) -> ConfigError:
-    """Return the error for a model that the trainer cannot compute."""
+    """The error for a model that the trainer cannot compute."""
     return ConfigError(
         f"the trainer packs sequences without padding, which this model cannot: {reason}",
         value=config.model_type,
@@ -57,7 +65,7 @@ def unpackable(reason: str, config: PretrainedConfig) -> ConfigError:
 
 
 def length_limit(config: PretrainedConfig) -> int | None:
-    """Return the number of tokens up to which rotary frequencies do not depend on the longest sequence of a packed row; None where they never do."""
+    """Tokens up to which the rotary frequencies do not depend on the longest sequence of a packed row; None where they never do."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     by_layer = [each for each in rope.values() if isinstance(each, dict)] or [rope]
@@ -70,10 +78,10 @@ def length_limit(config: PretrainedConfig) -> int | None:
 
 
 def refuse_longer(length: int, longest: int, config: PretrainedConfig) -> None:
-    """Refuse a sequence beyond the `length_limit` of a model.
+    """For a model with a `length_limit`.
 
     Raises:
-        ConfigError: the sequence is longer, so sequences packed beside it would be computed with other frequencies than alone.
+        ConfigError: a sequence is longer, so that the sequences packed beside it would be computed with other frequencies than alone.
     """
     if length > longest:
         raise ConfigError(
@@ -85,9 +93,9 @@ def refuse_longer(length: int, longest: int, config: PretrainedConfig) -> None:
 
 
 def suits_flash(config: PretrainedConfig) -> bool:
-    """Return whether FlashAttention has kernels for the model's heads: of a size that is a multiple of 8, up to 256, and values of the size of keys.
+    """Whether FlashAttention has kernels for the model's heads: of a size that is a multiple of 8, up to 256, and values of the size of keys.
 
-    Models with latent attention declare a size of values, which usually differs from that of keys.
+    Models with latent attention name a size of values, which usually is another.
     """
     text = config.get_text_config()
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

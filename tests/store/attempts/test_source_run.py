@@ -12,8 +12,8 @@ import pytest
 
 from rftcore.cli import run_command
 from rftcore.config.run import RunConfig, parse_config
-from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.launch.preparation import has_finished, prepare_run
+from rftcore.launch.signals import StartInterrupted, StopSignals
 from rftcore.resolved import ResolvedRun
 from rftdata import Buffer
 from rftdata.errors import ConfigError, QueryError
@@ -83,7 +83,7 @@ def test_a_signal_stops_a_start_before_the_run_is_stored_or_leaves_it_stored(sto
         return [(run["name"], run["planned_steps"]) for run in found]
 
     before = runs()
-    with Interrupts() as interrupts:
+    with StopSignals() as signals:
         with pytest.raises(StartInterrupted):
             prepare_run(
                 ResolvedRun(configured(steps=2)),
@@ -92,14 +92,14 @@ def test_a_signal_stops_a_start_before_the_run_is_stored_or_leaves_it_stored(sto
                 before_storing=lambda: os.kill(os.getpid(), signal.SIGTERM),
             )
         assert runs() == before
-    with Interrupts() as interrupts:
+    with StopSignals() as signals:
 
         def interrupted() -> None:
-            interrupts.defer()
+            signals.defer()
             os.kill(os.getpid(), signal.SIGTERM)
 
         prepare_run(ResolvedRun(configured(steps=2)), stored, resumed=row, before_storing=interrupted)
-        assert interrupts.first is signal.SIGTERM
+        assert signals.first is signal.SIGTERM
     assert runs() == [run for run in before if run[0] != "again"] + [("again", 2)]
 
 

@@ -19,7 +19,7 @@ from rftcore.explorer import outage
 from rftcore.explorer.outage import Outage
 from rftcore.explorer.role import Explorer
 from rftcore.explorer.run_failures import RunFailures
-from rftcore.launch.views import line
+from rftcore.launch.terminal.views import line
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun

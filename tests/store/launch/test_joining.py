@@ -15,8 +15,8 @@ from rftcore.config.run import RunConfig, parse_config
 from rftcore.launch.by_hand import join_by_hand
 from rftcore.launch.launcher import reachable
 from rftcore.launch.preparation import find_resumable, named_resumable, stored_config
-from rftcore.launch.supervisor import await_departure
-from rftcore.launch.views import LineView
+from rftcore.launch.supervisor import await_earlier_processes
+from rftcore.launch.terminal.views import LineView
 from rftcore.run.commands import buffer_option
 from rftcore.run.join import StartedByHand, join_run
 from rftdata import Buffer, exchange
@@ -208,8 +208,8 @@ def test_a_role_whose_terminal_is_closed_continues(
     os.close(reading)
     with os.fdopen(writing, "w", buffering=1) as pipe:
         monkeypatch.setattr("sys.stdout", pipe)
-        messages.say("this is not read")
-        messages.waiting("waits for sealed groups")
+        messages.print("this is not read")
+        messages.report_waiting("waits for sealed groups")
         monkeypatch.undo()
         with contextlib.suppress(BrokenPipeError):
             pipe.close()
@@ -221,7 +221,7 @@ def test_a_role_that_waits_reports_for_what_and_which_role_is_missing(
     store(buffer, "exp")
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
     messages = StartedByHand(buffer, config, row, "pipeline")
-    with Worker(row, "pipeline", on_waiting=messages.waiting) as worker:
+    with Worker(row, "pipeline", on_waiting=messages.report_waiting) as worker:
         worker.set_state("waits", "sealed groups")
         said = io.StringIO()
 
@@ -234,10 +234,10 @@ def test_a_role_that_waits_reports_for_what_and_which_role_is_missing(
             "the pipeline waits for sealed groups; no explorer and no trainer is at work in the run exp "
             "(start with rft explore CONFIG and rft train CONFIG)\n"
         )
-    messages.waiting("waits for sealed groups")
+    messages.report_waiting("waits for sealed groups")
     assert capsys.readouterr().out == ""  # said already
     with Worker(row, "explorer"):
-        messages.waiting("waits for sealed groups")
+        messages.report_waiting("waits for sealed groups")
         assert "no trainer is at work in the run exp (start with rft train CONFIG)" in capsys.readouterr().out
 
 
@@ -247,8 +247,8 @@ def test_a_replay_is_none_of_the_missing_roles_and_keeps_no_run_from_being_resum
     store(buffer, "exp")
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
     with Worker(row, "replay"):
-        assert StartedByHand(buffer, config, row, "trainer").missing() == ["explorer", "pipeline"]
-        await_departure(row, LineView())
+        assert StartedByHand(buffer, config, row, "trainer").missing_roles() == ["explorer", "pipeline"]
+        await_earlier_processes(row, LineView())
     assert capsys.readouterr().out == ""
 
 
@@ -256,13 +256,13 @@ def test_a_role_that_leaves_states_why(buffer: Buffer, tmp_path: Path, capsys: p
     store(buffer, "exp")
     messages = StartedByHand(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "explorer")
     option = buffer_option(buffer.location)
-    messages.farewell()
+    messages.report_end()
     assert capsys.readouterr().out == (
         f"the explorer leaves: the run exp was asked to stop; continue it with rft run --resume exp{option}\n"
     )
     assert buffer.location in option
     end(buffer, "exp", "finished")
-    messages.farewell()
+    messages.report_end()
     assert "the run exp has ended (finished: it ended); rft report exp --buffer" in capsys.readouterr().out
 
 

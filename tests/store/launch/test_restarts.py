@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rftcore.launch.deaths import ProcessWatch, RoleDiedError
+from rftcore.launch.exits import ProcessWatch, RoleExitError
 from rftcore.launch.launcher import RoleProcess
 from rftcore.launch.restarts import (
     MAX_BLOCKED_PER_HOUR,
@@ -101,7 +101,7 @@ def test_a_role_that_is_killed_before_it_finishes_anything_is_started_again_thre
     buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = 1, pid_space = '{pid_space()}'")
     restarts, killed = Restarts(roles.run), role("explorer 0", ProcessWatch(HOST, 1))
     assert [restarts.pause_s(killed) for _ in range(MAX_IN_A_ROW)] == [1, 2, 4, None]
-    assert restarts.too_often(killed) == "4 processes in a row ended before they had finished anything"
+    assert restarts.exit_counts(killed) == "4 processes in a row ended before they had finished anything"
     assert restarts.pause_s(role("explorer 1")) == 1  # each role for itself
 
 
@@ -117,7 +117,7 @@ def test_a_role_that_is_killed_after_it_finished_a_group_is_started_again_thirty
     assert restarts.has_worked(killed)
     assert not restarts.has_worked(role("explorer", ProcessWatch("another-host", 1)))
     assert [restarts.pause_s(killed) for _ in range(MAX_PER_HOUR + 1)] == [1] * MAX_PER_HOUR + [None]
-    assert restarts.too_often(killed) == f"{MAX_PER_HOUR + 1} processes ended within an hour"
+    assert restarts.exit_counts(killed) == f"{MAX_PER_HOUR + 1} processes ended within an hour"
 
 
 def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_once(
@@ -135,7 +135,7 @@ def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_o
         restarts = Restarts(roles.run)
         # Another process may have found the worker gone before.
         buffer.sql("UPDATE rft.worker SET stopped_at = now(), error = 'the process is gone'")
-        sentence = restarts.record(role("explorer", ProcessWatch(HOST, pid)), RoleDiedError("exited with code 86"))
+        sentence = restarts.record(role("explorer", ProcessWatch(HOST, pid)), RoleExitError("exited with code 86"))
         assert sentence == "the workflow 'walk' blocks on task t/1"
         assert roles.planned("status = 'planned'") == [(0, 1)]
     stored = rows(buffer, "SELECT error, state, crashed FROM rft.worker")
@@ -149,7 +149,7 @@ def test_the_report_of_a_process_of_the_same_number_on_another_host_is_not_taken
         report = blocked_process.report_path(folder, 7, host)
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(f"the workflow of {host} blocks\nFile walk.py, line 7\n")
-    said = Restarts(roles.run).record(role("explorer", ProcessWatch("there", 7)), RoleDiedError("exited"))
+    said = Restarts(roles.run).record(role("explorer", ProcessWatch("there", 7)), RoleExitError("exited"))
     assert said == "the workflow of there blocks"
     assert list(blocked_process.reports(folder)) == [("here", pid_space(), 7)]
 
@@ -160,7 +160,7 @@ def test_a_process_that_died_of_something_else_is_recorded_and_no_reason_to_star
     pid = ended_process()
     buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}, pid_space = '{pid_space()}'")
     process = role("explorer", ProcessWatch(HOST, pid))
-    assert Restarts(roles.run).record(process, RoleDiedError("was killed by signal 9")) is None
+    assert Restarts(roles.run).record(process, RoleExitError("was killed by signal 9")) is None
     stored = rows(buffer, "SELECT error, crashed FROM rft.worker")
     assert stored == [{"error": "the process was killed by signal 9", "crashed": False}]
 
@@ -171,7 +171,7 @@ def test_a_fault_counts_for_the_group_that_the_process_held(buffer: Buffer, role
         roles.plan()
         assert len(roles.claim()) == 1
         buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}, pid_space = '{pid_space()}'")
-        died = RoleDiedError("was killed by signal 11", crashed=True)
+        died = RoleExitError("was killed by signal 11", crashed=True)
         assert Restarts(roles.run).record(role("explorer", ProcessWatch(HOST, pid)), died) is None
     assert rows(buffer, "SELECT status::text, num_lost FROM rft.rollout_group") == [
         {"status": "planned", "num_lost": 1}

@@ -175,7 +175,7 @@ def test_a_run_that_starts_applies_the_rules_or_states_why_not(
     aged: Buffer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rftcore.launch.supervisor import apply_retention
-    from rftcore.launch.views import LineView
+    from rftcore.launch.terminal.views import LineView
 
     view, run = LineView(), aged.find_run("r")
     apply_retention(None, aged, run, view)

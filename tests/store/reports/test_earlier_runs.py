@@ -9,8 +9,8 @@ import pytest
 
 from rftcore.cli import run_command
 from rftcore.launch import supervisor
-from rftcore.launch.local import LocalLauncher
-from rftcore.launch.views import LineView
+from rftcore.launch.local_processes.launcher import LocalLauncher
+from rftcore.launch.terminal.views import LineView
 from rftcore.run.earlier import earlier_run
 from rftdata import Buffer
 from rftdata.errors import ConfigError

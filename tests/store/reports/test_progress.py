@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 import rftdata
-from rftcore.launch.reviews import People
-from rftcore.launch.views import LineView, LiveView, block, line
-from rftcore.launch.waits import what_waits
+from rftcore.launch.terminal.open_reviews import OpenReviews
+from rftcore.launch.terminal.views import LineView, LiveView, block, line
+from rftcore.launch.terminal.waiting_roles import what_waits
 from rftdata.pipeline.records import Verdicts, concatenated, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.processes import pid_space, started_at
@@ -213,7 +213,7 @@ def test_rows_that_wait_for_a_person_are_reported_once_and_when_their_number_cha
     buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.group(0, [1.0, 0.0], status="sealed")
-    progress, people = Progress(run.run), People(LineView(), quiet_s=0.0)
+    progress, people = Progress(run.run), OpenReviews(LineView(), quiet_s=0.0)
 
     def printed() -> str:
         people.update(progress.snapshot())

@@ -15,7 +15,7 @@ from tests.support.command_line import CHECKOUT
 
 PROGRAM = """
 import sys
-from rftcore.launch.views import LineView
+from rftcore.launch.terminal.views import LineView
 
 view = LineView()
 for number in range(2000):

@@ -1,4 +1,4 @@
-"""Fixtures of the trainer's tests: one thread, and a model of two layers."""
+"""What tests of the trainer share: one thread, and a model of two layers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from rftcore.algorithms import build_algorithm
-from tests.support.learning import config, make_batch, make_learner, save_model
+from rftcore.trainer.learner import Learner
+from tests.support.learning import config, make_batch, save_model
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread, so that sums have the same order on machines with any number of cores."""
+    """So that sums have the same order on machines with any number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -36,9 +37,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def moved_path(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The first model after two steps of imitation of another batch."""
+    """A model that has left the first one: two steps of imitation of another batch."""
     with one_thread():
-        learner = make_learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
+        learner = Learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
         for step in (1, 2):
             learner.update(make_batch(6), step)
     folder = tmp_path_factory.mktemp("moved")

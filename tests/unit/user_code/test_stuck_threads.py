@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import sys, threading
 from rftcore import cli, stuck_threads
-from rftcore.launch.fork_server import _end_with
+from rftcore.launch.local_processes.forked_process import exit_after
 
 thread = threading.Thread(target=threading.Event().wait, daemon=True)
 thread.start()
@@ -22,7 +22,7 @@ sys.argv = ["rft"]
 @pytest.mark.parametrize(
     ("end", "code"),
     [
-        ("_end_with(lambda: sys.exit(143))", 143),
+        ("exit_after(lambda: sys.exit(143))", 143),
         ("sys.argv.append('--version'); cli.main()", 0),
         ("raise ValueError", 1),
     ],

@@ -1,1 +1,0 @@
-"""One trainer step: the signals read before it, the gradients and updates, their metrics, and whether it makes progress."""
