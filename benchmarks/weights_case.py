@@ -32,7 +32,8 @@ from benchmarks.weights_receivers import (
     sampling,
     write_reference,
 )
-from rftcore.sync.transfer.plan import TransferPlan, WireTensor
+from rftcore.sync.tensors import WireTensor
+from rftcore.sync.transfer.plan import TransferPlan
 
 if TYPE_CHECKING:
     from rftcore.trainer.processes.ranks import LearnerGroup

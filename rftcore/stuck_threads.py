@@ -1,7 +1,7 @@
-"""Threads in calls that may never return, such as a collective of which a member has died.
+"""Threads in calls that may never return, such as a collective after the death of a member.
 
-No thread can be ended from outside. The caller leaves a call that hangs, and goes on to end the process. The interpreter's own end could
-wait for the hanging thread, or crash under it; then the process ends without it, after the functions of `atexit`.
+A thread cannot be ended from outside. The caller abandons a call that hangs, and goes on to end the process. The interpreter's shutdown could
+wait for the hanging thread, or crash because of it. The process therefore exits without that shutdown, after the functions of `atexit`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _exit_code = 1
 
 
 def leave(thread: threading.Thread, timeout_s: float) -> bool:
-    """Wait for the end of a daemon thread; return false if it is left to its call, since that takes longer."""
+    """Wait for the end of a daemon thread; abandon it and return false if that takes longer than `timeout_s`."""
     thread.join(timeout_s)
     if thread.is_alive():
         _stuck.append(thread)

@@ -1,4 +1,4 @@
-"""Models as they are opened from their files: whole, or not at all."""
+"""Opening of models from their files, whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def open_whole(kind: Any, folder: Path | str, *, key: str = "model.path", new: s
     Args:
         kind: a class of transformers that opens models.
         key: the setting with the path, for messages.
-        new: how the names of weights begin that the files may lack, such as those of a head; none by default.
+        new: prefix of the names of weights that the files may lack, such as those of a new head; none by default.
 
     Raises:
         ModelError: the folder has no such model, or not all of its weights.
     """
     with opening(folder, key):
-        model, found = kind.from_pretrained(folder, output_loading_info=True, **options)
-    refuse_missing(folder, found["missing_keys"], new)
+        model, info = kind.from_pretrained(folder, output_loading_info=True, **options)
+    refuse_missing(folder, info["missing_keys"], new)
     return model
 
 
 @contextmanager
 def opening(folder: Path | str, key: str = "model.path") -> Iterator[None]:
-    """Convert what transformers raises where it cannot open a model to a ModelError; refuse one with two values of a weight."""
+    """Convert errors of transformers about a model that it cannot open to a ModelError; refuse a model with two values of a weight."""
     from safetensors import SafetensorError
 
     try:
@@ -45,14 +45,14 @@ def opening(folder: Path | str, key: str = "model.path") -> Iterator[None]:
 
 
 def _refuse_doubled(folder: Path) -> None:
-    """Raise a ModelError if two files have other values of one weight: transformers takes those that it reads last, whatever the index says."""
+    """Raise a ModelError if two files have different values of one weight: transformers uses those that it reads last, whatever the index says."""
     from rftcore.sync.files.weights_file import files_of_model, read_shapes
 
     files = [file for file in files_of_model(folder) if file.exists()]
     seen: dict[str, Path] = {}
     for file in files if len(files) > 1 else ():
         for name in read_shapes(file):
-            if name in seen and not _same(name, seen[name], file):
+            if name in seen and not _have_same_values(name, seen[name], file):
                 raise ModelError(
                     f"two files of the model {folder} have different values of one weight",
                     value=f"{name} in {seen[name].name} and {file.name}",
@@ -61,7 +61,7 @@ def _refuse_doubled(folder: Path) -> None:
             seen[name] = file
 
 
-def _same(name: str, one: Path, other: Path) -> bool:
+def _have_same_values(name: str, one: Path, other: Path) -> bool:
     import torch
     from safetensors import safe_open
 

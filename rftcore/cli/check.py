@@ -62,9 +62,9 @@ def check(
                 check_deeply(resolved, findings, read_s)
             else:
                 check_named(resolved, findings)
-            findings.describe(describe_plan(resolved, deep=deep))
-            if (limit := slow_limit(resolved.config)) is not None:
-                warn(limit)
+            if deep or not findings.errors:
+                findings.describe(describe_plan(resolved, deep=deep))
+                findings.describe(filter(None, [slow_limit(resolved.config)]))
         findings.passes(check_stages, runs)
     findings.refuse()
     for sentence in dict.fromkeys(filter(None, chosen)):

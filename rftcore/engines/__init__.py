@@ -1,4 +1,4 @@
-"""Rollout engines by name; importing this module imports neither torch nor vLLM."""
+"""Rollout engines by name. Importing this module imports neither torch nor vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engines compute adapters beside the model: the choice of `sync.adapters: auto`.
+"""Choice of `sync.adapters: auto`: which engines compute adapters beside the model.
 
 Merged weights W + BA are rounded to the engine's type. bfloat16 has 8 bits of mantissa, so an element of BA below W / 512 is lost: of updates with
 |BA| of 1e-5 beside weights of 0.02, nine tenths. Adapters that stay beside the model keep theirs.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from rftcore.engines.vllm_arguments import SLOT_RANKS
 
 VLLM_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Families of models of whose every linear layer vLLM computes adapters."""
+"""Model families for which vLLM computes adapters of every linear layer."""
 
 
 def reason_to_merge(engine: str, rank: int, model_type: str | None) -> str | None:
@@ -18,7 +18,7 @@ def reason_to_merge(engine: str, rank: int, model_type: str | None) -> str | Non
     Args:
         engine: `explorer.engine`.
         rank: `trainer.lora.rank`.
-        model_type: of the model's config.json; None if the model is not on this machine.
+        model_type: model_type in the model's config.json; None if the model is not on this machine.
     """
     if engine == "transformers":
         return None

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rftcore.sync.transfer.plan import AdaptersConfig, TensorShapes, TransferPlan
+from rftcore.sync.tensors import AdaptersConfig, TensorShapes
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.reception import Reception
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
@@ -120,25 +122,6 @@ class Decoding:
         return replace(self, temperature=0.0, top_p=1.0, top_k=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reception:
-    """How an engine takes weights from the trainer.
-
-    Attributes:
-        dtype: type of its weights, which is that on the wire.
-        in_float32: names in the model's checkpoint of the weights that it keeps in float32 although `dtype` is another.
-        device: `cpu`, or the id of its GPU; several with commas.
-        num_ranks: number of its processes, each of which is a member of the group.
-        kv_cache: what running requests do when weights change; see `SyncConfig.kv_cache`.
-    """
-
-    dtype: str
-    device: str
-    num_ranks: int
-    kv_cache: Literal["recompute", "keep"] = "recompute"
-    in_float32: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class Generation:
     """One sampled response.
@@ -207,7 +190,7 @@ class Engine(ABC):
         Blocks the calling thread until the engine is between two steps.
 
         Args:
-            first_tokens: names of requests, with the first token that is asked for. A generation has the tokens from there on and no text; its
+            first_tokens: name of each request, with the first token to return. A generation has the tokens from there on and no text; its
                 spans are those of all tokens.
         """
         return {}
@@ -223,7 +206,7 @@ class Engine(ABC):
         """
 
     def stuck_s(self) -> float:
-        """Return for how many seconds the engine has been at one piece of work (a step, or a change of weights); 0 while it has none.
+        """Return for how many seconds the engine has done one piece of work (a step, or a change of weights); 0 while it has none.
 
         Called in any thread, also while that piece of work blocks all others.
         """
@@ -231,16 +214,16 @@ class Engine(ABC):
 
     @property
     def reads_weights(self) -> bool:
-        """Whether the engine reads a weights file just now, which may come from a slow disk."""
+        """Whether the engine is reading a weights file, which may be on a slow disk."""
         return False
 
     def stack(self) -> str:
-        """Return where the engine's code is, as a traceback; empty if it is not in this process."""
+        """Return the present traceback of the engine's thread; empty if it is not in this process."""
         return ""
 
     @property
     def reception(self) -> Reception | None:
-        """How `receive_weights` takes weights; None for an engine that loads files only."""
+        """How `receive_weights` takes weights; None for an engine that only loads files."""
         return None
 
     def refuse_unfit(self, tensors: TensorShapes, adapters: AdaptersConfig | None = None) -> None:
@@ -281,7 +264,7 @@ class Engine(ABC):
     def sleep(self) -> float:
         """Free the device's memory, between two steps of generation; return the seconds it took.
 
-        Blocks the calling thread. Open and new requests wait, and go on after `wake`; what was computed of them is computed again.
+        Blocks the calling thread. Open and new requests wait, and continue after `wake`; their earlier tokens are computed again.
         """
         raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
 
@@ -291,7 +274,7 @@ class Engine(ABC):
         Blocks the calling thread. An engine that has lost its weights computes no token until `load_weights` or a transfer has succeeded.
 
         Args:
-            weights_only: take room for the weights alone, to receive others while another process still has the device.
+            weights_only: take memory for the weights alone, to receive new ones while another process still uses the device.
         """
         raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
 
@@ -301,4 +284,4 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop and free everything; open requests end with finish_reason "abort". May be called more than once."""
+        """Stop and free everything; open requests end with finish_reason "abort". Further calls do nothing."""

@@ -1,4 +1,4 @@
-"""What the driving thread of an engine is asked to do; see `rftcore.engines.driver`."""
+"""Commands to the driving thread of an engine; see `rftcore.engines.driver`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from rftcore.engines.base import Decoding, Generation
 from rftcore.engines.request_work import RequestWork
 from rftcore.sync.transfer.plan import TransferPlan
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One response to generate; `request_id` is unique within the engine, `name` is the caller's."""
+    """Generate one response.
+
+    Attributes:
+        request_id: unique within the engine.
+        name: the caller's name of the request.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -32,57 +40,57 @@ class Cancel:
 
 
 @dataclass(frozen=True, eq=False)
-class Load:
+class AwaitedCommand(Generic[Result]):
+    """A command whose caller waits for its result."""
+
+    result: Future[Result] = field(default_factory=Future, kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Load(AwaitedCommand[None]):
     """Load weights from a file."""
 
     path: Path | None
     """None keeps the weights and changes only their version."""
     policy_version_id: int
-    result: Future[None] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, eq=False)
-class Receive:
-    """Take part in a transfer of weights."""
+class Receive(AwaitedCommand[str]):
+    """Take part in a transfer of weights; the result is the checksum of what arrived."""
 
     plan: TransferPlan
     policy_version_id: int
-    result: Future[str] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, eq=False)
-class Compare:
-    """Compare the weights with a file's."""
+class Compare(AwaitedCommand[list[str]]):
+    """Compare the weights with those of a file; the result names the tensors that differ."""
 
     path: Path
-    result: Future[list[str]] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, eq=False)
-class Unfinished:
-    """Tell what open requests have sampled, from a token on, by their names."""
+class Unfinished(AwaitedCommand[dict[str, Generation]]):
+    """Report what open requests have sampled, by their names.
+
+    Attributes:
+        first_tokens: name of each request, with the first token that is asked for.
+    """
 
     first_tokens: Mapping[str, int]
-    result: Future[dict[str, Generation]] = field(default_factory=Future)
+
+
+class Sleep(AwaitedCommand[None]):
+    """Free the device's memory."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sleep:
-    """Give the device's memory back."""
-
-    result: Future[None] = field(default_factory=Future)
-
-
-@dataclass(frozen=True, eq=False)
-class WakeUp:
-    """Take the device's memory again."""
+class WakeUp(AwaitedCommand[bool]):
+    """Take the device's memory again; the result is whether the engine has its weights."""
 
     weights_only: bool
-    result: Future[bool] = field(default_factory=Future)
 
 
 class Nudge:
-    """Makes the thread check `_closing`."""
-
-
-Command = Request | Load | Receive | Compare | Unfinished | Sleep | WakeUp
+    """Make the thread check `_closing`."""

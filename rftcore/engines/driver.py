@@ -18,30 +18,41 @@ import sys
 import threading
 import time
 import traceback
-from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
-from rftcore.engines.commands import Cancel, Command, Compare, Load, Nudge, Receive, Request, Sleep, Unfinished, WakeUp
+from rftcore.engines.commands import (
+    AwaitedCommand,
+    Cancel,
+    Compare,
+    Load,
+    Nudge,
+    Receive,
+    Request,
+    Result,
+    Sleep,
+    Unfinished,
+    WakeUp,
+)
+from rftcore.engines.driven_model import DrivenModel
 from rftcore.engines.request_work import RequestWork
 from rftcore.engines.weights_fit import WeightsFit
 from rftcore.sync.files.weights_file import hold, open_weights, read_shapes_of_model
-from rftcore.sync.transfer.plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
+from rftcore.sync.tensors import AdaptersConfig, TensorShapes
+from rftcore.sync.transfer.plan import TransferError, TransferPlan
 from rftdata.errors import EngineStoppedError, RftError
 
-# A step, or a change of weights, may take this long; an engine that hangs must not keep its explorer from stopping.
-_TELL_S = 10.0
+# Longest wait for the present step, or change of weights: an engine that hangs must not keep its explorer from stopping.
+_UNFINISHED_S = 10.0
 
 ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
 
 
-class DrivenEngine(Engine):
-    """An engine whose subclass implements the work of the driving thread."""
-
-    _context_length: int
-    """Maximum tokens of prompt and response; set by `_open_model`."""
+class DrivenEngine(DrivenModel, Engine):
+    """An engine whose subclass implements the work of the driving thread, `DrivenModel`."""
 
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
         from transformers import AutoTokenizer
@@ -53,7 +64,7 @@ class DrivenEngine(Engine):
         self.tokenizer = AutoTokenizer.from_pretrained(self.model_path)
         self._fit = WeightsFit(read_shapes_of_model(Path(self.model_path)), self.config.adapter_rank)
         self._request_numbers = itertools.count()
-        self._inbox: queue.SimpleQueue[Command | Cancel | Nudge] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Request | AwaitedCommand[Any] | Cancel | Nudge] = queue.SimpleQueue()
         self._open_requests: dict[str, Request] = {}
         self._worked_on: frozenset[str] = frozenset()  # ids of requests, as reported
         self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
@@ -67,66 +78,6 @@ class DrivenEngine(Engine):
         self._thread = threading.Thread(target=self._drive, args=(ready,), name="engine", daemon=True)
         self._thread.start()
         ready.result()
-
-    # Hooks, called in the driving thread only.
-
-    @abstractmethod
-    def _open_model(self) -> None:
-        """Load the model, and set its context length."""
-
-    @abstractmethod
-    def _add(self, request: Request) -> None:
-        """Accept a request; raise RftError if it cannot be served."""
-
-    @abstractmethod
-    def _abort(self, request_id: str) -> None:
-        """Remove a request."""
-
-    @abstractmethod
-    def _step(self) -> list[tuple[str, Generation]]:
-        """Do a bounded piece of work; return the finished generations."""
-
-    def _works_on(self) -> Collection[str]:
-        """Return the ids of the requests that the last step computed and that the next one will, without those that wait."""
-        return self._open_requests.keys()
-
-    def _unfinished(self, request_id: str, first_token: int) -> Generation | None:
-        """Return what an open request has sampled from a token on; None if nothing is known of it yet."""
-        return None
-
-    @abstractmethod
-    def _replace_weights(self, path: Path) -> None:
-        """Load a complete weights file, or one of adapters; nothing computed with the old weights may be used afterwards."""
-
-    def _receive_weights(self, plan: TransferPlan) -> str:
-        """Take part in a transfer, as `_replace_weights`; return the checksum of what arrived.
-
-        Raises:
-            TransferError: it failed.
-        """
-        raise RftError(f"{type(self).__name__} takes no weights from a trainer", todo="set sync.method: memory")
-
-    def _differing_weights(self, path: Path) -> list[str]:
-        """Load a second model from a complete weights file; return the names of the tensors in which the engine differs from it."""
-        raise RftError(f"{type(self).__name__} cannot compare its weights", todo="set sync.check_weights: false")
-
-    def _fall_asleep(self) -> None:
-        """Free the device's memory; requests stay."""
-        raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
-
-    def _loses_weights_asleep(self) -> bool:
-        """Return whether weights must be loaded after `_wake_up`."""
-        return True
-
-    def _wake_up(self, weights_only: bool) -> None:
-        """Take the device's memory again, or only that for weights."""
-
-    def _name_version(self, policy_version_id: int) -> None:
-        """Assign this version to the tokens from the next one on."""
-
-    @abstractmethod
-    def _close_model(self) -> None:
-        """Free the model."""
 
     # The interface, called in any thread.
 
@@ -146,10 +97,8 @@ class DrivenEngine(Engine):
             work.close()
 
     def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
-        command = Unfinished(first_tokens)
-        self._put(command)
         try:
-            return command.result.result(timeout=_TELL_S)
+            return self._call(Unfinished(first_tokens), _UNFINISHED_S)
         except TimeoutError:
             return {}
 
@@ -158,7 +107,7 @@ class DrivenEngine(Engine):
         path = open_weights(uri, checksum)
         with hold(path) as held:
             self._fit.refuse_file(held)
-            self._load_and_wait(Load(held, policy_version_id))
+            self._call(Load(held, policy_version_id))
         return time.perf_counter() - started
 
     def refuse_unfit(self, tensors: TensorShapes, adapters: AdaptersConfig | None = None) -> None:
@@ -169,30 +118,22 @@ class DrivenEngine(Engine):
         assert reception is not None
         plan.refuse_other_type(reception.dtype, reception.in_float32)
         self.refuse_unfit(plan.shapes, plan.adapters)
-        command = Receive(plan, policy_version_id)
-        self._put(command)
-        return command.result.result()
+        return self._call(Receive(plan, policy_version_id))
 
     def differing_weights(self, uri: str, checksum: str | None = None) -> list[str]:
         with hold(open_weights(uri, checksum)) as held:
-            command = Compare(held)
-            self._put(command)
-            return command.result.result()
+            return self._call(Compare(held))
 
     def sleep(self) -> float:
         started = time.perf_counter()
-        command = Sleep()
-        self._put(command)
-        command.result.result()
+        self._call(Sleep())
         return time.perf_counter() - started
 
     def wake(self, weights_only: bool = False) -> bool:
-        command = WakeUp(weights_only)
-        self._put(command)
-        return command.result.result()
+        return self._call(WakeUp(weights_only))
 
     def set_policy_version(self, policy_version_id: int) -> None:
-        self._load_and_wait(Load(None, policy_version_id))
+        self._call(Load(None, policy_version_id))
 
     def stuck_s(self) -> float:
         began = self._work_began
@@ -211,11 +152,12 @@ class DrivenEngine(Engine):
         self._inbox.put(Nudge())
         self._thread.join()
 
-    def _load_and_wait(self, load: Load) -> None:
-        self._put(load)
-        load.result.result()
+    def _call(self, command: AwaitedCommand[Result], timeout_s: float | None = None) -> Result:
+        """Give the driving thread a command; wait for its result."""
+        self._put(command)
+        return command.result.result(timeout_s)
 
-    def _put(self, command: Command) -> None:
+    def _put(self, command: Request | AwaitedCommand[Any]) -> None:
         with self._gate:
             if self._stopped is not None:
                 raise self._stopped
@@ -276,7 +218,7 @@ class DrivenEngine(Engine):
                 case Compare():
                     self._compare(command)
                 case Unfinished():
-                    self._tell_unfinished(command)
+                    self._report_unfinished(command)
                 case Sleep():
                     self._sleep(command)
                 case WakeUp():
@@ -344,7 +286,7 @@ class DrivenEngine(Engine):
         command.result.set_result(checksum)
 
     def _sleep(self, command: Sleep) -> None:
-        # Before the call: whatever becomes of it, no token is computed with weights that are gone.
+        # Before the call: even if it fails, no token is computed with weights that are gone.
         self._has_mixed_weights |= self._loses_weights_asleep()
         self._is_asleep = True
         try:
@@ -369,13 +311,13 @@ class DrivenEngine(Engine):
         except Exception as error:  # noqa: BLE001 - the engine's own weights are as they were; the caller gets the error
             command.result.set_exception(error)
 
-    def _tell_unfinished(self, command: Unfinished) -> None:
-        asked = {
+    def _report_unfinished(self, command: Unfinished) -> None:
+        sampled = {
             request.name: self._unfinished(request.request_id, command.first_tokens[request.name])
             for request in self._open_requests.values()
             if request.name in command.first_tokens
         }
-        command.result.set_result({name: generation for name, generation in asked.items() if generation is not None})
+        command.result.set_result({name: generation for name, generation in sampled.items() if generation is not None})
 
     def _finish(self, request_id: str, generation: Generation) -> None:
         request = self._open_requests.pop(request_id, None)
@@ -384,7 +326,7 @@ class DrivenEngine(Engine):
             request.result.set_result(generation)
 
     def _end(self, failure: EngineStoppedError | None) -> None:
-        """Settle all waiting requests and loads, then free the model."""
+        """Answer all waiting requests and commands, then free the model."""
         reason = failure or EngineStoppedError("the engine is closed", todo="start a new one")
         with self._gate:
             self._stopped = reason
@@ -392,7 +334,7 @@ class DrivenEngine(Engine):
             command = self._inbox.get()
             if isinstance(command, Request) and command.result.set_running_or_notify_cancel():
                 self._open_requests[command.request_id] = command
-            elif isinstance(command, Load | Receive | Compare | Unfinished | Sleep | WakeUp):
+            elif isinstance(command, AwaitedCommand):
                 command.result.set_exception(reason)
         for request in self._open_requests.values():
             if failure is None:

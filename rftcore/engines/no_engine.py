@@ -1,4 +1,4 @@
-"""An engine for workflows that sample nothing (demonstrations). It has the model's tokenizer and refuses to generate."""
+"""Engine for workflows that sample nothing (demonstrations). It has the model's tokenizer and refuses to generate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether an engine works on a request, reported to the time limit of the request's rollout.
+"""Reports of whether an engine works on a request, for the time limit of the request's rollout.
 
-A request may wait in the engine for others to end, for room in the KV cache, or for weights. A limit on the rollout's time should count none
-of that. A limit subscribes for its task and the tasks that begin there; the engine then reports on each of their requests.
+A request may wait in the engine for others to end, for room in the KV cache, or for weights. None of these waits should count against the limit
+on the rollout's time. A limit subscribes for its task and the tasks that begin there; the engine then reports on each of their requests.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from rftcore.sync.files.adapters_file import PREFIX, A, B
-from rftcore.sync.transfer.plan import AdaptersConfig
+from rftcore.sync.tensors import AdaptersConfig
 
 
 class AdaptersBeside:
@@ -30,11 +30,11 @@ class AdaptersBeside:
         self.tensors: dict[str, Tensor] = {}
 
     def replace(self, tensors: Mapping[str, Tensor], config: AdaptersConfig) -> None:
-        """Put adapters in place of those that the model has; none takes them away.
+        """Replace the model's adapters; without tensors it has none.
 
         Args:
             tensors: by peft's names, A [rank, inputs] and B [outputs, rank]; they fit the model.
-            config: peft's.
+            config: peft's configuration.
         """
         for hook in self._hooks:
             hook.remove()

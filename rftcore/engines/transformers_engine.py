@@ -1,4 +1,4 @@
-"""The fallback engine: `transformers` generate, batch by batch, for machines on which vLLM does not install.
+"""Engine for machines on which vLLM does not install: `transformers` generate, batch by batch.
 
 Waiting requests with the same `Decoding` are generated as one left-padded batch. A weight update waits for the running batch,
 so every response has one policy version.
@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.answer_text import AnswerText
-from rftcore.engines.base import Decoding, Generation, Reception
+from rftcore.engines.base import Decoding, Generation
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
 from rftcore.sync.device_names import device_id
 from rftcore.sync.files.adapters_file import adapters_config
 from rftcore.sync.files.weights_file import iterate_weights
-from rftcore.sync.transfer.plan import AdaptersConfig, TransferPlan
+from rftcore.sync.tensors import AdaptersConfig
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.reception import Reception
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from transformers._typing import GenerativePreTrainedModel
 
     from rftcore.sync.checkpoint_layout import CheckpointLayout
-    from rftcore.sync.transfer.transfer import TransferReceiver
+    from rftcore.sync.transfer.receiver import TransferReceiver
 
 
 class TransformersEngine(DrivenEngine):
@@ -66,7 +68,7 @@ class TransformersEngine(DrivenEngine):
         )
 
     def unfinished(self, first_tokens: Mapping[str, int]) -> dict[str, Generation]:
-        # Nothing is known of a batch before it is finished, so nobody waits for that.
+        # Nothing is known of a batch before it has finished, so callers do not wait for the driving thread.
         return {}
 
     def _add(self, request: Request) -> None:
@@ -141,9 +143,9 @@ class TransformersEngine(DrivenEngine):
         return any(each in text for each in stop)
 
     def _replace_weights(self, path: Path) -> None:
-        self._take(iterate_weights(path), adapters_config(path))
+        self._put_weights(iterate_weights(path), adapters_config(path))
 
-    def _take(self, tensors: Iterator[tuple[str, Tensor]], adapters: AdaptersConfig | None) -> None:
+    def _put_weights(self, tensors: Iterator[tuple[str, Tensor]], adapters: AdaptersConfig | None) -> None:
         if adapters is not None:
             self._adapters.replace(dict(tensors), adapters)
             return
@@ -172,11 +174,14 @@ class TransformersEngine(DrivenEngine):
         return Reception(dtype=dtype, device=device_id(self._device), num_ranks=1, in_float32=wide)
 
     def _receive_weights(self, plan: TransferPlan) -> str:
-        from rftcore.sync.transfer.transfer import TransferReceiver
+        from rftcore.sync.transfer.receiver import TransferReceiver
 
         if self._receiver is None:
             self._receiver = TransferReceiver()
-        return self._receiver.receive(plan, 0, lambda tensors: self._take(tensors, plan.adapters))
+        return self._receiver.receive(plan, 0, lambda tensors: self._put_weights(tensors, plan.adapters))
+
+    def _name_version(self, policy_version_id: int) -> None:
+        """Do nothing: a batch takes its version from `policy_version_id` when it has ended."""
 
     def _differing_weights(self, path: Path) -> list[str]:
         state = self._checkpoint_views()
@@ -185,8 +190,8 @@ class TransformersEngine(DrivenEngine):
         own, published = self._adapters.tensors, dict(iterate_weights(path))
         files = sorted(Path(self.model_path).glob("*.safetensors"))
         weights = (named for file in files for named in iterate_weights(file))
-        found = [name for name, tensor in weights if not state[name].equal(tensor.to(state[name]))]
-        return found + sorted(
+        differing = [name for name, tensor in weights if not state[name].equal(tensor.to(state[name]))]
+        return differing + sorted(
             name
             for name in {*own, *published}
             if name not in own or name not in published or not own[name].equal(published[name].to(own[name]))

@@ -1,4 +1,4 @@
-"""The names of vLLM's own arguments, read from its source: importing vLLM takes 15 seconds, and a configuration is checked without it."""
+"""Names of vLLM's own arguments, read from its source: importing vLLM takes 15 seconds, and a configuration is checked without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import ConfigError
 
-_ELSEWHERE = {
+_SET_BY_RUN = {
     "model": "model.path",
     "tokenizer": "model.path",
     "dtype": "explorer.engine_args.dtype",
@@ -45,10 +45,10 @@ SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 @lru_cache(maxsize=1)
 def vllm_arguments() -> frozenset[str]:
     """Return the arguments that the installed vLLM takes; empty without one."""
-    found = importlib.util.find_spec("vllm")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
         return frozenset()
-    source = Path(found.origin).with_name("engine") / "arg_utils.py"
+    source = Path(spec.origin).with_name("engine") / "arg_utils.py"
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
             fields = (line.target for line in node.body if isinstance(line, ast.AnnAssign))
@@ -63,20 +63,20 @@ def refuse_unknown_arguments(arguments: Mapping[str, Any]) -> None:
         arguments: `explorer.engine_args.vllm`.
 
     Raises:
-        ConfigError: which one, and what was probably meant.
+        ConfigError: it names the argument, and the one that was probably meant.
     """
-    known = vllm_arguments()
+    of_vllm = vllm_arguments()
     for name, value in arguments.items():
         key = f"explorer.engine_args.vllm.{name}"
-        if name in _ELSEWHERE:
+        if name in _SET_BY_RUN:
             raise ConfigError(
-                f"{key} has a place of its own", value=value, todo=f"remove it there and set {_ELSEWHERE[name]}"
+                f"{key} has a place of its own", value=value, todo=f"remove it there and set {_SET_BY_RUN[name]}"
             )
         if name in _FIXED:
             raise ConfigError(f"{key} cannot be changed", value=value, allowed=repr(_FIXED[name]), todo="remove it")
-        if known and name not in known:
+        if of_vllm and name not in of_vllm:
             raise ConfigError(
-                f"vLLM has no argument {name!r} ({key})", todo=did_you_mean(name, known, "remove it or correct it")
+                f"vLLM has no argument {name!r} ({key})", todo=did_you_mean(name, of_vllm, "remove it or correct it")
             )
 
 
@@ -84,7 +84,7 @@ def slot_rank(rank: int | None) -> int | None:
     """Return the smallest of `SLOT_RANKS` that is enough for adapters of this rank; None for None.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: none is enough.
     """
     if rank is None:
         return None

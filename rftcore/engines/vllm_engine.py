@@ -29,13 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.answer_text import AnswerText
-from rftcore.engines.base import EngineConfig, Generation, Reception
+from rftcore.engines.base import EngineConfig, Generation
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
 from rftcore.engines.vllm_arguments import slot_rank
 from rftcore.sync.files.adapters_file import ADAPTERS_ID, ADAPTERS_NAME, adapters_config
 from rftcore.sync.files.weights_file import read_shapes
 from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.reception import Reception
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
@@ -136,7 +137,9 @@ class VllmEngine(DrivenEngine):
             ) from error
         self._llm.llm_engine.set_weight_version(str(self.policy_version_id))
         self._num_changes = 0
-        self._sleeping: list[str] = []  # vLLM's tags of memory that it has not, in the order in which it wakes
+        self._sleeping: list[
+            str
+        ] = []  # vLLM's tags of memory that it has freed, in the order in which it takes it again
         self._adapters: LoRARequest | None = None
         self._reception = self._look_up_reception()
         # The tokenizers library forbids use by two threads at once; callers use the other copy.
@@ -204,7 +207,7 @@ class VllmEngine(DrivenEngine):
         )
 
     def _works_on(self) -> list[str]:
-        # The scheduler has vLLM's own names. Requests that it has preempted, as when the KV cache is full, wait again.
+        # The scheduler has vLLM's own names. Requests that it has preempted, for example because the KV cache is full, wait again.
         engine = self._llm.llm_engine
         scheduler = cast("InprocClient", engine.engine_core).engine_core.scheduler
         states = engine.output_processor.request_states
@@ -235,7 +238,7 @@ class VllmEngine(DrivenEngine):
         self._weights_changed()
 
     def _replace_adapters(self, path: Path) -> None:
-        """Take adapters in place of the previous ones; the model's own weights never change."""
+        """Replace the adapters; the model's own weights never change."""
         is_empty = not read_shapes(path)
         self._refuse_change_of_running_requests(is_empty)
         if is_empty:
@@ -251,7 +254,7 @@ class VllmEngine(DrivenEngine):
             raise RftError("adapters cannot be added to running requests, or removed from them")
 
     def _adapters_request(self) -> LoRARequest:
-        """What requests name their adapters with. vLLM knows these by their number, and does not read the path."""
+        """Return the name of the adapters for requests. vLLM identifies them by their number, and does not read the path."""
         from vllm.lora.request import LoRARequest
 
         return LoRARequest(ADAPTERS_NAME, ADAPTERS_ID, self.model_path)
@@ -286,8 +289,8 @@ class VllmEngine(DrivenEngine):
         devices: list[str] = engine.collective_rpc("transfer_device")
         dtype = str(engine.vllm_config.model_config.dtype).removeprefix("torch.")
         # Adapters alone leave the model's own weights as they are.
-        asked = () if self.config.adapter_rank is not None else tuple(self._fit.shapes.items())
-        in_float32: list[list[str]] = engine.collective_rpc("names_in_float32", args=(asked,))
+        shapes = () if self.config.adapter_rank is not None else tuple(self._fit.shapes.items())
+        in_float32: list[list[str]] = engine.collective_rpc("names_in_float32", args=(shapes,))
         return Reception(
             dtype=dtype,
             device=",".join(devices),
@@ -313,22 +316,22 @@ class VllmEngine(DrivenEngine):
         return outcomes[0].checksum
 
     def _differing_weights(self, path: Path) -> list[str]:
-        found: list[list[str]]
+        differing: list[list[str]]
         engine = self._llm.llm_engine
         if self.config.adapter_rank is None:
             with _model_folder(Path(self.model_path), path) as folder:
-                found = engine.collective_rpc("differing_weights", args=(folder,))
+                differing = engine.collective_rpc("differing_weights", args=(folder,))
         elif (self._adapters is None) == (not read_shapes(path)):
-            found = engine.collective_rpc("differing_weights", args=(self.model_path,))
+            differing = engine.collective_rpc("differing_weights", args=(self.model_path,))
             if self._adapters is not None:
                 with _adapters_folder(path) as folder:
-                    differing = engine.collective_rpc("differing_adapters", args=(folder,))
-                found = [weights + adapters for weights, adapters in zip(found, differing, strict=True)]
+                    of_adapters = engine.collective_rpc("differing_adapters", args=(folder,))
+                differing = [weights + adapters for weights, adapters in zip(differing, of_adapters, strict=True)]
         else:
             return ["all adapters"]
-        if len(found) == 1:
-            return found[0]
-        return [f"{name} (process {rank})" for rank, names in enumerate(found) for name in names]
+        if len(differing) == 1:
+            return differing[0]
+        return [f"{name} (process {rank})" for rank, names in enumerate(differing) for name in names]
 
     def _name_version(self, policy_version_id: int) -> None:
         self._llm.llm_engine.set_weight_version(str(policy_version_id))
@@ -341,7 +344,7 @@ class VllmEngine(DrivenEngine):
 
 @contextmanager
 def _adapters_folder(path: Path) -> Iterator[str]:
-    """A folder in peft's format with the adapters of a file."""
+    """Yield a folder in peft's format with the adapters of a file."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "adapter_config.json").write_text(json.dumps(adapters_config(path)), encoding="utf-8")
         (Path(folder) / "adapter_model.safetensors").symlink_to(path)
@@ -350,7 +353,7 @@ def _adapters_folder(path: Path) -> Iterator[str]:
 
 @contextmanager
 def _model_folder(model: Path, path: Path) -> Iterator[str]:
-    """A model's folder with the weights of a file in place of its own."""
+    """Yield a model's folder with the weights of a file in place of its own."""
     with tempfile.TemporaryDirectory() as folder:
         for file in model.glob("*.json"):
             if not file.name.endswith(".index.json"):

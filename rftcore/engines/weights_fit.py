@@ -1,4 +1,4 @@
-"""Which weights an engine takes: those of its own model, whole or as adapters, as it was started for."""
+"""Refusal of weights that an engine cannot take: those of another model, or adapters in place of whole weights and the reverse."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rftcore.sync.files.adapters_file import adapters_config, refuse_unfit_adapters
 from rftcore.sync.files.weights_file import read_shapes, refuse_incomplete
-from rftcore.sync.transfer.plan import AdaptersConfig
+from rftcore.sync.tensors import AdaptersConfig
 from rftdata.errors import ModelError
 
 
@@ -17,7 +17,7 @@ class WeightsFit:
     """Refuses weights that do not fit an engine.
 
     Attributes:
-        shapes: of the tensors in the checkpoint of its model, by name.
+        shapes: shapes of the tensors in the checkpoint of its model, by name.
         adapter_rank: largest rank of the adapters that it takes; None if it takes whole weights.
     """
 
@@ -28,17 +28,17 @@ class WeightsFit:
         """Refuse a file that would leave part of the model unchanged, or that the engine does not take.
 
         Raises:
-            ModelError: it is such a file.
+            ModelError: the file does not fit.
         """
         self.refuse(read_shapes(path), adapters_config(path), f"the file {path}")
 
     def refuse(self, tensors: Mapping[str, tuple[int, ...]], adapters: AdaptersConfig | None, what: str) -> None:
-        """Refuse such tensors.
+        """Refuse tensors that would leave part of the model unchanged, or that the engine does not take.
 
         Args:
             tensors: shapes by name.
             adapters: peft's configuration, if they are adapters.
-            what: names them in the error.
+            what: their name in the error.
 
         Raises:
             ModelError: they do not fit.
@@ -52,9 +52,9 @@ class WeightsFit:
     def _refuse_other_kind(self, adapters: AdaptersConfig | None, what: str) -> None:
         rank = self.adapter_rank
         if (adapters is None) != (rank is None):
-            found, taken = ("whole weights", "adapters") if adapters is None else ("adapters", "whole weights")
+            given, taken = ("whole weights", "adapters") if adapters is None else ("adapters", "whole weights")
             raise ModelError(
-                f"{what} consists of {found}, and this engine was started for {taken} only",
+                f"{what} consists of {given}, and this engine was started for {taken} only",
                 todo="start trainer and explorers with the same sync.adapters",
             )
         if adapters is not None and rank is not None and adapters["r"] > rank:

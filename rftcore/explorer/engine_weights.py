@@ -61,9 +61,9 @@ class EngineWeights:
                 self._run,
                 worker.worker_id,
                 sync,
-                engine.receive_weights if reception else None,
+                reception,
+                engine.receive_weights,
                 engine.refuse_unfit,
-                **({} if reception is None else vars(reception)),
             )
 
     def set_ready(self, ready: bool) -> None:

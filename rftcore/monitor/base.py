@@ -1,4 +1,4 @@
-"""The interface of a monitor."""
+"""Interface of a monitor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The score of a model that was trained on preferences (`algorithm: reward_model`): `reward: reward_model:FOLDER`.
+"""Reward that is the score of a model trained on preferences (`algorithm: reward_model`): `reward: reward_model:FOLDER`.
 
 The folder is a checkpoint of the run that trained it, or a copy. The score is the scalar head's output at the last token, as in training.
 The tokens are those that the policy sampled, so both models must have the same tokenizer: train the reward model from the same base.
@@ -22,7 +22,7 @@ PREFIX = "reward_model:"
 
 
 def gives_scores(folder: Path) -> bool:
-    """Whether the model in a folder was saved with a scalar head, as reward models and critics are."""
+    """Return whether the model in a folder was saved with a scalar head, as reward models and critics are."""
     try:
         architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
     except (OSError, ValueError, AttributeError):
@@ -31,10 +31,10 @@ def gives_scores(folder: Path) -> bool:
 
 
 class RewardModel:
-    """A reward function.
+    """A reward function that scores with a model.
 
     Args:
-        folder: of the model, in the format that checkpoints have.
+        folder: folder of the model, in the format of checkpoints.
 
     Raises:
         PluginError: there is no model in it, or one without a scalar head.
@@ -58,7 +58,7 @@ class RewardModel:
         self.folder = folder
 
     def __call__(self, turn: Turn, task: Task) -> dict[str, float]:
-        """The score, as the part `reward_model`.
+        """Return the score as the part `reward_model`.
 
         Raises:
             RftError: see `score`.
@@ -66,7 +66,7 @@ class RewardModel:
         return {"reward_model": self.score(list(turn.sequence.token_ids))}
 
     def score(self, token_ids: Sequence[int]) -> float:
-        """The score of a prompt with its response.
+        """Return the score of a prompt with its response.
 
         Raises:
             RftError: the model has fewer tokens than the policy.

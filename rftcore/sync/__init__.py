@@ -1,10 +1,10 @@
-"""How new weights get from the trainer into the engines.
+"""Synchronization of weights: from the trainer into the engines.
 
-As files: the trainer's side of a method in `METHODS` is a `Publisher` (`base.py`). The engine's side is `Engine.load_weights(uri, ...)`, which
-reads the `uri` that the publisher returned and the trainer stored in the `policy_version` row.
+As files: a method in `METHODS` is a `Publisher` (`base.py`), which the trainer uses. The engine calls `Engine.load_weights(uri, ...)` with the
+`uri` that the publisher returned and the trainer stored in the `policy_version` row.
 
-Straight into live engines (`sync.method: nccl`): `trainer_side` and `explorer_side` meet by rows, `transfer` moves the tensors over a
-`transfer_group`. Files remain for engines that miss a version, and for evaluations.
+Straight into live engines (`sync.method: nccl` or `auto`): `transfer/trainer_side` and `transfer/explorer_side` agree by rows of the buffer who takes
+part, and `transfer/sender` and `transfer/receiver` move the tensors. `fallback` decides which versions are sent, and which become files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Addresses of this machine, as other machines reach it.
 
-The address of the host's own name does not serve: on many machines it is one of the loopback interface (127.0.1.1 on Debian), or there is none. The kernel
-knows from which of its addresses it reaches another machine, and that machine answers to the same.
+The address of the host's own name is of no use: on many machines it belongs to the loopback interface (127.0.1.1 on Debian), or there is none. The kernel
+knows from which of its addresses it reaches another machine, and that machine answers to the same address.
 
 Importing this module does not import torch.
 """
@@ -20,15 +20,15 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def towards(host: str) -> str:
-    """Return the address of this machine from which it reaches another one.
+def address_towards(host: str) -> str:
+    """Return the address of this machine from which it reaches `host`.
 
     Raises:
-        OSError: it does not.
+        OSError: this machine does not reach it.
     """
-    family, kind, protocol, _, place = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    family, kind, protocol, _, target = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(place)
+        probe.connect(target)
         return str(probe.getsockname()[0])
 
 
@@ -41,9 +41,9 @@ def own_address(server: str | None) -> str:
     Raises:
         OSError: there is none but the loopback interface's.
     """
-    if server is not None and not is_loopback(found := towards(server)):
-        return found
-    found = socket.gethostbyname(socket.gethostname())
-    if is_loopback(found):
+    if server is not None and not is_loopback(address := address_towards(server)):
+        return address
+    address = socket.gethostbyname(socket.gethostname())
+    if is_loopback(address):
         raise OSError(f"the name {socket.gethostname()} of this machine is that of its loopback interface")
-    return found
+    return address

@@ -1,4 +1,4 @@
-"""The trainer's side of weight synchronization."""
+"""Interface of publishers, which hand a trainer's weights to engines as files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LIVE_URI = "live:"
-"""The `uri` of weights that have gone straight into engines, and are not in a file."""
+"""The `uri` of a version that is in engines only, and in no file."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Publication:
 
 
 class Publisher(ABC):
-    """Publishes one set of weights after the other, and removes older ones.
+    """Publishes sets of weights, one after the other, and removes older ones.
 
     Args:
         run_folder: the run's own folder.

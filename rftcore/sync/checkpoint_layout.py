@@ -1,8 +1,8 @@
 """Where the tensors of a checkpoint lie within the tensors of a transformers model.
 
 transformers keeps the experts of a layer as one tensor, `mlp.experts.gate_up_proj` of [experts, 2 · intermediate, hidden], and other models under other
-names than their checkpoints have. Files, engines and what travels to them know the checkpoint's names alone, so trainer and engine translate where they
-touch the model: to what they write and send, and from what they load.
+names than their checkpoints have. Files, transfers and engines use the checkpoint's names alone. So trainer and engine translate at the model: what they
+write and send, and what they load.
 
 The layout comes from transformers' own reverse conversion, applied once to tensors without storage, so no family is named here. It exists where every tensor of
 the checkpoint is a view of one tensor of the model: consecutive rows (entries of the first dimension), or part of one row, as a matrix of an expert.
@@ -30,8 +30,8 @@ class Piece:
     """A tensor of a checkpoint, as a view of a tensor of the model.
 
     Attributes:
-        name: in the checkpoint.
-        shape: in the checkpoint.
+        name: name in the checkpoint.
+        shape: shape in the checkpoint.
         first_row, num_rows: the rows of the model's tensor of which it has some or all values.
         has_rows: whether its first dimension is these rows; false for (part of) one row.
         row_shape, row_stride, row_offset: the view of each row, in elements.
@@ -76,10 +76,10 @@ class CheckpointLayout:
     """The pieces of every tensor of a model that are not the whole tensor under its own name.
 
     Args:
-        model: may lie on the meta device, and have no adapters.
+        model: without adapters; it may be on the meta device.
 
     Raises:
-        ConfigError: a tensor of the checkpoint is no view of one tensor of the model, or some values are in none.
+        ConfigError: a tensor of the checkpoint is not a view of one tensor of the model, or some values are in none.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -90,13 +90,13 @@ class CheckpointLayout:
         return self._pieces.get(name)
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return the names in the checkpoint of what a tensor of the model has."""
+        """Return the names of the checkpoint's tensors that a tensor of the model is made of."""
         pieces = self.pieces(name)
         return (name,) if pieces is None else tuple(piece.name for piece in pieces)
 
     @property
     def stacked(self) -> frozenset[str]:
-        """The ends of the names of tensors of which the model has several as one, such as `down_proj` of experts."""
+        """Last parts of the names of tensors that the model stacks into one, such as `down_proj` of experts."""
         parts = (piece for pieces in self._pieces.values() for piece in pieces if not piece.has_rows)
         return frozenset(part.name.removesuffix(".weight").rpartition(".")[2] for part in parts)
 
@@ -119,7 +119,7 @@ class CheckpointLayout:
 
 
 class _ViewsStayViews(TorchFunctionMode):
-    """transformers' conversions make each part contiguous, which would copy it; here only its place matters."""
+    """Keeps views: transformers' conversions make each part contiguous, which would copy it, and only its place matters here."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -130,7 +130,7 @@ class _ViewsStayViews(TorchFunctionMode):
 def _pieces(model: PreTrainedModel) -> dict[str, tuple[Piece, ...]]:
     state = model.state_dict()
     ends, end = list[tuple[int, str]](), 0
-    # All tensors of the model are pieces of one without storage: an offset in it says which tensor, and where.
+    # All tensors of the model are pieces of one without storage, so that an offset in it identifies the tensor and the place.
     flat = torch.empty(sum(tensor.numel() for tensor in state.values()), device="meta")
     sources: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -142,7 +142,7 @@ def _pieces(model: PreTrainedModel) -> dict[str, tuple[Piece, ...]]:
             converted = revert_weight_conversion(model, dict(sources))
     except (ValueError, RuntimeError) as error:
         raise _unknown_layout(model, f"the conversion fails with {type(error).__name__}: {error}") from error
-    found: dict[str, list[Piece]] = {name: [] for name in sources}
+    pieces_of: dict[str, list[Piece]] = {name: [] for name in sources}
     places, number = sorted(converted.items(), key=lambda named: named[1].storage_offset()), 0
     for name, part in places:
         if part._base is not flat:
@@ -153,15 +153,15 @@ def _pieces(model: PreTrainedModel) -> dict[str, tuple[Piece, ...]]:
         piece = _piece(name, part, sources[source])
         if piece is None:
             raise _unknown_layout(model, f"{name} is not made of consecutive rows of {source}, nor part of one")
-        found[source].append(piece)
-    for name, pieces in found.items():
+        pieces_of[source].append(piece)
+    for name, pieces in pieces_of.items():
         if sum(prod(piece.shape) for piece in pieces) != sources[name].numel():
             raise _unknown_layout(model, f"the checkpoint does not have each value of {name} once")
-    return {name: tuple(pieces) for name, pieces in found.items() if not _is_whole(name, pieces, sources[name])}
+    return {name: tuple(pieces) for name, pieces in pieces_of.items() if not _is_whole(name, pieces, sources[name])}
 
 
 def _piece(name: str, part: Tensor, source: Tensor) -> Piece | None:
-    """Return what `part` is of `source`, of which it is a view; None if it crosses the bounds of rows."""
+    """Return the place of `part` in `source`, of which it is a view; None if it crosses the bounds of rows."""
     shape, stride = tuple(part.shape), part.stride()
     offset = int(part.storage_offset() - source.storage_offset())
     if source.ndim == 0 or not part.numel():

@@ -25,8 +25,8 @@ def torch_device(device: str | torch.device | None = None) -> torch.device:
     """Return a device with its number: by default the CUDA device of this process where there is one, else the CPU."""
     import torch
 
-    found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return torch.device("cuda", torch.cuda.current_device()) if str(found) == "cuda" else found
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return torch.device("cuda", torch.cuda.current_device()) if str(chosen) == "cuda" else chosen
 
 
 def own_device() -> str:
@@ -40,7 +40,8 @@ def choose_backend(trainer: str, engines: Sequence[str]) -> tuple[str, str]:
     """Return nccl, ipc or gloo for the devices of a trainer and of engines, and the reason.
 
     Args:
-        trainer, engines: a device of each process, with commas.
+        trainer: devices of the trainer's processes, with commas.
+        engines: devices of each engine's processes, with commas.
     """
     devices = [device for member in (trainer, *engines) for device in member.split(",")]
     if "cpu" in devices:

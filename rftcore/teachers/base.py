@@ -1,4 +1,4 @@
-"""The interface of a teacher: log-probabilities of tokens that the policy sampled, under another model.
+"""Interface of a teacher: log-probabilities of tokens that the policy sampled, under another model.
 
 A teacher scores the sequences of a group before they are written. So its log-probabilities are computed once, outside the trainer, and
 lie beside the tokens as the array `teacher_logprobs`, for this run and for every later one.
@@ -23,7 +23,10 @@ ARRAY = "teacher_logprobs"
 
 
 class Teacher(ABC):
-    """Use it in one event loop: `open`, `logprobs` any number of times concurrently, `close`."""
+    """A model that scores tokens of the policy.
+
+    Use it in one event loop: `open`, `logprobs` any number of times concurrently, `close`.
+    """
 
     @abstractmethod
     async def open(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -53,10 +56,10 @@ class Teacher(ABC):
             if rollout.outcome == "ok"
             for sequence in rollout.sequences
         ]
-        found = await self.logprobs(
+        logprobs = await self.logprobs(
             [list(sequence.token_ids) for _, sequence in scored], [sequence.num_prompt_tokens for _, sequence in scored]
         )
-        for (rollout, sequence), values in zip(scored, found, strict=True):
+        for (rollout, sequence), values in zip(scored, logprobs, strict=True):
             if isinstance(values, str):
                 rollout.outcome, rollout.error, rollout.reward = (
                     "failed",
@@ -64,13 +67,13 @@ class Teacher(ABC):
                     None,
                 )
             else:
-                sequence.arrays = {**sequence.arrays, ARRAY: aligned(values, sequence)}
+                sequence.arrays = {**sequence.arrays, ARRAY: align(values, sequence)}
         for rollout, sequence in scored:
             if rollout.outcome != "ok":
                 sequence.reward, sequence.reward_parts = None, {}
 
 
-def aligned(values: Sequence[float], sequence: experience.Sequence) -> npt.NDArray[np.float32]:
+def align(values: Sequence[float], sequence: experience.Sequence) -> npt.NDArray[np.float32]:
     """Return one value per token of a sequence: 0 for those of the prompt."""
     array = np.zeros(len(sequence.token_ids), np.float32)
     array[sequence.num_prompt_tokens :] = values

@@ -11,7 +11,7 @@ from rftdata.config import Section
 
 
 class TeacherConfig(Section):
-    """A folder or an endpoint, and how it is computed. YAML may also give the path alone."""
+    """The folder or endpoint of a teacher. YAML may also give the path alone."""
 
     path: str | None = Field(
         None, description="Folder of a model, or a Hugging Face id; it is computed in the explorer's process."

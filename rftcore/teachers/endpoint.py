@@ -1,4 +1,4 @@
-"""A teacher behind an OpenAI-compatible server that returns log-probabilities of prompts: vLLM's `prompt_logprobs`.
+"""Teacher behind an OpenAI-compatible server that returns log-probabilities of prompts: vLLM's `prompt_logprobs`.
 
 A response is sent as tokens, with its prompt, as the prompt of a completion of one token. The server's log-probabilities are the model's
 own (temperature 1).
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Digits, spaces, punctuation and several scripts: tokenizers that agree here, token by token, are the same for our purposes.
 _PROBE = "The answer to 372 > 237 is: x_1 = 12.5%, naïve Ünïcode 東京 (été)\n\n\tdef f(x): return x**2"
-_SHOWN = 300
+_MAX_SHOWN = 300  # characters of an answer in an error
 
 
 class EndpointTeacher(Teacher):
@@ -71,12 +71,12 @@ class EndpointTeacher(Teacher):
             return f"{answer.error} ({answer.tries} tries)" if answer.tries > 1 else answer.error
         rows = self._rows(answer)
         try:
-            found = [float(rows[t][str(token_ids[t])]["logprob"]) for t in range(start, len(token_ids))]
+            logprobs = [float(rows[t][str(token_ids[t])]["logprob"]) for t in range(start, len(token_ids))]
         except (LookupError, TypeError, ValueError) as error:
             return f"the server's log-probabilities are not those of the tokens ({type(error).__name__}: {error})"
-        if not all(map(math.isfinite, found)):
+        if not all(map(math.isfinite, logprobs)):
             return "a log-probability is not finite"
-        return found
+        return logprobs
 
     async def _ask(self, prompt: dict[str, Any]) -> str | Failure:
         body = {
@@ -101,7 +101,7 @@ class EndpointTeacher(Teacher):
             rows = None
         if not isinstance(rows, list):
             raise ConfigError(
-                f"the server at {self._config.url} returns no log-probabilities of the prompt: {' '.join(answer.split())[:_SHOWN]}",
+                f"the server at {self._config.url} returns no log-probabilities of the prompt: {' '.join(answer.split())[:_MAX_SHOWN]}",
                 allowed="a server that answers POST /completions with prompt_logprobs, as vLLM does",
                 todo="serve the teacher with vLLM, or name its folder: explorer.teacher: {path: …}",
             )

@@ -1,4 +1,4 @@
-"""A teacher in the explorer's process: one forward pass over whole responses, in a thread of its own.
+"""Teacher in the explorer's process: one forward pass over whole responses, in a thread of its own.
 
 Log-probabilities are those of the distribution at the policy's sampling temperature, as the trainer's are.
 """
@@ -23,10 +23,10 @@ class LocalTeacher(Teacher):
     """See the module header.
 
     Args:
-        folder: of the model. Its tokenizer is compared with the policy's when the run is checked.
-        config: how it is computed.
-        temperature: of the sampled distribution.
-        num_threads: CPU threads.
+        folder: folder of the model. Its tokenizer is compared with the policy's when the run is checked.
+        config: type of the weights and size of a batch.
+        temperature: temperature of the sampled distribution.
+        num_threads: number of CPU threads.
 
     Raises:
         ModelError: the model cannot be opened, or is not whole.
@@ -57,19 +57,19 @@ class LocalTeacher(Teacher):
         return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
     def _compute(self, token_ids: Sequence[list[int]], starts: Sequence[int]) -> list[list[float] | str]:
-        found: list[list[float] | str] = [[] for _ in token_ids]
+        results: list[list[float] | str] = [[] for _ in token_ids]
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         fitting = []
-        for place, ids in enumerate(token_ids):
+        for index, ids in enumerate(token_ids):
             if limit is not None and len(ids) > limit:
-                found[place] = f"{len(ids)} tokens do not fit its context of {limit}"
+                results[index] = f"{len(ids)} tokens do not fit its context of {limit}"
             else:
-                fitting.append(place)
-        for places in _batches(fitting, token_ids, self._config.max_tokens_per_batch):
-            values = self._score([token_ids[place] for place in places], [starts[place] for place in places])
-            for place, scored in zip(places, values, strict=True):
-                found[place] = scored
-        return found
+                fitting.append(index)
+        for indices in _batches(fitting, token_ids, self._config.max_tokens_per_batch):
+            values = self._score([token_ids[index] for index in indices], [starts[index] for index in indices])
+            for index, scored in zip(indices, values, strict=True):
+                results[index] = scored
+        return results
 
     def _score(self, token_ids: list[list[int]], starts: list[int]) -> list[list[float]]:
         import torch
@@ -88,13 +88,13 @@ class LocalTeacher(Teacher):
         return scored
 
 
-def _batches(places: list[int], token_ids: Sequence[list[int]], max_tokens: int) -> Iterator[list[int]]:
-    """Cut into batches of similar lengths with at most so many tokens each, padding included."""
+def _batches(indices: list[int], token_ids: Sequence[list[int]], max_tokens: int) -> Iterator[list[int]]:
+    """Yield batches of sequences of similar lengths, as indices, with at most `max_tokens` tokens each, padding included."""
     batch: list[int] = []
-    for place in sorted(places, key=lambda place: len(token_ids[place])):
-        if batch and (len(batch) + 1) * len(token_ids[place]) > max_tokens:
+    for index in sorted(indices, key=lambda index: len(token_ids[index])):
+        if batch and (len(batch) + 1) * len(token_ids[index]) > max_tokens:
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(index)
     if batch:
         yield batch

@@ -32,8 +32,8 @@ from rftcore.algorithms.plan import Plan
 from rftcore.config.trainer import BACKENDS, TrainerConfig
 from rftcore.sync.device_names import torch_device
 from rftcore.sync.files.weights_stream import Layout, write_rows
-from rftcore.sync.transfer.plan import TransferPlan, WireTensor
-from rftcore.sync.transfer.transfer import HeldRows
+from rftcore.sync.tensors import HeldRows, WireTensor
+from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.trainer.batches.micro_batches import MicroBatch
 from rftcore.trainer.batches.train_batch import TrainBatch, refuse_missing_behavior
 from rftcore.trainer.checkpoints import (

@@ -56,7 +56,7 @@ class WeightParity:
             step: of the batch.
             staleness: of its experiences; None for those that no policy sampled. Empty if the step was skipped.
             metrics: of its update.
-            first_sent_step, live_since: those of `LiveWeights`.
+            first_sent_step, live_since: those of `LivePublisher`.
 
         Raises:
             RftError: the difference is beyond the limit; the run must not go on with these engines.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rftcore.sync.base import Publication
+from rftcore.sync.fallback import LivePublisher
 from rftcore.sync.files.adapters_file import write_adapters
 from rftcore.sync.files.weights_file import iterate_weights, read_shapes_of_model
 from rftcore.sync.files.weights_stream import ITEM_BYTES, layout, stream_weights
-from rftcore.sync.transfer.plan import WireTensor, shapes_of
-from rftcore.sync.transfer.trainer_side import LiveWeights
+from rftcore.sync.tensors import WireTensor, shapes_of
 from rftcore.trainer.network.lora import adapters_json, stored_adapters
 from rftcore.trainer.network.network import ADAPTERS
 from rftdata.attempts.attempt import Attempt
@@ -100,7 +100,7 @@ def live_weights(
     learner: LearnerGroup,
     write_file: Callable[[str], Publication],
     adapters: LoraConfig | None,
-) -> LiveWeights | None:
+) -> LivePublisher | None:
     """Return what sends the learner's weights straight into engines; None with a method that uses files alone.
 
     Args:
@@ -108,7 +108,7 @@ def live_weights(
     """
     if config.method not in _LIVE:
         return None
-    return LiveWeights(
+    return LivePublisher(
         attempt,
         config,
         learner,

@@ -214,18 +214,16 @@ class TrainerRole:
         """Whether the run was asked to stop. Called in waits, too: raises if a rank has died, commits a checkpoint that is written, and
         writes a file for engines that missed the weights."""
         self.learner.check()
-        self._write_missed_weights(self.worker.should_stop)
+        self._serve_missed_weights(self.worker.should_stop)
         if self.learner.has_written_checkpoint:
             self.checkpoints.commit()
         return self.worker.should_stop()
 
-    def _write_missed_weights(self, stop: Callable[[], bool]) -> None:
+    def _serve_missed_weights(self, stop: Callable[[], bool]) -> None:
         """Send the weights again to engines that missed them, or write a file; an explorer that was started later has no others."""
-        if self.live is not None and self.live.is_missed(self.policy_version_id):
-            with self.turns.own(stop) as has_turn:
-                if has_turn:
-                    self.live.serve_missed(self.policy_version_id)
-                    self.published = self.live.publication
+        if self.live is not None:
+            self.live.serve_missed(self.policy_version_id, partial(self.turns.own, stop))
+            self.published = self.live.publication
 
     def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
         """Ready groups, or where nothing else is missing the `reviews` of people."""
@@ -384,7 +382,7 @@ class TrainerRole:
         while num_open_evaluations(self.run):
             self.worker.set_state("waits", f"the explorer to answer {what}")
             self.learner.check()
-            self._write_missed_weights(self.worker.is_asked_to_stop)
+            self._serve_missed_weights(self.worker.is_asked_to_stop)
             if self.worker.is_asked_to_stop():
                 return False
             self.attempt.wait(1.0)

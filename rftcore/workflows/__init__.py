@@ -28,13 +28,15 @@ WORKFLOWS = Registry[Workflow](
 )
 
 
-def check_workflow_args(name: str, function: Callable[..., object], num_given: int, args: Mapping[str, Any]) -> None:
+def check_workflow_args(
+    name: str, function: Callable[..., object], num_preceding: int, args: Mapping[str, Any]
+) -> None:
     """Refuse arguments with which every call would fail.
 
     Args:
         name: name of the workflow in the configuration.
         function: the workflow or its `check_task`.
-        num_given: number of arguments that precede `args`: 3 of the workflow, 2 of `check_task`.
+        num_preceding: number of arguments that precede `args`: 3 of the workflow, 2 of `check_task`.
         args: explorer.workflow_args.
 
     Raises:
@@ -42,9 +44,9 @@ def check_workflow_args(name: str, function: Callable[..., object], num_given: i
     """
     signature = inspect.signature(function)
     try:
-        signature.bind(*[None] * num_given, **args)
+        signature.bind(*[None] * num_preceding, **args)
     except TypeError as error:
-        parameters = list(signature.parameters.values())[num_given:]
+        parameters = list(signature.parameters.values())[num_preceding:]
         names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
         raise ConfigError(
             f"the workflow {name!r} does not accept its explorer.workflow_args: {error}",

@@ -9,7 +9,7 @@ The end token of an answer is the first special token that the template writes a
 models without a template (contents are concatenated), only the last answer ends, with the tokenizer's end token.
 
 A single answer (`written_sequence`) is rendered in the same way. Templates of reasoning models may not render it behind their own generation
-prompt, or leave a part of it out. It then follows the generation prompt as it is, with the end token that the template writes after answers.
+prompt, or leave a part of it out. It then follows the generation prompt unchanged, with the end token that the template writes after answers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rftdata.experience import Sequence
 
 Message = dict[str, Any]
 TURNS = ("all", "last")
-# An answer that every template writes as it is, and no other message has.
-_AN_ANSWER = "7f3a9c51"
+# An answer that every template writes unchanged, and that is in no other message.
+_PROBE_ANSWER = "7f3a9c51"
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, tu
     for number, answer in enumerate(answers):
         # A template writes the special tokens itself; without one the tokenizer adds its own at the beginning.
         before = tokenizer.encode(answer.before, add_special_tokens=is_plain and number == 0)
-        given = tokenizer.encode(answer.text + answer.end, add_special_tokens=False)
+        answer_ids = tokenizer.encode(answer.text + answer.end, add_special_tokens=False)
         if not answer.end and number == len(answers) - 1:
-            given = [*given, _end_token(tokenizer)]
-        token_ids += [*before, *given]
-        counts += [False] * len(before) + [True] * len(given)
+            answer_ids = [*answer_ids, _end_token(tokenizer)]
+        token_ids += [*before, *answer_ids]
+        counts += [False] * len(before) + [True] * len(answer_ids)
     num_prompt_tokens = counts.index(True)
     mask = counts[num_prompt_tokens:]
     texts = [text for answer in answers for text in (answer.before, answer.text, answer.end)]
@@ -126,7 +126,7 @@ def render_chat(tokenizer: Any, messages: list[Message]) -> tuple[str, list[int]
     """Return the model's input, as text and tokens, by its chat template; without one, the contents are concatenated.
 
     Raises:
-        Exception: what the chat template, a program, raises on the chat.
+        Exception: any error of the chat template, which is a program.
     """
     if tokenizer.chat_template is None:
         text = "".join(str(message["content"]) for message in messages)
@@ -138,10 +138,10 @@ def render_chat(tokenizer: Any, messages: list[Message]) -> tuple[str, list[int]
 
 def _end_after(tokenizer: Any, messages: list[Message]) -> str:
     """Return the text of the end token that the template writes after an answer in a chat; empty if it writes none, or no answer."""
-    chat = [*messages, {"role": "assistant", "content": _AN_ANSWER}]
+    chat = [*messages, {"role": "assistant", "content": _PROBE_ANSWER}]
     try:
         rendered = _render(tokenizer, chat, add_generation_prompt=False)
-        return _cut(rendered, _AN_ANSWER, _special_tokens(tokenizer), len(messages))[1]
+        return _split_end_token(rendered, _PROBE_ANSWER, _special_tokens(tokenizer), len(messages))[1]
     except ConfigError:
         return ""
 
@@ -180,12 +180,12 @@ def _rendered_answers(tokenizer: Any, messages: list[Message], places: list[int]
                 "answer's tokens cannot be distinguished from the prompt's",
                 todo="use a model whose chat template only appends, or replace its chat template",
             )
-        text, end = _cut(answered[len(asked) :], content_text(messages[place]), specials, place)
+        text, end = _split_end_token(answered[len(asked) :], content_text(messages[place]), specials, place)
         yield _Answer(asked[len(done) :], text, end)
         done = asked + text + end
 
 
-def _cut(rendered: str, content: str, specials: list[str], place: int) -> tuple[str, str]:
+def _split_end_token(rendered: str, content: str, specials: list[str], place: int) -> tuple[str, str]:
     """Split what the template writes for an answer into the answer and its end token."""
     wanted = content if content in rendered else content.strip()  # templates may trim
     if wanted not in rendered:
@@ -196,13 +196,13 @@ def _cut(rendered: str, content: str, specials: list[str], place: int) -> tuple[
         )
     stops = [match.start() + len(wanted) for match in re.finditer(f"(?={re.escape(wanted)})", rendered)]
     # A template may write the same words before the answer; after it there are only special tokens and space.
-    stop = next((stop for stop in stops if not _without(specials, rendered[stop:]).strip()), stops[0])
-    found = [(rendered.find(token, stop), -len(token), token) for token in specials]
-    position, _, end = min((one for one in found if one[0] >= 0), default=(stop, 0, ""))
+    stop = next((stop for stop in stops if not _remove_all(specials, rendered[stop:]).strip()), stops[0])
+    ends = [(rendered.find(token, stop), -len(token), token) for token in specials]
+    position, _, end = min((each for each in ends if each[0] >= 0), default=(stop, 0, ""))
     return rendered[:position], end
 
 
-def _without(tokens: list[str], text: str) -> str:
+def _remove_all(tokens: list[str], text: str) -> str:
     for token in tokens:
         text = text.replace(token, "")
     return text

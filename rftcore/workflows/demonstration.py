@@ -1,4 +1,4 @@
-"""Given answers, written into the buffer as demonstrations to imitate (supervised fine-tuning)."""
+"""Workflow that writes given answers into the buffer, as demonstrations to imitate (supervised fine-tuning)."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def _response(task: Task, column: str, template: str | None, turns: str) -> str 
     if turns not in TURNS:
         raise ConfigError("explorer.workflow_args: unknown value of turns", value=turns, allowed=", ".join(TURNS))
     chat = task.prompt if isinstance(task.prompt, list) else []
-    places = assistant_turns(chat)
-    is_answered = bool(places) and places[-1] == len(chat) - 1
+    turn_indices = assistant_turns(chat)
+    is_answered = bool(turn_indices) and turn_indices[-1] == len(chat) - 1
     response = task.metadata.get(column)
     if response is None and not is_answered:
         response = task.answer
     if response is not None:
         return str(response)
-    if not places:
+    if not turn_indices:
         what = "a chat without a turn of the assistant" if chat else f"neither {column!r} nor an answer to imitate"
         raise ConfigError(
             f"task {task.task_key!r} of {task.taskset!r} has {what}",

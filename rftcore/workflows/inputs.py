@@ -1,4 +1,4 @@
-"""What a turn may record for algorithms, besides its tokens: each is an array of the experience with a fixed name and type.
+"""Inputs of algorithms that a turn may record besides its tokens: each is an array of the experience with a fixed name and type.
 
 A turn of T tokens, prompt and response, carries
 
@@ -34,22 +34,22 @@ def token_array(name: str, values: Sequence[float] | Array, num_prompt_tokens: i
     Raises:
         RftError: another number of values, or one that is not a number.
     """
-    found = np.asarray(values, dtype=np.float64)
-    if found.shape != (num_response_tokens,):
+    given = np.asarray(values, dtype=np.float64)
+    if given.shape != (num_response_tokens,):
         raise RftError(
             f"{name} must have one value for each token of the response",
-            value=list(found.shape),
+            value=list(given.shape),
             allowed=f"{num_response_tokens} values, as many as turn.response_token_ids",
         )
     # A teacher may exclude a token; a reward is a number.
-    if np.isnan(found).any() or (name == "token_rewards" and np.isinf(found).any()):
-        place = int(np.flatnonzero(~np.isfinite(found))[0])
+    if np.isnan(given).any() or (name == "token_rewards" and np.isinf(given).any()):
+        index = int(np.flatnonzero(~np.isfinite(given))[0])
         raise RftError(
-            f"{name} of the response's token {place} is not a number",
-            value=float(found[place]),
+            f"{name} of the response's token {index} is not a number",
+            value=float(given[index]),
             allowed="finite numbers",
         )
-    values_T: Array = np.concatenate([np.zeros(num_prompt_tokens), found]).astype(PER_TOKEN[name])
+    values_T: Array = np.concatenate([np.zeros(num_prompt_tokens), given]).astype(PER_TOKEN[name])
     return values_T
 
 
@@ -57,7 +57,7 @@ def step_reward(value: object) -> Array:
     """Return the array of a turn's own reward.
 
     Raises:
-        RftError: it is not a finite number.
+        RftError: the reward is not a finite number.
     """
     if not isinstance(value, int | float | np.number) or not math.isfinite(value):
         raise RftError("the step_reward of a turn is not a finite number", value=value, allowed="a finite number")

@@ -1,4 +1,4 @@
-"""One prompt, one answer, one reward."""
+"""Workflow of one prompt, one answer and one reward."""
 
 from __future__ import annotations
 

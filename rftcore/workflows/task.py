@@ -1,4 +1,4 @@
-"""The objects that workflows and rewards receive: the task, the model, and the turns it recorded."""
+"""Objects that workflows and rewards receive: the task, the model, and the turns that it recorded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Task:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Task:
-        """Create from task_id, taskset, task_key and payload."""
+        """Return the task of a row with task_id, taskset, task_key and payload."""
         payload = row["payload"]
         return cls(
             row["task_id"],
@@ -80,7 +80,7 @@ class Turn:
         """Store inputs of algorithms with the turn, see `rftcore.workflows.inputs`; a repeated input replaces the earlier value.
 
         Args:
-            state: of the environment before the turn. Equal states are recognised by their hash, which is stored.
+            state: state of the environment before the turn. Equal states are recognised by their hash, which is stored.
             step_reward: reward of the turn alone. The rollout's reward is not changed.
             token_rewards: one value per token of the response, in addition to the rollout's reward.
             teacher_logprobs: one value per token of the response, nats.
@@ -90,20 +90,20 @@ class Turn:
         """
         num_prompt = self.sequence.num_prompt_tokens
         num_response = len(self.sequence.token_ids) - num_prompt
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         if state is not None:
-            found["state_hash"] = inputs.state_hash(state)
+            arrays["state_hash"] = inputs.state_hash(state)
         if step_reward is not None:
-            found["step_reward"] = inputs.step_reward(step_reward)
+            arrays["step_reward"] = inputs.step_reward(step_reward)
         for name, values in (("token_rewards", token_rewards), ("teacher_logprobs", teacher_logprobs)):
             if values is not None:
-                found[name] = inputs.token_array(name, values, num_prompt, num_response)
-        self.sequence.arrays = {**self.sequence.arrays, **found}
+                arrays[name] = inputs.token_array(name, values, num_prompt, num_response)
+        self.sequence.arrays = {**self.sequence.arrays, **arrays}
 
 
 @dataclass(frozen=True)
 class TokenRewards:
-    """What a reward function returns to reward single tokens: one number for each of `turn.response_token_ids`."""
+    """Rewards of single tokens, returned by a reward function: one number for each of `turn.response_token_ids`."""
 
     values: TokenValues
 
@@ -117,7 +117,7 @@ class Score:
 
 
 class Sampler(Protocol):
-    """What a model samples with: an engine, or one rollout's view of it."""
+    """Samples for a model: an engine, or one rollout's view of it."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -131,7 +131,7 @@ class Model:
     """The policy as a workflow uses it; every answer is recorded as a turn.
 
     Args:
-        sampler: what samples.
+        sampler: an engine, or one rollout's view of it.
         decoding: sampling parameters.
     """
 

@@ -17,12 +17,13 @@ import psutil
 import pytest
 from safetensors.torch import save_file
 
-from rftcore.engines.base import Decoding, EngineConfig, Generation, Reception
+from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.request_work import follow_requests
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.base import Publication
 from rftcore.sync.files.weights_file import write_atomically
 from rftcore.sync.transfer.plan import TransferError, TransferPlan
+from rftcore.sync.transfer.reception import Reception
 from rftdata.errors import ModelError
 from tests.support.models import CHARACTERS, make_character_tokenizer, make_tiny_model
 from tests.support.sending import held, wire
@@ -97,7 +98,7 @@ class Live:
         """Send the reference's weights into the engine, or half of them, as a trainer does."""
         from rftcore.sync.addresses import LOOPBACK
         from rftcore.sync.transfer.group import open_store
-        from rftcore.sync.transfer.transfer import TransferSender
+        from rftcore.sync.transfer.sender import TransferSender
 
         state = list(complete_state(self.reference.named_parameters()).items())
         # As of the real trainer, a head that is tied travels as the embedding alone.

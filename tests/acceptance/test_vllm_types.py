@@ -21,7 +21,7 @@ from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.files.weights_file import iterate_weights
 from rftcore.sync.transfer.group import open_store
 from rftcore.sync.transfer.plan import TransferPlan
-from rftcore.sync.transfer.transfer import TransferSender
+from rftcore.sync.transfer.sender import TransferSender
 from rftdata.errors import RftError
 from tests.support.models import make_character_tokenizer
 from tests.support.sending import held, wire

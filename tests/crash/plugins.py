@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation, Reception
+from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.sync.files.weights_file import open_weights
-from rftcore.sync.transfer.plan import AdaptersConfig, TensorShapes, TransferError, TransferPlan
-from rftcore.sync.transfer.transfer import TransferReceiver
+from rftcore.sync.tensors import AdaptersConfig, TensorShapes
+from rftcore.sync.transfer.plan import TransferError, TransferPlan
+from rftcore.sync.transfer.receiver import TransferReceiver
+from rftcore.sync.transfer.reception import Reception
 from rftcore.workflows.task import Task, Turn
 
 NUM_TASKS = 200

@@ -19,7 +19,7 @@ from rftcore.explorer.engine_weights import EngineWeights
 from rftcore.pipeline import role as pipeline
 from rftcore.sync.transfer.explorer_side import LiveReceiver, Outcome
 from rftcore.sync.transfer.plan import TransferPlan
-from rftcore.sync.transfer.transfer import Sent
+from rftcore.sync.transfer.sender import Sent
 from rftcore.trainer.batches.next_batch import NextBatch, PreparedBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.network.sharding import Grid

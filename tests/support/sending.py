@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from rftcore.sync.tensors import HeldRows, Part, WireTensor
 from rftcore.sync.transfer.group import always_wanted
-from rftcore.sync.transfer.plan import Part, TransferPlan, WireTensor
-from rftcore.sync.transfer.transfer import HeldRows, Sent, TransferSender
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.sender import Sent, TransferSender
 
 Tensors = Sequence[tuple[str, Tensor]]
 

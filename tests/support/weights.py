@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rftcore.sync.files.weights_file import OUTPUT_HEAD, embedding_of, has_head
 from rftcore.sync.files.weights_stream import begin_file, layout
-from rftcore.sync.transfer.plan import shapes_of
+from rftcore.sync.tensors import shapes_of
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.processes.ranks import LearnerGroup
 

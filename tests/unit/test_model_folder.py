@@ -29,7 +29,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No hub, and package downloads only from an empty folder."""
+    """Cut off the hub, and let packages come from an empty folder only."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -64,7 +64,7 @@ def test_an_unknown_name_without_network_states_what_was_tried(tmp_path: Path) -
 
 
 def cache_of_the_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, *files: Path) -> None:
-    """A cache that holds these files of a model."""
+    """Create a cache that holds these files of a model."""
     from huggingface_hub import constants
 
     model = folder / f"models--{name.replace('/', '--')}"
@@ -108,7 +108,7 @@ class _Hub(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 def test_a_repository_that_holds_no_model_is_refused_with_what_it_lacks(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftcore.sync.files.weights_file import read_metadata
-from rftcore.sync.transfer.plan import AdaptersConfig
+from rftcore.sync.tensors import AdaptersConfig
 from rftdata.errors import ModelError
 
 if TYPE_CHECKING:
@@ -40,26 +40,26 @@ def write_adapters(tensors: Mapping[str, Tensor], config: Mapping[str, Any], pat
 
 def adapters_config(path: Path) -> AdaptersConfig | None:
     """Return peft's configuration of a file of adapters; None for a file of whole weights."""
-    found = read_metadata(path).get(_KEY)
-    return None if found is None else dict(json.loads(found))
+    config = read_metadata(path).get(_KEY)
+    return None if config is None else dict(json.loads(config))
 
 
 def refuse_unfit_adapters(
-    found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str
+    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str
 ) -> None:
     """Refuse adapters of another model.
 
     Args:
-        found: shapes of the adapters.
+        shapes: shapes of the adapters' tensors.
         expected: shapes of the model's own checkpoint.
-        what: what they come from, for the message.
+        what: their source, for the message.
 
     Raises:
         ModelError: a matrix has no adapter of its size, or half an adapter.
     """
-    layers = {name.removesuffix(A).removesuffix(B) for name in found}
+    layers = {name.removesuffix(A).removesuffix(B) for name in shapes}
     for layer in sorted(layers):
-        a, b = found.get(layer + A, ()), found.get(layer + B, ())
+        a, b = shapes.get(layer + A, ()), shapes.get(layer + B, ())
         weight = expected.get(layer.removeprefix(PREFIX) + ".weight", ())
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or (b[0], a[1]) != weight:
             raise ModelError(

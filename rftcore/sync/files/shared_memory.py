@@ -89,5 +89,5 @@ def _lock(folder: Path, operation: int) -> int:
 
 
 def _is_folder(folder: Path, descriptor: int) -> bool:
-    found, held = folder.stat(), os.fstat(descriptor)
-    return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+    present, held = folder.stat(), os.fstat(descriptor)
+    return (present.st_dev, present.st_ino) == (held.st_dev, held.st_ino)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ATTEMPT_PREFIX = "attempt-"
 OUTPUT_HEAD = "lm_head.weight"
-_OTHER_HEADS = ("embed_out.weight",)  # what checkpoints of some families call it
+_OTHER_HEADS = ("embed_out.weight",)  # its name in checkpoints of some families
 _EMBEDDING = "embed_tokens.weight"
 _HEADER_LIMIT = 100_000_000  # the limit of the safetensors format
 
@@ -68,13 +68,13 @@ def write_atomically(path: Path, export: Callable[[Path], object]) -> Publicatio
     except Exception as error:
         draft.unlink(missing_ok=True)
         if is_disk_full(error) or isinstance(error, DiskFullError):
-            raise full_disk(path) from error
+            raise disk_full_error(path) from error
         raise
     return publication
 
 
-def full_disk(path: Path) -> DiskFullError:
-    """The error of a weights file for which there is no space."""
+def disk_full_error(path: Path) -> DiskFullError:
+    """Return the error of a weights file for which there is no space."""
     return DiskFullError(
         f"no space for the weights file {path}", todo=f"free space on the file system of {path.parent}"
     )
@@ -102,11 +102,11 @@ def open_weights(uri: str, checksum: str | None = None) -> Path:
             todo="load a newer policy version (old files are removed), or check that both processes see this folder",
         )
     if checksum is not None:
-        found = checksum_file(path)
-        if found != checksum:
+        actual = checksum_file(path)
+        if actual != checksum:
             raise ModelError(
                 f"the weights file {path} is not the published one: its checksum differs",
-                value=found,
+                value=actual,
                 allowed=checksum,
                 todo="publish the weights again",
             )
@@ -149,7 +149,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return what the header of a safetensors file says beside its tensors.
+    """Return the metadata in the header of a safetensors file.
 
     Raises:
         ModelError: it is not a safetensors file.
@@ -194,24 +194,26 @@ def read_shapes_of_model(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def refuse_incomplete(found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str) -> None:
+def refuse_incomplete(
+    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], what: str
+) -> None:
     """Refuse weights that would leave part of the model unchanged.
 
     Args:
-        found: shapes of the weights.
+        shapes: shapes of the weights.
         expected: shapes of the model's own checkpoint; rotary tables, which are computed, may be missing.
-        what: the weights, for the message.
+        what: name of the weights in the message.
 
     Raises:
         ModelError: a tensor, or the output head, is missing or has another shape.
     """
     required = {name: shape for name, shape in expected.items() if "rotary_emb." not in name}
     wrong = [
-        f"{name} {found.get(name, 'missing')} instead of {shape}"
+        f"{name} {shapes.get(name, 'missing')} instead of {shape}"
         for name, shape in required.items()
-        if found.get(name) != shape
+        if shapes.get(name) != shape
     ]
-    if not has_head(found):
+    if not has_head(shapes):
         wrong.append(f"{OUTPUT_HEAD} missing")
     if wrong:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Weights into one safetensors file, in the engines' type, with no more than one tensor in memory at a time.
+"""Write weights into one safetensors file, in the engines' type, with no more than one tensor in memory at a time.
 
 Names, shapes and types are known before the first tensor comes, so the header is written first, and every tensor goes to its place. Rows of a tensor
 are consecutive bytes, so each rank of a trainer writes the rows that it holds.
@@ -16,14 +16,14 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rftcore.sync.files.weights_file import OUTPUT_HEAD, embedding_of, full_disk, has_head
-from rftcore.sync.transfer.plan import Part, WireTensor
+from rftcore.sync.files.weights_file import OUTPUT_HEAD, disk_full_error, embedding_of, has_head
+from rftcore.sync.tensors import Part, WireTensor
 from rftdata.errors import ModelError, is_disk_full
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rftcore.sync.transfer.transfer import HeldRows
+    from rftcore.sync.tensors import HeldRows
 
 _NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -33,7 +33,7 @@ _ALIGNMENT = 8  # of the header, by the format
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor goes.
+    """The place of a tensor in a file.
 
     Attributes:
         start: first byte, from the end of the header.
@@ -53,9 +53,9 @@ class Layout:
     """The places of tensors in a file.
 
     Attributes:
-        dtype: of matrices.
-        slots: by name.
-        head_of: the embedding that is written as the output head, too; None if the head is a tensor of its own.
+        dtype: type of matrices.
+        slots: place of each tensor, by name.
+        head_of: name of the embedding that is written as the output head, too; None if the head is a tensor of its own.
     """
 
     dtype: str
@@ -162,12 +162,12 @@ def write_rows(
 ) -> None:
     """Write a rank's share of all tensors into a file that has been begun; together the ranks write every row once.
 
-    All that is held is taken even if the disk is full, because the ranks of a trainer produce some of it together.
+    All held rows are taken even if the disk is full, because the ranks of a trainer produce some of them together.
 
     Args:
         places: of these tensors.
         tensors: which rank has which rows.
-        held: of every tensor that travels.
+        held: this rank's rows of every tensor that has rows of its own.
         done: called after each tensor.
 
     Raises:
@@ -195,7 +195,7 @@ def write_rows(
     for _ in stream:
         done()
     if failure is not None and is_disk_full(failure):
-        raise full_disk(path) from failure
+        raise disk_full_error(path) from failure
     if failure is not None:
         raise failure
 

@@ -1,5 +1,4 @@
-"""The explorer's side of weights that go straight into live engines (`sync.method` nccl or auto): acknowledge an offer, take the weights, and report
-what became of it.
+"""Explorer's side of a transfer into a live engine: acknowledge an offer, take the weights, and report how it ended.
 
 An explorer acknowledges only when it is ready to take the weights at once, and its engine samples on until the members of the group are
 known. If it misses a version it asks for the file.
@@ -10,10 +9,12 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from rftcore.sync.transfer.plan import AdaptersConfig, TensorShapes, TransferPlan, WireTensor, from_json, shapes_of
+from rftcore.sync.tensors import AdaptersConfig, TensorShapes, WireTensor, from_json, shapes_of
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.reception import Reception
 from rftdata.attempts.policies import PolicyVersion, newest_policy
 from rftdata.attempts.transfers import Answers, Receipt, Transfer
 from rftdata.config import SyncConfig
@@ -28,10 +29,10 @@ Refuse = Callable[[TensorShapes, AdaptersConfig | None], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an offer.
+    """How an offer ended.
 
     Attributes:
-        checksum: of the weights that are in the engine now; None if they are not those that were offered.
+        checksum: checksum of the weights that are in the engine now; None if they are not those that were offered.
         was_sent: whether the transfer began, so that the old weights may be gone.
         pause_seconds: time for which the engine did not sample.
     """
@@ -45,9 +46,9 @@ class LiveReceiver:
     """Takes weights for one engine.
 
     Args:
-        receive: `Engine.receive_weights`; None for an engine that loads files only.
+        reception: how the engine takes weights; None for an engine that loads files only.
+        receive: `Engine.receive_weights`.
         refuse: `Engine.refuse_unfit`.
-        dtype, in_float32, device, num_ranks, kv_cache: see `Reception`.
     """
 
     def __init__(
@@ -55,22 +56,15 @@ class LiveReceiver:
         run: Run,
         worker_id: int,
         config: SyncConfig,
-        receive: Callable[[TransferPlan, int], str] | None,
+        reception: Reception | None,
+        receive: Callable[[TransferPlan, int], str],
         refuse: Refuse = lambda tensors, adapters: None,
-        *,
-        dtype: str = "",
-        in_float32: Sequence[str] = (),
-        device: str = "",
-        num_ranks: int = 1,
-        kv_cache: str = "recompute",
     ) -> None:
         self._run = run
         self._answers = Answers(run, worker_id)
         self._config = config
+        self._reception = reception
         self._receive = receive
-        self._dtype, self._in_float32 = dtype, in_float32
-        self._device, self._num_ranks = device, num_ranks
-        self._kv_cache = kv_cache
         self._refuse = refuse
         self._sent_by = 0  # the attempt whose tensors these are
         self._tensors: tuple[WireTensor, ...] = ()
@@ -80,10 +74,10 @@ class LiveReceiver:
 
     def set_ready(self, ready: bool) -> None:
         """Report whether the engine can take weights now, so that the trainer need not wait for it."""
-        self._set_state(ready and self._receive is not None, None if self._state is None else self._state[1])
+        self._set_state(ready and self._reception is not None, None if self._state is None else self._state[1])
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for news of the trainer."""
+        """Wait until the trainer has done something, or the time is over."""
         self._answers.wait(timeout_s)
 
     def take(self, policy: PolicyVersion, stop: Callable[[], bool]) -> Outcome:
@@ -95,7 +89,7 @@ class LiveReceiver:
             stop: called while the trainer forms the group; true ends the wait.
         """
         version = policy.policy_version_id
-        if self._receive is None:
+        if self._reception is None:
             self._set_state(False, version)
             return Outcome()
         transfer = self._answers.newest(version)
@@ -108,19 +102,19 @@ class LiveReceiver:
         try:
             self._refuse(shapes_of(self._tensors), self._adapters)
         except ModelError as error:
-            # No member of the group would take its part; the file leads to the same error, which ends this explorer.
+            # In a group it would fail for all members. The file leads to the same error, which ends this explorer.
             logger.warning("policy version %d: %s", version, str(error))
             self._set_state(True, version)
             return Outcome()
         self._answers.acknowledge(
             transfer.transfer_id,
             host=socket.gethostname(),
-            device=self._device,
-            dtype=self._dtype,
-            in_float32=self._in_float32,
-            num_ranks=self._num_ranks,
+            device=self._reception.device,
+            dtype=self._reception.dtype,
+            in_float32=self._reception.in_float32,
+            num_ranks=self._reception.num_ranks,
             group_id=self._group_id,
-            kv_cache=self._kv_cache,
+            kv_cache=self._reception.kv_cache,
         )
         failpoint("explorer.weights_acknowledged")
         plan = self._await_group(transfer.transfer_id, version, stop)
@@ -128,16 +122,16 @@ class LiveReceiver:
 
     def is_offered(self, policy: PolicyVersion) -> bool:
         """Return whether the trainer offers a version right now."""
-        transfer = None if self._receive is None else self._answers.newest(policy.policy_version_id)
+        transfer = None if self._reception is None else self._answers.newest(policy.policy_version_id)
         return transfer is not None and transfer.status == "offered"
 
     def leave(self) -> None:
-        """Report that this explorer takes nothing any more."""
+        """Report that this explorer takes no further weights."""
         self._set_state(False, None)
         self._answers.leave()
 
     def _await_group(self, transfer_id: int, version: int, stop: Callable[[], bool]) -> TransferPlan | None:
-        """Return what to take part in once it is known; None if the trainer went on without this explorer."""
+        """Return the plan once the group is fixed; None if the trainer went on without this explorer."""
         deadline = time.monotonic() + self._config.acknowledge_s + self._config.timeout_s
         while time.monotonic() < deadline:
             # In this order: the group is fixed in the transaction that gives this explorer a rank in it.
@@ -159,7 +153,7 @@ class LiveReceiver:
             self._sent_by, self._tensors = attempt_id, from_json(tensors)
 
     def _is_newest(self, version: int) -> bool:
-        """Whether no other trainer has taken over the run and published since."""
+        """Return whether no other trainer has taken over the run and published since."""
         policy = newest_policy(self._run)
         return policy is not None and policy.policy_version_id == version
 
@@ -184,7 +178,6 @@ class LiveReceiver:
         )
 
     def _apply(self, plan: TransferPlan, version: int) -> Outcome:
-        assert self._receive is not None
         started = time.monotonic()
         try:
             checksum = self._receive(plan, version)
@@ -206,5 +199,6 @@ class LiveReceiver:
 
     def _set_state(self, ready: bool, wanted_version: int | None) -> None:
         if (ready, wanted_version) != self._state:
-            self._answers.set_state(device=self._device, ready=ready, wanted_version=wanted_version)
+            device = "" if self._reception is None else self._reception.device
+            self._answers.set_state(device=device, ready=ready, wanted_version=wanted_version)
             self._state = (ready, wanted_version)

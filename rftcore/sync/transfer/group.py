@@ -1,8 +1,8 @@
-"""The communication group of a transfer: all ranks of the trainer, then every process of every engine, by NCCL between GPUs or gloo between CPUs.
+"""Communication group of a transfer: all ranks of the trainer, then every process of every engine, by NCCL between GPUs or gloo between CPUs.
 
-It is no part of torch's default group, which trainer and engines may have for themselves. Members meet at a store that the trainer keeps. The first
-thing that they do together is to count each other, since a communicator that is silently disabled would leave the old weights in place and
-report success. Every wait has an end. After any error the group is of no use, and `abort` ends calls that still hang in it.
+It is separate from torch's default group, which trainer and engines may use themselves. Members meet at a store that the trainer keeps. They
+count each other first, since a communicator that is silently disabled would leave the old weights in place and report success. Every wait has a
+time limit. After any error the group is unusable, and `abort` ends calls that still hang in it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, TCPStore
 from torch.distributed import ProcessGroupGloo
 
 from rftcore import stuck_threads
-from rftcore.sync.addresses import towards
+from rftcore.sync.addresses import address_towards
 from rftdata.errors import RftError
 from rftdata.processes import has_ended, own_process
 
@@ -35,7 +35,7 @@ _CONNECT_S = 10.0
 # A small transfer is over before a sleeping thread would look for it again.
 _SPIN_S = 0.005
 _POLL_S = 0.0005
-# Interval at which a longer wait looks whether it is still wanted.
+# Interval at which a longer wait checks whether it is still wanted.
 _CHECK_S = 0.5
 # In the store once a member has left while its calls were on their way.
 _BROKEN = "broken"
@@ -47,7 +47,7 @@ _settings_lock = threading.Lock()
 
 
 class GroupError(RftError):
-    """A member of a group failed, left, or did not come; the group is of no use any more."""
+    """A member of a group failed, left, or did not come; the group is unusable."""
 
 
 def open_store(host: str, timeout_s: float) -> TCPStore:
@@ -56,7 +56,7 @@ def open_store(host: str, timeout_s: float) -> TCPStore:
 
 
 def always_wanted() -> None:
-    """Never end a wait: the check of members that hold no claim."""
+    """Do nothing: the `check` of members whose waits only the time limit ends."""
 
 
 class TransferGroup:
@@ -65,8 +65,9 @@ class TransferGroup:
     Args:
         backend: gloo or nccl.
         store: where the members meet; a (host, port) for those that did not open it.
-        group_id: the group.
-        rank, num_ranks: of this member; of all.
+        group_id: id of the group.
+        rank: rank of this member.
+        num_ranks: number of members.
         timeout_s: longest wait of every call.
         check: called during waits for other members; what it raises ends them.
 
@@ -97,11 +98,11 @@ class TransferGroup:
         self._is_host = not isinstance(store, tuple)
         try:
             if isinstance(store, tuple):
-                store = _connected(*store, min(_CONNECT_S, timeout_s), check)
+                store = _connect(*store, min(_CONNECT_S, timeout_s), check)
                 store.set_timeout(timeout)
-            self._place = PrefixStore(str(group_id), store)
-            self._processes = _meet(self._place, rank, num_ranks, timeout_s, check)
-            self._group = _open(backend, self._place, store.host, rank, num_ranks, timeout)
+            self._store = PrefixStore(str(group_id), store)
+            self._processes = _await_members(self._store, rank, num_ranks, timeout_s, check)
+            self._group = _open_backend(backend, self._store, store.host, rank, num_ranks, timeout)
             members = torch.zeros(num_ranks, dtype=torch.int64, device=self.device)
             members[rank] = 1
             self._begin(self._group.allreduce([members])).wait()
@@ -132,18 +133,18 @@ class TransferGroup:
         """Leave the group at once; calls of other members end with an error, soon or when their time is over."""
         with contextlib.suppress(RuntimeError):  # it has ended by itself
             if any(call.work is not None for call in self._calls):
-                self._place.set(_BROKEN, str(self.rank))
+                self._store.set(_BROKEN, str(self.rank))
         with contextlib.suppress(RuntimeError):
             if self._group is not None:
                 self._group.abort()
-        # A call holds the connections to the members open. It may live on in the traceback of an error.
-        held = [self._group, *(call.work for call in self._calls)]
+        # A call keeps the connections to the members open. It may live on in the traceback of an error.
+        handles = [self._group, *(call.work for call in self._calls)]
         self._group = None
         for call in self._calls:
             call.work = None
         self._calls = []
-        # gloo's group ends only when its hanging calls have, whose time may not be over; the process may go on, and end, meanwhile.
-        end = threading.Thread(target=held.clear, name=f"leaves weight group {self.group_id}", daemon=True)
+        # gloo's group ends only after its hanging calls, whose time limit may be far; the process may go on, and end, meanwhile.
+        end = threading.Thread(target=handles.clear, name=f"leaves weight group {self.group_id}", daemon=True)
         end.start()
         stuck_threads.leave(end, _LEAVE_S)
 
@@ -151,14 +152,14 @@ class TransferGroup:
         """Return whether a member has left with unfinished calls, or its process has ended.
 
         gloo keeps the connections of a member that has left open until its calls time out, so the other members see no error, and at times loses the error
-        of a connection that a killed process has closed; NCCL sees neither. Who has left is known to the member that opened the store alone: others
-        do not ask it, because a request to a machine that cannot be reached may block for longer than the time limit of the call. Processes
-        are looked up by those who see their ids.
+        of a connection that a killed process has closed; NCCL sees neither. Only the member that opened the store looks up who has left: a request
+        of another one to a machine that cannot be reached may block for longer than the time limit of the call. A process is looked up by
+        members that see its id.
         """
         ended = (
             has_ended(each["host"], each["pid"], each["pid_space"], each["pid_started"]) for each in self._processes
         )
-        return any(ended) or (self._is_host and self._place.check([_BROKEN]))
+        return any(ended) or (self._is_host and self._store.check([_BROKEN]))
 
     def _begin(self, work: Any) -> Call:
         self._calls = [call for call in self._calls if call.work is not None]
@@ -176,13 +177,13 @@ class TransferGroup:
 
 
 def refuse_missing(members: Tensor, group_id: int) -> None:
-    """Refuse a group whose communicator does not connect all.
+    """Refuse a group whose communicator does not connect all members.
 
     Args:
         members: the sum over the members of a vector with a 1 at their own rank, int64 [num_ranks].
 
     Raises:
-        GroupError: a member is missing in it, or counted twice.
+        GroupError: a member is missing, or counted twice.
     """
     if members.tolist() != [1] * len(members):
         raise GroupError(
@@ -244,37 +245,37 @@ class Call:
         self.work = None
 
 
-def _connected(host: str, port: int, timeout_s: float, check: Callable[[], None]) -> TCPStore:
+def _connect(host: str, port: int, timeout_s: float, check: Callable[[], None]) -> TCPStore:
     """Connect to the store of the first rank.
 
     A suspended process accepts connections and does not answer; torch would wait for it without end.
     """
-    found: Future[TCPStore] = Future()
+    store: Future[TCPStore] = Future()
 
     def connect() -> None:
         try:
-            found.set_result(TCPStore(host, port, timeout=timedelta(seconds=timeout_s), wait_for_workers=False))
+            store.set_result(TCPStore(host, port, timeout=timedelta(seconds=timeout_s), wait_for_workers=False))
         except BaseException as error:  # noqa: BLE001 - raised again below
-            found.set_exception(error)
+            store.set_exception(error)
 
     thread = threading.Thread(target=connect, name="connects to a weight group", daemon=True)
     thread.start()
     deadline = time.monotonic() + timeout_s
     try:
-        while (left := deadline - time.monotonic()) > 0 and not found.done():
-            wait([found], min(_CHECK_S, left))
+        while (left := deadline - time.monotonic()) > 0 and not store.done():
+            wait([store], min(_CHECK_S, left))
             check()
-        if not found.done():
+        if not store.done():
             raise RuntimeError(f"the store at {host}:{port} does not answer within {timeout_s:g} s")
-        return found.result()
+        return store.result()
     finally:
         stuck_threads.leave(thread, 0.0)
 
 
-def _meet(
+def _await_members(
     store: PrefixStore, rank: int, num_ranks: int, timeout_s: float, check: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """Return the processes of all members when they are here: NCCL waits without end for one that does not come."""
+    """Wait for all members; return their processes. NCCL would wait without end for a member that does not come."""
     store.set(f"member {rank}", json.dumps(own_process()))
     members = [f"member {number}" for number in range(num_ranks)]
     deadline = time.monotonic() + timeout_s
@@ -286,12 +287,14 @@ def _meet(
     return [json.loads(process) for process in store.multi_get(members)]
 
 
-def _open(backend: str, store: PrefixStore, store_host: str, rank: int, num_ranks: int, timeout: timedelta) -> Any:
+def _open_backend(
+    backend: str, store: PrefixStore, store_host: str, rank: int, num_ranks: int, timeout: timedelta
+) -> Any:
     if backend == "gloo":
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's annotations
         options._timeout = timeout
         # The default one takes the address of the host's own name, which may be unknown, or that of the loopback interface.
-        options._devices = [ProcessGroupGloo.create_device(hostname=towards(store_host))]
+        options._devices = [ProcessGroupGloo.create_device(hostname=address_towards(store_host))]
         return ProcessGroupGloo(store, rank, num_ranks, options)
     from torch.distributed import ProcessGroupNCCL
 
@@ -303,7 +306,7 @@ def _open(backend: str, store: PrefixStore, store_host: str, rank: int, num_rank
 
 @contextmanager
 def _environment(settings: dict[str, str]) -> Iterator[None]:
-    """Set variables while a group is made, which reads them then; other groups of this process keep theirs."""
+    """Set variables that a new group reads while it is created; other groups of this process keep theirs."""
     with _settings_lock:
         before = {name: os.environ.get(name) for name in settings}
         os.environ.update(settings)

@@ -1,11 +1,11 @@
-"""64-bit hashes of tensors where they lie, GPU or CPU: of many tensors at once, and of parts of a tensor, which add up to that of the tensor.
+"""64-bit hashes of tensors, many at once, computed where the tensors are, GPU or CPU. Hashes of parts of a tensor add up to that of the tensor.
 
     h = n + Σ_b o_b · Σ_j a_j x_bj   modulo 2^64
 
 over the n bytes of a tensor as 32-bit numbers x_bj (signed; j within block b of 1024 bytes, zeros after the last byte), with odd pseudo-random a_j and o_b.
 A change within any one of these numbers always shows; changes of several go unseen with a probability of 2^-32 or less. With 64-bit
-numbers two changed signs, 2^63 each, would always cancel. A sum, since its terms may be computed where the parts of a tensor lie. A hash on the CPU, such as
-xxh3, would cost more than the transfer between GPUs.
+numbers two changed signs, 2^63 each, would always cancel. It is a sum, so that its terms can be computed where the parts of a tensor are. A hash on the CPU,
+such as xxh3, would cost more than the transfer between GPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Span = tuple[int, int]
 """The byte of its tensor at which a part begins, and its number of bytes."""
 
 _NUMBERS = BLOCK_BYTES // 4
-# So that what is computed stays in the cache of a CPU, and small in the memory of a GPU.
+# Intermediate results stay in the cache of a CPU, and small in the memory of a GPU.
 _BLOCKS_AT_ONCE = {"cpu": 1 << 10, "cuda": 1 << 14}
 
 
@@ -31,7 +31,7 @@ def hashes_of(packed: Tensor, spans: Sequence[Span]) -> Tensor:
 
     Args:
         packed: uint8, whole blocks: those that the first part touches in its tensor, then those of the second, …; zeros around the parts.
-        spans: of each part.
+        spans: span of each part.
     """
     device = packed.device
     if not spans:
@@ -66,7 +66,7 @@ def _odd_numbers(index: Tensor, stream: int) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Shift right without the sign."""
+    """Return z shifted right without its sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

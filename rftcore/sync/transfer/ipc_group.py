@@ -1,8 +1,8 @@
-"""The communication group of a transfer on one device (`backend` ipc): a trainer of one rank writes into memory that the engines' processes read.
+"""Communication group of a transfer on one device (`backend` ipc): a trainer of one rank writes into memory that the engines' processes read.
 
 NCCL refuses two ranks on one GPU, and gloo goes through the host. Here the trainer copies a message, part by part, into two exported buffers by turns, and each
-receiver copies it out, on the device. Numbers over the group's gloo connections order the copies and carry a member's death: each buffer is `written` for every
-receiver, then `read` by every receiver. Both sides wait for their own device before they send a number, so that no events need to be shared.
+receiver copies it out, on the device. Numbers that go over the group's gloo connections order the copies and reveal the death of a member: each buffer is
+`written` for every receiver, then `read` by every receiver. Both sides wait for their own device before they send a number, so they share no events.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rftcore.sync.transfer.staging import Staging, import_staging
 SENDER = 0
 _NUM_BUFFERS = 2
 BUFFER_BYTES = 64 << 20
-# Tags of numbers.
+# Tags of the numbers that members send each other.
 _WRITTEN, _READ = 1, 2
 
 
 class IpcGroup(TransferGroup):
-    """Membership in such a group; see `TransferGroup`. The first rank is the trainer.
+    """Membership in a group on one device; see `TransferGroup`. The first rank is the trainer.
 
     Args:
-        buffer_bytes: of each of the two buffers.
+        buffer_bytes: size of each of the two buffers.
     """
 
     def __init__(
@@ -47,9 +47,8 @@ class IpcGroup(TransferGroup):
     ) -> None:
         self._own: list[Staging] = []
         self._buffers: list[Tensor] = []
-        self._open_reads: list[list[_Number]] = [
-            [] for _ in range(_NUM_BUFFERS)
-        ]  # of each buffer, one for each receiver
+        # For each buffer, one number from each receiver.
+        self._open_reads: list[list[_ExpectedNumber]] = [[] for _ in range(_NUM_BUFFERS)]
         self._num_parts = 0
         self._timeout = timedelta(seconds=timeout_s)
         super().__init__("gloo", store, group_id, rank, num_ranks, timeout_s, check)
@@ -87,10 +86,10 @@ class IpcGroup(TransferGroup):
             self._buffers = [staging.tensor for staging in self._own]
             for number, staging in enumerate(self._own):
                 for receiver in receivers:
-                    self._place.set(f"buffer {number} of {receiver}", staging.export())
+                    self._store.set(f"buffer {number} of {receiver}", staging.export())
         else:
             for number in range(_NUM_BUFFERS):
-                description = self._place.get(f"buffer {number} of {self.rank}")
+                description = self._store.get(f"buffer {number} of {self.rank}")
                 self._buffers.append(import_staging(description, self.device))
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
@@ -105,18 +104,18 @@ class IpcGroup(TransferGroup):
             self._buffers[number][: len(part)].copy_(part, non_blocking=True)
             self._synchronize()
             for receiver in range(1, self.num_ranks):
-                self._tell(receiver, _WRITTEN)
-                self._open_reads[number].append(self._hear(receiver, _READ))
+                self._send_number(receiver, _WRITTEN)
+                self._open_reads[number].append(self._receive_number(receiver, _READ))
             self._num_parts += 1
         return self._num_parts
 
     def _read(self, tensor: Tensor) -> None:
         for part in self._parts(tensor):
             number = self._num_parts % _NUM_BUFFERS
-            self._hear(SENDER, _WRITTEN).wait(self._timeout)
+            self._receive_number(SENDER, _WRITTEN).wait(self._timeout)
             part.copy_(self._buffers[number][: len(part)], non_blocking=True)
             self._synchronize()
-            self._tell(SENDER, _READ)
+            self._send_number(SENDER, _READ)
             self._num_parts += 1
 
     def _await_reads(self, number: int) -> None:
@@ -125,17 +124,17 @@ class IpcGroup(TransferGroup):
             answer.wait(self._timeout)
 
     def _await_reads_of(self, num_parts: int) -> None:
-        """Return when the receivers have read the first so many parts."""
+        """Return when the receivers have read the first `num_parts` parts."""
         for number, answers in enumerate(self._open_reads):
             if answers and answers[0].expected < num_parts:
                 self._await_reads(number)
 
-    def _tell(self, rank: int, tag: int) -> None:
+    def _send_number(self, rank: int, tag: int) -> None:
         self._group.send([torch.tensor([self._num_parts])], rank, tag).wait(self._timeout)
 
-    def _hear(self, rank: int, tag: int) -> _Number:
+    def _receive_number(self, rank: int, tag: int) -> _ExpectedNumber:
         value = torch.full((1,), -1)
-        return _Number(self._group.recv([value], rank, tag), value, self._num_parts)
+        return _ExpectedNumber(self._group.recv([value], rank, tag), value, self._num_parts)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -143,8 +142,8 @@ class IpcGroup(TransferGroup):
 
 
 @dataclass(frozen=True)
-class _Number:
-    """A number that another member will send: that of a part."""
+class _ExpectedNumber:
+    """The number of a part, which another member will send."""
 
     work: Any
     value: Tensor
@@ -157,14 +156,14 @@ class _Number:
 
 
 class IpcCall:
-    """A message on its way; its creation sends it, in the trainer."""
+    """A message on its way. In the trainer its creation sends it."""
 
     def __init__(self, group: IpcGroup, tensor: Tensor) -> None:
         self._group, self._tensor = group, tensor
         self._num_parts = group._write(tensor) if group.rank == SENDER else 0
 
     def wait(self) -> None:
-        """Return when every receiver has the message, or this one has it.
+        """Return when every receiver has the message; in a receiver, when this one has it.
 
         Raises:
             GroupError: another member has gone, or the time is over.

@@ -1,4 +1,4 @@
-"""What all members of a transfer know before its first byte: the group, which rank sends which rows of which tensor, and where they lie.
+"""Plan of a transfer, which all members know before its first byte: the group, which rank sends which rows of which tensor, and where they lie.
 
 Tensors travel in buckets, and a bucket as one message of every rank of the trainer that holds rows of it. Buckets and messages follow from the
 tensor list, the type on the wire and the bucket size alone, so they need not be sent.
@@ -12,25 +12,20 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import xxhash
 
+from rftcore.sync.tensors import AdaptersConfig, Part, TensorShapes, WireTensor, shapes_of
 from rftdata.errors import RftError
 
 BLOCK_BYTES = 1024
 HASH_BYTES = 8
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-TensorShapes = tuple[tuple[str, tuple[int, ...]], ...]
-"""Name and shape of every tensor that an engine gets."""
-AdaptersConfig = dict[str, Any]
-"""The contents of peft's adapter_config.json."""
 ADAPTERS_DTYPE = "float32"
 """Type of adapters on the wire, as in files; engines cast them to their own."""
 
@@ -45,35 +40,7 @@ class TransferError(RftError):
     is_half_applied = False
 
 
-@dataclass(frozen=True)
-class Part:
-    """Consecutive rows (of the first dimension) of a tensor, and the rank of the trainer that sends them."""
-
-    sender: int
-    first_row: int
-    num_rows: int
-
-
-@dataclass(frozen=True)
-class WireTensor:
-    """One tensor of a transfer.
-
-    Attributes:
-        parts: in the order of their rows; they are all rows, each once. Empty for a tied tensor.
-        same_as: name of an earlier tensor with the same values, which travels in its place; None for a tensor that travels itself.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
-    same_as: str | None = None
-
-    @property
-    def num_rows(self) -> int:
-        return self.shape[0] if self.shape else 1
-
-
-Typed = tuple[WireTensor, str]
+_Typed = tuple[WireTensor, str]
 """A tensor and its type on the wire."""
 
 
@@ -103,7 +70,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Message:
-    """What one rank of the trainer sends of a bucket; the first `data_start` bytes hold the hashes."""
+    """One rank's share of a bucket; the first `data_start` bytes hold the hashes."""
 
     sender: int
     pieces: tuple[Piece, ...]
@@ -131,7 +98,7 @@ class Bucket:
 
     Attributes:
         messages: by ascending rank of their senders, which is the order in which they are sent.
-        num_bytes: of the tensors, each padded to whole blocks.
+        num_bytes: size of the tensors, each padded to whole blocks.
     """
 
     slots: tuple[Slot, ...]
@@ -145,14 +112,14 @@ class TransferPlan:
 
     Attributes:
         transfer_id: which transfer; sent first, so that members of different transfers cannot meet unnoticed.
-        group_id: the group; a member that is in another one leaves that and joins this.
-        backend: gloo or nccl.
-        host, port: of the store at which the group meets.
+        group_id: the group; a member of another one leaves that and joins this one.
+        backend: gloo, nccl or ipc.
+        host, port: address of the store at which the group meets.
         num_ranks: size of the group; the first ranks are those of the trainer.
         first_rank: rank of the engine's first process; 0 in the trainer.
         tensors: what is sent.
         dtype: type of the tensors on the wire.
-        in_float32: those that travel in float32 nevertheless, because an engine keeps them so; in the order of `tensors`.
+        in_float32: names of tensors that travel in float32 because an engine keeps them so; in the order of `tensors`.
         bucket_bytes: size up to which tensors are packed together. A larger tensor has its own bucket.
         timeout_s: longest wait for any one message, or for a member to join.
         adapters: peft's configuration, if the tensors are adapters; None for whole weights.
@@ -179,24 +146,24 @@ class TransferPlan:
 
     @property
     def shapes(self) -> TensorShapes:
-        """What an engine gets, tied tensors under each of their names."""
+        """The tensors that an engine gets, tied ones under each of their names."""
         return shapes_of(self.tensors)
 
     @property
     def tied_names(self) -> dict[str, list[str]]:
         """The other names of each tensor that travels for tied ones."""
-        found: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         for tensor in self.tensors:
             if tensor.same_as is not None:
-                found.setdefault(tensor.same_as, []).append(tensor.name)
-        return found
+                names.setdefault(tensor.same_as, []).append(tensor.name)
+        return names
 
     def buckets(self) -> tuple[Bucket, ...]:
         """Return the buckets in the order in which they are sent."""
         return _buckets(self.tensors, self.dtype, self.in_float32, self.bucket_bytes)
 
     def refuse_other_type(self, dtype: str, in_float32: Collection[str] = ()) -> None:
-        """Refuse weights in another type than that of the engine, and adapters in another than theirs; nothing has been received then.
+        """Refuse weights in another type than the engine's, and adapters in another than float32, before anything is received.
 
         Args:
             in_float32: tensors that the engine keeps in float32 although its type is another.
@@ -226,43 +193,6 @@ def num_blocks(offset: int, num_bytes: int) -> int:
     return -(-(offset % BLOCK_BYTES + num_bytes) // BLOCK_BYTES)
 
 
-def shapes_of(tensors: Sequence[WireTensor]) -> TensorShapes:
-    """Return names and shapes."""
-    return tuple((tensor.name, tensor.shape) for tensor in tensors)
-
-
-def to_json(tensors: Sequence[WireTensor]) -> list[dict[str, Any]]:
-    """Return the elements of `rft.weight_transfer.tensors`."""
-    return [
-        {"name": tensor.name, "shape": list(tensor.shape)}
-        | (
-            {"same_as": tensor.same_as}
-            if tensor.same_as
-            else {"parts": [[p.sender, p.first_row, p.num_rows] for p in tensor.parts]}
-        )
-        for tensor in tensors
-    ]
-
-
-def from_json(entries: Sequence[dict[str, Any]]) -> tuple[WireTensor, ...]:
-    """The reverse of `to_json`."""
-    return tuple(
-        WireTensor(
-            entry["name"],
-            tuple(entry["shape"]),
-            tuple(Part(*part) for part in entry.get("parts", ())),
-            entry.get("same_as"),
-        )
-        for entry in entries
-    )
-
-
-@lru_cache(maxsize=4)
-def fingerprint(tensors: tuple[WireTensor, ...]) -> str:
-    """Return xxh3_64 of a tensor list, 16 hex digits."""
-    return xxhash.xxh3_64_hexdigest(json.dumps(to_json(tensors)).encode())
-
-
 def checksum_of_hashes(hashes: Sequence[int]) -> str:
     """Return one checksum for all tensors, 16 hex digits."""
     return xxhash.xxh3_64_hexdigest(b"".join(value.to_bytes(HASH_BYTES, "little", signed=True) for value in hashes))
@@ -274,25 +204,25 @@ def _buckets(
 ) -> tuple[Bucket, ...]:
     wide = frozenset(in_float32)
     travelling = [(tensor, "float32" if tensor.name in wide else dtype) for tensor in tensors if tensor.same_as is None]
-    return tuple(_bucket(members) for members in _divided(travelling, bucket_bytes))
+    return tuple(_bucket(members) for members in _split_by_size(travelling, bucket_bytes))
 
 
-def _divided(tensors: Sequence[Typed], bucket_bytes: int) -> Iterator[list[Typed]]:
+def _split_by_size(tensors: Sequence[_Typed], bucket_bytes: int) -> Iterator[list[_Typed]]:
     """Yield the tensors of one bucket at a time."""
-    found: list[Typed] = []
+    bucket: list[_Typed] = []
     total = 0
     for tensor, dtype in tensors:
         padded = _whole_blocks(math.prod(tensor.shape) * _ITEM_BYTES[dtype])
-        if found and total + padded > bucket_bytes:
-            yield found
-            found, total = [], 0
-        found.append((tensor, dtype))
+        if bucket and total + padded > bucket_bytes:
+            yield bucket
+            bucket, total = [], 0
+        bucket.append((tensor, dtype))
         total += padded
-    if found:
-        yield found
+    if bucket:
+        yield bucket
 
 
-def _bucket(tensors: Sequence[Typed]) -> Bucket:
+def _bucket(tensors: Sequence[_Typed]) -> Bucket:
     slots: list[Slot] = []
     parts: dict[int, list[tuple[int, Part]]] = {}
     end = 0

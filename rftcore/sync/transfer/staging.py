@@ -1,7 +1,7 @@
 """Memory that a trainer writes and engines on the same device read: exported by CUDA IPC on a GPU, as shared memory on a CPU.
 
-What travels between the processes is a description of plain numbers and bytes as JSON, and no pickle: whoever reaches the group's store could run code in it
-otherwise. torch counts each import of an export, so every process that imports gets a description of its own, and imports it once.
+Processes exchange a description of plain numbers and bytes as JSON. A pickle would let every process that reaches the group's store run code in
+this one. torch counts each import of an export, so every process that imports gets a description of its own, and imports it once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-# Of what torch makes of a CUDA tensor: the storage's handle, sizes, the counter of references, an event.
+# Indices in torch's description of a CUDA tensor, from the storage's handle to the event.
 _DEVICE, _FIRST, _LAST = 6, 7, 14
 
 
@@ -32,7 +32,7 @@ class Staging:
             return
         self._fd = os.memfd_create("weights")
         os.ftruncate(self._fd, num_bytes)
-        self.tensor = _mapped(self._path, num_bytes)
+        self.tensor = _map_file(self._path, num_bytes)
 
     def export(self) -> str:
         """Return a description for one process that imports."""
@@ -42,7 +42,7 @@ class Staging:
         return json.dumps([_plain(each) for each in arguments[_FIRST:]] + [len(self.tensor)])
 
     def close(self) -> None:
-        """Free the buffer, and what processes that have exited left of it."""
+        """Free the buffer, and imports of it that exited processes left behind."""
         is_on_gpu = self.tensor.device.type == "cuda"
         self.tensor = torch.empty(0, dtype=torch.uint8)
         if is_on_gpu:
@@ -60,16 +60,16 @@ def import_staging(description: bytes | str, device: torch.device) -> Tensor:
     """Return another process's buffer, uint8, once for each description.
 
     Args:
-        device: on which this process computes; the same as the exporting one's, whatever number either has for it.
+        device: the device on which this process computes; it is the exporting process's, which may number it differently.
 
     Raises:
-        OSError, RuntimeError: it cannot be opened here.
+        OSError, RuntimeError: the buffer cannot be opened here.
     """
-    found = json.loads(description)
+    fields = json.loads(description)
     if device.type == "cpu":
-        path, num_bytes = found
-        return _mapped(path, num_bytes)
-    *rest, num_bytes = found
+        path, num_bytes = fields
+        return _map_file(path, num_bytes)
+    *rest, num_bytes = fields
     storage: list[Any] = [_bytes(each) for each in rest]
     # (…, handle, size, offset, requires_grad, counter, its offset, event, whether to wait for it)
     tensor: Tensor = rebuild_cuda_tensor(
@@ -78,7 +78,7 @@ def import_staging(description: bytes | str, device: torch.device) -> Tensor:
     return tensor
 
 
-def _mapped(path: str, num_bytes: int) -> Tensor:
+def _map_file(path: str, num_bytes: int) -> Tensor:
     return torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
 
 

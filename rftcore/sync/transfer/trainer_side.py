@@ -1,9 +1,7 @@
-"""The trainer's side of weights that go straight into live engines (`sync.method` nccl or auto): offer a version, form the group of those that take
-it, send, and collect what became of it.
+"""Trainer's side of a transfer into live engines: offer a version, form the group of those that take it, send, and collect how it ended.
 
 Who takes part is decided anew for every version, so explorers may join, leave or die at any time. The group is formed again only when its members have
-changed or one of them failed. Engines that were left in the middle are offered the version again, and so are those that missed it, as while they stored
-a batch or answered an evaluation, when they ask for it. What cannot be sent to them is written as a file, once, by another method.
+changed or one of them failed. `rftcore.sync.fallback` decides what is sent, when it is sent again, and when it is written as a file instead.
 """
 
 from __future__ import annotations
@@ -12,26 +10,18 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from rftcore.sync.addresses import LOOPBACK, own_address
-from rftcore.sync.base import LIVE_URI, Publication
 from rftcore.sync.device_names import choose_backend
+from rftcore.sync.tensors import AdaptersConfig, WireTensor, fingerprint, to_json
 from rftcore.sync.transfer.group import GroupError, always_wanted, open_store
-from rftcore.sync.transfer.plan import (
-    ADAPTERS_DTYPE,
-    AdaptersConfig,
-    TransferPlan,
-    WireTensor,
-    fingerprint,
-    to_json,
-)
-from rftcore.sync.transfer.transfer import Sent
+from rftcore.sync.transfer.plan import ADAPTERS_DTYPE, TransferPlan
+from rftcore.sync.transfer.sender import Sent
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.transfers import Offers, Receipt
 from rftdata.config import SyncConfig
-from rftdata.errors import RoleFailedError
 from rftdata.failpoints import failpoint
 from rftdata.processes import is_here
 
@@ -40,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TRIES = 3
 _MIB = 1 << 20
 
 
@@ -48,8 +37,8 @@ class WeightSource(Protocol):
     """The ranks of a trainer, which send together.
 
     Attributes:
-        num_ranks: of the trainer.
-        weight_group_id: the group in which all of them are; None if they are in none.
+        num_ranks: number of ranks.
+        weight_group_id: id of the group in which all of them are; None if they are in none.
     """
 
     num_ranks: int
@@ -58,13 +47,13 @@ class WeightSource(Protocol):
     def weight_group_id(self) -> int | None: ...
 
     def weight_devices(self) -> str:
-        """Ids of the ranks' devices, with commas."""
+        """Return the ids of the ranks' devices, with commas."""
 
     def weight_tensors(self, adapters_alone: bool) -> tuple[WireTensor, ...]:
-        """What they send, all weights or adapters alone; the same as long as they live."""
+        """Return the tensors that they send, all weights or adapters alone; always the same ones."""
 
     def send_weights(self, plan: TransferPlan, store: TCPStore, check: Callable[[], None] = always_wanted) -> Sent:
-        """Send the weights as they are now, each rank what it holds; after an error no rank is in the group any more.
+        """Send the weights as they are now, each rank what it holds. After an error no rank is in the group.
 
         Args:
             check: called during waits; what it raises ends them.
@@ -77,148 +66,64 @@ class WeightSource(Protocol):
         """Leave the group, if there is one."""
 
 
-class LiveWeights:
-    """Publishes one version after the other.
+@dataclass(frozen=True)
+class TransferResult:
+    """How one transfer ended.
+
+    Attributes:
+        sent: what was sent; None if the transfer failed, or no explorer took part.
+        was_applied: whether an engine has the whole version.
+        missing: workers that took part and have not applied the version.
+    """
+
+    sent: Sent | None = None
+    was_applied: bool = False
+    missing: set[int] = field(default_factory=set)
+
+
+class LiveTransfers:
+    """Sends versions to live engines.
 
     Args:
-        attempt: holds the run.
-        source: of the weights.
-        write_file: writes the weights as they are now as a file.
-        report: told how weights travel and why, whenever that changes.
+        attempt: the attempt that holds the run.
+        offers: where explorers read what is offered.
+        source: the ranks that have the weights.
+        report_route: receives how weights travel and why, whenever a group is formed.
         adapters: peft's configuration, if adapters travel alone.
 
     Attributes:
-        publication: of the last version.
         in_float32: names of weights that engines keep in float32, of those that took part last.
-        first_sent_step: the step after which weights went straight into an engine for the first time; None before.
-        live_since: the step from which on no version has been written as a file, so that engines have what was sent; None if the last has a file.
     """
 
     def __init__(
         self,
         attempt: Attempt,
         config: SyncConfig,
+        offers: Offers,
         source: WeightSource,
-        write_file: Callable[[str], Publication],
-        report: Callable[[str], None] = lambda choice: None,
-        adapters: AdaptersConfig | None = None,
+        report_route: Callable[[str], None],
+        adapters: AdaptersConfig | None,
     ) -> None:
         self._attempt = attempt
         self._config = config
+        self._offers = offers
         self._source = source
-        self._write_file = write_file
-        self._report = report
+        self._report_route = report_route
         self._adapters = adapters
-        self._offers = Offers(attempt)
         self._members: list[int] = []
         self._address = ("", 0)
         self._tensors: tuple[WireTensor, ...] = ()
-        self._name = ""
-        self._choice = ""
-        self._step = 0
-        self._num_repeats = 0  # of the last version, for explorers that missed it
         self.in_float32: tuple[str, ...] = ()
-        self.first_sent_step: int | None = None
-        self.live_since: int | None = None
-        self.publication = Publication("", 0, "")
 
-    def publish(self, step: int) -> int:
-        """Publish the weights after `step` as a new version: to the engines that are there, or as a file if there are none.
+    def send(self, version: int, waiting: set[int]) -> TransferResult:
+        """Offer a version and send it once to the explorers that acknowledge.
 
-        Returns:
-            The policy_version_id.
+        Args:
+            waiting: workers whose acknowledgements are waited for.
 
         Raises:
             FencedError: another attempt holds the run.
         """
-        self._step, self._name, self._num_repeats = step, f"step-{step:06d}", 0
-        receivers = self._offers.ready_receivers()
-        waiting = set(receivers)
-        if not receivers or not self._may_send(receivers):
-            self.publication, self.live_since = self._write_file(self._name), None
-            return self._announce(step, self._config.file_method)
-        self.publication = Publication(LIVE_URI, 0, "")
-        version = self._announce(step, "nccl")
-        for _ in range(_TRIES):
-            # Engines that a transfer left in the middle do not sample until they have all of it.
-            waiting = self._transfer(version, waiting) & set(self._offers.ready_receivers())
-            if not waiting:
-                break
-        self._locate_sent(version)
-        if self._config.check_weights:
-            self.as_file(version)
-        self.serve_missed(version)
-        return version
-
-    def is_missed(self, policy_version_id: int) -> bool:
-        """Return whether an explorer has missed the last version, which is in no file."""
-        return self.publication.uri == LIVE_URI and self._offers.is_file_wanted(policy_version_id)
-
-    def serve_missed(self, policy_version_id: int) -> None:
-        """Send the last version again to explorers that have missed it and ask for it now; write it as a file if they do not take it so either."""
-        while self.is_missed(policy_version_id):
-            late = self._offers.late_receivers(policy_version_id)
-            if not late or self._num_repeats == _TRIES or not self._may_send(self._offers.ready_receivers()):
-                logger.info(
-                    "an explorer missed policy version %d, which is written as a file for it", policy_version_id
-                )
-                self.as_file(policy_version_id)
-                return
-            self._num_repeats += 1
-            logger.info("an explorer missed policy version %d, which is sent again", policy_version_id)
-            before = self.publication
-            self._transfer(policy_version_id, late)
-            if before.checksum:
-                self.publication = before  # the row's, whatever type the late ones were sent
-            else:
-                self._locate_sent(policy_version_id)
-
-    def as_file(self, policy_version_id: int) -> Publication:
-        """Return the last version as a file, which is written unless it exists."""
-        if self.publication.uri == LIVE_URI:
-            self.publication, self.live_since = self._write_file(self._name), None
-            self._locate(policy_version_id)
-        return self.publication
-
-    def close(self) -> None:
-        """Leave the group."""
-        with suppress(RoleFailedError):  # a rank that has died is in no group
-            self._source.leave_weight_group()
-        self._offers.leave()
-
-    def _may_send(self, receivers: dict[int, str]) -> bool:
-        """Whether weights go into the engines, and not into a file; a choice for files is logged when it changes."""
-        if self._config.method == "nccl":
-            return True
-        backend, reason = choose_backend(self._source.weight_devices(), [*receivers.values()])
-        if backend in ("nccl", "ipc"):
-            return True
-        self._choose(f"through files ({self._config.file_method}): {reason}")
-        return False
-
-    def _choose(self, choice: str) -> None:
-        if choice != self._choice:
-            logger.info("weights go %s", choice)
-            self._choice = choice
-            self._report(choice)
-
-    def _announce(self, step: int, method: str) -> int:
-        found = self.publication
-        return self._attempt.publish(
-            step, method=method, uri=found.uri, num_bytes=found.num_bytes, checksum=found.checksum
-        )
-
-    def _locate(self, version: int) -> None:
-        found = self.publication
-        self._offers.locate(version, uri=found.uri, num_bytes=found.num_bytes, checksum=found.checksum)
-
-    def _locate_sent(self, version: int) -> None:
-        if self.publication.checksum:
-            self._locate(version)
-            self.live_since = self._step if self.live_since is None else self.live_since
-
-    def _transfer(self, version: int, waiting: set[int]) -> set[int]:
-        """Offer and send once; return the members that have not applied the version."""
         if not self._tensors:
             self._tensors = self._source.weight_tensors(self._adapters is not None)
         transfer_id = self._offers.offer(version, to_json(self._tensors), fingerprint(self._tensors), self._adapters)
@@ -228,7 +133,7 @@ class LiveWeights:
         if not members:
             self._source.leave_weight_group()
             self._offers.end(transfer_id, error="no explorer acknowledged in time")
-            return set()
+            return TransferResult()
         sent: Sent | None = None
         error: str | None = None
         try:
@@ -247,11 +152,7 @@ class LiveWeights:
         num_bytes, seconds = (None, None) if sent is None else (sent.num_bytes, sent.seconds)
         self._offers.end(transfer_id, num_bytes=num_bytes, send_seconds=seconds, error=error)
         # Engines may have all of it although another one broke the transfer off at its end.
-        if self.first_sent_step is None and len(missing) < len(outcomes):
-            self.first_sent_step = self._step
-        if sent is not None:
-            self.publication = Publication(LIVE_URI, sent.num_bytes, sent.checksum)
-        return missing
+        return TransferResult(sent, len(missing) < len(outcomes), missing)
 
     def _await_acknowledgements(self, transfer_id: int, waiting: set[int]) -> None:
         deadline = time.monotonic() + self._config.acknowledge_s
@@ -283,7 +184,7 @@ class LiveWeights:
             self._members, self._address, group_id = ids, (host, self._store.port), transfer_id
             self._backend, reason = choose_backend(self._source.weight_devices(), [member.device for member in members])
             what = "" if self._adapters is None else "adapters alone, "
-            self._choose(f"{what}into {len(members)} live engines by {self._backend}: {reason}")
+            self._report_route(f"{what}into {len(members)} live engines by {self._backend}: {reason}")
         self.in_float32 = self._in_float32(members)
         ranks, num_ranks = {}, self._source.num_ranks
         for member in members:
@@ -323,7 +224,7 @@ class LiveWeights:
         """Return the address at which a new group meets.
 
         Raises:
-            GroupError: members on other machines, or in other containers, cannot reach this one.
+            GroupError: members on other machines, or in other containers, cannot reach this machine.
         """
         # Another container, even one of this host's name, has a loopback interface of its own.
         if all(is_here(member.host, member.pid_space) for member in members):
@@ -346,7 +247,7 @@ class LiveWeights:
 
 
 def _members(receipts: list[Receipt], any_dtype: bool) -> tuple[list[Receipt], dict[int, str]]:
-    """Return the explorers that take part, and the reasons of the others.
+    """Return the explorers that take part, and for each other one the reason why not.
 
     Args:
         any_dtype: false leaves engines out that need another type on the wire.

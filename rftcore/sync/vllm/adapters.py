@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rftcore.sync.files.adapters_file import ADAPTERS_ID, ADAPTERS_NAME
-from rftcore.sync.transfer.plan import AdaptersConfig
+from rftcore.sync.tensors import AdaptersConfig
 from rftdata.errors import ModelError
 
 

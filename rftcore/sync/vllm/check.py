@@ -32,18 +32,18 @@ def differing_tensors(model: nn.Module, config: VllmConfig, folder: str) -> list
     """Return the names of the tensors of a loaded model that differ from those of one loaded from `folder`, this worker's part of them.
 
     Args:
-        config: that of the worker.
+        config: the worker's.
     """
-    found, expected = _contents(model), _contents(_load(config, folder))
-    return sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+    running, expected = _contents(model), _contents(_load(config, folder))
+    return sorted(name for name in running.keys() | expected.keys() if running.get(name) != expected.get(name))
 
 
 def differing_adapters(worker: Any, folder: str) -> list[str]:
     """Return the parts of a worker's adapters that differ from those that vLLM reads from `folder`. The worker has the latter afterwards."""
     model = worker.model_runner.get_model()
-    found = {name: int(_hash(tensor)) for name, tensor in adapter_memory(model)}
+    before = {name: int(_hash(tensor)) for name, tensor in adapter_memory(model)}
     load_adapters_folder(worker, folder)
-    return sorted(name for name, tensor in adapter_memory(model) if found[name] != int(_hash(tensor)))
+    return sorted(name for name, tensor in adapter_memory(model) if before[name] != int(_hash(tensor)))
 
 
 def _load(config: VllmConfig, folder: str) -> nn.Module:
@@ -81,7 +81,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _without_wrapper(name: str) -> str:
-    """Name of a tensor in a model without room for adapters."""
+    """Return the name of a tensor in a model without room for adapters."""
     return name.replace(".base_layer.", ".")
 
 
@@ -98,7 +98,7 @@ def _computed(layer: Any) -> Tensor:
 
 def _hash(tensor: Tensor) -> Tensor:
     """Return a 64-bit hash of a tensor's bytes, on its device."""
-    found = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    packed = found.new_zeros(-(-len(found) // BLOCK_BYTES) * BLOCK_BYTES)
-    packed[: len(found)] = found
-    return hashes_of(packed, [(0, len(found))])[0]
+    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    packed = content.new_zeros(-(-len(content) // BLOCK_BYTES) * BLOCK_BYTES)
+    packed[: len(content)] = content
+    return hashes_of(packed, [(0, len(content))])[0]

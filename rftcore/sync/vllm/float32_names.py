@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rftcore.sync.transfer.plan import TensorShapes
+from rftcore.sync.tensors import TensorShapes
 
 logger = logging.getLogger(__name__)
 
 
 def names_in_float32(model: nn.Module, model_config: Any, checkpoint: TensorShapes) -> list[str]:
-    """Return the names of a checkpoint's tensors that the model keeps in float32, and of those of which that is unknown.
+    """Return the names of a checkpoint's tensors that the model keeps in float32, and of those whose type is unknown.
 
-    To send a tensor in float32 that the model keeps in another type takes time, but changes nothing: loading rounds it.
+    A tensor that is sent in float32 although the model keeps it in another type costs time only: loading rounds it.
 
     Args:
-        checkpoint: names and shapes.
+        checkpoint: names and shapes of its tensors.
     """
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
@@ -66,12 +66,12 @@ def _has_float32(model: nn.Module) -> bool:
 
 def _types(model: nn.Module, checkpoint: TensorShapes) -> dict[str, set[torch.dtype]]:
     """Return the types of the parameters that each of a checkpoint's tensors is loaded into."""
-    found: dict[str, set[torch.dtype]] = {}
+    types: dict[str, set[torch.dtype]] = {}
     current = ""
 
     def recorder(dtype: torch.dtype) -> Callable[..., bool]:
         def record(*_: object, **__: object) -> bool:
-            found.setdefault(current, set()).add(dtype)
+            types.setdefault(current, set()).add(dtype)
             return True
 
         return record
@@ -91,4 +91,4 @@ def _types(model: nn.Module, checkpoint: TensorShapes) -> dict[str, set[torch.dt
         for parameter, attributes in own:
             parameter.__dict__.clear()
             parameter.__dict__.update(attributes)
-    return found
+    return types

@@ -1,4 +1,4 @@
-"""Load new weights in vLLM's workers, on CPU and CUDA: from a published file, or from the trainer. Adapters alone: `vllm_adapters`.
+"""Load new weights in vLLM's workers, on CPU and CUDA: from a published file, or from the trainer. `rftcore.sync.vllm.adapters` loads adapters alone.
 
 Whole weights go through `reload_weights`, vLLM's layerwise reload, which restores each layer's checkpoint form, loads it,
 and runs the layer's own post-processing. Calling `model.load_weights` instead fails on a CPU, where linear weights are
@@ -25,8 +25,9 @@ from torch import Tensor
 
 from rftcore.sync.device_names import device_id
 from rftcore.sync.files.weights_file import iterate_weights
-from rftcore.sync.transfer.plan import TensorShapes, TransferError, TransferPlan
-from rftcore.sync.transfer.transfer import TransferReceiver
+from rftcore.sync.tensors import TensorShapes
+from rftcore.sync.transfer.plan import TransferError, TransferPlan
+from rftcore.sync.transfer.receiver import TransferReceiver
 from rftcore.sync.vllm.adapters import load_adapters, load_adapters_folder
 from rftcore.sync.vllm.check import differing_adapters, differing_tensors
 from rftcore.sync.vllm.float32_names import end_reload, names_in_float32
@@ -37,8 +38,8 @@ class ReceiveOutcome:
     """How a transfer ended in one worker.
 
     Attributes:
-        checksum: of what arrived; empty after an error.
-        is_loaded: whether any tensor of it was loaded.
+        checksum: checksum of what arrived; empty after an error.
+        is_loaded: whether any tensor was loaded.
     """
 
     checksum: str

@@ -24,8 +24,7 @@ from transformers import PreTrainedModel
 
 from rftcore.config.trainer import TrainerConfig
 from rftcore.sync.checkpoint_layout import CheckpointLayout
-from rftcore.sync.transfer.plan import WireTensor
-from rftcore.sync.transfer.transfer import HeldRows
+from rftcore.sync.tensors import HeldRows, WireTensor
 from rftcore.trainer.batches.micro_batches import Cutting, MicroBatch
 from rftcore.trainer.network import attention, packable
 from rftcore.trainer.network.computation import Computation, output_layer

@@ -21,8 +21,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import Placement
 
 from rftcore.sync.checkpoint_layout import CheckpointLayout, Piece
-from rftcore.sync.transfer.plan import Part, WireTensor
-from rftcore.sync.transfer.transfer import HeldRows
+from rftcore.sync.tensors import HeldRows, Part, WireTensor
 from rftcore.trainer.network.sharding import Grid
 
 Rows = tuple[int, int]

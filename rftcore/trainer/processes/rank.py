@@ -56,7 +56,7 @@ class _Rank:
     learner: Learner
 
     def __init__(self, rank: int, memory: SharedBatchMemory) -> None:
-        from rftcore.sync.transfer.transfer import TransferSender
+        from rftcore.sync.transfer.sender import TransferSender
 
         self.rank = rank
         self.memory = memory

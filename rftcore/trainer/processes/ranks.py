@@ -26,9 +26,10 @@ from rftcore.algorithms.algorithm import Algorithm
 from rftcore.call_thread import CallThread
 from rftcore.sync.device_names import device_id
 from rftcore.sync.files.weights_stream import Layout, begin_file
+from rftcore.sync.tensors import WireTensor
 from rftcore.sync.transfer.group import GroupError, always_wanted
-from rftcore.sync.transfer.plan import TransferPlan, WireTensor
-from rftcore.sync.transfer.transfer import Sent, TransferSender
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.sender import Sent, TransferSender
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.processes.learner_arguments import LearnerArguments

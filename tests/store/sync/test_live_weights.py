@@ -23,13 +23,14 @@ from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.reporting.report import build_report
 from rftcore.reporting.table import print_report
 from rftcore.sync.base import LIVE_URI, Publication
+from rftcore.sync.fallback import LivePublisher
 from rftcore.sync.files.adapters_file import PREFIX
 from rftcore.sync.files.weights_file import iterate_weights, write_atomically
 from rftcore.sync.transfer.explorer_side import LiveReceiver
 from rftcore.sync.transfer.group import TransferGroup
 from rftcore.sync.transfer.plan import TransferPlan
-from rftcore.sync.transfer.trainer_side import LiveWeights
-from rftcore.sync.transfer.transfer import TransferReceiver
+from rftcore.sync.transfer.receiver import TransferReceiver
+from rftcore.sync.transfer.reception import Reception
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.policies import newest_policy
 from rftdata.config import SyncConfig
@@ -44,11 +45,12 @@ from tests.support.weights import complete_state, write_weights
 # No test waits for these limits, except where an explorer must not acknowledge (`IMPATIENT`).
 SYNC = SyncConfig(method="nccl", acknowledge_s=PATIENCE_S, timeout_s=2 * PATIENCE_S, bucket_mib=1)
 IMPATIENT = SYNC.model_copy(update={"acknowledge_s": 5.0})
+RECEPTION = Reception(dtype="bfloat16", device="cpu", num_ranks=1)
 Tensors = dict[str, Tensor]
 
 
 class Model(OneRank):
-    """The trainer's weights: more buckets of the smallest size than are on their way at once."""
+    """The trainer's weights, in more buckets of the smallest size than are on their way at once."""
 
     def __init__(self, path: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -84,8 +86,8 @@ class Crew:
         self.files: list[str] = []
         self.choices: list[str] = []
 
-    def trainer(self, attempt: Attempt, sync: SyncConfig = SYNC) -> LiveWeights:
-        return LiveWeights(attempt, sync, self.model, self.write_file, self.choices.append)
+    def trainer(self, attempt: Attempt, sync: SyncConfig = SYNC) -> LivePublisher:
+        return LivePublisher(attempt, sync, self.model, self.write_file, self.choices.append)
 
     def write_file(self, name: str) -> Publication:
         self.files.append(name)
@@ -125,9 +127,9 @@ class Explorer:
             crew.run,
             self.worker.worker_id,
             SYNC,
+            reception,
             self.engine.receive_weights,
             self.engine.refuse_unfit,
-            **vars(reception),
         )
         self.receiver.set_ready(True)
         self._stopped = threading.Event()
@@ -190,14 +192,14 @@ def join(crew: Crew) -> Iterator[Callable[..., Explorer]]:
 
 
 @pytest.fixture
-def trainer(crew: Crew, attempt: Attempt) -> Iterator[LiveWeights]:
+def trainer(crew: Crew, attempt: Attempt) -> Iterator[LivePublisher]:
     trainer = crew.trainer(attempt)
     yield trainer
     trainer.close()
 
 
 @pytest.fixture
-def impatient_trainer(crew: Crew, attempt: Attempt) -> Iterator[LiveWeights]:
+def impatient_trainer(crew: Crew, attempt: Attempt) -> Iterator[LivePublisher]:
     trainer = crew.trainer(attempt, IMPATIENT)
     yield trainer
     trainer.close()
@@ -211,9 +213,7 @@ class Stuck:
         self.waits = threading.Event()
         self._released = threading.Event()
         self.worker = Worker(crew.run, "explorer")
-        self.receiver = LiveReceiver(
-            crew.run, self.worker.worker_id, SYNC, self.receive, dtype="bfloat16", device="cpu"
-        )
+        self.receiver = LiveReceiver(crew.run, self.worker.worker_id, SYNC, RECEPTION, self.receive)
         self.receiver.set_ready(True)
         self._thread = threading.Thread(target=self._work)
         if until == "offered":
@@ -251,7 +251,7 @@ class Stuck:
 
 @pytest.mark.parametrize("until", ["offered", "acknowledged", "joined", "received"])
 def test_a_trainer_whose_run_was_taken_over_waits_for_no_engine(crew: Crew, attempt: Attempt, until: str) -> None:
-    """Not for its acknowledgement, at the meeting place, for its part in a call, or for its receipt."""
+    """It ends its waits for an acknowledgement, at the meeting place, for the engine's part in a call, and for a receipt."""
     stuck = Stuck(crew, until)
     trainer = crew.trainer(
         attempt, SYNC.model_copy(update={"acknowledge_s": 10 * PATIENCE_S, "timeout_s": 10 * PATIENCE_S})
@@ -284,7 +284,7 @@ def test_the_trainer_meets_processes_of_another_container_of_its_host_name_at_it
 
 
 def test_explorers_come_and_go_between_versions(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     first, second = join(), join()
     versions = [trainer.publish(0), trainer.publish(1)]
@@ -317,8 +317,8 @@ def test_explorers_come_and_go_between_versions(
     assert same[0] == same[1] != same[2] != same[3] == same[4]
 
 
-def test_receipts_and_the_report_show_what_became_of_the_kv_cache(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer], capsys: pytest.CaptureFixture[str]
+def test_receipts_and_the_report_show_whether_the_kv_cache_was_kept(
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     join(), join(kv_cache="keep")
     trainer.publish(0)
@@ -349,7 +349,7 @@ def test_auto_uses_files_without_gpus_and_names_the_reason(
 def test_adapters_go_alone_into_engines_of_any_type(
     crew: Crew, attempt: Attempt, join: Callable[..., Explorer]
 ) -> None:
-    """In float32, as in files: an engine of bfloat16 keeps them so, beside its weights."""
+    """They are sent in float32, as in files: an engine of bfloat16 keeps them in that type, beside its weights."""
     half, full = join(adapter_rank=4), join(dtype="float32", adapter_rank=4)
     name = "model.layers.2.mlp.down_proj.weight"
     num_outputs, num_inputs = crew.model.state[name].shape
@@ -361,7 +361,7 @@ def test_adapters_go_alone_into_engines_of_any_type(
             yield from [(f"{layer}.lora_A.weight", a), (f"{layer}.lora_B.weight", b)]
 
     config = {"r": 4, "lora_alpha": 8}
-    trainer = LiveWeights(attempt, SYNC, Adapters(), crew.write_file, crew.choices.append, config)
+    trainer = LivePublisher(attempt, SYNC, Adapters(), crew.write_file, crew.choices.append, config)
     version = trainer.publish(0)
     b += 1
     version = trainer.publish(1)
@@ -382,7 +382,7 @@ def test_adapters_go_alone_into_engines_of_any_type(
 
 
 def test_weights_go_into_a_file_while_no_engine_is_there(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     version = trainer.publish(0)
     assert crew.files == ["step-000000"]
@@ -392,7 +392,7 @@ def test_weights_go_into_a_file_while_no_engine_is_there(
 
 
 def test_an_engine_that_does_not_acknowledge_in_time_is_sent_the_weights_when_it_asks(
-    crew: Crew, impatient_trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, impatient_trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     trainer, awake, stale = impatient_trainer, join(), join(asleep=True)
     version = trainer.publish(0)
@@ -412,8 +412,8 @@ def test_an_engine_that_does_not_acknowledge_in_time_is_sent_the_weights_when_it
     assert awake.has(version) and stale.has(version)
 
 
-def test_weights_that_no_engine_took_are_sent_when_one_asks(
-    crew: Crew, impatient_trainer: LiveWeights, join: Callable[..., Explorer]
+def test_weights_that_no_engine_took_are_sent_when_an_engine_asks_for_them(
+    crew: Crew, impatient_trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     trainer, only = impatient_trainer, join(asleep=True)
     version = trainer.publish(0)
@@ -431,7 +431,7 @@ def test_weights_that_no_engine_took_are_sent_when_one_asks(
 
 
 def test_an_engine_of_another_type_is_left_out_with_the_reason(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     half, full = join(), join(dtype="float32")
     version = trainer.publish(0)
@@ -446,10 +446,10 @@ def test_an_engine_of_another_type_is_left_out_with_the_reason(
     wait_until(serve)
 
 
-def test_an_engine_gets_in_float32_what_it_keeps_so(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+def test_an_engine_gets_in_float32_the_weights_that_it_keeps_in_float32(
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
-    """The other engine rounds it, as the trainer would have done."""
+    """The other engine rounds them, as the trainer would have done."""
     wide = "model.layers.1.post_attention_layernorm"
     norm, plain = join(wide=wide), join()
     crew.model.change()
@@ -492,7 +492,7 @@ def test_an_engine_does_not_acknowledge_weights_without_the_head_that_its_model_
         def tensors(self) -> Iterator[tuple[str, Tensor]]:
             yield from ((name, tensor) for name, tensor in crew.model.tensors() if name != "lm_head.weight")
 
-    trainer = LiveWeights(attempt, SYNC.model_copy(update={"acknowledge_s": 1.5}), Headless(), crew.write_file)
+    trainer = LivePublisher(attempt, SYNC.model_copy(update={"acknowledge_s": 1.5}), Headless(), crew.write_file)
     version = trainer.publish(0)
     wanted = "select wanted_version from rft.weight_receiver"
     wait_until(lambda: crew.rows(wanted) == [{"wanted_version": version}], "a refusal")
@@ -503,7 +503,7 @@ def test_an_engine_does_not_acknowledge_weights_without_the_head_that_its_model_
 
 
 def test_an_evaluation_gets_a_file_of_weights_that_went_into_engines(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     join()
     version = trainer.publish(0)
@@ -514,7 +514,7 @@ def test_an_evaluation_gets_a_file_of_weights_that_went_into_engines(
 
 
 def test_the_trainer_knows_since_when_engines_have_what_was_sent(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer]
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
     """A version is also a file if there was no engine to send it to, or if an evaluation asks for it."""
     found = []
@@ -533,7 +533,8 @@ def test_the_trainer_knows_since_when_engines_have_what_was_sent(
 _KILLED = """
 import os, sys, threading
 from rftcore.sync.transfer.explorer_side import LiveReceiver
-from rftcore.sync.transfer.transfer import TransferReceiver
+from rftcore.sync.transfer.reception import Reception
+from rftcore.sync.transfer.receiver import TransferReceiver
 from rftdata import open as open_buffer
 from rftdata.config import BufferConfig, SyncConfig
 from rftdata.attempts.policies import newest_policy
@@ -547,8 +548,11 @@ buffer = open_buffer(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_fre
 run = buffer.find_run("live")
 worker = Worker(run, "explorer")
 receiver = LiveReceiver(
-    run, worker.worker_id, SyncConfig(timeout_s=float(sys.argv[3])), lambda plan, version: TransferReceiver().receive(plan, 0, load),
-    dtype="bfloat16", device="cpu", num_ranks=1,
+    run,
+    worker.worker_id,
+    SyncConfig(timeout_s=float(sys.argv[3])),
+    Reception(dtype="bfloat16", device="cpu", num_ranks=1),
+    lambda plan, version: TransferReceiver().receive(plan, 0, load),
 )
 receiver.set_ready(True)
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()  # its starter has ended
@@ -562,7 +566,7 @@ while True:
 
 
 def test_an_engine_killed_in_the_middle_of_a_transfer_is_left_behind(
-    crew: Crew, trainer: LiveWeights, join: Callable[..., Explorer], tmp_path: Path
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer], tmp_path: Path
 ) -> None:
     other = join()
     config = crew.buffer.config
@@ -610,7 +614,7 @@ def test_a_trainer_that_dies_in_the_middle_leaves_an_engine_that_waits_for_the_n
             self.is_sending = True  # the first walk is for the list
 
     with crew.buffer.attempt(crew.run) as attempt:
-        trainer = LiveWeights(attempt, SYNC, BreaksOff(), crew.write_file)
+        trainer = LivePublisher(attempt, SYNC, BreaksOff(), crew.write_file)
         with pytest.raises(MemoryError):
             trainer.publish(0)
         wait_until(lambda: crew.outcomes() == [(1, "failed")])

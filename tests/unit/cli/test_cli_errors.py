@@ -309,6 +309,27 @@ def test_a_package_that_hides_ours_is_named(way: str, empty_folder: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("verb", ["check", "run", "explore"])
+def test_all_mistakes_are_reported_at_once(verb: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {
+        "explorer.reward": "exact_macth",
+        "selector.type": "shufle",
+        "monitor": "[tensorbord]",
+        "algorithm.name": "grop",
+        "model.path": "./absent",
+        "explorer.engine_args": "{no_such: 1}",
+        "pipelines.experience": "[drop_truncatd]",
+    }
+    (empty_folder / "config.yaml").write_text(CONFIG)
+    changes = [argument for key, value in wrong.items() for argument in ("--set", f"{key}={value}")]
+    assert run_command([verb, "config.yaml", *changes]) == 2
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == f"rft: {len(wrong)} things are wrong:"
+    for name in ("exact_macth", "shufle", "tensorbord", "grop", "absent", "no_such", "drop_truncatd"):
+        assert len([line for line in lines if name in line]) == 1, name
+    assert not (empty_folder / "buffer").exists()
+
+
 def test_a_folder_of_the_user_that_cannot_be_imported_is_explained(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

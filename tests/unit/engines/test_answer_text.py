@@ -18,7 +18,7 @@ CALL, END_OF_TURN = "<|call|>", "<end_of_turn>"
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    """With a token for calls of tools and one that ends a turn, both special."""
+    """Return a tokenizer with two special tokens: for calls of tools, and for the end of a turn."""
     made = make_character_tokenizer()
     made.add_special_tokens({"additional_special_tokens": [CALL, END_OF_TURN]})
     return made
@@ -48,7 +48,7 @@ def test_a_text_that_ends_an_answer_may_end_with_a_special_token(tokenizer: PreT
     assert AnswerText(tokenizer)(answer, ended=False, stop=("=",)) == f"1+2=3{CALL}"
 
 
-def test_an_engine_says_what_it_sampled(tmp_path: Path) -> None:
+def test_an_engine_returns_the_text_of_what_it_sampled(tmp_path: Path) -> None:
     """All characters are special tokens here."""
     model = make_tiny_model(tmp_path / "model")
     tokenizer = make_character_tokenizer()

@@ -29,7 +29,9 @@ def test_settings_of_other_sections_reach_the_engine() -> None:
         ("adapter_rank", 8, "sync.adapters"),
     ],
 )
-def test_a_setting_with_a_place_of_its_own_is_refused_among_the_engines(name: str, value: object, place: str) -> None:
+def test_a_setting_of_another_section_is_refused_among_the_engine_s_arguments(
+    name: str, value: object, place: str
+) -> None:
     resolved = ResolvedRun(config(explorer={"engine_args": {name: value}}))
     with pytest.raises(ConfigError, match=re.escape(f"set {place}")):
         resolved.engine(0)

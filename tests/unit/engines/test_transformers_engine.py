@@ -1,4 +1,4 @@
-"""The fallback engine samples from the model's own distribution, regardless of the settings in its folder."""
+"""The transformers engine samples from the model's own distribution, regardless of the settings in its folder."""
 
 from __future__ import annotations
 
@@ -65,11 +65,13 @@ def test_weights_published_again_are_kept_under_the_new_version(tmp_path: Path) 
     assert before.token_ids == after.token_ids
 
 
-def test_nobody_waits_for_what_a_running_batch_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_requests_are_reported_without_waiting_for_the_running_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     computing, asked = threading.Event(), threading.Event()
 
     class Long(TransformersEngine):
-        """Its batch lasts until it was asked what it has so far."""
+        """Let the batch last until unfinished requests were asked for."""
 
         def _step(self) -> Any:
             computing.set()

@@ -72,7 +72,7 @@ def test_views_are_the_tensors_that_transformers_has_written(case: str, tmp_path
     WeightsFit(read_shapes_of_model(tmp_path), None).refuse_file(tmp_path / "published")
 
 
-def test_rows_that_a_rank_holds_have_the_experts_that_lie_in_them(tmp_path: Path) -> None:
+def test_rows_that_a_rank_holds_contain_their_experts(tmp_path: Path) -> None:
     model = random_model(QWEN3, tmp_path)
     name = "model.layers.1.mlp.experts.gate_up_proj"
     layout, fused = CheckpointLayout(model), model.get_parameter(name).detach()
@@ -82,7 +82,7 @@ def test_rows_that_a_rank_holds_have_the_experts_that_lie_in_them(tmp_path: Path
     assert pieces["0.up_proj.weight"].view(fused[1:], 1).shape == (0, 8)
 
 
-def test_a_conversion_that_is_no_view_is_refused() -> None:
+def test_a_conversion_that_is_not_a_view_is_refused() -> None:
     with torch.device("meta"):
         model = Auto.from_config(HrmTextConfig(**SIZES))
     with pytest.raises(ConfigError, match=r"gate_up_proj.weight is computed from several tensors .*\(got 'hrm_text'\)"):

@@ -18,8 +18,9 @@ from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.transfer import ipc_group
 from rftcore.sync.transfer.group import GroupError, open_store
 from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.receiver import TransferReceiver
+from rftcore.sync.transfer.sender import TransferSender
 from rftcore.sync.transfer.staging import Staging, import_staging
-from rftcore.sync.transfer.transfer import TransferReceiver, TransferSender
 from tests.support.sending import Tensors, held, wire
 from tests.support.waiting import PATIENCE_S
 
@@ -32,7 +33,7 @@ BUFFER_BYTES = 4096
 
 
 def receive(connection: Connection, buffer_bytes: int) -> None:
-    """An engine's process: receives as it is told, and answers with the checksum and the sum of what arrived, or with the error."""
+    """Run an engine's process: receive every transfer, and answer with the checksum and the sum of what arrived, or with the error."""
     ipc_group.BUFFER_BYTES = buffer_bytes
     receiver = TransferReceiver()
     connection.send("ready")
@@ -131,17 +132,17 @@ def test_an_engine_that_is_killed_ends_the_transfer_and_its_successor_gets_the_w
 
 
 def test_parts_that_come_in_another_order_are_an_error() -> None:
-    number = ipc_group._Number(_Done(), torch.tensor([4]), 3)
+    number = ipc_group._ExpectedNumber(_Done(), torch.tensor([4]), 3)
     with pytest.raises(RuntimeError, match="part 4 came in place of 3"):
         number.wait(None)  # type: ignore[arg-type]
 
 
 class _Done:
     def wait(self, timeout: object) -> None:
-        """At once."""
+        """Return at once."""
 
 
-def test_shared_memory_goes_with_its_processes() -> None:
+def test_shared_memory_is_freed_when_its_processes_end() -> None:
     staging = Staging(1000, torch.device("cpu"))
     other = import_staging(staging.export(), torch.device("cpu"))
     staging.tensor.fill_(7)

@@ -1,4 +1,4 @@
-"""The wire of `sync.method: nccl`, by gloo: what is sent arrives in the engines' type, and what differs is caught before or by the hashes."""
+"""Transfers of weights by gloo: engines get what was sent, in their type, and the header or the hashes reveal any difference."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.device_names import choose_backend
 from rftcore.sync.files.weights_file import write_atomically
+from rftcore.sync.tensors import HeldRows, from_json, to_json
 from rftcore.sync.transfer.group import GroupError, TransferGroup, open_store, refuse_missing
 from rftcore.sync.transfer.hashes import hashes_of
-from rftcore.sync.transfer.plan import TransferError, TransferPlan, from_json, to_json
-from rftcore.sync.transfer.transfer import HeldRows, Sent, TransferReceiver, TransferSender
+from rftcore.sync.transfer.plan import TransferError, TransferPlan
+from rftcore.sync.transfer.receiver import TransferReceiver
+from rftcore.sync.transfer.sender import Sent, TransferSender
 from rftdata.errors import ModelError, RftError
 from tests.support.models import make_tiny_model
 from tests.support.preloaded import PreloadedCall
@@ -95,7 +97,7 @@ class Sending:
 
 @pytest.fixture(autouse=True, scope="module")
 def _modules_are_no_garbage() -> Iterator[None]:
-    """Let the collections after tests pass over the million objects that are there before, which takes most of their time."""
+    """Exclude the million objects of imported modules from the collections after tests, which would take most of their time."""
     gc.collect()
     gc.freeze()
     yield
@@ -116,7 +118,7 @@ def received(plan: TransferPlan) -> tuple[list[tuple[str, Tensor]], str]:
 
 
 def expect(taken: Tensors, tensors: Tensors) -> None:
-    """Both are the same, as bfloat16."""
+    """Compare names, and values as bfloat16."""
     assert [name for name, _ in taken] == [name for name, _ in tensors]
     for (name, ours), (_, theirs) in zip(taken, tensors, strict=True):
         assert torch.equal(ours, theirs.bfloat16()), name
@@ -199,7 +201,7 @@ def test_a_rank_sends_no_more_than_its_rows_in_the_engines_type() -> None:
     assert plan.num_bytes == bucket.num_bytes == 2 << 20
 
 
-def test_tensors_survive_the_database() -> None:
+def test_a_tensor_list_is_the_same_after_the_database() -> None:
     found = wire(UNEVEN, 3, {"weight(7,)": "weight(2,)"})
     assert from_json(to_json(found)) == found
 
@@ -218,8 +220,8 @@ def test_a_tied_tensor_travels_once_and_arrives_under_both_names(pool: ThreadPoo
 class Corrupting(TransferSender):
     """Turns one bit of the second bucket after its hashes were taken."""
 
-    def _packed(self, bucket: Any, *others: Any) -> Tensor:
-        packed = super()._packed(bucket, *others)
+    def _pack(self, bucket: Any, *others: Any) -> Tensor:
+        packed = super()._pack(bucket, *others)
         if others[-1] == 1:
             packed[bucket.messages[self.rank].pieces[0].start + 5] ^= 1
         return packed
@@ -256,7 +258,7 @@ def test_members_of_different_transfers_do_not_exchange_weights(pool: ThreadPool
 
 
 def test_a_communicator_that_does_nothing_is_caught() -> None:
-    """Such as NCCL's in vLLM when its library does not load: collectives succeed at once and move nothing."""
+    """vLLM's NCCL communicator is one if its library does not load: collectives succeed at once and move nothing."""
     group: Any = FakeProcessGroup._create_internal(rank=1, world_size=3)
     members = torch.tensor([0, 1, 0])
     group.allreduce([members]).wait()
@@ -371,7 +373,7 @@ def test_a_member_whose_process_has_ended_is_noticed_without_any_error_of_a_conn
 
 
 def send_and_fail(plan: TransferPlan, fails: str) -> None:
-    """Be rank 1 of two, which fails amid the tensors."""
+    """Run rank 1 of two, which fails in the middle of the tensors."""
 
     def rows() -> Iterator[HeldRows]:
         tensors = [(tensor.name, torch.zeros(tensor.shape)) for tensor in plan.tensors]
@@ -415,7 +417,7 @@ def test_a_rank_of_the_trainer_that_fails_ends_the_transfer_on_all_sides(pool: T
 def test_a_member_that_leaves_while_its_calls_hang_is_noticed_by_the_one_that_formed_the_group(
     pool: ThreadPoolExecutor,
 ) -> None:
-    """Its connections stay open as long as its calls hang, which is until their time is over."""
+    """Its connections stay open while its calls hang, until their time limit."""
     store, number = open_store(LOOPBACK, 10.0), next(_group_ids)
     places = [store, (LOOPBACK, store.port), (LOOPBACK, store.port)]
     joined = [pool.submit(TransferGroup, "gloo", place, number, rank, 3, 10.0) for rank, place in enumerate(places)]
@@ -506,7 +508,7 @@ def test_every_small_change_gives_another_hash(num_words: int) -> None:
         ("GPU-1,GPU-2", ["GPU-2"], "gloo"),
     ],
 )
-def test_nccl_is_chosen_where_all_have_gpus_of_their_own(trainer: str, engines: list[str], backend: str) -> None:
+def test_nccl_is_chosen_if_every_process_has_its_own_gpu(trainer: str, engines: list[str], backend: str) -> None:
     assert choose_backend(trainer, engines)[0] == backend
 
 
@@ -525,7 +527,7 @@ class Live:
         self.prompt: list[int] = self.engine.tokenizer.encode("u:1+2=\na:")
 
     def state(self) -> Tensors:
-        """Other weights at every call, with the head that the model ties to its embedding."""
+        """The model's weights, different at every call, with the head that it ties to its embedding."""
         random = torch.Generator().manual_seed(next(self.seeds))
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -617,8 +619,8 @@ def test_an_engine_with_weights_of_two_versions_does_not_sample_until_they_are_r
     assert live.is_current()
 
 
-def test_all_tensors_are_taken_from_the_trainer_even_if_the_engines_fail() -> None:
-    """The other ranks of a trainer follow, and cannot turn back."""
+def test_the_sender_takes_all_tensors_even_if_the_engines_fail() -> None:
+    """The ranks of a trainer produce tensors together: one that stopped early would block the others."""
     sending = Sending()
     gone = TransferReceiver()
     taken: list[str] = []
@@ -630,7 +632,7 @@ def test_all_tensors_are_taken_from_the_trainer_even_if_the_engines_fail() -> No
 
     with ThreadPoolExecutor() as pool:
         group = pool.submit(TransferGroup, "gloo", (LOOPBACK, sending.store.port), sending.group_id, 1, 2, PATIENCE_S)
-        joined = pool.submit(sending.senders[0]._join, sending.plan(TENSORS), sending.store)
+        joined = pool.submit(sending.senders[0].join, sending.plan(TENSORS), 0, sending.store)
         gone.group = group.result(timeout=PATIENCE_S)
         joined.result(timeout=PATIENCE_S)
     gone.leave()

@@ -1,4 +1,4 @@
-"""Published weights: what is written is read back bit for bit, and nothing incomplete or altered is ever loaded."""
+"""Published weights are read back bit for bit, and nothing incomplete or altered is ever loaded."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from rftcore.sync.files.weights_file import (
     write_atomically,
 )
 from rftcore.sync.files.weights_stream import begin_file, layout, stream_weights, write_rows
-from rftcore.sync.transfer.plan import Part, WireTensor, shapes_of
-from rftcore.sync.transfer.transfer import HeldRows
+from rftcore.sync.tensors import HeldRows, Part, WireTensor, shapes_of
 from rftdata.errors import DiskFullError, FencedError, ModelError
 from tests.support.weights import complete_state, write_weights
 
@@ -150,7 +149,7 @@ def test_a_rank_without_the_rows_that_it_has_to_write_is_refused(
 
 
 def test_a_full_disk_ends_a_rank_after_the_last_tensor(tmp_path: Path) -> None:
-    """The ranks of a trainer walk their weights together, and cannot turn back."""
+    """The ranks of a trainer produce tensors together: one that stopped early would block the others."""
     tensors = some_tensors()
     places = layout({name: tuple(tensor.shape) for name, tensor in tensors.items()}, "float32")
     wire = [WireTensor(name, tuple(each.shape), (Part(0, 0, len(each)),)) for name, each in tensors.items()]
@@ -232,7 +231,7 @@ def test_the_header_alone_contains_the_shapes(tmp_path: Path) -> None:
     assert read_shapes(Path(publication.uri))[EMBEDDING] == (7, 4)
 
 
-def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(ModelError, match="not a readable safetensors file"):
         read_shapes(tmp_path / "a.safetensors")
@@ -268,7 +267,7 @@ def test_only_the_newest_files_stay_and_drafts_of_dead_writers_go(tmp_path: Path
     assert sorted(os.listdir(tmp_path)) == [mine.name, "step-2.safetensors", "step-3.safetensors"]
 
 
-def test_a_reader_keeps_a_file_that_is_removed_under_it(tmp_path: Path) -> None:
+def test_a_reader_keeps_a_file_that_is_removed_meanwhile(tmp_path: Path) -> None:
     publication = publish(tmp_path / "a.safetensors")
     reader = iterate_weights(publication.uri)
     next(reader)
@@ -281,7 +280,7 @@ def export(draft: Path) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    """Files below a folder, by their paths in it."""
+    """Return the files below a folder, by their paths in it."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -349,7 +348,7 @@ def test_the_folder_in_shared_memory_is_private(tmp_path: Path) -> None:
     assert (tmp_path / f"rftdata-{os.getuid()}").stat().st_mode & 0o777 == 0o700
 
 
-def test_the_next_of_any_run_removes_what_a_killed_process_left_in_shared_memory(tmp_path: Path) -> None:
+def test_a_publisher_of_any_run_removes_files_that_a_killed_process_left_in_shared_memory(tmp_path: Path) -> None:
     publishes = """
 import sys, time
 from pathlib import Path
@@ -394,7 +393,9 @@ def test_a_trainer_that_was_replaced_leaves_its_successors_weights_alone(
     assert open_weights(publication.uri, publication.checksum).is_file()
 
 
-def test_what_a_killed_trainer_left_in_shared_memory_is_removed_by_the_next(tmp_path: Path, run_name: str) -> None:
+def test_files_that_a_killed_trainer_left_in_shared_memory_are_removed_by_its_successor(
+    tmp_path: Path, run_name: str
+) -> None:
     for attempt_id in (1, 2):
         MemoryPublisher(tmp_path, run_name, attempt_id, num_bytes=1000).publish("step-1", export)
     last = MemoryPublisher(tmp_path, run_name, 10, num_bytes=1000)

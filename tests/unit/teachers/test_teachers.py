@@ -1,4 +1,4 @@
-"""A teacher scores what the policy sampled: by a forward pass here, or by a server that returns log-probabilities of prompts."""
+"""A teacher scores tokens of the policy: by a forward pass here, or by a server that returns log-probabilities of prompts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def group(*responses: str, num_prompt_tokens: int = 3) -> Group:
 
 
 def expected(folder: Path, sequence: Sequence, temperature: float = 1.0) -> list[float]:
-    """Of one sequence alone, from the model itself."""
+    """Return the log-probabilities of one sequence alone, from the model itself."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor([list(sequence.token_ids)])
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_a_server_that_cannot_score_the_policy_s_tokens_is_refused_before_the_fi
         score(EndpointTeacher(serve(answer)), group("ab"), folder)
 
 
-def test_a_teacher_with_other_numbers_for_tokens_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_teacher_with_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path, hidden_size=32, num_layers=1)
     refuse_other_tokenizer(folder, other, "explorer.teacher")
     text = (other / "tokenizer.json").read_text()

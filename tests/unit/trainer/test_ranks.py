@@ -18,9 +18,10 @@ from torch import Tensor
 
 from rftcore.sync.addresses import LOOPBACK
 from rftcore.sync.files.weights_stream import layout
+from rftcore.sync.tensors import shapes_of
 from rftcore.sync.transfer.group import GroupError, open_store
-from rftcore.sync.transfer.plan import TransferPlan, shapes_of
-from rftcore.sync.transfer.transfer import TransferReceiver
+from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.sync.transfer.receiver import TransferReceiver
 from rftcore.trainer.processes.ranks import LearnerGroup
 from rftcore.trainer.processes.shared_batch import SharedBatchMemory
 from rftdata.errors import DiskFullError, ModelError, RoleFailedError

@@ -16,8 +16,8 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 
 from rftcore.algorithms import build_algorithm
 from rftcore.sync.checkpoint_layout import CheckpointLayout
-from rftcore.sync.transfer.plan import TransferPlan, WireTensor
-from rftcore.sync.transfer.transfer import HeldRows
+from rftcore.sync.tensors import HeldRows, WireTensor
+from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.network.sharding import Grid, full
 from rftcore.trainer.network.weight_parts import held_rows, wire_tensors

@@ -87,7 +87,7 @@ def test_all_answers_count_with_their_end_tokens_and_nothing_else() -> None:
     assert (sequence.messages, sequence.behavior_logprobs, sequence.finish_reason) == (CHAT, None, "stop")
 
 
-def test_only_the_last_answer_counts_where_that_is_wanted() -> None:
+def test_only_the_last_answer_counts_with_turns_last() -> None:
     found = tokenizer(CHATML)
     sequence = chat_sequence(found, CHAT, turns="last")
     before, last = parts(found, sequence)
@@ -119,7 +119,7 @@ def test_an_answer_is_found_whatever_it_states(content: str) -> None:
     assert spans == [f"final<|sep|>{content}<|im_end|>", "final<|sep|>4 of course<|im_end|>"]
 
 
-def test_a_trimmed_answer_is_the_trimmed_one() -> None:
+def test_an_answer_that_the_template_trims_is_trained_on_trimmed() -> None:
     found = tokenizer(CHATML)
     chat = [CHAT[0], {"role": "assistant", "content": " 2\n"}]
     assert parts(found, chat_sequence(found, chat))[-1] == (True, "2<|im_end|>")
@@ -180,7 +180,7 @@ def test_a_generation_prompt_that_no_answer_follows_is_refused() -> None:
         chat_sequence(tokenizer(LEADING), CHAT)
 
 
-def test_what_the_template_itself_refuses_is_said() -> None:
+def test_an_error_of_the_template_itself_is_reported() -> None:
     with pytest.raises(
         ConfigError, match=r"refuses the first 2 messages of the chat.*roles must alternate.*'user', 'user'"
     ):
@@ -219,7 +219,7 @@ def test_a_chat_that_ends_with_an_answer_is_imitated_whatever_else_the_row_has()
     assert reward == 1.0 and messages[-1] == CHAT[2]
 
 
-def test_an_answer_beside_a_chat_that_asks_is_what_is_imitated() -> None:
+def test_an_answer_beside_a_chat_that_ends_with_a_question_is_imitated() -> None:
     spans, _ = imitated(chat_task(CHAT[:3], answer="5"))
     assert [text for counts, text in spans if counts] == ["5<|im_end|>"]
     spans, _ = imitated(chat_task(CHAT[:3]))

@@ -1,4 +1,4 @@
-"""Several rewards are one, what they return is checked, and a function that hangs or ends its process affects nothing else."""
+"""Several rewards are summed, their values are checked, and a function that hangs or ends its process affects nothing else."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_numbers_of_numpy_count(make: Make) -> None:
         ("{'form': None}", "part 'form', returned nothing"),
     ],
 )
-def test_what_is_no_finite_number_is_refused_with_the_task(value: str, what: str, make: Make) -> None:
+def test_a_value_that_is_not_a_finite_number_is_refused_with_the_task(value: str, what: str, make: Make) -> None:
     # Half of them in the event loop, half in a process.
     a = f"{'async ' if len(value) % 2 else ''}def score(turn, task):\n    return {value}"
     with pytest.raises(RftError, match=f"{what}.*allowed: a finite number") as raised:
@@ -95,7 +95,7 @@ def test_what_is_no_finite_number_is_refused_with_the_task(value: str, what: str
     assert "the task 'one' of 'sums'" in str(raised.value) and "./a.py:score" in str(raised.value)
 
 
-def test_what_a_plain_function_raises_names_its_line_and_its_callers(make: Make) -> None:
+def test_an_error_of_a_plain_function_names_its_line_and_its_callers(make: Make) -> None:
     a = "def score(turn, task):\n    return check(turn)\n\ndef check(turn):\n    return turn.answr == 1\n"
     with pytest.raises(FunctionFailedError) as raised:
         scored(make(["./a.py:score"], a=a))
@@ -154,7 +154,7 @@ def test_a_process_that_was_ended_between_two_calls_is_replaced(make: Make) -> N
     assert first not in pids and len(set(pids)) == 1
 
 
-def test_what_a_function_started_ends_with_its_time_limit(make: Make, tmp_path: Path) -> None:
+def test_processes_that_a_function_started_end_with_its_time_limit(make: Make, tmp_path: Path) -> None:
     a = f"import subprocess\ndef score(turn, task):\n    subprocess.run(['sh', '-c', 'echo $$ > {tmp_path}/pid; sleep 1000'])\n"
     pid = tmp_path / "pid"
     for timeout_s in (1.5, 15.0, PATIENCE_S):  # the longer ones for a machine on which the command had not begun
