@@ -36,7 +36,7 @@ from rftcore.sync.tensors import WireTensor
 from rftcore.sync.transfer.plan import TransferPlan
 
 if TYPE_CHECKING:
-    from rftcore.trainer.processes.ranks import LearnerGroup
+    from rftcore.trainer.processes.learner_group import LearnerGroup
 
 Line = dict[str, Any]
 
@@ -215,15 +215,15 @@ class _Transfers:
 
 def _open_learner(case: Case, model: Path) -> LearnerGroup:
     from rftcore.config.trainer import TrainerConfig
-    from rftcore.trainer.processes.learner_arguments import LearnerArguments
-    from rftcore.trainer.processes.ranks import LearnerGroup
+    from rftcore.trainer.learner_arguments import LearnerArguments
+    from rftcore.trainer.processes.learner_group import LearnerGroup
+    from rftcore.trainer.processes.rank_arguments import RankArguments
 
     config = TrainerConfig(
         num_gpus=case.ranks, num_threads=max(1, case.threads * case.ranks // case.num_devices), compile=False
     )
-    arguments = LearnerArguments(
-        model_path=str(model), config=config, algorithm="dapo", algorithm_settings={}, base_dir=model, seed=0
-    )
+    learner = LearnerArguments(model_path=str(model), config=config, seed=0)
+    arguments = RankArguments(learner=learner, algorithm="dapo", algorithm_settings={})
     return LearnerGroup(arguments, arguments.build_algorithm())
 
 

@@ -27,8 +27,10 @@ from benchmarks.selection.training import Group
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.config.trainer import OptimizerConfig, TrainerConfig
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
+from rftcore.trainer.learner_arguments import LearnerArguments
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sort_from_scratch"
 LENGTHS = (3, 4, 5, 6, 8, 12)
@@ -167,13 +169,15 @@ def train_batch(
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     masks = [[False] * len(prompt) + [True] * len(response) for prompt, response, _ in rows]
     behavior = [[0.0] * len(prompt) + (logprobs or [np.nan] * len(response)) for prompt, response, logprobs in rows]
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate([prompt + response for prompt, response, _ in rows]), offsets),
-        loss_mask=(np.concatenate(masks), offsets),
-        behavior_logprobs=(np.concatenate(behavior).astype(np.float32), offsets),
-        rewards=rewards,
-        group_ids=groups,
-        rollout_index=np.arange(len(rows)),
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate([prompt + response for prompt, response, _ in rows]), offsets),
+            loss_mask=(np.concatenate(masks), offsets),
+            behavior_logprobs=(np.concatenate(behavior).astype(np.float32), offsets),
+            rewards=rewards,
+            group_ids=groups,
+            rollout_index=np.arange(len(rows)),
+        )
     )
 
 
@@ -240,7 +244,7 @@ def rollouts_of(
 
 def open_learner(folder: Path, algorithm: Algorithm, learning_rate: float, seed: int, **config: Any) -> Learner:
     settings = TrainerConfig(learning_rate=learning_rate, autocast="none", num_threads=1, **config)
-    return Learner(str(folder), settings, algorithm, seed, device="cpu")
+    return Learner(LearnerArguments(model_path=str(folder), config=settings, seed=seed), algorithm, device="cpu")
 
 
 def prepare(folder: Path, course: Course, seed: int) -> dict[str, Any]:
@@ -290,7 +294,8 @@ def _open_for_imitation(folder: Path, steps: int, seed: int) -> Learner:
         autocast="none",
         num_threads=1,
     )
-    return Learner(str(folder), config, build_algorithm("sft"), seed, device="cpu", total_steps=steps)
+    arguments = LearnerArguments(model_path=str(folder), config=config, seed=seed, total_steps=steps)
+    return Learner(arguments, build_algorithm("sft"), device="cpu")
 
 
 def _imitate(learner: Learner, demonstrations: Sequence[tuple[str, str]], tokens: Tokens, step: int) -> None:

@@ -32,7 +32,7 @@ from rftcore.algorithms.config import AlgorithmConfig
 from rftcore.algorithms.correction import Correction, combined
 from rftcore.algorithms.inputs import refuse_missing_columns, refuse_missing_rewards
 from rftcore.algorithms.kl import KLEstimator, adapted, with_gradient_of_k2
-from rftcore.algorithms.plan import Plan
+from rftcore.algorithms.plan import Plan, TokenOutputs
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Algorithm:
 
     @property
     def masks_each_update(self) -> bool:
-        """Whether the mask is chosen anew before each optimizer update of a step (`remask`)."""
+        """Whether the mask is chosen anew before each optimizer update of a step (`restrict`)."""
         return self.mask is not None and self.mask.each_update
 
     @property
@@ -222,31 +222,29 @@ class Algorithm:
             **self._weights(batch, counted_N, self._factor(corrected_N, kept_N), everything_B),
         )
 
-    def restrict(self, plan: Plan, members_B: Tensor) -> Plan:
-        """The plan of an optimizer update on some of the step's sequences: the same advantages, weights of its own.
+    def restrict(self, plan: Plan, members_B: Tensor | None, signals: Signals | None = None) -> Plan:
+        """Return the plan of an optimizer update on some of the step's sequences: the same advantages, weights of its own.
+
+        A mask that is chosen for each update is chosen from the update's own tokens.
 
         Args:
-            members_B: bool; whole groups, or whole pairs.
+            members_B: bool; whole groups, or whole pairs. None for all.
+            signals: those that such a mask reads, of the policy before the update; None while it is the policy before the step.
         """
+        if members_B is None:
+            if not self.masks_each_update:
+                return plan
+            members_B = plan.batch.expert_B.new_ones(plan.batch.num_sequences)
+        if self.mask is not None and self.mask.each_update:
+            members_N, signals = members_B[plan.batch.sequence_N], signals or plan.signals
+            chosen_N = self.mask(plan.batch.only(members_B), signals.only(members_N), plan.advantages_N[members_N])
+            kept_N = members_N.masked_scatter(members_N, chosen_N)
+            plan = replace(plan, kept_N=kept_N, metrics=plan.metrics | {"mask_kept": _share(chosen_N)})
         factor_N = self._factor(plan.corrected_N, plan.kept_N)
         over_update_B = self.loss.over_update(plan.batch, plan.signals, members_B)
         return replace(
             plan, over_update_B=over_update_B, **self._weights(plan.batch, plan.counted_N, factor_N, members_B)
         )
-
-    def remask(self, plan: Plan, signals: Signals, members_B: Tensor) -> Plan:
-        """The plan of an optimizer update whose mask is chosen anew, from the update's own tokens.
-
-        Args:
-            signals: those that the mask reads, of the policy before the update.
-            members_B: bool; the sequences of the update.
-        """
-        assert self.mask is not None
-        members_N = members_B[plan.batch.sequence_N]
-        chosen_N = self.mask(plan.batch.only(members_B), signals.only(members_N), plan.advantages_N[members_N])
-        kept_N = members_N.masked_scatter(members_N, chosen_N)
-        plan = replace(plan, kept_N=kept_N, metrics=plan.metrics | {"mask_kept": _share(chosen_N)})
-        return self.restrict(plan, members_B)
 
     def _factor(self, corrected_N: Tensor, kept_N: Tensor | None) -> Tensor:
         """What masks and corrections make of each token's weight in the policy loss, float32 [N]."""
@@ -283,13 +281,11 @@ class Algorithm:
             "num_tokens": num_tokens,
         }
 
-    def objective(self, plan: Plan, index_N: Tensor, view: TokenView) -> tuple[Tensor, dict[str, Tensor]]:
-        """What a micro-batch adds to the batch's loss and to its metrics, which are means over the whole batch.
-
-        Args:
-            index_N: places of the view's tokens in the batch.
-        """
+    def objective(self, plan: Plan, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what a micro-batch adds to the batch's loss and to its metrics, which are means over the whole batch."""
+        index_N, view = outputs.index_N, plan.view(outputs)
         total, metrics = self._weighted(plan, index_N, view, self.loss, plan.policy_weights_N)
+        metrics |= plan.distances(outputs, from_behavior=self.uses_behavior_logprobs)
         if self.expert is not None:
             assert plan.expert_weights_N is not None
             loss, found = self._weighted(plan, index_N, view, self.expert, plan.expert_weights_N)
@@ -311,13 +307,13 @@ class Algorithm:
         kl_N = self.kl(view.logprobs_N, view.reference_N, view.anchor_N)
         return with_gradient_of_k2(kl_N, view.logprobs_N, view.reference_N) if self.config.kl.straight_through else kl_N
 
-    def critic_objective(self, plan: Plan, index_N: Tensor, view: TokenView) -> tuple[Tensor, dict[str, Tensor]]:
-        """The same for the critic: the mean of its loss over all tokens of the batch, weighted as the policy's by how they were drawn."""
+    def critic_objective(self, plan: Plan, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the same for the critic: the mean of its loss over all tokens of the batch, weighted as the policy's by how they were drawn."""
         assert self.value is not None
-        found = self.value(view)
+        found = self.value(plan.view(outputs))
         share = 1.0 / max(1, plan.num_tokens)
         metrics = {name: value.detach().sum() * share for name, value in found.metrics_U.items()}
-        drawn_N = plan.batch.importance_weights_B[plan.batch.sequence_N[index_N]].to(found.loss_U.device)
+        drawn_N = plan.batch.importance_weights_B[plan.batch.sequence_N[outputs.index_N]].to(found.loss_U.device)
         loss = (found.loss_U * drawn_N).sum() * share
         return loss, metrics | {"value_loss": loss.detach()}
 

@@ -1,4 +1,4 @@
-"""`Plan`: what is fixed about a trainer step before its first micro-batch, and the views of micro-batches that it gives."""
+"""`Plan`: what is fixed about a trainer step before its first micro-batch, and the view of a micro-batch that joins it with the models' outputs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 from rftcore.algorithms.base import Signals, StepBatch, TokenView
 from rftcore.algorithms.device_copy import copy_to_device
+from rftcore.algorithms.kl import k3
 from rftcore.algorithms.sequences import Sequences
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOutputs:
+    """What models computed of the tokens of one micro-batch; it carries the gradient.
+
+    Attributes:
+        index_N: int64; places of the tokens in the batch, whole sequences.
+        sequences: the sequences that the tokens belong to.
+        logprobs_N: float32, nats; 0 for a loss of a scorer, which has none, and for a critic's no log-probability at all.
+        entropy_N: float32, nats; None where no distributions were computed. Without an entropy bonus it carries no gradient.
+        values_N: of a critic or a scorer.
+        read_N: what a `HeadTerm` read of each token's logits.
+    """
+
+    index_N: Tensor
+    sequences: Sequences
+    logprobs_N: Tensor
+    entropy_N: Tensor | None = None
+    values_N: Tensor | None = None
+    read_N: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,28 +76,28 @@ class Plan:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Plan:
-        """The same with its tensors on `device`."""
+        """Return the plan with its tensors on `device`."""
         moved = {entry.name: _on(getattr(self, entry.name), device) for entry in fields(self)}
         return replace(self, **moved)
 
-    def view(
-        self,
-        index_N: Tensor,
-        sequences: Sequences,
-        logprobs_N: Tensor,
-        *,
-        entropy_N: Tensor | None = None,
-        values_N: Tensor | None = None,
-        read_N: Tensor | None = None,
-    ) -> TokenView:
-        """The view of a micro-batch.
+    def distances(self, outputs: TokenOutputs, *, from_behavior: bool) -> dict[str, Tensor]:
+        """Return what a micro-batch adds to the means of entropy and, where wanted, of the distances between policy and behaviour policy."""
+        if outputs.entropy_N is None:
+            return {}
+        share, logprobs_N = 1.0 / max(1, self.num_tokens), outputs.logprobs_N.detach()
+        metrics = {"entropy": outputs.entropy_N.detach().sum() * share}
+        if from_behavior:
+            behavior_N = self.batch.behavior_N[outputs.index_N]
+            # Tokens of experts, which no policy sampled, add 0.
+            behavior_N = behavior_N.where(behavior_N.isfinite(), logprobs_N)
+            metrics["logprob_diff"] = (logprobs_N - behavior_N).abs().sum() * share
+            # Samples come from the behaviour policy, so it is the `p` of the estimator.
+            metrics["kl_behavior"] = k3(behavior_N, logprobs_N).sum() * share
+        return metrics
 
-        Args:
-            index_N: int64; places of its tokens in the batch, whole sequences, on the plan's device.
-            sequences: those of its tokens, on the device of `logprobs_N`.
-            logprobs_N, entropy_N, values_N, read_N: of those tokens; they carry the gradient. Log-probabilities are 0 for a loss of
-                a scorer, which has none.
-        """
+    def view(self, outputs: TokenOutputs) -> TokenView:
+        """Return the view of a micro-batch: what was computed of its tokens, and what this plan fixed for them."""
+        index_N, sequences, logprobs_N = outputs.index_N, outputs.sequences, outputs.logprobs_N
 
         def part(whole: Tensor | None) -> Tensor | None:
             return None if whole is None else whole[index_N].to(logprobs_N.device)
@@ -95,12 +117,12 @@ class Plan:
             sequences=sequences,
             reference_N=part(signals.reference_N),
             teacher_N=part(signals.teacher_N),
-            entropy_N=entropy_N,
-            values_N=values_N,
+            entropy_N=None if self.entropy_weights_N is None else outputs.entropy_N,
+            values_N=outputs.values_N,
             old_values_N=part(signals.values_N),
             returns_N=part(self.returns_N),
             rewards_N=rewards_N,
-            read_N=read_N,
+            read_N=outputs.read_N,
             kept_N=part(self.kept_N),
             mismatched_kl=mismatched_kl,
             over_update_S=over_update_S,
@@ -108,7 +130,7 @@ class Plan:
 
 
 def _on(value: Any, device: torch.device) -> Any:
-    """A tensor, or the tensors of a batch or of signals, on `device`; anything else as it is."""
+    """Return a tensor, or the tensors of a batch or of signals, on `device`; anything else as it is."""
     if isinstance(value, (StepBatch, Signals)):
         return replace(value, **{entry.name: _on(getattr(value, entry.name), device) for entry in fields(value)})
     return copy_to_device(value, device) if hasattr(value, "to") else value

@@ -1,7 +1,7 @@
 """Whether the models of a run fit its GPUs: memory, tensor parallelism, and the vocabulary of the tokenizer.
 
-`rft check` prints the estimate from what is on this machine and fetches nothing. `rft check --deep` refuses what cannot run. Where a
-cluster runs the roles, the GPUs of this machine say nothing, and memory is only described.
+`rft check` prints the estimate from files on this machine and fetches nothing. `rft check --deep` refuses a run that does not fit. Where a
+cluster runs the roles, the GPUs of this machine do not matter, and memory is only described.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def describe_stored(resolved: ResolvedRun) -> Iterator[str]:
-    """Yield the estimate of a GPU's memory, if the run would train on GPUs: this machine has one, or trainer.num_gpus is set.
+    """Yield the estimate of a GPU's memory if the run would train on GPUs: this machine has one, or trainer.num_gpus is set.
 
     Raises:
         ConfigError: trainer.lora names no layer, or trainer.tensor_parallel does not divide the model.
@@ -67,7 +67,7 @@ def check_gpus(resolved: ResolvedRun) -> None:
 
 
 def estimated_models(resolved: ResolvedRun) -> Trained:
-    """Return the sizes of the trainer's models from what is on this machine.
+    """Return the sizes of the trainer's models from files on this machine.
 
     Raises:
         ModelError: a model is not on this machine, or is of a family whose sizes are unknown.
@@ -111,7 +111,7 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
     folders = dict(_folders(resolved))
     try:
         models = _models(resolved, folders.__getitem__)
-    except ModelError as error:  # of a family that the estimate does not know
+    except ModelError as error:  # the estimate does not support the family
         yield f"memory on a GPU was not estimated: {error.what}"
         return
     _refuse_uneven_division(trainer, models)
@@ -125,7 +125,7 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
 
 
 def available_bytes(resolved: ResolvedRun, sizes: list[int]) -> float:
-    """Return what the trainer may use of each GPU: a whole one, or what vLLM leaves where an explorer has the same, awake or asleep.
+    """Return the bytes that the trainer may use of each GPU: all, or what vLLM leaves where an explorer has the same GPU, awake or asleep.
 
     Args:
         sizes: bytes of each GPU of this machine.
@@ -200,10 +200,10 @@ def _describe(resolved: ResolvedRun, models: Trained) -> Iterator[str]:
 
 
 def _refuse_more_tokens(model: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """An embedding may have more rows than the tokenizer has tokens, which is padding; it cannot have fewer.
+    """Refuse a tokenizer with more tokens than the model's embedding has rows; further rows of an embedding are padding.
 
     Raises:
-        ConfigError: it has.
+        ConfigError: the tokenizer has more tokens.
     """
     rows = getattr(model.get_text_config(), "vocab_size", None)
     token, last = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])

@@ -1,6 +1,7 @@
-"""A thread that measures how long some work has made no progress, and acts beyond a limit.
+"""`HangWatch`: a thread that checks how long some work has been without progress, and acts beyond a limit.
 
-The work may be inside native code, where no exception reaches it. The caller decides what the thread does; usually it ends the process.
+The work may be inside native code, where no exception reaches it, so the action usually ends the process. The steps of the trainer
+(`rftcore.trainer.trainer_watch`) and engines (`rftcore.explorer.engine_watch`) are watched.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ _LONGEST_LOOK_S = 1.0
 
 
 class HangWatch:
-    """Watches until closed, or until it has acted once.
+    """Watches until it is closed or has acted once.
 
     Args:
         stuck_s: returns the seconds since the last progress, 0 without work; called in the watching thread.
-        limit_s: seconds beyond which the work hangs.
-        act: called then.
+        limit_s: seconds without progress after which the work counts as hanging.
+        act: called once when it hangs.
     """
 
     def __init__(self, stuck_s: Callable[[], float], limit_s: float, act: Callable[[], None]) -> None:

@@ -1,1 +1,1 @@
-"""The trainer: what it is told, how a batch is laid out, and how weights change. The loop draws and the learner learns."""
+"""The trainer: the loop that draws batches and publishes weights (`role`), and the learner that changes weights (`learner`)."""

@@ -1,16 +1,16 @@
-"""A checkpoint's folder: a Hugging Face model folder, and beside the model what an optimizer needs to go on.
+"""A checkpoint's folder: a Hugging Face model folder, and beside the model the state of the optimizer.
 
     config.json, model.safetensors, tokenizer…    the folder can itself be `model.path`
     training/*.safetensors                        optimizer moments and random state, a file per rank that wrote (torch's DCP)
     training/state.json                           step, format version
 
-Any number of ranks may read what any number wrote.
+Any number of ranks can read what any number wrote.
 
 Invariant: a folder under its final name is complete and on disk (written beside it, fsynced, renamed, the parent
-fsynced). What a crash leaves behind, a draft or a whole folder that was never committed, is removed by `remove_abandoned`.
-No pickle: tensors are safetensors, the rest is JSON. Which checkpoints count is the database's to say, not this module's.
+fsynced). `remove_abandoned` removes what a crash leaves behind: a draft, or a whole folder that was never committed.
+No pickle: tensors are safetensors, the rest is JSON. The database records which checkpoints are committed.
 
-A checkpoint is written while training goes on: `CheckpointWriter` runs in a thread, on a copy that was made in the host's memory.
+A checkpoint is written while training continues: `CheckpointWriter` runs in a thread, on a copy that was made in the host's memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LEAVE_S = 1.0
 
 
 def folder_name(attempt_id: int, step: int) -> str:
-    """What the folder of a checkpoint is called; no two checkpoints of a run share a name."""
+    """Return the name of a checkpoint's folder; no two checkpoints of a run share a name."""
     return f"attempt-{attempt_id}-step-{step:06d}"
 
 
@@ -64,7 +64,7 @@ class CheckpointWriter:
     """Writes one folder at a time, in a thread. The writers of all ranks begin and end each folder together.
 
     Args:
-        grid: the ranks; theirs is a process group that training does not use.
+        grid: the ranks; the writer uses a process group beside that of training.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -80,14 +80,14 @@ class CheckpointWriter:
         """Begin to write a folder, after the end of the one before.
 
         Args:
-            fill: writes into a draft of it; must not read what training changes.
+            fill: writes into a draft of the folder; must not read what training changes.
         """
         self.end()
         self._thread = CallThread("checkpoint")
         self._thread.start(partial(_write_folder, folder, fill, self._grid))
 
     def end(self) -> None:
-        """Wait until what was begun is on disk under its name.
+        """Wait until the folder that was begun is on disk under its name.
 
         Raises:
             DiskFullError: no room; no draft is left.
@@ -106,7 +106,7 @@ class CheckpointWriter:
 
 
 def _write_folder(folder: Path, fill: Callable[[Path, Grid], None], grid: Grid) -> None:
-    """Let `fill` of all ranks write into a draft folder, then give it its name in one step. An existing folder is replaced."""
+    """Let `fill` of all ranks write into a draft folder, then rename it in one step. An existing folder is replaced."""
     draft = folder.with_name(folder.name + _DRAFT)
     if not grid.is_first:
         grid.wait_for_all()
@@ -138,11 +138,11 @@ def _write_folder(folder: Path, fill: Callable[[Path, Grid], None], grid: Grid) 
 def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) -> list[Path]:
     """Remove unused folders that earlier attempts left in `parent`; return the removed ones.
 
-    Later attempts may have replaced this one already, and a person may keep folders there under names of their own: both stay.
+    Folders of later attempts, which may have replaced this one already, and folders with other names, which a person may keep there, stay.
 
     Args:
         parent: the run's folder of checkpoints.
-        attempt_id: of the attempt that holds the run: earlier ones can commit nothing any more.
+        attempt_id: the attempt that holds the run; earlier ones can commit nothing any more.
         committed: names of the folders that committed checkpoints need.
     """
     removed = []
@@ -155,7 +155,7 @@ def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) 
 
 
 def write_training_state(folder: Path, tensors: dict[str, Tensor], state: str, grid: Grid) -> None:
-    """Write `training/` of a checkpoint; every rank gives its part of the tensors, and returns when all have written.
+    """Write `training/` of a checkpoint; every rank writes its part of the tensors, and returns when all have written.
 
     Args:
         tensors: in the host's memory.
@@ -185,25 +185,25 @@ def write_training_state(folder: Path, tensors: dict[str, Tensor], state: str, g
 
 
 def encoded_state(state: dict[str, Any]) -> str:
-    """The scalars of a checkpoint as `read_state` reads them."""
+    """Encode the scalars of a checkpoint for `read_state`."""
     return json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of torch's generators, by their names in a checkpoint."""
+    """Return the state of torch's generators, by their names in a checkpoint."""
     state = {"random/cpu": torch.get_rng_state()}
     return state if device.type != "cuda" else state | {"random/cuda": torch.cuda.get_rng_state(device)}
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """The reverse of `random_state`, without the prefix; what another kind of device wrote is left out."""
+    """Restore what `random_state` returned, without the prefix; the state of another kind of device is left out."""
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def staged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A copy in the host's memory; of a sharded tensor its part, still known as such."""
+    """Return copies in the host's memory; the copy of a sharded tensor is this rank's shard, and still a `DTensor`."""
     stager = DefaultStager(
         StagingOptions(
             use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
@@ -215,7 +215,7 @@ def staged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """torch's writer puts a file together in memory while it holds the interpreter's lock, which would stop training."""
+    """Replaces torch's writer, which builds a file in memory while it holds the interpreter's lock and so would stop training."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         tensors, places = dict[str, Tensor](), dict[str, Any]()
@@ -227,15 +227,15 @@ class _Writer(HuggingFaceStorageWriter):
             path = Path(self.path) / f"part-{plan.storage_data['shard_index']:05d}.safetensors"
             save_file(tensors, path, metadata={CUSTOM_METADATA_KEY: json.dumps(places)})
         results: Future[list[WriteResult]] = Future()
-        results.set_result([])  # of use for an index only, which a folder of parts has not
+        results.set_result([])  # only an index needs them, and a folder of parts has none
         return results
 
 
 def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Size]]:
-    """The scalars in `training/` of a checkpoint, and names and sizes of its tensors.
+    """Return the scalars in `training/` of a checkpoint, and names and sizes of its tensors.
 
     Raises:
-        ModelError: it is not there, is of another format, or does not read.
+        ModelError: the folder is missing, has another format, or cannot be read.
     """
     training = folder / _TRAINING
     with _readable(folder):
@@ -254,10 +254,10 @@ def read_state(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Size]]:
 
 
 def read_tensors(folder: Path, tensors: dict[str, dict[str, Tensor]]) -> None:
-    """Fill tensors, by prefix and name, from `training/` of a checkpoint; every rank its part.
+    """Fill tensors, by prefix and name, from `training/` of a checkpoint; every rank reads its part.
 
     Raises:
-        ModelError: a file does not read.
+        ModelError: a file cannot be read.
     """
     wanted = {f"{prefix}/{name}": tensor for prefix, named in tensors.items() for name, tensor in named.items()}
     reader = HuggingFaceStorageReader(str(folder / _TRAINING))
@@ -267,7 +267,7 @@ def read_tensors(folder: Path, tensors: dict[str, dict[str, Tensor]]) -> None:
 
 @contextmanager
 def _of_one_process() -> Iterator[None]:
-    """Without torch's warning that a process without a process group is one process."""
+    """Silence torch's warning that a process without a process group is one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
@@ -285,7 +285,7 @@ def _readable(folder: Path) -> Iterator[None]:
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:
-    """Put the tokenizer of model `source` (a folder or a Hugging Face id) into `folder`."""
+    """Copy the tokenizer of model `source` (a folder or a Hugging Face id) into `folder`."""
     if Path(source).is_dir():
         for path in sorted(Path(source).iterdir()):
             if path.is_file() and _is_tokenizer_file(path.name):
@@ -297,8 +297,8 @@ def copy_tokenizer(source: str, folder: Path) -> None:
 
 
 def _is_tokenizer_file(name: str) -> bool:
-    known = ("tokenizer", "special_tokens_map", "added_tokens", "chat_template", "vocab", "merges", "spiece")
-    return name.startswith(known) and not name.endswith(".safetensors")
+    beginnings = ("tokenizer", "special_tokens_map", "added_tokens", "chat_template", "vocab", "merges", "spiece")
+    return name.startswith(beginnings) and not name.endswith(".safetensors")
 
 
 def sizes_under(prefix: str, sizes: dict[str, torch.Size]) -> dict[str, torch.Size]:

@@ -1,4 +1,4 @@
-"""The trainer's turns on a device that it shares with an engine (`explorer.sleep`).
+"""Device turns: when the trainer computes on a device that it shares with an engine (`explorer.sleep`).
 
 Between its turns the trainer keeps weights and optimizer state in the memory of the host, or on the device (`trainer.offload`). It asks for a turn
 once it has what it needs from the explorer: a batch, and the answers to evaluations, which need the device for longer than a turn lasts.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from rftcore.config.run import RunConfig
 from rftcore.sync.device_names import own_device
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.evaluations import num_open_evaluations
 from rftdata.failpoints import failpoint
@@ -22,23 +22,23 @@ from rftdata.workers.worker import Worker
 _WAIT_S = 0.5
 
 
-def trainer_turns(config: RunConfig, attempt: Attempt, worker: Worker) -> TrainerTurns:
-    """Return the turns of a run's trainer, which it takes only on a device that it may share. Waits for one end when the attempt is lost."""
+def device_turns_of(config: RunConfig, attempt: Attempt, worker: Worker) -> TrainerDeviceTurns:
+    """Return the device turns of a run's trainer, which takes them only on a device that it may share. A lost attempt ends the wait for one."""
     run = attempt.run
     shares = config.explorer.sleep and config.has_explorer and (config.trainer.num_gpus or 1) == 1
     turn = DeviceTurn(run, worker.worker_id, own_device(), attempt.check) if shares else None
-    return TrainerTurns(run, worker, turn, offload=config.trainer.offload)
+    return TrainerDeviceTurns(run, worker, turn, offload=config.trainer.offload)
 
 
-class TrainerTurns:
-    """See the module header.
+class TrainerDeviceTurns:
+    """The device turns of one trainer.
 
     Args:
-        turn: of this trainer; None where it takes none, and the device is always its own.
+        turn: None where the trainer has the device to itself.
         offload: keep the learner's state in the memory of the host between turns.
 
     Attributes:
-        learner: what is moved; None until there is one.
+        learner: its state is moved between turns; None until it is built.
     """
 
     def __init__(self, run: Run, worker: Worker, turn: DeviceTurn | None, *, offload: bool) -> None:
@@ -47,14 +47,14 @@ class TrainerTurns:
         self.learner: LearnerGroup | None = None
 
     def take(self, stop: Callable[[], bool], *, after_evaluations: bool = True) -> bool:
-        """Begin a turn, unless it has begun; return false if `stop` ended the wait.
+        """Begin a turn, unless it has begun; return False if `stop` ended the wait.
 
         Args:
-            after_evaluations: whether to let pending evaluations be answered before.
+            after_evaluations: whether pending evaluations are answered first.
         """
         if self._turn is None or (self._has_turn and self._turn.is_mine()):
             return True
-        if self._has_turn:  # taken by another while this process was thought dead
+        if self._has_turn:  # another worker took it while this process counted as dead
             self._leave_device()
         while after_evaluations and num_open_evaluations(self._run):
             self._worker.set_state("waits", "the explorer to answer evaluations")
@@ -74,7 +74,7 @@ class TrainerTurns:
         return True
 
     def free(self) -> None:
-        """Free what only a step needs, before the engine takes room for weights."""
+        """Free memory that only a step needs, before the engine takes memory for new weights."""
         if self._turn is not None and self._has_turn and self.learner is not None:
             self.learner.leave_device(False)
 
@@ -93,11 +93,11 @@ class TrainerTurns:
 
     @contextlib.contextmanager
     def own(self, stop: Callable[[], bool]) -> Iterator[bool]:
-        """A turn for the block, or the present one; false if `stop` ended the wait."""
+        """Take a turn for the block, or keep the present one; yield False if `stop` ended the wait."""
         had = self._has_turn
-        found = self.take(stop, after_evaluations=False)
+        has_turn = self.take(stop, after_evaluations=False)
         try:
-            yield found
+            yield has_turn
         finally:
             if not had:
                 self.give()

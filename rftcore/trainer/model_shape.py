@@ -1,6 +1,6 @@
-"""`ModelShape`: the sizes of a transformer by its config.json, and the number of its parameters, without torch and without weights.
+"""`ModelShape`: the sizes of a transformer from its config.json, and the number of its parameters, without torch and without weights.
 
-It knows families whose layers are attention with grouped heads and a gated MLP, or a mixture of such MLPs, the experts. Other families are refused,
+It supports families whose layers are attention with grouped heads and a gated MLP, or a mixture of such MLPs, the experts. Other families are refused,
 because their number of parameters would be a guess.
 """
 
@@ -21,7 +21,7 @@ FAMILIES = (*DENSE_FAMILIES, "mixtral", "qwen2_moe", "qwen3_moe")
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
-# Sizes that a configuration may leave out, because transformers has them as the family's defaults.
+# Sizes that a configuration may leave out, with the family's defaults in transformers.
 _EXPERT_DEFAULTS = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen2_moe": {
@@ -41,9 +41,9 @@ class Experts:
 
     Attributes:
         num: experts of a layer.
-        chosen: those that a token passes.
+        chosen: experts that compute each token.
         intermediate: width within an expert.
-        shared: width within the expert that every token passes besides; 0 where there is none.
+        shared: width within the shared expert, which computes every token; 0 where there is none.
         layers: number of layers that have experts. The others have a plain MLP.
     """
 
@@ -99,7 +99,7 @@ class ModelShape:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """The linear layers of one layer that may have an adapter: inputs and outputs by name. Experts, and an MLP beside layers with experts, may not."""
+        """Inputs and outputs of the linear layers of one layer that may have an adapter, by name; not experts, nor an MLP of a model with experts."""
         attention = {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.kv),
@@ -115,11 +115,13 @@ class ModelShape:
 
     @property
     def matrix_parameters(self) -> int:
-        """Number of weights in the matrices of all layers. Those of the experts of a layer are one tensor of three dimensions, and do not count."""
-        found = self.layers * _size(self.matrices)
+        """Number of weights in the matrices of all layers, without experts, whose matrices are one tensor of three dimensions."""
+        number = self.layers * _size(self.matrices)
         if self.experts is not None:
-            found += (self.layers - self.experts.layers) * _size(self._mlp) + self.experts.layers * self._beside_experts
-        return found
+            number += (self.layers - self.experts.layers) * _size(
+                self._mlp
+            ) + self.experts.layers * self._beside_experts
+        return number
 
     @property
     def _experts(self) -> int:
@@ -135,12 +137,12 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Number of parameters of one layer, one with experts where there are some."""
+        """Number of parameters of one layer; of a layer with experts where the model has some."""
         return self._outside_mlp + (_size(self._mlp) if self.experts is None else self._mixture)
 
     @property
     def _mixture(self) -> int:
-        """Number of parameters of a layer's experts and what is beside them."""
+        """Number of parameters of a layer's experts, their router and the shared expert."""
         return self._experts + self._beside_experts
 
     @property
@@ -163,7 +165,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters; what is tied counts once."""
+        """Number of parameters; tied ones count once."""
         dense = 0 if self.experts is None else self.layers - self.experts.layers
         return (
             (self.layers - dense) * self.layer_parameters
@@ -175,7 +177,7 @@ class ModelShape:
         """Number of parameters of low-rank adapters in all layers.
 
         Args:
-            target_modules: all-linear, or the ends of the names of the matrices that have one.
+            target_modules: all-linear, or the ends of the names of the matrices with an adapter.
 
         Raises:
             ConfigError: no matrix of a layer has such a name, or it is one of experts.
@@ -220,10 +222,10 @@ class ModelShape:
 
 
 def refuse_indivisible(values: Mapping[str, Any], tensor_parallel: int) -> None:
-    """For the values of a config.json.
+    """Refuse tensor parallelism for a model, by the values of its config.json.
 
     Raises:
-        ConfigError: tensor parallelism does not know the layers of the family, or so many GPUs cannot divide them.
+        ConfigError: the family is not supported, or so many GPUs cannot divide its layers.
     """
     if values.get("model_type") not in DENSE_FAMILIES:
         raise _unsplittable(values.get("model_type"))
@@ -274,7 +276,7 @@ def model_shape(values: Mapping[str, Any]) -> ModelShape:
     if missing:
         raise ModelError(f"the model's config.json lacks {', '.join(missing)}", todo="correct model.path")
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
-    # What a configuration leaves out has the default of the family in transformers.
+    # Sizes that a configuration leaves out have the default of the family in transformers.
     head_dim = values.get("head_dim") or (128 if model_type == "qwen3" else hidden // heads)
     values = {**_EXPERT_DEFAULTS.get(model_type, {}), **values}
     biased = set(_ATTENTION[:3]) if model_type == "qwen2" or values.get("qkv_bias") else set[str]()
@@ -299,7 +301,7 @@ def model_shape(values: Mapping[str, Any]) -> ModelShape:
 
 
 def _experts(values: Mapping[str, Any]) -> Experts:
-    """The experts of a model of a family that has some; qwen's may leave layers without."""
+    """Return the experts of a model of a family that has some; some layers of qwen models may have none."""
     layers, step = range(values["num_hidden_layers"]), values.get("decoder_sparse_step") or 1
     without = values.get("mlp_only_layers") or ()
     num: int = values.get("num_local_experts") or values["num_experts"]

@@ -1,12 +1,12 @@
-"""Do the engines sample from the trainer's weights? Compared in every attempt, up to the first batch that can tell.
+"""`WeightParity`: whether the engines sample from the trainer's weights, checked in every attempt up to the first batch that can tell.
 
 Hashes show that the right bytes arrived, not that the engine computes with them: a layer may have kept prepacked weights, or another model may have the same
-tensors. If every experience of a batch was sampled from weights that went straight into an engine, and the trainer has not changed them since, both must
+tensors. If every experience of a batch was sampled from weights that were sent into a live engine, and the trainer has not changed them since, both must
 give its tokens the same log-probabilities, except for rounding. Where explorers run ahead (sync.offset), no batch is sampled from the trainer's
-newest weights; there batches are compared whose weights are up to so many steps older. These few updates add little beside the
-difference to another model. A version that was also written as a file, as for an evaluation, may have been loaded from there since. Its batches are
-compared, but do not settle the question. After one that does, none is compared, because one wrong engine is as wrong at first.
-A run in which no batch could tell, as where each contains stored experiences, says so when it has finished.
+newest weights; batches are then compared whose weights are up to so many steps older. These few updates change little, compared with
+the difference to another model. A version that was also written as a file, such as for an evaluation, may have been loaded from there since. Its batches are
+compared, but do not settle the question. After a batch that settles it, none is compared, because a wrong engine is wrong from the start.
+If no batch could tell, for instance because each contained stored experiences, the outcome of the run reports it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def weight_parity(config: RunConfig) -> WeightParity | None:
 
 
 class WeightParity:
-    """See the module header.
+    """The comparison in one attempt.
 
     Args:
         limit: largest mean difference, nats.
-        lag: by how many trainer steps a batch's weights may be older than the newest.
+        lag: largest number of trainer steps by which a batch's weights may be older than the newest.
     """
 
     def __init__(self, limit: float, lag: int = 0) -> None:
@@ -50,7 +50,7 @@ class WeightParity:
         first_sent_step: int | None,
         live_since: int | None,
     ) -> None:
-        """Compare, if this batch can tell and none could before.
+        """Compare the log-probabilities of a batch, if it can tell and none could before.
 
         Args:
             step: of the batch.
@@ -59,7 +59,7 @@ class WeightParity:
             first_sent_step, live_since: those of `LivePublisher`.
 
         Raises:
-            RftError: the difference is beyond the limit; the run must not go on with these engines.
+            RftError: the difference is beyond the limit; the run must not continue with these engines.
         """
         self._was_live |= live_since is not None
         if not staleness:
@@ -92,10 +92,10 @@ class WeightParity:
             logger.info("engines and trainer agree: %.4f nats per token in step %d", difference, step)
 
     def conclude(self) -> str | None:
-        """Return what the outcome of the run should say: that no batch could tell; None if one has, or if no weights were sent.
+        """Return a sentence for the outcome of the run if no batch could tell; None if one could, or if no weights were sent.
 
         A run is refused if every step since an engine first had weights that were sent was skipped. Engines with wrong weights give answers
-        without reward, and groups whose rewards do not differ are dropped. So such an engine may leave no batch to compare.
+        without reward, and groups whose rewards do not differ are dropped, so such an engine may leave no batch to compare.
 
         Raises:
             RftError: every step was skipped.

@@ -1,4 +1,4 @@
-"""How weights get to engines: straight from the learner, or through the file that a publisher hands over, from the learner or a model's folder."""
+"""The ways of weights to engines: directly from the learner, or through a file that is written from the learner or from a model's folder."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rftcore.config.trainer import LoraConfig
-    from rftcore.trainer.processes.ranks import LearnerGroup
+    from rftcore.trainer.processes.learner_group import LearnerGroup
 
 Export = Callable[[Path], object]
 _LIVE = ("auto", "nccl")
 
 
 class Exports:
-    """What a publisher writes for engines: whole weights, or adapters alone.
+    """Functions that write files for engines: whole weights, or adapters alone.
 
     Args:
-        adapters: those that engines get alone.
+        adapters: the configuration of adapters that engines get alone; None where they get whole weights.
         dtype: type of the engines' weights.
         merges: whether engines get weights that adapters are merged into.
     """
@@ -46,12 +46,13 @@ class Exports:
         self._adapters = adapters
         self._dtype = dtype
         self._merges = merges
-        self._tensors: tuple[WireTensor, ...] = ()  # the same at any time; adapters are merged to find them
+        self._tensors: tuple[WireTensor, ...] = ()  # never change; computing them merges the adapters
 
     def metrics(self) -> dict[str, float]:
-        """What engines do not get of the learner's weights as they are now; on several GPUs, of the first one's share of them.
+        """Return how much of the learner's current weights engines do not get; on several GPUs, for the share of the first one.
 
-        merged_update_error: share of the adapters' update that is lost where merged weights are rounded.
+        Returns:
+            merged_update_error: share of the adapters' update that is lost where merged weights are rounded.
         """
         if not self._merges or self._dtype == "float32":
             return {}
@@ -61,7 +62,7 @@ class Exports:
         return {"merged_update_error": error}
 
     def of_learner(self, in_float32: Collection[str] = ()) -> Export:
-        """Writes the learner's weights as they are now, each rank its share.
+        """Return a function that writes the learner's weights; each rank writes its share.
 
         Args:
             in_float32: names of weights that engines keep in float32.
@@ -75,7 +76,7 @@ class Exports:
         return lambda path: write_adapters(learner.own.policy.adapter_tensors(), adapters_json(adapters), path)
 
     def of_folder(self, folder: Path) -> Export:
-        """Writes the weights of a model's or checkpoint's folder; the model that the run began with has no adapters."""
+        """Return a function that writes the weights of a model's or checkpoint's folder; the model that the run began with has no adapters."""
         adapters = self._adapters
         if adapters is not None:
             return lambda path: write_adapters(stored_adapters(folder / ADAPTERS), adapters_json(adapters), path)
@@ -89,7 +90,7 @@ class Exports:
 
 
 def file_method(config: SyncConfig) -> str:
-    """Name of the method by which weights become files."""
+    """Return the name of the method that writes weights into files."""
     return config.file_method if config.method in _LIVE else config.method
 
 
@@ -101,10 +102,10 @@ def live_weights(
     write_file: Callable[[str], Publication],
     adapters: LoraConfig | None,
 ) -> LivePublisher | None:
-    """Return what sends the learner's weights straight into engines; None with a method that uses files alone.
+    """Return the sender of the learner's weights into live engines; None with a method that uses files alone.
 
     Args:
-        adapters: those that engines get alone.
+        adapters: see `Exports`.
     """
     if config.method not in _LIVE:
         return None
@@ -119,11 +120,11 @@ def live_weights(
 
 
 def folder_bytes(folder: Path) -> int:
-    """Size of a folder's files."""
+    """Return the size of a folder's files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def published_bytes(folder: Path, dtype: str) -> int:
-    """Size of one set of whole weights of the model in a folder, with a copy of its largest matrix as the output head."""
+    """Return the size of the weights of the model in a folder, with a copy of its largest matrix as the output head."""
     sizes = [math.prod(shape) for shape in read_shapes_of_model(folder).values()]
     return ITEM_BYTES[dtype] * (sum(sizes) + max(sizes, default=0))

@@ -1,10 +1,10 @@
-"""The trainer: draws batches, updates the weights, publishes them, commits checkpoints; and ends the run.
+"""The trainer's loop: draw batches, update the weights, publish them, commit checkpoints, and end the run.
 
-A step is: draw (the rewards as they stand when it begins), update, publish, copy the checkpoint where due, record. The copy is written beside
-the next steps, and committed between them. Recorded before committed: a step that a checkpoint contains has its row. What a crash may lose is the
-work since the last committed checkpoint, never an experience: the next attempt draws those groups again, removes what was left half-done, and asks again for
-the validations that were not answered. After the last step the trainer waits for the validation it asked for, picks the best
-checkpoint by it, and asks for the one reading of the test sets: by the initial weights and by the best.
+A step draws a batch with the rewards as they are when it begins, updates, publishes, copies the checkpoint where one is due, and records the step. The copy
+is written beside the next steps, and committed between them. A step is recorded before a checkpoint that contains it is committed. A crash loses at most the
+work since the last committed checkpoint, never an experience: the next attempt draws those groups again, removes unfinished files, and asks again
+for the validations that were not answered. After the last step the trainer waits for the validation it asked for, chooses the best checkpoint by it, and
+asks once for the test sets: by the initial weights and by the best.
 """
 
 from __future__ import annotations
@@ -24,24 +24,19 @@ from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
 from rftcore.trainer.batches.drawn import batch_metrics
 from rftcore.trainer.batches.next_batch import NextBatch, draws_ahead
-from rftcore.trainer.device_turns import TrainerTurns, trainer_turns
-from rftcore.trainer.divergence import MAX_EMPTY_IN_A_ROW
+from rftcore.trainer.device_turns import TrainerDeviceTurns, device_turns_of
+from rftcore.trainer.evaluations import RunEvaluations
+from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.parity import weight_parity
-from rftcore.trainer.processes.learner_arguments import LearnerArguments
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
+from rftcore.trainer.processes.rank_arguments import RankArguments
 from rftcore.trainer.publish import Export, Exports, file_method, live_weights, published_bytes
 from rftcore.trainer.run_checkpoints import RunCheckpoints
+from rftcore.trainer.step.divergence import MAX_EMPTY_IN_A_ROW
 from rftcore.trainer.trainer_watch import watch_trainer
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.batch import Batch
-from rftdata.attempts.evaluations import (
-    answered_validations,
-    failed_evaluations,
-    num_open_evaluations,
-    plan_evaluations,
-    weights_of_open_evaluations,
-)
-from rftdata.attempts.policies import first_policy
+from rftdata.attempts.evaluations import failed_evaluations, num_open_evaluations, weights_of_open_evaluations
 from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.failpoints import failpoint
 from rftdata.planning.run_selectors import selector_metrics
@@ -49,7 +44,7 @@ from rftdata.workers.worker import Worker
 
 
 def main(joined: JoinedRun) -> int:
-    """Train a run to its planned steps; 0 when it is finished or was asked to stop."""
+    """Train a run to its planned steps; return 0 when it is finished or was asked to stop."""
     config = joined.resolved.config
     with (
         joined.buffer as buffer,
@@ -61,10 +56,10 @@ def main(joined: JoinedRun) -> int:
             tasksets=[taskset.name for taskset in config.tasks],
         ) as attempt,
     ):
-        turns = trainer_turns(config, attempt, worker)
-        if turns.take(worker.should_stop, after_evaluations=False):
+        device_turns = device_turns_of(config, attempt, worker)
+        if device_turns.take(worker.should_stop, after_evaluations=False):
             worker.set_state("loads the model", activity="starting")
-            TrainerRole(joined, worker, attempt, turns).train()
+            TrainerRole(joined, worker, attempt, device_turns).train()
         joined.leave()
     return 0
 
@@ -81,7 +76,7 @@ class _Timing:
 class TrainerRole:
     """One trainer process on one attempt."""
 
-    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt, turns: TrainerTurns) -> None:
+    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt, device_turns: TrainerDeviceTurns) -> None:
         resolved, config = joined.resolved, joined.resolved.config
         self.config = config
         self.run = joined.run
@@ -89,24 +84,26 @@ class TrainerRole:
         self.worker = worker
         self.attempt = attempt
         self.folder = joined.run.folder.resolve()
-        # A run on a stored selection lasts as long as that does, unless it is told to end earlier.
+        # A run on a stored selection ends with it, unless `steps` ends the run earlier.
         self.planned_steps: int = config.steps or joined.run.planned_steps
         self.model = resolved.model_folder
-        arguments = LearnerArguments(
-            model_path=str(self.model),
-            config=config.trainer,
+        arguments = RankArguments(
+            learner=LearnerArguments(
+                model_path=str(self.model),
+                config=config.trainer,
+                seed=config.run.seed,
+                temperature=config.explorer.temperature,
+                total_steps=self.planned_steps,
+                teacher_path=None if resolved.teacher_folder is None else str(resolved.teacher_folder),
+                critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
+                base_dir=config.base_dir,
+            ),
             algorithm=config.algorithm.name,
             algorithm_settings=config.algorithm.args,
-            base_dir=config.base_dir,
-            seed=config.run.seed,
-            temperature=config.explorer.temperature,
-            total_steps=self.planned_steps,
-            teacher_path=None if resolved.teacher_folder is None else str(resolved.teacher_folder),
-            critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
             run_folder=self.run.folder,
         )
-        self.turns = turns
-        self.learner = turns.learner = LearnerGroup(arguments, resolved.algorithm)
+        self.device_turns = device_turns
+        self.learner = device_turns.learner = LearnerGroup(arguments, resolved.algorithm)
         self.next_batch = NextBatch(attempt, self.learner.algorithm, config.trainer.batch_groups)
         self.checkpoints = RunCheckpoints(attempt, worker, self.learner, self.folder, config)
         self.checkpoints.remove_abandoned()
@@ -121,6 +118,7 @@ class TrainerRole:
         adapters = config.trainer.lora if resolved.sends_adapters_alone else None
         merges = config.trainer.lora is not None and adapters is None
         self.exports = Exports(self.learner, adapters, dtype, merges)
+        self.evaluations = RunEvaluations(attempt, self.checkpoints, config, self.model, self._hand_over_folder)
         self.live = live_weights(config.sync, attempt, worker, self.learner, self._write_file, adapters)
         self.parity = weight_parity(config)
         self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
@@ -129,14 +127,14 @@ class TrainerRole:
         self._skipped_in_a_row = 0
 
     def train(self) -> None:
-        """Train to the last step, then see the evaluations through."""
+        """Train to the last step, then wait for the evaluations."""
         watch = watch_trainer(self.learner, self.config.trainer.hang_s, self.run.folder)
         try:
             step = self.attempt.start_step
-            self._ask_again_for_validations()
+            self.evaluations.plan_unanswered_validations()
             self._publish(step)
             self._ask_for_validation(step)
-            self.turns.give()
+            self.device_turns.give()
             with self.next_batch:
                 while step < self.planned_steps and not self._should_stop() and self._step(step + 1):
                     step += 1
@@ -145,9 +143,9 @@ class TrainerRole:
             if step >= self.planned_steps:
                 self._finish()
         except BufferUnavailableError:
-            raise  # it has already been waited for
+            raise  # the wait for the database is over
         except Exception:
-            # The steps before the error are not to be lost with it. What fails now, fails for the same reason.
+            # Keep the steps before the error. An error of this commit has the same cause.
             with suppress(Exception):
                 self.checkpoints.commit()
             raise
@@ -159,20 +157,18 @@ class TrainerRole:
                 self.live.close()
             self.publisher.close()
             self.learner.close()
-            self.turns.leave()
+            self.device_turns.leave()
 
     def _step(self, step: int) -> bool:
-        """One step; False when the run was asked to stop."""
+        """Make one step; return False when the run was asked to stop."""
         timing, started = _Timing(), time.monotonic()
-        prepared = self.next_batch.draw(
-            step, stop=self._should_stop, waiting=partial(self._says_what_it_waits_for, step)
-        )
+        prepared = self.next_batch.draw(step, stop=self._should_stop, waiting=partial(self._report_wait, step))
         timing.wait = time.monotonic() - started
         if prepared is None:
             return False
         if step < self.planned_steps and draws_ahead(self.config, self.run, step + 1):
             self.next_batch.draw_ahead(step + 1)
-        if not self.turns.take(self._should_stop):
+        if not self.device_turns.take(self._should_stop):
             return False
         batch, metrics = prepared.drawn, dict[str, float]()
         if prepared.train is not None:
@@ -180,7 +176,7 @@ class TrainerRole:
             started = time.monotonic()
             metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
-            self.turns.free()
+            self.device_turns.free()
             timing.train = time.monotonic() - started
         if self.parity is not None and self.live is not None:
             staleness = batch.rows["staleness"].to_pylist()
@@ -207,12 +203,14 @@ class TrainerRole:
             )
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
-        self.turns.give()
+        self.device_turns.give()
         return True
 
     def _should_stop(self) -> bool:
-        """Whether the run was asked to stop. Called in waits, too: raises if a rank has died, commits a checkpoint that is written, and
-        writes a file for engines that missed the weights."""
+        """Return whether the run was asked to stop.
+
+        Waits call this, too. It raises if a rank has died, commits a checkpoint that is written, and serves engines that missed the weights.
+        """
         self.learner.check()
         self._serve_missed_weights(self.worker.should_stop)
         if self.learner.has_written_checkpoint:
@@ -220,13 +218,13 @@ class TrainerRole:
         return self.worker.should_stop()
 
     def _serve_missed_weights(self, stop: Callable[[], bool]) -> None:
-        """Send the weights again to engines that missed them, or write a file; an explorer that was started later has no others."""
+        """Send the weights again to engines that missed them, or write a file: an explorer that started later has no other source."""
         if self.live is not None:
-            self.live.serve_missed(self.policy_version_id, partial(self.turns.own, stop))
+            self.live.serve_missed(self.policy_version_id, partial(self.device_turns.own, stop))
             self.published = self.live.publication
 
-    def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
-        """Ready groups, or where nothing else is missing the `reviews` of people."""
+    def _report_wait(self, step: int, reviews: str | None) -> None:
+        """Report what the step waits for: ready groups, or, where nothing else is missing, `reviews` of people."""
         if reviews is not None:
             option = buffer_option(self.location)
             what = f"{reviews} for step {step}: `rft label queue --run {self.run.name}{option}`"
@@ -252,7 +250,7 @@ class TrainerRole:
             monitor.log(step, metrics)
 
     def _publish(self, step: int) -> None:
-        """New weights for engines. A new attempt first publishes what it restored, under a new version."""
+        """Publish new weights for engines. A new attempt first publishes the restored weights, under a new version."""
         if self.live is not None:
             self.policy_version_id = self.live.publish(step)
             self.published = self.live.publication
@@ -270,8 +268,11 @@ class TrainerRole:
             in_use.add(self.published.uri)
         return self.publisher.publish(name, export, in_use=in_use)
 
+    def _hand_over_folder(self, name: str, folder: Path) -> Publication:
+        return self._hand_over(name, self.exports.of_folder(folder))
+
     def _publish_unchanged(self, step: int) -> None:
-        """A skipped step: pacing goes on, the weights are those of before."""
+        """Publish the weights of the step before again, so that the explorers' pacing continues after a skipped step."""
         assert self.published is not None
         self._announce(step, "unchanged", self.published)
 
@@ -280,51 +281,18 @@ class TrainerRole:
             step, method=method, uri=publication.uri, num_bytes=publication.num_bytes, checksum=publication.checksum
         )
 
-    def _ask_again_for_validations(self) -> None:
-        """Plan unanswered validations of earlier steps again, from the folders of their weights.
-
-        This comes before the first publication: what is handed over here must not push out the weights that engines load next.
-        """
-        if not self.config.eval.tasks or not self.attempt.start_step:
-            return
-        wanted = {
-            (taskset.name, decoding) for taskset in self.config.eval.tasks for decoding in self.config.eval.decodings
-        }
-        answered = answered_validations(self.run)
-        sources = [(c.trainer_step, Path(c.uri), c.policy_version_id) for c in self.checkpoints.kept()]
-        first = first_policy(self.run, self.attempt.attempt_id)
-        if first is not None and first.trainer_step == 0:
-            sources.append((0, self.model, first.policy_version_id))
-        for step, folder, version in sources:
-            due = step < self.attempt.start_step and step % self.config.eval.every == 0
-            if due and wanted - answered.get(step, set()) and version is not None and folder.is_dir():
-                publication = self._hand_over(f"again-step-{step:06d}", self.exports.of_folder(folder))
-                self._plan_validation(step, version, publication)
-
     def _ask_for_validation(self, step: int) -> None:
         if self.config.eval.tasks:
             if self.live is not None:
                 self.published = self.live.as_file(self.policy_version_id)
             assert self.published is not None
-            self._plan_validation(step, self.policy_version_id, self.published)
-
-    def _plan_validation(self, step: int, policy_version_id: int, publication: Publication) -> None:
-        plan_evaluations(
-            self.attempt,
-            policy_version_id=policy_version_id,
-            trainer_step=step,
-            purpose="validation",
-            tasksets=[taskset.name for taskset in self.config.eval.tasks],
-            decodings=self.config.eval.decodings,
-            uri=publication.uri,
-            checksum=publication.checksum,
-        )
+            self.evaluations.plan_validation(step, self.policy_version_id, self.published)
 
     def _leave(self, step: int) -> None:
-        """Asked to stop: keep what was trained."""
+        """Save a checkpoint of the last step, before the trainer stops on request."""
         self.checkpoints.commit()
         if step > self.attempt.start_step and not any(c.trainer_step == step for c in self.checkpoints.kept()):
-            with self.turns.own(lambda: False):
+            with self.device_turns.own(lambda: False):
                 self.checkpoints.commit_later(self.checkpoints.begin(step, self.policy_version_id))
             self.checkpoints.commit()
 
@@ -334,9 +302,9 @@ class TrainerRole:
         unknown = None if self.parity is None else self.parity.conclude()
         if not self._wait_for_evaluations("the last validation"):
             return
-        self.checkpoints.forget_old()  # none waits for its score any more
+        self.checkpoints.forget_old()  # every checkpoint has its score now
         if self.config.eval.test:
-            self._ask_for_tests()
+            self.evaluations.plan_tests()
             if not self._wait_for_evaluations("the test sets"):
                 return
         failed = failed_evaluations(self.run)
@@ -346,7 +314,7 @@ class TrainerRole:
         self.attempt.finish("; ".join(outcome))
 
     def _refuse_untrained(self) -> None:
-        """Raise an RftError if no step of the run trained anything: it must not look as if it had finished."""
+        """Raise an RftError if no step of the run trained anything: such a run must not count as finished."""
         num_steps, num_untrained = self.attempt.num_untrained_steps()
         if num_steps and num_steps == num_untrained:
             raise RftError(
@@ -356,29 +324,8 @@ class TrainerRole:
                 " turn with different rewards",
             )
 
-    def _ask_for_tests(self) -> None:
-        """The test sets are read once: by the initial weights and by the checkpoint that validation chose."""
-        kept = self.checkpoints.kept()
-        best, first = self.checkpoints.best(kept) or kept[0], first_policy(self.run, self.attempt.attempt_id)
-        assert first is not None and best.policy_version_id is not None
-        for name, folder, version, step in (
-            ("test-initial", self.model, first.policy_version_id, 0),
-            ("test-best", Path(best.uri), best.policy_version_id, best.trainer_step),
-        ):
-            publication = self._hand_over(name, self.exports.of_folder(folder))
-            plan_evaluations(
-                self.attempt,
-                policy_version_id=version,
-                trainer_step=step,
-                purpose="test",
-                tasksets=[taskset.name for taskset in self.config.eval.test],
-                decodings=["greedy", "sampled"],
-                uri=publication.uri,
-                checksum=publication.checksum,
-            )
-
     def _wait_for_evaluations(self, what: str) -> bool:
-        """False when the run was asked to stop instead."""
+        """Wait until all evaluations are answered; return False when the run was asked to stop."""
         while num_open_evaluations(self.run):
             self.worker.set_state("waits", f"the explorer to answer {what}")
             self.learner.check()

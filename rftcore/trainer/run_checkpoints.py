@@ -1,6 +1,6 @@
-"""The checkpoints of a run: copied at the end of a step, written beside the next ones, committed between them, and deleted when nothing needs them.
+"""The checkpoints of a run: copied at the end of a step, written beside the next steps, committed between them, and deleted when nothing needs them.
 
-Recorded before committed: a checkpoint is committed only when its step is on record.
+A checkpoint is committed only when its step is recorded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rftcore.config.run import RunConfig
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftcore.trainer.publish import folder_bytes
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.checkpoints import KeptCheckpoint, committed_folders, kept_checkpoints
@@ -21,10 +21,10 @@ from rftdata.workers.worker import Worker
 
 
 class Writing(NamedTuple):
-    """A checkpoint on its way to the disk.
+    """A checkpoint that is being written.
 
     Attributes:
-        policy_version_id: what the weights were published as.
+        policy_version_id: the version under which the weights were published.
     """
 
     step: int
@@ -33,7 +33,7 @@ class Writing(NamedTuple):
 
 
 class RunCheckpoints:
-    """See the module header.
+    """Writes, commits and deletes the checkpoints of a run.
 
     Args:
         folder: of the run.
@@ -51,7 +51,7 @@ class RunCheckpoints:
         self._writing: Writing | None = None
 
     def begin(self, step: int, policy_version_id: int) -> Writing:
-        """Copy the learner's state after `step`, which is written from now on; before that, commit the one before."""
+        """Commit the checkpoint before; then copy the learner's state after `step` and begin to write it."""
         self.commit()
         self._worker.set_state(f"copies the checkpoint of step {step}", activity="checkpointing")
         folder = self._folder / folder_name(self._attempt.attempt_id, step)
@@ -59,11 +59,11 @@ class RunCheckpoints:
         return Writing(step, folder, policy_version_id)
 
     def commit_later(self, begun: Writing) -> None:
-        """Let `commit` commit it: its step is on record."""
+        """Let the next `commit` commit this checkpoint; its step is recorded."""
         self._writing = begun
 
     def commit(self) -> None:
-        """Commit the checkpoint that is being written, if there is one, once it is on the disk."""
+        """Wait until the checkpoint that is being written is on disk, and commit it; do nothing if there is none."""
         written, self._writing = self._writing, None
         if written is None:
             return
@@ -80,7 +80,7 @@ class RunCheckpoints:
         self.forget_old()
 
     def forget_old(self) -> None:
-        """Keep the newest ones, the best one, those whose score is still to come, and what other runs began with."""
+        """Delete checkpoints, except the newest, the best, those without a score yet, and those that other runs began with."""
         # Before the scores are read: an answer that comes in between must not make a checkpoint look unscored and settled.
         kept = self.kept()
         best = self.best(kept)
@@ -88,21 +88,21 @@ class RunCheckpoints:
             if checkpoint is best or checkpoint.waits or checkpoint.needed:
                 continue
             self._attempt.forget_checkpoint(checkpoint.checkpoint_id)
-            # By name, as below; and a row never names a folder elsewhere.
+            # By name, as below; so a row cannot make a folder elsewhere disappear.
             shutil.rmtree(self._folder / Path(checkpoint.uri).name, ignore_errors=True)
 
     def remove_abandoned(self) -> None:
-        """Remove what earlier attempts wrote and never committed."""
+        """Remove checkpoints that earlier attempts wrote and never committed."""
         # By name: the folder of the buffer may have moved since.
         committed = {Path(folder).name for folder in committed_folders(self._attempt.run)}
         remove_abandoned(self._folder, self._attempt.attempt_id, committed)
 
     def kept(self) -> list[KeptCheckpoint]:
-        """Return those whose files are there, newest first."""
+        """Return the checkpoints whose files exist, newest first."""
         return kept_checkpoints(self._attempt.run, self._attempt.attempt_id)
 
     def best(self, kept: list[KeptCheckpoint]) -> KeptCheckpoint | None:
-        """Return the one among these that validation chooses; None without a score."""
+        """Return the checkpoint among these that validation chooses; None without a score."""
         scores = validation_scores(
             self._attempt.run, self._validation_sets, self._decoding, max_failed=self._max_failed
         )

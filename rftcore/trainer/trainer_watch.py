@@ -1,7 +1,8 @@
-"""Ends a trainer that hangs in a step, with the stack of every rank, so that it starts again from its last checkpoint.
+"""The watch over the trainer's steps: a trainer that hangs ends with the stack of every rank, and starts again from its last checkpoint.
 
-A rank that waits in a collective for another one, or a GPU that stops answering, would otherwise be noticed after the hours of a process group's
-time limit. `rft run` starts the trainer again, as after user code that blocks (`rftdata.user_code.blocked_process`).
+A rank that waits in a collective for another one, or a GPU that does not respond, would otherwise be noticed after the hours of a process group's
+time limit. `StepProgress` measures how long a step has been without progress, and `HangWatch` looks at it in a thread. `rft run` starts the trainer
+again, as after user code that blocks (`rftdata.user_code.blocked_process`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from rftcore.run.hang_watch import HangWatch
 from rftcore.run.stacks import read_stacks
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftdata.user_code.blocked_process import end_blocked_process
 
 
@@ -24,7 +25,7 @@ def watch_trainer(
     Args:
         limit_s: seconds that one micro-batch may take.
         run_folder: where the ranks write their stacks.
-        end: receives a sentence and the stacks; it should end the process.
+        end: called with a sentence and the stacks; it should end the process.
     """
 
     def act() -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.presets import presets
 from rftcore.trainer.batches.micro_batches import Cutting, split_batch
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
-from rftcore.trainer.learner import Learner
 from rftcore.trainer.network.attention import packed_attention
-from tests.support.learning import VOCABULARY, batch_with_everything, config, make_batch, save_model
+from tests.support.learning import VOCABULARY, batch_with_everything, config, make_batch, make_learner, save_model
 from tests.support.models import make_tiny_moe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -38,7 +38,7 @@ def test_presets_give_the_same_losses_on_a_gpu_as_on_a_cpu(cuda: torch.device, t
         losses = {}
         for device in ("cpu", "cuda"):
             algorithm = build_algorithm(name, changes)
-            learner = Learner(model, config(), algorithm, 0, device=device)
+            learner = make_learner(model, config(), algorithm, 0, device=device)
             metrics = learner.update(batch_with_everything(paired=algorithm.draws_pairs), 1)
             assert metrics["skipped"] == 0.0, (name, device)
             losses[device] = metrics["loss"]
@@ -61,13 +61,15 @@ def many_lengths() -> TrainBatch:
             own = prompt if group < 9 else [*prompt, member]
             rows.append((own, random.integers(0, VOCABULARY, random.integers(1, 60)).tolist(), group))
     offsets = np.concatenate([[0], np.cumsum([len(prompt) + len(response) for prompt, response, _ in rows])])
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate([[*prompt, *response] for prompt, response, _ in rows]), offsets),
-        loss_mask=(np.concatenate([[False] * len(p) + [True] * len(r) for p, r, _ in rows]), offsets),
-        behavior_logprobs=(np.full(offsets[-1], -3.9, np.float32), offsets),
-        rewards=random.integers(0, 2, len(rows)).astype(np.float32),
-        group_ids=[group for *_, group in rows],
-        rollout_index=list(range(len(rows))),
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate([[*prompt, *response] for prompt, response, _ in rows]), offsets),
+            loss_mask=(np.concatenate([[False] * len(p) + [True] * len(r) for p, r, _ in rows]), offsets),
+            behavior_logprobs=(np.full(offsets[-1], -3.9, np.float32), offsets),
+            rewards=random.integers(0, 2, len(rows)).astype(np.float32),
+            group_ids=[group for *_, group in rows],
+            rollout_index=list(range(len(rows))),
+        )
     )
 
 
@@ -104,8 +106,8 @@ def test_the_ways_to_compute_on_a_gpu_agree_with_the_cpu(
 ) -> None:
     model = str(save_model(tmp_path / "model", tied=True))
     algorithm = build_algorithm("grpo", {"entropy": {"coef": 0.01}})
-    exact = Learner(model, config(), algorithm, 0, device="cpu").update(many_lengths(), 1)
-    found = Learner(model, config(**{"autocast": "bfloat16"} | changes), algorithm, 0).update(many_lengths(), 1)
+    exact = make_learner(model, config(), algorithm, 0, device="cpu").update(many_lengths(), 1)
+    found = make_learner(model, config(**{"autocast": "bfloat16"} | changes), algorithm, 0).update(many_lengths(), 1)
     for name in ("loss", "grad_norm", "entropy", "logprob_diff"):
         assert found[name] == pytest.approx(exact[name], rel=0.03, abs=2e-3), name
 
@@ -127,8 +129,8 @@ def test_a_mixture_of_experts_trains_on_a_gpu_as_on_the_cpu(
     algorithm, shared = build_algorithm("grpo", {"entropy": {"coef": 0.01}}), {"router_aux_coef": 0.1}
     # The loss of the routers is that of a micro-batch.
     cut = {name: value for name, value in changes.items() if name == "max_tokens_per_microbatch"}
-    exact = Learner(model, config(**shared | cut), algorithm, 0, device="cpu").update(many_lengths(), 1)
-    found = Learner(model, config(**{"autocast": "bfloat16"} | shared | changes), algorithm, 0).update(
+    exact = make_learner(model, config(**shared | cut), algorithm, 0, device="cpu").update(many_lengths(), 1)
+    found = make_learner(model, config(**{"autocast": "bfloat16"} | shared | changes), algorithm, 0).update(
         many_lengths(), 1
     )
     for name in ("loss", "grad_norm", "entropy", "router_aux_loss", "router_entropy"):
@@ -152,7 +154,7 @@ def test_a_micro_batch_is_moved_while_the_gpu_is_busy(cuda: torch.device) -> Non
 
 def test_adapters_train_on_a_gpu(cuda: torch.device, tmp_path: Path) -> None:
     model = str(save_model(tmp_path / "model", tied=True))
-    learner = Learner(model, config(autocast="bfloat16", lora={"rank": 4, "alpha": 8}), build_algorithm("sft"), 0)
+    learner = make_learner(model, config(autocast="bfloat16", lora={"rank": 4, "alpha": 8}), build_algorithm("sft"), 0)
     losses = [learner.update(many_lengths(), step)["loss"] for step in range(1, 11)]
     assert losses[-1] < losses[0]
     learner.save_checkpoint(tmp_path / "c")
@@ -165,7 +167,7 @@ def test_an_offloaded_reference_changes_nothing(cuda: torch.device, tmp_path: Pa
     found = {}
     for offload in (False, True):
         algorithm = build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.1}})
-        learner = Learner(model, config(autocast="bfloat16", offload_reference=offload), algorithm, 0)
+        learner = make_learner(model, config(autocast="bfloat16", offload_reference=offload), algorithm, 0)
         found[offload] = [learner.update(many_lengths(), step)["loss"] for step in (1, 2)]
     # Sums of a GPU differ from run to run, by up to 1.6e-4 in the second loss of twelve pairs. Its penalty, where the reference counts, is 8e-3.
     assert found[True] == pytest.approx(found[False], abs=1e-3)
@@ -173,11 +175,11 @@ def test_an_offloaded_reference_changes_nothing(cuda: torch.device, tmp_path: Pa
 
 def test_a_checkpoint_of_a_gpu_is_resumed_on_the_cpu(cuda: torch.device, tmp_path: Path) -> None:
     model = str(save_model(tmp_path / "model", tied=True))
-    first = Learner(model, config(), build_algorithm("grpo"), 0)
+    first = make_learner(model, config(), build_algorithm("grpo"), 0)
     first.update(many_lengths(), 1)
     first.save_checkpoint(tmp_path / "c")
     expected = first.update(many_lengths(), 2)
-    resumed = Learner(model, config(), build_algorithm("grpo"), 0, device="cpu")
+    resumed = make_learner(model, config(), build_algorithm("grpo"), 0, device="cpu")
     resumed.load_checkpoint(tmp_path / "c")
     found = resumed.update(many_lengths(), 2)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-4)

@@ -29,9 +29,10 @@ from rftcore.sync.files.adapters_file import PREFIX, write_adapters
 from rftcore.sync.files.weights_file import write_atomically
 from rftcore.sync.transfer.group import open_store
 from rftcore.sync.transfer.plan import TransferPlan
+from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.network.lora import adapters_json
-from rftcore.trainer.processes.learner_arguments import LearnerArguments
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
+from rftcore.trainer.processes.rank_arguments import RankArguments
 from rftcore.trainer.publish import Export, Exports
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.postgres.embedded import EmbeddedServer
@@ -58,9 +59,8 @@ class Trained:
         settings = config(lora={"rank": 4, "alpha": 16}, learning_rate=0.05)
         assert settings.lora is not None
         self.adapters = adapters_json(settings.lora)
-        arguments = LearnerArguments(
-            model_path=str(self.model), config=settings, algorithm="sft", algorithm_settings={}, base_dir=folder, seed=0
-        )
+        learner = LearnerArguments(model_path=str(self.model), config=settings, seed=0)
+        arguments = RankArguments(learner=learner, algorithm="sft", algorithm_settings={})
         self.learner = LearnerGroup(arguments, arguments.build_algorithm())
         self.alone, self.merged = Exports(self.learner, settings.lora), Exports(self.learner, None)
 

@@ -16,7 +16,7 @@ from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.base import Publication
 from rftcore.sync.files.weights_file import write_atomically
 from rftcore.trainer.learner import Learner
-from tests.support.learning import config, make_batch
+from tests.support.learning import config, make_batch, make_learner
 from tests.support.models import make_tiny_moe
 from tests.support.weights import weights_of, write_weights
 
@@ -56,7 +56,7 @@ def worst_difference(engine: VllmEngine, learner: Learner) -> float:
 def test_weights_of_a_trained_mixture_of_experts_reach_the_engine(
     engine: VllmEngine, model: Path, tmp_path: Path
 ) -> None:
-    learner = Learner(str(model), config(learning_rate=0.01), build_algorithm("sft"), 0)
+    learner = make_learner(str(model), config(learning_rate=0.01), build_algorithm("sft"), 0)
     same = published(learner, tmp_path / "same.safetensors")
     assert worst_difference(engine, learner) < EXACT
     for step in (1, 2, 3):

@@ -23,7 +23,7 @@ from rftcore.sync.transfer.sender import Sent
 from rftcore.trainer.batches.next_batch import NextBatch, PreparedBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.network.sharding import Grid
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftdata.attempts.attempt import Attempt
 from rftdata.experience import Sequence
 from rftdata.pipeline.queue import SealedQueue

@@ -12,10 +12,9 @@ import yaml
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.base import Signals
-from rftcore.trainer.learner import Learner
 from rftdata.errors import RftError
 from tests.support.algorithms import step_batch
-from tests.support.learning import config, make_batch, save_model
+from tests.support.learning import config, make_batch, make_learner, save_model
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "write-an-algorithm.md"
 
@@ -46,7 +45,7 @@ def test_every_section_of_the_page_builds_and_trains(folder: Path, tmp_path: Pat
     assert len(built) == 5
     model = str(save_model(tmp_path / "model", tied=True))
     for algorithm in built:
-        metrics = Learner(model, config(), algorithm, 0).update(
+        metrics = make_learner(model, config(), algorithm, 0).update(
             make_batch(1, rewards=[float(i % 3) for i in range(12)]), 1
         )
         assert metrics["skipped"] == 0.0 and metrics["grad_norm"] > 0

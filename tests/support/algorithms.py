@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.base import Signals, StepBatch, TokenView
-from rftcore.algorithms.plan import Plan
+from rftcore.algorithms.plan import Plan, TokenOutputs
 from rftcore.algorithms.sequences import Sequences
 
 
@@ -58,9 +58,10 @@ def token_view(logprobs: list[float], **fields: list[float] | list[int]) -> Toke
     )
 
 
-def view_of(plan: Plan, index_N: Tensor, logprobs_N: Tensor, **computed: Tensor) -> TokenView:
-    """The view of a micro-batch of these tokens, with what models computed of them."""
-    return plan.view(index_N, Sequences.of(plan.batch.sequence_N[index_N]), logprobs_N, **computed)
+def outputs_of(plan: Plan, index_N: Tensor, logprobs_N: Tensor, **computed: Tensor) -> TokenOutputs:
+    """What models computed of the tokens of a micro-batch."""
+    sequences = Sequences.of(plan.batch.sequence_N[index_N])
+    return TokenOutputs(index_N=index_N, sequences=sequences, logprobs_N=logprobs_N, **computed)
 
 
 def ratio_view(values: list[float], advantage: list[float]) -> TokenView:
@@ -86,7 +87,7 @@ def loss_and_gradient(
     plan = algorithm.plan(batch, signals or Signals())
     logprobs_N = torch.tensor(logprobs, dtype=torch.float32, requires_grad=True)
     index_N = torch.arange(len(logprobs))
-    loss, metrics = algorithm.objective(plan, index_N, view_of(plan, index_N, logprobs_N, **with_gradient))
+    loss, metrics = algorithm.objective(plan, outputs_of(plan, index_N, logprobs_N, **with_gradient))
     (gradient,) = torch.autograd.grad(loss, logprobs_N)
     return loss.item(), gradient.tolist(), plan.metrics | {name: value.item() for name, value in metrics.items()}
 
@@ -110,5 +111,5 @@ def loss_in_parts(
     for sequences in micro_batches or [list(range(batch.num_sequences))]:
         index_N = torch.isin(batch.sequence_N, torch.tensor(sequences, dtype=torch.int64)).nonzero()[:, 0]
         cut = {name: values_N[index_N] for name, values_N in with_gradient.items()}
-        loss = loss + algorithm.objective(plan, index_N, view_of(plan, index_N, logprobs_N[index_N], **cut))[0]
+        loss = loss + algorithm.objective(plan, outputs_of(plan, index_N, logprobs_N[index_N], **cut))[0]
     return loss

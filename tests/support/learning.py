@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rftcore.algorithms.algorithm import Algorithm
 from rftcore.config.trainer import TrainerConfig
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
+from rftcore.trainer.learner_arguments import LearnerArguments
 
 VOCABULARY = 50
 
@@ -47,6 +50,18 @@ def config(**settings: Any) -> TrainerConfig:
     return TrainerConfig(**(defaults | settings))
 
 
+def make_learner(
+    model_path: str | Path,
+    config: TrainerConfig,
+    algorithm: Algorithm,
+    seed: int,
+    device: str | torch.device | None = None,
+    **others: Any,
+) -> Learner:
+    """A learner; `others` are arguments that have a default."""
+    return Learner(LearnerArguments(model_path=str(model_path), config=config, seed=seed, **others), algorithm, device)
+
+
 def make_batch(seed: int, *, groups: int = 3, size: int = 4, rewards: list[float] | None = None) -> TrainBatch:
     """Groups with one prompt each, responses of 1 to 6 tokens, one of them empty."""
     random = np.random.default_rng(seed)
@@ -58,13 +73,15 @@ def make_batch(seed: int, *, groups: int = 3, size: int = 4, rewards: list[float
             tokens.append(np.concatenate([prompt, random.integers(0, VOCABULARY, length)]))
             masks.append(np.arange(len(tokens[-1])) >= len(prompt))
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate(tokens), offsets),
-        loss_mask=(np.concatenate(masks), offsets),
-        behavior_logprobs=(random.normal(-4.0, 0.5, offsets[-1]).astype(np.float32), offsets),
-        rewards=rewards if rewards is not None else random.integers(0, 2, groups * size).astype(np.float32),
-        group_ids=np.repeat(np.arange(groups), size),
-        rollout_index=np.tile(np.arange(size), groups),
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate(tokens), offsets),
+            loss_mask=(np.concatenate(masks), offsets),
+            behavior_logprobs=(random.normal(-4.0, 0.5, offsets[-1]).astype(np.float32), offsets),
+            rewards=rewards if rewards is not None else random.integers(0, 2, groups * size).astype(np.float32),
+            group_ids=np.repeat(np.arange(groups), size),
+            rollout_index=np.tile(np.arange(size), groups),
+        )
     )
 
 
@@ -84,4 +101,4 @@ def batch_with_everything(seed: int = 1, *, paired: bool = False) -> TrainBatch:
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in learner.model.named_parameters()}
+    return {name: tensor.detach().clone() for name, tensor in learner.policy.model.named_parameters()}

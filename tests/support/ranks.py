@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 import rftdata
 from rftcore.run.stacks import answer_requests
-from rftcore.trainer.processes.learner_arguments import LearnerArguments
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.learner_arguments import LearnerArguments
+from rftcore.trainer.processes.learner_group import LearnerGroup
+from rftcore.trainer.processes.rank_arguments import RankArguments
 from rftcore.trainer.trainer_watch import watch_trainer
 from rftdata.config import BufferConfig
 from rftdata.user_code.blocked_process import report_to
@@ -71,14 +72,12 @@ def write_folder(folder: Path) -> None:
     (folder / "losses.py").write_text(LOSS)
 
 
-def arguments(folder: Path, num_ranks: int) -> LearnerArguments:
-    return LearnerArguments(
-        model_path=str(folder / "model"),
-        config=config(num_gpus=num_ranks, max_tokens_per_microbatch=2**16),
+def arguments(folder: Path, num_ranks: int) -> RankArguments:
+    settings = config(num_gpus=num_ranks, max_tokens_per_microbatch=2**16)
+    return RankArguments(
+        learner=LearnerArguments(model_path=str(folder / "model"), config=settings, seed=0, base_dir=folder),
         algorithm="sft",
         algorithm_settings={"loss": {"name": "./losses.py:Meeting"}},
-        base_dir=folder,
-        seed=0,
     )
 
 

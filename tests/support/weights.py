@@ -14,7 +14,7 @@ from rftcore.sync.files.weights_file import OUTPUT_HEAD, embedding_of, has_head
 from rftcore.sync.files.weights_stream import begin_file, layout
 from rftcore.sync.tensors import shapes_of
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 
 
 def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Other batches made of a batch, for algorithms that compute something else than the responses of each experience.
+"""The forms of a batch, for algorithms that train on something else than the responses of each experience.
 
     whole        every token counts, prompts too                      `train_on: all`
     scored       one place counts: that after the last token          losses of a scorer
@@ -19,12 +19,33 @@ import torch
 from torch import Tensor
 
 from operators.experience.pair_builder import Answer, PairRules, chosen_over_rejected
+from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.inputs import refuse_missing_rewards
-from rftcore.trainer.batches.train_batch import TrainBatch
+from rftcore.trainer.batches.train_batch import TrainBatch, refuse_missing_behavior
+
+
+def trained_form(batch: TrainBatch, algorithm: Algorithm) -> tuple[TrainBatch, dict[str, float]]:
+    """Return the batch with the pairs and the tokens that an algorithm trains on, and metrics of how it was made.
+
+    Raises:
+        RftError: an experience lacks behaviour log-probabilities that the algorithm needs, or pairs are formed from rewards, and one is not
+            a finite number.
+    """
+    if algorithm.uses_behavior_logprobs:
+        refuse_missing_behavior(batch, may_be_expert=algorithm.expert is not None)
+    metrics, rules = dict[str, float](), algorithm.config.pairs
+    if rules is not None:
+        batch, metrics = paired(batch, rules)
+    if algorithm.pairwise:
+        # Left out before anything is computed: routers would be balanced for their tokens, and they would be dealt to updates.
+        batch, metrics["pairs_dropped"] = answered_pairs(batch)
+    if algorithm.trains_scorer:
+        return scored(batch), metrics
+    return (whole(batch) if algorithm.config.train_on == "all" else batch), metrics
 
 
 def whole(batch: TrainBatch) -> TrainBatch:
-    """The same experiences with every token counting but the first, which nothing predicts."""
+    """Let every token of the experiences count, except the first, which nothing predicts."""
     counted_BT = batch.attention_mask_BT.clone()
     counted_BT[:, 0] = False
     behavior_BT = batch.behavior_logprobs_BT.masked_fill(counted_BT & ~batch.loss_mask_BT, torch.nan)
@@ -32,9 +53,9 @@ def whole(batch: TrainBatch) -> TrainBatch:
 
 
 def scored(batch: TrainBatch) -> TrainBatch:
-    """The same experiences with one place that counts: the one after the last token.
+    """Let one place of each experience count: the one after its last token.
 
-    What a model computes to predict that place, it computes at the last token from all of them. A scalar head there is the score.
+    The model predicts that place at the last token, from all tokens. The output of a scalar head there is the score.
     """
     lengths_B = batch.attention_mask_BT.sum(dim=1)
     end_BT = torch.arange(batch.attention_mask_BT.shape[1] + 1) == lengths_B[:, None]
@@ -51,10 +72,10 @@ def scored(batch: TrainBatch) -> TrainBatch:
 
 
 def paired(batch: TrainBatch, rules: PairRules) -> tuple[TrainBatch, dict[str, float]]:
-    """The pairs that the rewards of each group form, chosen and rejected in turn, and how many there are (Guo et al. 2024, arXiv 2402.04792).
+    """Form pairs from the rewards of each group, chosen and rejected in turn, and count them (Guo et al. 2024, arXiv 2402.04792).
 
-    The rules are those of the operator `pair_builder`: rollouts of several turns, and answers to another prompt than the group's first, are
-    in no pair. Nor is an answer without a token that counts.
+    The rules are those of the operator `pair_builder`: rollouts of several turns, answers to another prompt than the group's first, and
+    answers without a token that counts are in no pair.
 
     Returns:
         The pairs, group after group; an experience may be in several, or in none. Metrics: pairs_formed, groups_without_pair.
@@ -65,10 +86,10 @@ def paired(batch: TrainBatch, rules: PairRules) -> tuple[TrainBatch, dict[str, f
     refuse_missing_rewards(batch.for_algorithm(1), torch.ones(batch.num_experiences, dtype=torch.bool))
     groups = _answers(batch)
     pairs = [list(chosen_over_rejected(answers, rules)) for answers in groups]
-    rows = [answer.key for found in pairs for pair in found for answer in pair]
+    rows = [answer.key for of_group in pairs for pair in of_group for answer in pair]
     metrics = {
         "pairs_formed": float(len(rows) // 2),
-        "groups_without_pair": float(sum(not found for found in pairs)),
+        "groups_without_pair": float(sum(not of_group for of_group in pairs)),
     }
     return batch.in_pairs(rows), metrics
 
@@ -83,7 +104,7 @@ def answered_pairs(batch: TrainBatch) -> tuple[TrainBatch, float]:
 
 
 def _answers(batch: TrainBatch) -> list[list[Answer]]:
-    """The comparable answers of each group, in the order of the groups' first experiences."""
+    """Return the comparable answers of each group, in the order of the groups' first experiences."""
     rollouts = [*zip(batch.group_index_B.tolist(), batch.rollout_index_B.tolist(), strict=True)]
     turns, groups, prompts = Counter(rollouts), dict[int, list[Answer]](), dict[int, bytes]()
     lengths = batch.loss_mask_BT.sum(dim=1).tolist()
@@ -100,10 +121,10 @@ def _answers(batch: TrainBatch) -> list[list[Answer]]:
 
 
 def mismatched(batch: TrainBatch) -> TrainBatch | None:
-    """Each experience's prompt with the response of the next one that has another prompt; None where all prompts are equal.
+    """Join each experience's prompt with the response of the next experience that has another prompt; return None where all prompts are equal.
 
     The prompt is what precedes the first token that counts. An experience without such a token has no response: nothing counts in it,
-    and no other gets its response.
+    and its response is joined with no other prompt.
     """
     answered = [b for b in range(batch.num_experiences) if bool(batch.loss_mask_BT[b].any())]
     starts = {b: int(batch.loss_mask_BT[b].int().argmax()) for b in answered}
@@ -130,21 +151,21 @@ def mismatched(batch: TrainBatch) -> TrainBatch | None:
 
 
 def _next_different(values: list[bytes]) -> list[int]:
-    """For each entry the place of the next one that differs, around the end; empty where all are equal."""
+    """Return for each entry the place of the next one that differs, around the end; empty where all are equal."""
     if len(set(values)) < 2:
         return []
     num = len(values)
-    found = [0] * (2 * num)
+    places = [0] * (2 * num)
     following = 2 * num
     for place in range(2 * num - 2, -1, -1):
         if values[(place + 1) % num] != values[place % num]:
             following = place + 1
-        found[place] = following % num
-    return found[:num]
+        places[place] = following % num
+    return places[:num]
 
 
 def _widened(values_BT: Tensor) -> Tensor:
-    """With one more column of 0."""
+    """Add a column of 0."""
     return torch.cat([values_BT, values_BT.new_zeros(len(values_BT), 1)], dim=1)
 
 

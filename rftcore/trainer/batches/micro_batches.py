@@ -1,8 +1,8 @@
 """How a batch is cut into micro-batches that fit in memory, one list for each data-parallel rank.
 
 Invariants:
-- Every token of the batch whose loss mask is True appears in exactly one micro-batch, which knows the token's place in the batch.
-- Nothing is computed that no loss reads: experiences without such tokens, tokens after the last one, and the last one itself as an input.
+- Every token of the batch whose loss mask is True appears in exactly one micro-batch, which records the token's place in the batch.
+- Inputs that no loss reads are left out: experiences without such tokens, tokens after the last one, and the last one itself.
 - Every rank has as many micro-batches as the others: their forward and backward passes are collective.
 
 A micro-batch is one packed row of sequences without padding. A prompt that several experiences share is computed once: they are its
@@ -31,13 +31,14 @@ from rftcore.algorithms.sequences import Sequences
 from rftcore.trainer.batches.packed_rows import Packing, PaddedRows, Rows, Segments, to_device
 from rftcore.trainer.batches.train_batch import TrainBatch
 
-# Which prompts are computed once: none, those where masked rows cost less than rows of their own, or all.
+# Which shared prompts are computed once: none, those where a masked row costs less than separate rows, or all.
 Sharing = Literal["never", "rows", "always"]
 Kernel = Literal["segments", "rows"]
 # The packed places of a row's tokens, and for a masked row the part of each: 0 the prompt, 1, 2, … its continuations.
 _Placed = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]
 
-_PADDED_AT_MOST = 0.3  # of a part of rows that are padded together
+# Largest share of padding among rows that are padded together.
+_PADDED_AT_MOST = 0.3
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class MicroBatch:
         source_N: int64; the place in the row whose output predicts the token.
         target_N: int64; the token.
         sequences: the experiences that the tokens belong to.
-        index_N: int64; its place among the tokens of the batch that count, experience after experience.
+        index_N: int64; the place of each token among the tokens of the batch that count, experience after experience.
         longest: places of the longest sequence, with a prompt that it shares.
         num_tokens: tokens computed.
     """
@@ -67,7 +68,7 @@ class MicroBatch:
     num_tokens: int
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same with its tensors on `device`."""
+        """Return the micro-batch with its tensors on `device`."""
         token_ids_L, position_ids_L, source_N, target_N, index_N = (
             copy_to_device(tensor, device)
             for tensor in (self.token_ids_L, self.position_ids_L, self.source_N, self.target_N, self.index_N)
@@ -86,12 +87,12 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Cutting:
-    """How to cut: what the model, the device and the ranks ask for.
+    """How a batch is cut, by the needs of the model, the device and the ranks.
 
     Attributes:
         max_tokens: of one micro-batch; a longer sequence is a micro-batch of its own.
         sharing: which prompts are computed once.
-        kernel: what attention gets: segments of the packed row, or padded rows.
+        kernel: layout for attention: segments of the packed row, or padded rows.
         num_ranks: data-parallel ranks.
         quadratic_at: length in tokens at which attention costs as much as the rest of the model; 12 · hidden size for a usual transformer.
     """
@@ -126,7 +127,7 @@ class _Row:
 
 
 def split_batch(batch: TrainBatch, cutting: Cutting, members: Sequence[int] | None = None) -> list[list[MicroBatch]]:
-    """Cut a batch into as few micro-batches as its tokens need, of nearly equal cost, the dearest first; one list per rank.
+    """Cut a batch into as few micro-batches as its tokens need, of nearly equal cost, the most expensive first; one list per rank.
 
     The rows of a pair stay together, whatever their size: its loss needs both. Where there are fewer rows than ranks, some get a
     micro-batch without a token that counts.
@@ -147,8 +148,9 @@ def split_batch(batch: TrainBatch, cutting: Cutting, members: Sequence[int] | No
 
 
 def _balanced(units: list[list[_Row]], cutting: Cutting) -> list[list[_Row]]:
-    """Put rows that stay together into bins of at most `max_tokens`, a multiple of `num_ranks`: each into the cheapest with room, dearest first
-    (Graham 1969: at most 4/3 of the best).
+    """Put rows that stay together into bins of at most `max_tokens`; the number of bins is a multiple of `num_ranks`.
+
+    The most expensive rows come first, each into the cheapest bin with room (Graham 1969: at most 4/3 of the best).
     """
     if not units:
         return []
@@ -158,16 +160,16 @@ def _balanced(units: list[list[_Row]], cutting: Cutting) -> list[list[_Row]]:
     num_alone = sum(size > cutting.max_tokens for size in sizes)
     num_full = math.ceil(sum(size for size in sizes if size <= cutting.max_tokens) / cutting.max_tokens)
     rounds = math.ceil((num_alone + num_full) / cutting.num_ranks)
-    while (found := _placed(order, costs, sizes, rounds * cutting.num_ranks, cutting.max_tokens)) is None:
+    while (filled := _placed(order, costs, sizes, rounds * cutting.num_ranks, cutting.max_tokens)) is None:
         rounds += 1
-    dearest_first = sorted(found, key=lambda members: -sum(costs[u] for u in members))
-    return [[row for u in sorted(members) for row in units[u]] for members in dearest_first]
+    costliest_first = sorted(filled, key=lambda members: -sum(costs[u] for u in members))
+    return [[row for u in sorted(members) for row in units[u]] for members in costliest_first]
 
 
 def _placed(
     order: list[int], costs: list[float], sizes: list[int], num_bins: int, max_tokens: int
 ) -> list[list[int]] | None:
-    """The units of each bin; None where they do not fit."""
+    """Return the units of each bin; None where they do not fit."""
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     filled = [0] * num_bins
     heap = [(0.0, b) for b in range(num_bins)]
@@ -227,7 +229,7 @@ def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row], kernel: 
     token: list[npt.NDArray[np.int64]] = []
 
     def count(b: int, prompt_length: int, prompt_end: int, start: int) -> None:
-        """Tokens of b that count: the first is predicted by the prompt's last place, the others by the token before them."""
+        """Add the tokens of b that count: the first is predicted at the prompt's last place, the others at the token before them."""
         counted = np.flatnonzero(mask[b])
         source.append(np.where(counted == prompt_length, prompt_end - 1, start + counted - prompt_length - 1))
         experience.append(np.full(len(counted), b))
@@ -240,7 +242,7 @@ def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row], kernel: 
         for b in row.experiences:
             count(b, row.prompt_length, prompt_end, starts[piece])
             piece += 1
-    if not rows:  # a pass of which nothing is read, beside the others'
+    if not rows:  # a pass whose result is not read, because all ranks make as many passes
         lengths, starts, pieces = np.ones(1, np.int64), np.array([0, 1]), [(0, 0, 1)]
     b_N, t_N = (torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *each])) for each in (experience, token))
     return MicroBatch(
@@ -283,7 +285,7 @@ def _int32(values: npt.NDArray[np.int64]) -> Tensor:
 
 
 def _padded_rows(starts: npt.NDArray[np.int64], single: list[_Row], shared: list[_Row]) -> PaddedRows:
-    """Rows of similar length together, so that little is padding; those with a mask apart from the others."""
+    """Pad rows of similar length together, so that little is padding; rows with a mask apart from the others."""
     ranges = [np.arange(start, stop) for start, stop in pairwise(starts)]
     alone: list[_Placed] = [(places, None) for places in (ranges[: len(single)] if single or shared else ranges)]
     masked: list[_Placed] = []
@@ -313,7 +315,7 @@ def _padded_rows(starts: npt.NDArray[np.int64], single: list[_Row], shared: list
 
 
 def _alike(rows: Sequence[_Placed]) -> Iterator[list[_Placed]]:
-    """Rows in parts of which at most a share is padding, longest first."""
+    """Group rows into parts with little padding, longest first."""
     part: list[_Placed] = []
     for row in sorted(rows, key=lambda row: -len(row[0])):
         if part and len(row[0]) < (1 - _PADDED_AT_MOST) * len(part[0][0]):
@@ -325,7 +327,7 @@ def _alike(rows: Sequence[_Placed]) -> Iterator[list[_Placed]]:
 
 
 def _visible(part_RW: Tensor) -> Tensor:
-    """A token sees, at or before itself, the prompt and its own continuation."""
+    """Return the mask: a token sees, at or before itself, the prompt and its own continuation."""
     width = part_RW.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool).tril()
     same = part_RW[:, :, None] == part_RW[:, None, :]

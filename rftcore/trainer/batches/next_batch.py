@@ -1,10 +1,10 @@
-"""The next batch, drawn and prepared while the present one is trained on.
+"""The next batch, drawn and prepared while the current one is trained on.
 
 - A batch drawn ahead is a full one. It is checked when its step begins: if a label, a verdict or a purge has changed what a draw would
   give, it is released and drawn again. So a label that was committed before a step begins is trained on.
-- Where groups that become ready later could be preferred to those that are ready now, or cannot be ready before the present step is
-  published, nothing is drawn ahead (`draws_ahead`).
-- What fails ahead of time is not an error yet. The step draws again when it begins, and meets the error if it persists.
+- Nothing is drawn ahead where groups that become ready later could be preferred to those that are ready now, or cannot be ready before the
+  current step is published (`draws_ahead`).
+- An error ahead of time is not raised. The step draws again when it begins, and raises the error if it persists.
 - A batch that was drawn ahead and not trained on is released. After a crash the next attempt undoes its draws, as it does with every draw
   after its checkpoint.
 """
@@ -34,7 +34,7 @@ class PreparedBatch:
 
     Attributes:
         drawn: its rows.
-        train: what the learner takes; None if there are no experiences.
+        train: the batch for the learner; None if there are no experiences.
     """
 
     drawn: Batch
@@ -55,16 +55,16 @@ def draws_ahead(config: RunConfig, run: Run, step: int) -> bool:
 
 
 class NextBatch:
-    """Draws the batches of one attempt; a context, which releases what is not trained on.
+    """Draws the batches of one attempt. It is a context manager, whose end releases a batch that was drawn and not trained on.
 
-    Its end waits for a draw that is under way, since nothing else would release the rows before the next attempt. Only an unavailable
-    database is not waited for again.
+    The end waits for a draw that is under way, since nothing else would release the rows before the next attempt. It does not wait again
+    for an unavailable database.
 
     Args:
         num_groups: of a batch, or rows of a stored selection.
 
     Attributes:
-        attempt: whose batches they are.
+        attempt: the attempt that draws.
     """
 
     def __init__(self, attempt: Attempt, algorithm: Algorithm, num_groups: int) -> None:
@@ -74,7 +74,7 @@ class NextBatch:
         self._ahead: _AheadDraw | None = None
 
     def draw_ahead(self, step: int) -> None:
-        """Begin to draw and prepare a batch in a thread of its own."""
+        """Begin to draw and prepare a batch in a separate thread."""
         assert self._ahead is None
         self._ahead = _AheadDraw(step, self._try_ahead)
         self._ahead.start()
@@ -82,10 +82,10 @@ class NextBatch:
     def draw(
         self, step: int, *, stop: Callable[[], bool], waiting: Callable[[str | None], None]
     ) -> PreparedBatch | None:
-        """Return the batch of a step that begins now, as all committed labels have it; None if `stop` ended the wait.
+        """Return the batch of a step that begins now, with all labels committed until now; None if `stop` ended the wait.
 
         Args:
-            stop, waiting: see `Attempt.draw`. `waiting` is also called before the first try; not for a batch that is there.
+            stop, waiting: see `Attempt.draw`. `waiting` is also called before the first try, except for a batch that was drawn ahead.
 
         Raises:
             RftError: see `Attempt.draw` and `train_batch`.
@@ -95,9 +95,9 @@ class NextBatch:
                 if stop():
                     return None
             ahead, self._ahead = self._ahead, None
-            found = self._current(ahead)
-            if found is not None:
-                return found
+            prepared = self._current(ahead)
+            if prepared is not None:
+                return prepared
         waiting(None)
         batch = self.attempt.draw(step, self._num_groups, ARRAYS, stop=stop, waiting=waiting)
         return None if batch is None else self._prepared(batch)
@@ -128,11 +128,11 @@ class NextBatch:
         return PreparedBatch(batch, train_batch(batch, self._algorithm) if len(batch) else None)
 
     def _current(self, ahead: _AheadDraw) -> PreparedBatch | None:
-        """Return what was drawn ahead, if it is still what a draw would give; otherwise nothing is drawn for the step."""
+        """Return the batch drawn ahead if a draw would still give the same; otherwise release it and return None."""
         if ahead.error is not None and not isinstance(ahead.error, RftError):
             raise ahead.error
-        if ahead.found is not None and self.attempt.is_current(ahead.found.drawn):
-            return ahead.found
+        if ahead.batch is not None and self.attempt.is_current(ahead.batch.drawn):
+            return ahead.batch
         if ahead.may_have_drawn:
             self.attempt.release_step(ahead.step)
         return None
@@ -142,12 +142,12 @@ class _AheadDraw:
     """One draw in a thread, tried again until it succeeds or the step begins.
 
     Attributes:
-        found, error: the outcome, once `leave` has returned true.
+        batch, error: the outcome, once `leave` has returned true.
     """
 
     def __init__(self, step: int, try_draw: Callable[[int], PreparedBatch | None]) -> None:
         self.step = step
-        self.found: PreparedBatch | None = None
+        self.batch: PreparedBatch | None = None
         self.error: BaseException | None = None
         self._try_draw = try_draw
         self._left = threading.Event()
@@ -158,10 +158,10 @@ class _AheadDraw:
 
     @property
     def may_have_drawn(self) -> bool:
-        return self.found is not None or self.error is not None
+        return self.batch is not None or self.error is not None
 
     def leave(self, timeout_s: float | None = None) -> bool:
-        """Begin no further try, and wait for the one that runs; return whether it has ended.
+        """Begin no further try, and wait for the running one; return whether it has ended.
 
         Args:
             timeout_s: None waits until it has ended: at the latest once `ride_out` has given up the database.
@@ -172,9 +172,9 @@ class _AheadDraw:
 
     def _work(self) -> None:
         try:
-            while not self._left.is_set() and self.found is None:
-                self.found = self._try_draw(self.step)
-                if self.found is None:
+            while not self._left.is_set() and self.batch is None:
+                self.batch = self._try_draw(self.step)
+                if self.batch is None:
                     self._left.wait(_POLL_S)
         except BaseException as error:  # noqa: BLE001 - the step that needs the batch raises it, or draws again
             self.error = error

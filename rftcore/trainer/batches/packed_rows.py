@@ -35,6 +35,20 @@ class Segments(NamedTuple):
     first_prompt: int = 0
     first_continuation: int = 0
 
+    @property
+    def shares_prompts(self) -> bool:
+        return self.prompt_starts_G is not None
+
+    @property
+    def prompts(self) -> slice:
+        """Places of the shared prompts in the row."""
+        return slice(self.first_prompt, self.first_continuation)
+
+    @property
+    def continuations(self) -> slice:
+        """Places of the continuations in the row."""
+        return slice(self.first_continuation, None)
+
 
 class Rows(NamedTuple):
     """Rows of similar length, padded on the right.
@@ -52,8 +66,8 @@ class PaddedRows(NamedTuple):
     """A packed row for `scaled_dot_product_attention`.
 
     Attributes:
-        parts: in which every token of the packed row stands once.
-        place_L: int64; where each token of the packed row stands in the parts, flattened and put one after the other.
+        parts: rows that contain every token of the packed row once.
+        place_L: int64; the place of each token of the packed row in the parts, flattened and put one after the other.
     """
 
     parts: tuple[Rows, ...]
@@ -64,11 +78,11 @@ Packing = Segments | PaddedRows
 
 
 def to_device(packing: Packing, device: torch.device) -> Packing:
-    """The same with its tensors on `device`."""
+    """Return the packing with its tensors on `device`."""
 
-    def there(value: Any) -> Any:
+    def on_device(value: Any) -> Any:
         return copy_to_device(value, device) if isinstance(value, Tensor) else value
 
     if isinstance(packing, Segments):
-        return Segments(*map(there, packing))
-    return PaddedRows(tuple(Rows(*map(there, rows)) for rows in packing.parts), there(packing.place_L))
+        return Segments(*map(on_device, packing))
+    return PaddedRows(tuple(Rows(*map(on_device, rows)) for rows in packing.parts), on_device(packing.place_L))

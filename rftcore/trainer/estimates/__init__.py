@@ -1,1 +1,1 @@
-"""Estimates of what a run needs of its machines, before it starts: memory of devices and hosts, and a trial of packing."""
+"""Estimates before a run starts: the memory of devices and hosts that it needs, and whether its model can be packed."""

@@ -1,11 +1,11 @@
-"""What autograd keeps of a forward pass, by arithmetic alone; part of `rftcore.trainer.estimates.memory`."""
+"""The memory that autograd keeps of a forward pass, by arithmetic alone; part of `rftcore.trainer.estimates.memory`."""
 
 from __future__ import annotations
 
 from rftcore.trainer.model_shape import Experts, ModelShape
 
 _FP32 = 4
-# Of a token in each of its experts: where it is sorted to and from, 64-bit numbers, and its weight.
+# For a token in each of its experts: the places that it is sorted to and from, 64-bit numbers, and its weight.
 _PLACES_BYTES = 34
 
 
@@ -18,7 +18,7 @@ def activation_bytes(
     tensor_parallel: int = 1,
     item: int = 2,
 ) -> int:
-    """Return the bytes that are kept of a forward pass, and those of the layer that is differentiated.
+    """Return the bytes that autograd keeps of a forward pass, and those of the layer that is differentiated.
 
     A compiled layer keeps for each token its input, the two normalised inputs, the output of attention after o_proj (4 · hidden),
     queries and the output of attention (2 · query), keys and values (2 · kv), and gate, up and their product (3 · intermediate).
@@ -52,7 +52,7 @@ def activation_bytes(
 
 
 def _mixture_bytes(experts: Experts, hidden: int, gates: int, item: int) -> float:
-    """Bytes that experts keep of a token: the router's probabilities; of each chosen expert its input, output and what is between; places."""
+    """Return the bytes that a mixture of experts keeps of a token: router probabilities; for each chosen expert input, inner activations, output, places."""
     chosen = experts.chosen * (2 * item * hidden + item * gates * experts.intermediate + _PLACES_BYTES)
     shared = item * (gates * experts.shared + hidden) if experts.shared else 0
     return _FP32 * experts.num + chosen + shared

@@ -1,7 +1,7 @@
-"""An estimate of the memory of a host while the trainer's ranks load their models, by arithmetic alone, as in `rftcore.trainer.estimates.memory`.
+"""Estimate of a host's memory while the trainer's ranks load their models, by arithmetic alone, as in `rftcore.trainer.estimates.memory`.
 
 Every rank opens the model's files in the type in which they are stored. They are mapped, so all ranks of a host share one copy, which the operating system
-may drop. Each rank then takes one layer after the other into the trainer's type, with its experts straight from the files, and keeps its share of it.
+may drop. Each rank then converts one layer after the other to the trainer's type, with its experts directly from the files, and keeps its share.
 tests/unit/trainer/test_loading.py compares the estimate with what ranks really take.
 """
 
@@ -18,10 +18,10 @@ PROCESS_BYTES = 2 * GIB
 
 
 def loading_memory(config: TrainerConfig, models: Trained, *, on_gpus: bool = True) -> Estimate:
-    """Return what a host holds while models are loaded, if all ranks are on it: the largest model counts, since they come one after the other.
+    """Estimate the memory of a host while models are loaded, if all ranks are on it. Models are loaded one by one, so the largest counts.
 
     Args:
-        on_gpus: shares of weights go to GPUs; else they stay in the memory of the host.
+        on_gpus: whether shares of weights go to GPUs, or stay in the memory of the host.
 
     Raises:
         ConfigError: trainer.lora names no layer of the policy.
@@ -31,7 +31,7 @@ def loading_memory(config: TrainerConfig, models: Trained, *, on_gpus: bool = Tr
         *((shape, None) for shape in (models.critic, models.teacher) if shape is not None),
     ]
     parts = max(
-        (_parts(config, shape, lora, on_gpus) for shape, lora in loaded), key=lambda found: Estimate(found).size_bytes
+        (_parts(config, shape, lora, on_gpus) for shape, lora in loaded), key=lambda parts: Estimate(parts).size_bytes
     )
     ranks = config.num_gpus or 1
     return Estimate((*parts, Part("processes", ranks * PROCESS_BYTES, f"Python, torch and CUDA of {ranks}")))
@@ -60,11 +60,11 @@ def _parts(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None, on
 
 
 def refuse_too_little_for_loading(config: TrainerConfig, models: Trained, available_bytes: float) -> None:
-    """Raise a ConfigError if a host that has all GPUs cannot hold what loading takes; the files may leave its memory again, and do not count."""
-    found = loading_memory(config, models)
-    needed = found.size_bytes - found.part("files")
+    """Raise a ConfigError if loading needs more memory than a host with all GPUs has; mapped files, which the system may drop, do not count."""
+    estimate = loading_memory(config, models)
+    needed = estimate.size_bytes - estimate.part("files")
     if needed > available_bytes:
         raise ConfigError(
-            f"loading the models needs about {needed / GIB:.1f} GiB of the host's memory, which has {available_bytes / GIB:.1f} ({found})",
+            f"loading the models needs about {needed / GIB:.1f} GiB of the host's memory, which has {available_bytes / GIB:.1f} ({estimate})",
             todo="lower trainer.num_gpus, or take a host with more memory",
         )

@@ -1,9 +1,8 @@
-"""An estimate of a GPU's memory: what training a model takes, and what a rollout engine needs, by arithmetic alone; and of the host's.
+"""Estimates of memory by arithmetic alone: of a GPU for training and for a rollout engine, and of the host.
 
-Sizes come from config.json and the configuration, so it answers without torch, without weights and without a GPU. It describes the
-engine of the trainer: weights of the optimizer's type divided over all GPUs, a bfloat16 copy of the layers that are computed just now,
-sequences packed without padding, and logits of some tokens at a time. tests/unit/trainer/test_memory.py compares it with tensors that torch
-really keeps. Peaks of an allocator lie some percent above it.
+Sizes come from config.json and the configuration, so no torch, weights or GPU are needed. The trainer holds weights of the optimizer's type
+divided over all GPUs, a bfloat16 copy of the layers that are being computed, sequences packed without padding, and logits of some tokens at a
+time. tests/unit/trainer/test_memory.py compares the estimate with the tensors that torch keeps. Peaks of an allocator are some percent higher.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ GIB = 2**30
 RUNTIME_BYTES = 3 * GIB // 2
 """CUDA context, workspaces of matrix products, NCCL's buffers."""
 ASLEEP_BYTES = 3 * GIB // 2
-"""What a vLLM engine that sleeps keeps of a GPU: CUDA context, CUDA graphs, workspaces. 1.0 GB were measured at 135M and at 1.5B on an H200."""
+"""Memory of a GPU that a sleeping vLLM engine keeps: CUDA context, CUDA graphs, workspaces. 1.0 GB were measured at 135M and at 1.5B on an H200."""
 
 _FP32 = 4
 TYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-# Layers that are gathered at one time: the one that is computed and the next.
+# Layers that are gathered at one time: the computed one and the next.
 _LAYERS_GATHERED = 2
 # Rows of the size of the logits that exist at one time where a loss compares whole distributions: with the generalised Jensen-Shannon
 # divergence, whose three distributions and their products are kept, in its backward pass.
@@ -39,9 +38,9 @@ class Part(NamedTuple):
     """A share of the memory.
 
     Attributes:
-        name: what it is.
+        name: of the share.
         size_bytes: on one GPU.
-        note: how it was computed.
+        note: how the size was computed.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one GPU has to hold, by parts."""
+    """The memory of one GPU, by parts."""
 
     parts: tuple[Part, ...]
 
@@ -79,7 +78,7 @@ class Trained:
 
     Attributes:
         policy: the policy, or the reward model in its place.
-        critic: a value model that is trained in full beside it.
+        critic: a value model beside the policy; all of its weights are trained.
         has_reference: whether a reference model is computed.
         teacher: a model whose log-probabilities the trainer computes.
         reads_logits: whether the loss reads whole distributions of the policy, besides the token's own probability.
@@ -95,7 +94,7 @@ class Trained:
 
 
 def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
-    """Return what each GPU holds at the peak of a step, in the backward pass of the largest micro-batch.
+    """Estimate the memory of each GPU at the peak of a step, in the backward pass of the largest micro-batch.
 
     Raises:
         ConfigError: trainer.lora names no layer of the policy.
@@ -126,12 +125,12 @@ def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
     has_reference = models.has_reference and not config.offload_reference and config.lora is None
     for name, shape in (("reference", models.policy if has_reference else None), ("teacher", models.teacher)):
         if shape is not None:
-            parts.append(Part(name, _sharded(config, shape, item), f"{item} bytes a weight, {_place(config)}"))
+            parts.append(Part(name, _sharded(config, shape, item), f"{item} bytes a weight, {_division(config)}"))
     return Estimate((*parts, Part("runtime", RUNTIME_BYTES, "CUDA, matrix products, NCCL")))
 
 
 def _logits(models: Trained, tokens: int, item: int) -> list[Part]:
-    """What the output layer computes of some tokens at a time."""
+    """Return the parts of the output layer, which computes some tokens at a time."""
     row = _FP32 * models.policy.vocabulary
     rows = max(1, min(tokens, LOGITS_BYTES // row))
     if models.compares_logits and models.teacher is not None:
@@ -157,28 +156,28 @@ def _logits(models: Trained, tokens: int, item: int) -> list[Part]:
 
 
 def kept_memory(config: TrainerConfig, models: Trained) -> int:
-    """Return the bytes that a trainer keeps on its GPU while an engine has its turn there.
+    """Return the bytes that a trainer keeps on its GPU during the device turn of an engine.
 
     Raises:
         ConfigError: trainer.lora names no layer of the policy.
     """
     if config.offload:
         return RUNTIME_BYTES
-    found = training_memory(config, models)
+    estimate = training_memory(config, models)
     kept = ("weights", "adapters", "optimizer", "reference", "teacher", "runtime")
     critic = (
         0
         if models.critic is None
         else sum(p.size_bytes for p in _states(config, models.critic, None) if p.name in kept)
     )
-    return critic + sum(found.part(name) for name in kept)
+    return critic + sum(estimate.part(name) for name in kept)
 
 
 def host_memory(config: TrainerConfig, models: Trained, *, in_turns: bool = False) -> Estimate:
-    """Return what a host holds while a checkpoint is written beside training, if all GPUs are on it.
+    """Estimate the memory of a host while a checkpoint is written beside training, if all GPUs are on it.
 
     Args:
-        in_turns: the trainer's state waits there while an engine has the GPU, too.
+        in_turns: whether trainer and engine share a GPU in device turns, so that the trainer's state may wait on the host.
 
     Raises:
         ConfigError: trainer.lora names no layer of the policy.
@@ -205,18 +204,18 @@ def _num_gpus(config: TrainerConfig) -> int:
     return config.num_gpus or 1
 
 
-def _place(config: TrainerConfig) -> str:
+def _division(config: TrainerConfig) -> str:
     gpus = _num_gpus(config)
     return f"divided over {gpus} GPUs" if gpus > 1 else "on one GPU"
 
 
 def compute_bytes(config: TrainerConfig) -> int:
-    """Bytes of a weight or an activation in matrix products on a GPU."""
+    """Return the bytes of a weight or an activation in matrix products on a GPU."""
     return TYPE_BYTES[config.dtype] if config.autocast == "none" else 2
 
 
 def _sharded(config: TrainerConfig, shape: ModelShape, item: float) -> int:
-    """Bytes of each GPU's share of a model.
+    """Return the bytes of each GPU's share of a model.
 
     Matrices of layers are divided over all GPUs. Vectors, embedding and output layer are divided over those that see different
     sequences, and are the same on the GPUs of one tensor-parallel group.
@@ -227,8 +226,8 @@ def _sharded(config: TrainerConfig, shape: ModelShape, item: float) -> int:
 
 
 def _states(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -> list[Part]:
-    """What each GPU holds of a trained model all the time: its shares of weights, gradients and moments."""
-    item, place, compute = TYPE_BYTES[config.dtype], _place(config), compute_bytes(config)
+    """Return the parts of a trained model that each GPU always holds: its shares of weights, gradients and moments."""
+    item, place, compute = TYPE_BYTES[config.dtype], _division(config), compute_bytes(config)
     name = config.optimizer.name
     number, moments = _moments(config, shape, lora)
     if lora is None:
@@ -247,7 +246,7 @@ def _states(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -
 
 
 def _moments(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) -> tuple[int, float]:
-    """Number of weights that the optimizer updates, and bytes of its moments for each."""
+    """Return the number of weights that the optimizer updates, and the bytes of its moments for each."""
     # Muon has one moment for each weight of a matrix, and AdamW two for the others.
     if lora is not None:
         number = shape.adapter_parameters(lora.rank, lora.target_modules)
@@ -258,7 +257,7 @@ def _moments(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) 
 
 
 def _gathered(config: TrainerConfig, shape: ModelShape) -> list[Part]:
-    """Whole layers, embedding and output layer in the type of the products, and their gradients before they are divided."""
+    """Return the parts that are gathered: layers, embedding and output layer in the type of the products, and their gradients before they are divided."""
     item, tp = compute_bytes(config), config.tensor_parallel
     weights = round(item * (_LAYERS_GATHERED * shape.layer_parameters / tp + shape.root_parameters))
     note = f"{_LAYERS_GATHERED} layers, embedding and output layer, {item} bytes a weight"
@@ -272,7 +271,7 @@ def _gathered(config: TrainerConfig, shape: ModelShape) -> list[Part]:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMemory:
-    """What a rollout engine holds on one GPU.
+    """The memory of a rollout engine on one GPU.
 
     Attributes:
         weights_bytes: the whole model.
@@ -288,7 +287,7 @@ class EngineMemory:
 
 
 def engine_memory(shape: ModelShape, dtype: Literal["auto", "float32", "bfloat16", "float16"]) -> EngineMemory:
-    """Return what an engine of `explorer.engine_args.dtype` holds."""
+    """Estimate the memory of an engine of `explorer.engine_args.dtype`."""
     item = TYPE_BYTES.get(shape.dtype if dtype == "auto" else dtype, 2)
     return EngineMemory(weights_bytes=shape.parameters * item, cache_token_bytes=2 * shape.layers * shape.kv * item)
 
@@ -300,14 +299,14 @@ def refuse_too_little_memory(config: TrainerConfig, models: Trained, available_b
         available_bytes: what the trainer may use of each GPU.
 
     Raises:
-        ConfigError: it does not fit. The error lists the parts, and settings that take less with what they would take. Or see
+        ConfigError: it does not fit. The error lists the parts, and settings that need less with the memory that they would need. Or see
             `training_memory`.
     """
-    found = training_memory(config, models)
-    if found.size_bytes <= available_bytes:
-        return found
+    estimate = training_memory(config, models)
+    if estimate.size_bytes <= available_bytes:
+        return estimate
     raise ConfigError(
-        f"training needs about {found.size_bytes / GIB:.1f} GiB on each GPU, and may use {available_bytes / GIB:.1f} GiB of it ({found})",
+        f"training needs about {estimate.size_bytes / GIB:.1f} GiB on each GPU, and may use {available_bytes / GIB:.1f} GiB of it ({estimate})",
         todo=_advice(config, models, available_bytes),
     )
 
@@ -315,19 +314,19 @@ def refuse_too_little_memory(config: TrainerConfig, models: Trained, available_b
 def refuse_too_little_host_memory(
     config: TrainerConfig, models: Trained, available_bytes: float, *, in_turns: bool = False
 ) -> None:
-    """Raise a ConfigError if a checkpoint's copy, and what is offloaded, do not fit the host that has all GPUs; see `host_memory`."""
-    found = host_memory(config, models, in_turns=in_turns)
-    if found.size_bytes > available_bytes:
-        offloaded = "trainer.offload_reference: false, or " if found.part("reference") else ""
+    """Raise a ConfigError if the copy of a checkpoint and offloaded state do not fit the host with all GPUs; see `host_memory`."""
+    estimate = host_memory(config, models, in_turns=in_turns)
+    if estimate.size_bytes > available_bytes:
+        offloaded = "trainer.offload_reference: false, or " if estimate.part("reference") else ""
         raise ConfigError(
-            f"a checkpoint is copied to the memory of the host, which needs about {found.size_bytes / GIB:.1f} GiB and has {available_bytes / GIB:.1f} "
-            f"({found})",
+            f"a checkpoint is copied to the memory of the host, which needs about {estimate.size_bytes / GIB:.1f} GiB and has {available_bytes / GIB:.1f} "
+            f"({estimate})",
             todo=f"set {offloaded}trainer.lora: {{}}, or take a host with more memory",
         )
 
 
 def _advice(config: TrainerConfig, models: Trained, available_bytes: float) -> str:
-    """Return the settings that are enough alone, each with what it takes; if none is, those that help, and all of them together."""
+    """Return the settings that suffice alone, each with the memory that it needs; if none does, those that help, and all of them together."""
     before = training_memory(config, models).size_bytes
     changes = _changes(config, models, available_bytes)
     sizes = {
@@ -344,7 +343,7 @@ def _advice(config: TrainerConfig, models: Trained, available_bytes: float) -> s
 
 
 def _changes(config: TrainerConfig, models: Trained, available_bytes: float) -> dict[str, dict[str, object]]:
-    """Return changes of the configuration that may take less memory, by how a user writes them."""
+    """Return changes of the configuration that may need less memory, by their spelling in YAML."""
     changes: dict[str, dict[str, object]] = {}
     if not config.gradient_checkpointing:
         changes["trainer.gradient_checkpointing: true"] = {"gradient_checkpointing": True}

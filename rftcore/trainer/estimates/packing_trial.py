@@ -1,8 +1,8 @@
-"""Whether a family of models gives packed sequences what it gives them alone: tried with a few layers of random weights.
+"""The packing trial: whether a model computes packed sequences as it computes them alone, tried with a few layers of random weights.
 
-`packable.refuse_unpackable` knows families by name and by what they declare; this trial finds those that nobody has named. The model has the
-sizes of the real one, one layer of each type and a small vocabulary, because a whole one takes minutes on a CPU. Where that is too large
-still, it has fewer experts and narrower layers, too: heads keep their size, and every mechanism stays.
+`packable.refuse_unpackable` refuses families by name and by their configuration; this trial finds others. The tried model has the sizes of the
+real one, one layer of each type and a small vocabulary, because a whole model takes minutes on a CPU. Where that is still too large, it also
+has fewer experts and narrower layers; heads keep their size, and every mechanism stays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rftcore.sync.checkpoint_layout import CheckpointLayout
 from rftcore.trainer.batches.micro_batches import Cutting, split_batch
-from rftcore.trainer.batches.train_batch import TrainBatch
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.network import attention, packable
 from rftcore.trainer.network.computation import Computation, output_layer
 from rftcore.trainer.network.head import logprobs_and_entropy
@@ -31,7 +31,7 @@ _WINDOW = 4  # of sliding attention; shorter than the sequences, so that it matt
 _LENGTHS = (11, 7)
 _MOST_PARAMETERS = 500_000_000  # 2 GB
 _TOLERANCE = 1e-3  # nats; two correct kernels differ by 1e-6
-# What families call their numbers of experts, the inner widths of their layers, and what the width of the model is divided into.
+# The families' names for the number of experts, for the experts of a token, and for the inner widths of layers.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 _INNER_WIDTHS = (
@@ -50,7 +50,7 @@ def try_packing(config: PretrainedConfig) -> str | None:
     """Compare log-probabilities of packed sequences with those of the sequences alone.
 
     Returns:
-        Why nothing was compared; None where it was.
+        The reason why nothing was compared; None where the comparison was made.
 
     Raises:
         ConfigError: they differ, the packed model cannot be computed, or its weights cannot be handed to engines.
@@ -65,7 +65,7 @@ def try_packing(config: PretrainedConfig) -> str | None:
         model = _random_model(small)
         lengths = _lengths(small)
         alone_N = _alone(model, lengths)
-    except Exception as error:  # noqa: BLE001 - code of any family, on a configuration cut down; it says nothing of packing
+    except Exception as error:  # noqa: BLE001 - code of any family, on a reduced configuration; its error does not concern packing
         return (
             f"a small model of its type cannot be built: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         )
@@ -87,7 +87,7 @@ def try_packing(config: PretrainedConfig) -> str | None:
 
 
 def _small(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration with one layer of each type and few tokens."""
+    """Return the configuration with one layer of each type and few tokens."""
     values = copy.deepcopy(config).to_dict()
     num = config.num_hidden_layers
     types = values.get("layer_types") or ["full_attention"] * num
@@ -104,7 +104,7 @@ def _small(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _narrow(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration with fewer experts, narrower feed-forward layers, and fewer heads in a model that is narrower by as much."""
+    """Return the configuration with fewer experts, narrower feed-forward layers, and fewer heads in a model that is narrower by as much."""
     values = copy.deepcopy(config).to_dict()
     groups = values.get("n_group") or 1  # of experts: some groups are chosen, then experts within them
     chosen = max(values.get(name) or 0 for name in _CHOSEN)
@@ -128,7 +128,7 @@ def _num_parameters(config: PretrainedConfig) -> int:
 
 
 def _random_model(config: PretrainedConfig) -> PreTrainedModel:
-    """Weights that give every part of the model an effect, which those of a new model may not have."""
+    """Return a model with random weights that give every part an effect, which the weights of a new model may not do."""
     generator = torch.Generator().manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
@@ -141,7 +141,7 @@ def _random_model(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _lengths(config: PretrainedConfig) -> list[int]:
-    """Those of the sequences: within what the model can be trained on."""
+    """Return the lengths of the sequences, within the model's limit."""
     longest = packable.length_limit(config) or max(_LENGTHS)
     return [min(length, longest) for length in _LENGTHS]
 
@@ -153,25 +153,27 @@ def _sequences(lengths: list[int]) -> list[Tensor]:
 
 @torch.no_grad()
 def _alone(model: PreTrainedModel, lengths: list[int]) -> Tensor:
-    found = []
+    logprobs = []
     for token_ids_T in _sequences(lengths):
         token_ids_T = token_ids_T % model.config.vocab_size
         logprobs_TV = model(input_ids=token_ids_T[None], use_cache=False).logits[0, :-1].float().log_softmax(dim=-1)
-        found.append(logprobs_TV.gather(1, token_ids_T[1:, None])[:, 0])
-    return torch.cat(found)
+        logprobs.append(logprobs_TV.gather(1, token_ids_T[1:, None])[:, 0])
+    return torch.cat(logprobs)
 
 
 @torch.no_grad()
 def _packed(model: PreTrainedModel, lengths: list[int]) -> Tensor:
     token_ids = torch.cat(_sequences(lengths)).numpy() % model.config.vocab_size
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    batch = TrainBatch.from_packed(
-        token_ids=(token_ids, offsets),
-        loss_mask=(np.ones(len(token_ids), bool), offsets),
-        behavior_logprobs=None,
-        rewards=[0.0] * len(lengths),
-        group_ids=[0] * len(lengths),
-        rollout_index=range(len(lengths)),
+    batch = pad_batch(
+        PackedColumns(
+            token_ids=(token_ids, offsets),
+            loss_mask=(np.ones(len(token_ids), bool), offsets),
+            behavior_logprobs=None,
+            rewards=[0.0] * len(lengths),
+            group_ids=[0] * len(lengths),
+            rollout_index=range(len(lengths)),
+        )
     )
     ((micro_batch,),) = split_batch(batch, Cutting(max_tokens=sum(lengths), sharing="never", kernel="rows"))
 

@@ -1,21 +1,21 @@
-"""Attention over packed sequences: registered with transformers under one name, and told where sequences begin and end.
+"""Attention over packed sequences, registered with transformers under one name; a `Packing` holds where sequences begin and end.
 
 A packed row of L tokens holds, in this order, sequences of their own, prompts that several experiences share, and the continuations of
-those prompts, prompt after prompt. Two kinds of attention make up the whole: every segment attends causally to itself, and every
-continuation attends to all of its prompt. The two are merged by their log-sum-exp,
+those prompts, prompt after prompt. Every segment attends causally to itself, and every continuation attends to all of its prompt. The two
+results are merged by their log-sum-exp,
 
     lse = log(exp lse_1 + exp lse_2),    out = out_1 exp(lse_1 - lse) + out_2 exp(lse_2 - lse)
 
 which is the softmax over both sets of keys (Milakov and Gimelshein 2018, arXiv 1805.02867; ring attention, arXiv 2310.01889). The backward kernels
-take the merged `out` and `lse` and so give the exact gradient: no mask, and no limit on lengths.
+take the merged `out` and `lse` and so give the exact gradient, without a mask or a limit on lengths.
 
 On a GPU in bfloat16 the kernels are variable-length FlashAttention (arXiv 2307.08691). Elsewhere `torch.nn.functional.scaled_dot_product_attention` gets
-rows of similar length, with a mask where a prompt is shared; only attention then sees padding.
+rows of similar length, with a mask where a prompt is shared; only attention sees padding.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from rftcore.trainer.batches.packed_rows import Packing, Rows, Segments
 from rftcore.trainer.network.packable import unpackable
 
 NAME = "packed"
-# What models hand to attention beside what is used here, and what has no effect on scores.
+# Arguments that models pass to attention and that have no effect on scores.
 _WITHOUT_EFFECT = frozenset(
     {"dropout", "position_ids", "output_attentions", "use_cache", "past_key_values", "cache_position"}
 )
@@ -45,14 +45,14 @@ def packed_attention(
     is_causal: bool | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """The attention function of transformers' interface, [1, L, heads, head size].
+    """Compute attention for transformers' interface, [1, L, heads, head size].
 
     Keys and values may have fewer heads than queries.
 
     Raises:
-        ConfigError: the model wants more of attention than this, such as a mask of its own, sinks or a cap on scores.
-        ValueError: a call from outside the trainer, which says nothing of sequences; `Network.unpacked` is for those. Or the model does not hand
-            it on.
+        ConfigError: the model needs more than this attention computes, such as a mask of its own, sinks or a cap on scores.
+        ValueError: there is no packing, because the call comes from outside the trainer (use `Network.unpacked`) or the model does not pass it
+            on to attention.
     """
     if packing is None:
         raise ValueError(
@@ -116,7 +116,60 @@ def _attend_rows(
     return out
 
 
-# A custom operator, so that torch.compile takes it as one node and autograd calls the backward kernels with the merged result.
+class _FlashCall(NamedTuple):
+    """Arguments that FlashAttention takes forward and backward.
+
+    Attributes:
+        query_starts, key_starts: int32; where each sequence begins, and the end of the last one.
+        longest_query, longest_key: tokens.
+        window: keys before a query that it sees, -1 for all.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_starts: Tensor
+    key_starts: Tensor
+    longest_query: int
+    longest_key: int
+    causal: bool
+    scaling: float | None
+    window: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        right = 0 if self.causal else -1
+        return {"scale": self.scaling, "window_size_left": self.window, "window_size_right": right}
+
+
+def _within_segments(
+    query: Tensor, key: Tensor, value: Tensor, packing: Segments, scaling: float | None, window: int
+) -> _FlashCall:
+    """Return the call in which every segment attends to itself."""
+    starts, longest = packing.starts_S, packing.longest
+    return _FlashCall(query, key, value, starts, starts, longest, longest, True, scaling, window)
+
+
+def _to_prompts(query: Tensor, key: Tensor, value: Tensor, packing: Segments, scaling: float | None) -> _FlashCall:
+    """Return the call in which every continuation attends to all of its prompt."""
+    assert packing.prompt_starts_G is not None and packing.continuation_starts_G is not None
+    prompts, continuations = packing.prompts, packing.continuations
+    return _FlashCall(
+        query[continuations],
+        key[prompts],
+        value[prompts],
+        packing.continuation_starts_G,
+        packing.prompt_starts_G,
+        packing.longest_continuations,
+        packing.longest_prompt,
+        False,
+        scaling,
+        -1,
+    )
+
+
+# A custom operator, so that torch.compile takes it as one node and autograd calls the backward kernels with the merged result. The parameters of
+# such an operator are tensors and numbers, so the fields of `Segments` stand one by one in the signatures of the two operators.
 @torch.library.custom_op("rftcore::packed_attention", mutates_args=())
 def _packed_attention(
     query_LHD: Tensor,
@@ -133,23 +186,22 @@ def _packed_attention(
     scaling: float | None,
     window: int,
 ) -> tuple[Tensor, Tensor]:
-    """Output [L, heads, head size] and log-sum-exp, float32 [heads, L]."""
-    out, lse = _flash(query_LHD, key_LHD, value_LHD, starts_S, starts_S, longest, longest, True, scaling, window)
-    if prompt_starts_G is None or continuation_starts_G is None:
-        return out, lse
-    prompts, continuations = slice(first_prompt, first_continuation), slice(first_continuation, None)
-    to_prompt, to_prompt_lse = _flash(
-        query_LHD[continuations],
-        key_LHD[prompts],
-        value_LHD[prompts],
-        continuation_starts_G,
+    """Return output [L, heads, head size] and log-sum-exp, float32 [heads, L]."""
+    packing = Segments(
+        starts_S,
+        longest,
         prompt_starts_G,
-        longest_continuations,
+        continuation_starts_G,
         longest_prompt,
-        False,
-        scaling,
-        -1,
+        longest_continuations,
+        first_prompt,
+        first_continuation,
     )
+    out, lse = _flash(_within_segments(query_LHD, key_LHD, value_LHD, packing, scaling, window))
+    if not packing.shares_prompts:
+        return out, lse
+    to_prompt, to_prompt_lse = _flash(_to_prompts(query_LHD, key_LHD, value_LHD, packing, scaling))
+    continuations = packing.continuations
     own_lse = lse[:, continuations]
     merged_lse = torch.logaddexp(own_lse, to_prompt_lse)
     own_share, prompt_share = ((x - merged_lse).exp().T[:, :, None] for x in (own_lse, to_prompt_lse))
@@ -183,41 +235,27 @@ def _packed_attention_backward(
     scaling: float | None,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
-    grads = _flash_backward(
-        grad_LHD,
-        query_LHD,
-        key_LHD,
-        value_LHD,
-        out_LHD,
-        lse_HL,
-        starts_S,
+    """Return the gradients of query, key and value."""
+    packing = Segments(
         starts_S,
         longest,
-        longest,
-        True,
-        scaling,
-        window,
-    )
-    if prompt_starts_G is None or continuation_starts_G is None:
-        return grads
-    prompts, continuations = slice(first_prompt, first_continuation), slice(first_continuation, None)
-    of_prompt = _flash_backward(
-        grad_LHD[continuations],
-        query_LHD[continuations],
-        key_LHD[prompts],
-        value_LHD[prompts],
-        out_LHD[continuations],
-        lse_HL[:, continuations].contiguous(),
-        continuation_starts_G,
         prompt_starts_G,
-        longest_continuations,
+        continuation_starts_G,
         longest_prompt,
-        False,
-        scaling,
-        -1,
+        longest_continuations,
+        first_prompt,
+        first_continuation,
     )
-    for grad, more, where in zip(grads, of_prompt, (continuations, prompts, prompts), strict=True):
+    within = _within_segments(query_LHD, key_LHD, value_LHD, packing, scaling, window)
+    grads = _flash_backward(within, grad_LHD, out_LHD, lse_HL)
+    if not packing.shares_prompts:
+        return grads
+    prompts, continuations = packing.prompts, packing.continuations
+    to_prompts = _to_prompts(query_LHD, key_LHD, value_LHD, packing, scaling)
+    of_prompts = _flash_backward(
+        to_prompts, grad_LHD[continuations], out_LHD[continuations], lse_HL[:, continuations].contiguous()
+    )
+    for grad, more, where in zip(grads, of_prompts, (continuations, prompts, prompts), strict=True):
         grad[where] += more
     return grads
 
@@ -227,70 +265,26 @@ def _(grad_LHD: Tensor, query_LHD: Tensor, key_LHD: Tensor, value_LHD: Tensor, *
     return torch.empty_like(query_LHD), torch.empty_like(key_LHD), torch.empty_like(value_LHD)
 
 
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_starts: Tensor,
-    key_starts: Tensor,
-    longest_query: int,
-    longest_key: int,
-    causal: bool,
-    scaling: float | None,
-    window: int,
-) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        query,
-        key,
-        value,
-        query_starts,
-        key_starts,
-        longest_query,
-        longest_key,
-        0.0,
-        causal,
-        False,
-        scale=scaling,
-        window_size_left=window,
-        window_size_right=0 if causal else -1,
-    )
+def _flash(call: _FlashCall) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp."""
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(*call[:7], 0.0, call.causal, False, **call.options)
     return out, lse
 
 
-def _flash_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    query_starts: Tensor,
-    key_starts: Tensor,
-    longest_query: int,
-    longest_key: int,
-    causal: bool,
-    scaling: float | None,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    random_state = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, of which there is none
+def _flash_backward(call: _FlashCall, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value."""
+    random_state = torch.zeros(2, dtype=torch.uint64, device=grad.device)  # of dropout, which is 0
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad.contiguous(),
-        query,
-        key,
-        value,
+        *call[:3],
         out,
         lse,
-        query_starts,
-        key_starts,
-        longest_query,
-        longest_key,
+        *call[3:7],
         0.0,
-        causal,
+        call.causal,
         random_state,
         random_state,
-        scale=scaling,
-        window_size_left=window,
-        window_size_right=0 if causal else -1,
+        **call.options,
     )
     return grads
 

@@ -15,9 +15,9 @@ from rftcore.trainer.network.head import Output
 
 
 class Computation(nn.Module):
-    """From tokens to what a head makes of the hidden states at the places that count: the root that is sharded.
+    """The forward pass from tokens to the result of a head, at the places that count; the root module that is sharded.
 
-    The head is called within its forward pass, because the gathered weights exist only there.
+    The head is called within the forward pass, because the gathered weights exist only there.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -41,7 +41,7 @@ class Computation(nn.Module):
 
 
 def output_layer(model: PreTrainedModel, temperature: float) -> Output:
-    """The output layer of a causal language model; temperature is that of the distributions its logits are of."""
+    """Return the output layer of a causal language model, for distributions at this temperature."""
     layer = model.get_output_embeddings()
     assert isinstance(layer, nn.Linear)
     config = model.config.get_text_config()

@@ -1,7 +1,7 @@
 """The output layer at the tokens that count: log-probability and entropy without logits of all tokens at once.
 
-Chunks of tokens are multiplied with the vocabulary, reduced to one number per token, and computed again in the backward pass; only where all
-tokens fit one chunk are their logits kept. The backward pass is written out: with p = softmax(z / T) and H its entropy,
+Chunks of tokens are multiplied with the vocabulary, reduced to one number per token, and computed again in the backward pass. Logits are kept
+only where all tokens fit one chunk. The backward pass is written out: with p = softmax(z / T) and H its entropy,
 
     ∂ log p_y / ∂z = (1[y] - p) / T          ∂H / ∂z = -p (log p + H) / T
 
@@ -28,10 +28,10 @@ class Output:
     """The output layer of a model.
 
     Attributes:
-        weight_VH: of any type; products are in that of the hidden states.
+        weight_VH: of any type; products have the type of the hidden states.
         bias_V: of any type, added to float32 products; None where the layer has none.
         scale: logits are multiplied by it (Cohere's `logit_scale`, Granite's `logits_scaling`, and 1 / temperature).
-        soft_cap: logits z become cap · tanh(z / cap) before the temperature (Gemma 2, arXiv 2408.00118); None: they stay.
+        soft_cap: logits z become cap · tanh(z / cap) before the temperature (Gemma 2, arXiv 2408.00118); None for no cap.
         chunk: tokens whose logits exist at once.
     """
 
@@ -47,7 +47,7 @@ class Output:
             object.__setattr__(self, "chunk", max(1, LOGITS_BYTES // (4 * self.weight_VH.shape[0])))
 
     def logits(self, hidden_CH: Tensor) -> Tensor:
-        """float32 [C, V], after division by the temperature."""
+        """Return logits, float32 [C, V], after division by the temperature."""
         z = linear(hidden_CH, self.weight_VH.to(hidden_CH.dtype)).float()
         if self.bias_V is not None:
             z = z + self.bias_V
@@ -65,17 +65,17 @@ class Output:
 def logprobs_and_entropy(
     hidden_NH: Tensor, output: Output, target_N: Tensor, *, entropy_has_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """log π of the targets and the entropy before them, nats, float32 [N] each.
+    """Return log π of the targets and the entropy before them, nats, float32 [N] each.
 
     Args:
-        hidden_NH: in the type that products take.
-        entropy_has_gradient: False where it is a metric only.
+        hidden_NH: in the type of the products.
+        entropy_has_gradient: False where entropy is only a metric.
     """
     if output.is_linear:
-        found: tuple[Tensor, Tensor] = _LogprobsAndEntropy.apply(
+        fused: tuple[Tensor, Tensor] = _LogprobsAndEntropy.apply(
             hidden_NH, output.weight_VH, target_N, output.scale / output.temperature, output.chunk, entropy_has_gradient
         )  # type: ignore[no-untyped-call]  # of torch
-        return found
+        return fused
 
     def read(logits_CV: Tensor, target_C: Tensor) -> Tensor:
         logprobs_CV = logits_CV.log_softmax(dim=-1)
@@ -91,7 +91,7 @@ def logprobs_and_entropy(
 
 
 def read_logits(hidden_NH: Tensor, output: Output, read: Callable[..., Tensor], *others: Tensor) -> Tensor:
-    """One number per token from a function of its logits, float32 [N].
+    """Return one number per token, float32 [N], from a function of its logits.
 
     Args:
         read: from logits [C, V] and the same rows of each of `others` to [C]; it is called again in the backward pass.
@@ -100,7 +100,7 @@ def read_logits(hidden_NH: Tensor, output: Output, read: Callable[..., Tensor], 
 
 
 def _nothing(hidden_NH: Tensor, output: Output) -> Tensor:
-    """No numbers, with a gradient of 0 to everything that numbers would have come from."""
+    """Return no numbers, with a gradient of 0 for all inputs of the numbers."""
     nothing = hidden_NH.float().sum() + 0.0 * output.weight_VH.float().sum()
     if output.bias_V is not None:
         nothing = nothing + 0.0 * output.bias_V.float().sum()
@@ -121,7 +121,7 @@ def _read(hidden_NH: Tensor, output: Output, read: Callable[..., Tensor], *other
 
 
 class _LogprobsAndEntropy(torch.autograd.Function):
-    """One pass over chunks of tokens each way."""
+    """One pass over chunks of tokens forward, and one backward."""
 
     @staticmethod
     def forward(
@@ -175,7 +175,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
 
 
 def _reduced(logits_CV: Tensor, target_C: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """log π of the targets, entropy, and log-sum-exp of the scaled logits."""
+    """Return log π of the targets, entropy, and log-sum-exp of the scaled logits."""
     z = logits_CV.float() * scale
     lse_C = z.logsumexp(dim=-1)
     expected_C = ((z - lse_C[:, None]).exp() * z).sum(dim=-1)
@@ -191,7 +191,7 @@ def _gradient(
     grad_entropy_C: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """The gradient by the logits, in their type."""
+    """Return the gradient by the logits, in their type."""
     logprobs_CV = logits_CV.float() * scale - lse_C[:, None]
     p_CV = logprobs_CV.exp()
     grad_C1 = (grad_logprobs_C * scale)[:, None]
@@ -205,7 +205,7 @@ def _gradient(
 
 
 def _fused(function: Callable[..., Any], logits_CV: Tensor) -> Callable[..., Any]:
-    """On a GPU the operations on [C, V] become one kernel."""
+    """Return the function, compiled on a GPU, where its operations on [C, V] become one kernel."""
     return _compiled(function) if logits_CV.is_cuda else function
 
 

@@ -1,7 +1,7 @@
-"""Tensors whose memory on a device is free while another process computes there: their contents wait in page-locked memory of the host.
+"""`HostCopy`: the contents of tensors in page-locked memory of the host, while another process uses their memory on the device.
 
-The tensors stay the same objects: their storages lose their memory and get new memory later, as FSDP2 does with gathered weights. So optimizers, compiled
-layers and sharded parameters, which refer to tensors or views of them, need not be told.
+The tensors stay the same objects: their storages lose their memory and get new memory later, as FSDP2 does with gathered weights. So the references of
+optimizers, compiled layers and sharded parameters to tensors and their views stay valid.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch.distributed.tensor import DTensor
 
 
 class HostCopy:
-    """Keeps its memory in the host, so that only the first `leave` takes the time to lock pages."""
+    """A copy that keeps its memory on the host, so that only the first `leave` takes the time to lock pages."""
 
     def __init__(self) -> None:
         self._copies: dict[int, Tensor] = {}
         self._away: list[tuple[torch.UntypedStorage, Tensor]] = []
 
     def leave(self, tensors: Iterable[Tensor]) -> int:
-        """Copy tensors to the host and free their memory; return the bytes. Nothing happens if they are away."""
+        """Copy tensors to the host and free their memory; return the bytes. If they are on the host already, do nothing."""
         if self._away:
             return 0
         storages = {}
@@ -52,7 +52,7 @@ class HostCopy:
         return sum(len(copy) for copy in copies.values())
 
     def come_back(self) -> None:
-        """Give the tensors memory on their device, with their contents."""
+        """Copy the contents back to new memory on the tensors' device."""
         away, self._away = self._away, []
         for storage, copy in away:
             storage.resize_(len(copy))

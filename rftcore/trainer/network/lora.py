@@ -1,8 +1,8 @@
-"""Low-rank adapters by peft (arXiv 2106.09685): beside the linear layers of a model whose own weights stay as they are.
+"""Low-rank adapters by peft (arXiv 2106.09685), beside the linear layers of a model whose own weights stay as they are.
 
-Adapters are small, so every rank has them whole, in float32, and their gradients are added up by hand; the model's own weights are sharded, and
-on a GPU lie there in bfloat16. Engines get the adapters alone, or merged weights, W + alpha / rank · B A. A checkpoint has merged weights, in float32,
-so that nothing of a small update is lost, and the adapters beside them, in peft's format.
+Adapters are small, so every rank has them whole, in float32, and their gradients are added up by hand. The model's own weights are sharded, in
+bfloat16 on a GPU. Engines get the adapters alone, or merged weights, W + alpha / rank · B A. A checkpoint has merged weights in float32, so that small
+updates are not rounded away, and the adapters beside them in peft's format.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _NAME = "default"  # of the adapter in peft's modules
 
 
 def named_layers(model: PreTrainedModel, config: LoraConfig, stacked: Collection[str]) -> LoraConfig:
-    """The configuration with names in place of `all-linear` where the model has experts, which have no adapter; peft would add some to them.
+    """Replace `all-linear` by names of layers where the model has experts, which have no adapter: peft would add adapters to them.
 
     Args:
-        stacked: how the matrices of experts are called (`CheckpointLayout.stacked`). A linear layer of the same name has no adapter, either.
+        stacked: names of the matrices of experts (`CheckpointLayout.stacked`). A linear layer of the same name has no adapter, either.
 
     Raises:
         ConfigError: it names matrices of experts.
@@ -61,10 +61,10 @@ def named_layers(model: PreTrainedModel, config: LoraConfig, stacked: Collection
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> list[nn.Parameter]:
-    """Put adapters beside the layers that `config` names; everything else is frozen.
+    """Add adapters to the layers that `config` names, and freeze all other weights.
 
     Returns:
-        The adapters' parameters, float32, B being 0.
+        The adapters' parameters, float32; B is 0.
 
     Raises:
         ConfigError: the model has no such layer.
@@ -91,7 +91,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> list[nn.Paramete
 
 
 def _refuse_outside_layers(model: PreTrainedModel, config: LoraConfig) -> None:
-    """Raise a ConfigError if the output layer has an adapter, which its logits are not computed with, or what is no matrix [outputs, inputs]."""
+    """Raise a ConfigError if the output layer has an adapter, which logits would ignore, or a module that is no matrix [outputs, inputs]."""
     from peft.tuners.lora.layer import LoraLayer
 
     output = model.get_output_embeddings()
@@ -106,10 +106,10 @@ def _refuse_outside_layers(model: PreTrainedModel, config: LoraConfig) -> None:
 
 
 def merged(model: PreTrainedModel, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The model's weights with the adapters in them, in float32, under the names that the model had without; sharded as the model is.
+    """Yield the model's weights with the adapters merged in, in float32, by their names in the model without adapters; sharded as the model is.
 
     Args:
-        state: of the model, with adapters.
+        state: state dict of the model with adapters.
     """
     from peft.tuners.lora.layer import LoraLayer
 
@@ -133,16 +133,16 @@ def _with_adapter(weight: Tensor, layer: Any) -> Tensor:
 
 
 def _own_rows(weight: Tensor, layer: Any) -> tuple[Tensor, Tensor]:
-    """The rows of W that this rank has, and those of alpha / rank · B A, float32."""
+    """Return the rows of W that this rank has, and those of alpha / rank · B A, float32."""
     a_RI, b_OR = (layer.get_submodule(part).get_parameter(f"{_NAME}.weight").detach() for part in ("lora_A", "lora_B"))
     own, first = (weight.to_local(), first_row(weight)) if isinstance(weight, DTensor) else (weight, 0)
     return own, layer.scaling[_NAME] * (b_OR[first : first + len(own)] @ a_RI)
 
 
 def merged_update_error(model: PreTrainedModel, dtype: torch.dtype) -> float:
-    """Share of the adapters' update that merged weights of this type do not have: |round(W + D) - W - D| / |D|, D = alpha / rank · B A.
+    """Return the share of the adapters' update that merged weights of this type lose: |round(W + D) - W - D| / |D|, D = alpha / rank · B A.
 
-    Frobenius norms over the rows that this rank has, of all adapted layers together; 0 where the adapters are 0. W is taken as the engine has it, rounded.
+    Frobenius norms over the rows that this rank has, of all adapted layers together; 0 where the adapters are 0. W is rounded, as engines have it.
     """
     from peft.tuners.lora.layer import LoraLayer
 
@@ -152,15 +152,15 @@ def merged_update_error(model: PreTrainedModel, dtype: torch.dtype) -> float:
     for layer in layers:
         weight, delta = _own_rows(layer.get_base_layer().weight.detach(), layer)
         rounded = weight.to(dtype).float()
-        found = (weight.float() + delta).to(dtype).float() - rounded
-        lost += (found - delta).square().sum().double()
+        merged_delta = (weight.float() + delta).to(dtype).float() - rounded
+        lost += (merged_delta - delta).square().sum().double()
         whole += delta.square().sum().double()
     return (lost / whole).sqrt().item() if whole > 0 else 0.0
 
 
 @contextmanager
 def without_adapters(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, the model computes as it did before there were adapters."""
+    """Switch the adapters off for the block."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -175,7 +175,7 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, the dropout of adapters passes everything on; the model itself has none."""
+    """Switch the dropout of adapters off for the block; the model itself has none."""
     layers = [module for module in model.modules() if isinstance(module, nn.Dropout) and module.training]
     for layer in layers:
         layer.train(False)
@@ -187,14 +187,14 @@ def without_dropout(model: PreTrainedModel) -> Iterator[None]:
 
 
 def named_adapters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The adapters by peft's names, as they are; every rank has them whole."""
+    """Yield the adapters by peft's names, without copies; every rank has them whole."""
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             yield PREFIX + name.replace(f".{_NAME}.", "."), parameter.detach()
 
 
 def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The adapters by peft's names, in the host's memory; a copy."""
+    """Return copies of the adapters in the host's memory, by peft's names."""
     return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in named_adapters(model)}
 
 
@@ -206,21 +206,21 @@ def save_adapters(tensors: dict[str, Tensor], config: LoraConfig, folder: Path) 
 
 
 def stored_adapters(folder: Path) -> dict[str, Tensor]:
-    """Return what `save_adapters` wrote; nothing for a folder without adapters."""
+    """Return the tensors that `save_adapters` wrote; none for a folder without adapters."""
     return load_file(folder / _FILE) if folder.is_dir() else {}
 
 
 def adapters_json(config: LoraConfig) -> dict[str, Any]:
     """Return the contents of peft's adapter_config.json."""
-    found = _peft_config(config).to_dict()  # type: ignore[no-untyped-call]
-    return {key: sorted(value) if isinstance(value, set) else value for key, value in found.items()}
+    values = _peft_config(config).to_dict()  # type: ignore[no-untyped-call]
+    return {key: sorted(value) if isinstance(value, set) else value for key, value in values.items()}
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Read what `save_adapters` wrote.
+    """Read the tensors that `save_adapters` wrote into the model's adapters.
 
     Raises:
-        ModelError: there are none, or those of another model or rank.
+        ModelError: there are no adapters, or those of another model or rank.
     """
     own = dict(named_adapters(model))
     try:
@@ -230,7 +230,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
             f"the checkpoint {folder.parent} has no adapters: {error}",
             todo="resume with the trainer.lora that the run began with, or start a new run with the checkpoint as model.path",
         ) from error
-    shapes, expected = ({name: tuple(t.shape) for name, t in found.items()} for found in (tensors, own))
+    shapes, expected = ({name: tuple(t.shape) for name, t in named.items()} for named in (tensors, own))
     if shapes != expected:
         name = min(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
         raise ModelError(

@@ -1,9 +1,9 @@
-"""One transformer as the trainer uses it: opened, sharded, computed at the tokens that count, updated, saved.
+"""`Network`: one transformer in the trainer, from opening to saving.
 
 Invariants:
 - Log-probabilities and values are float32, whatever the type of the matrix products, and are computed only at tokens that count:
   with a vocabulary of 49,152 the output layer costs a quarter of the model, and responses are a few percent of the tokens.
-- A gradient that is not finite changes nothing.
+- A gradient that is not finite changes no weight.
 - Every rank of the grid calls the same methods in the same order.
 """
 
@@ -19,7 +19,6 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.config.trainer import TrainerConfig
@@ -40,8 +39,8 @@ from rftcore.trainer.network.lora import (
     save_adapters,
 )
 from rftcore.trainer.network.opened_model import Head, opened_model
-from rftcore.trainer.network.optimizers import build_optimizers, keeps, value_head
-from rftcore.trainer.network.routing import Routers, Routing
+from rftcore.trainer.network.optimizers import Optimizers, value_head
+from rftcore.trainer.network.routing import find_routers
 from rftcore.trainer.network.sharding import (
     Grid,
     add_up_head_norms,
@@ -53,9 +52,8 @@ from rftcore.trainer.network.sharding import (
     shard,
 )
 from rftcore.trainer.network.weight_parts import held_rows, wire_tensors
-from rftdata.errors import ConfigError, ModelError
 
-# Their attention sees the whole prompt, so continuations can share it.
+# Continuations can share a prompt where attention sees all of it.
 _MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3", "qwen3_moe"})
 Result = TypeVar("Result")
 ADAPTERS = "adapters"  # folder beside the weights that they are merged into
@@ -67,15 +65,18 @@ class Network:
     Args:
         path: folder of a model or a checkpoint, or a Hugging Face id. A value head that is not in it starts from random weights.
         grid: the ranks that hold it.
-        head: what the output layer gives.
-        learning_rate: peak, for a model that is trained; None for one that is not.
-        adapters: train `config.lora`, where it is given, and not the model's own weights.
+        head: what the output layer returns.
+        learning_rate: peak, for a model that is trained; None for a model that is not.
+        adapters: train `config.lora`, where it is set, and not the model's own weights.
         offload: keep a model that is not trained in the memory of the host.
+
+    Attributes:
+        routers: those of a mixture of experts that is trained; None for other models.
 
     Raises:
         ModelError: the model cannot be opened.
-        ConfigError: its attention cannot be packed, the optimizer cannot be built here, the model not be divided so, its weights not be exported,
-            or it has no routers to balance.
+        ConfigError: its attention cannot be packed, its optimizer cannot be built on this machine, the ranks cannot divide it, its weights cannot be
+            exported, or it has no routers to balance.
     """
 
     def __init__(
@@ -91,9 +92,7 @@ class Network:
     ) -> None:
         self.config = config
         self.grid = grid
-        self.learning_rate = learning_rate
         self.model, unread = opened_model(path, config, grid, head)
-        self.optimizers: list[Optimizer] = []
         trained = learning_rate is not None
         on_gpu = self.device.type == "cuda"
         self._autocasts = _autocasts(config, self.device)
@@ -107,7 +106,8 @@ class Network:
         if trained and config.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(trained).requires_grad_(trained)
-        self._routers = Routers(self.model, config.router_aux_coef) if trained and head == "vocabulary" else None
+        has_routing_loss = trained and head == "vocabulary"
+        self.routers = find_routers(self.model, config.router_aux_coef) if has_routing_loss else None
         self._lora = named_layers(self.model, config.lora, self._layout.stacked) if adapted and config.lora else None
         self._adapters = [] if self._lora is None else add_adapters(self.model, self._lora)
         layers = layers_of(self.model)
@@ -124,8 +124,7 @@ class Network:
             replicated=self._adapters,
             unread=unread,
         )
-        if learning_rate is not None:
-            self.optimizers = build_optimizers(self.model, config.optimizer, learning_rate)
+        self.optimizers = Optimizers(self.model, config.optimizer, learning_rate)
 
     @property
     def device(self) -> torch.device:
@@ -133,14 +132,14 @@ class Network:
 
     @property
     def num_tokens(self) -> int:
-        """Size of the vocabulary that it reads."""
+        """Size of the vocabulary of its inputs."""
         embeddings = self.model.get_input_embeddings()
         assert isinstance(embeddings, nn.Embedding)
         return embeddings.num_embeddings
 
     @property
     def cutting(self) -> Cutting:
-        """How batches are cut for it."""
+        """How batches are cut for this model, device and number of ranks."""
         shares = self.config.share_prompts and _can_share_prompts(self.model.config)
         # FlashAttention takes half precision only.
         is_half = self._compute == torch.bfloat16
@@ -154,32 +153,27 @@ class Network:
         )
 
     def read(self, micro_batch: MicroBatch, temperature: float, head: Callable[[Tensor, Output], Result]) -> Result:
-        """What `head` makes of the hidden states that predict the tokens that count, [N, H], and the output layer.
+        """Return the result of `head` for the hidden states that predict the tokens that count, [N, H], and the output layer.
 
         Args:
-            temperature: of the distributions that logits are of.
+            temperature: of the distributions that the output layer computes.
         """
 
         def with_output(hidden_NH: Tensor) -> Result:
             return head(hidden_NH.to(self._compute), output_layer(self.model, temperature))
 
-        found: Result = self._computation(micro_batch, self._autocast(), with_output)
-        return found
-
-    def routing(self) -> tuple[Routing, float] | None:
-        """What the routers of a mixture of experts did in the last `read` with gradient, and the weight of their loss; None for other models."""
-        found = None if self._routers is None else self._routers.take()
-        return None if found is None or self._routers is None else (found, self._routers.coef)
+        result: Result = self._computation(micro_batch, self._autocast(), with_output)
+        return result
 
     def logprobs(self, micro_batch: MicroBatch, temperature: float) -> Tensor:
-        """Log-probabilities of the tokens that count, nats, float32 [N]."""
+        """Return the log-probabilities of the tokens that count, nats, float32 [N]."""
         return self.read(micro_batch, temperature, lambda h, o: logprobs_and_entropy(h, o, micro_batch.target_N))[0]
 
     @contextmanager
     def unpacked(self) -> Iterator[PreTrainedModel]:
-        """The model as transformers knows it, to be called without gradient with padded rows and masks, or to sample from.
+        """Yield the model with the attention of transformers, to call it without gradient with padded rows and masks, or to sample from it.
 
-        All ranks call it, and the model within it, together and with the same tokens.
+        All ranks enter the block together, and call the model together and with the same tokens.
         """
         self.model.set_attn_implementation("sdpa")
         try:
@@ -194,7 +188,7 @@ class Network:
             self._computation.reshard()
 
     def values(self, micro_batch: MicroBatch) -> Tensor:
-        """Value of the state before each token that counts, float32 [N]."""
+        """Return the value of the state before each token that counts, float32 [N]."""
 
         def head(hidden_NH: Tensor) -> Tensor:
             with self._autocast():
@@ -203,92 +197,28 @@ class Network:
         return cast(Tensor, self._computation(micro_batch, self._autocast(), head))
 
     def update(self, share: float) -> float:
-        """One optimizer step from the accumulated gradients, which are cleared; returns their norm before clipping.
+        """Make one optimizer step from the accumulated gradients, and clear them; return their norm before clipping.
 
-        A norm that is not finite leaves the weights as they are.
+        If the norm is not finite, the weights stay as they are.
 
         Args:
             share: of the peak learning rate.
         """
-        assert self.learning_rate is not None
         limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
         for parameter in self._adapters:
             if parameter.grad is not None:
                 self.grid.add_up(parameter.grad)
         add_up_head_norms(self.model, self.grid)
         grad_norm = clip_gradients(self.model.parameters(), limit).item()
-        for optimizer in self.optimizers:
-            if math.isfinite(grad_norm):
-                for group in optimizer.param_groups:
-                    group["lr"] = share * self.learning_rate
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        if math.isfinite(grad_norm):
+            self.optimizers.step(share)
+        self.optimizers.clear_gradients()
         return grad_norm
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """Every tensor of the optimizers, as `parameter/key`; of each rank its part."""
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return {
-            f"{names[id(parameter)]}/{key}": value
-            for optimizer in self.optimizers
-            for parameter, state in optimizer.state.items()
-            for key, value in state.items()
-        }
-
-    def empty_optimizer_state(self, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-        """Tensors for `optimizer_state` of these names and sizes, to read a checkpoint into, sharded as the parameters are now.
-
-        With `optimizer.on_change: reset`, state that another optimizer kept of a parameter is left out.
-
-        Raises:
-            ModelError: state of a parameter that the model does not have.
-            ConfigError: another optimizer wrote it.
-        """
-        parameters, owners = dict(self.model.named_parameters()), self._owners()
-        keys_of: dict[str, set[str]] = {}
-        for key in sizes:
-            name, _, part = key.rpartition("/")
-            if name not in parameters:
-                raise ModelError(f"the checkpoint has optimizer state for {name!r}, which its model lacks")
-            keys_of.setdefault(name, set()).add(part)
-        others = {name for name, keys in keys_of.items() if not keeps(owners[id(parameters[name])], keys)}
-        config = self.config.optimizer
-        if others and config.on_change == "refuse":
-            raise ConfigError(
-                f"the checkpoint has moments of another optimizer for {len(others)} of {len(keys_of)} parameters",
-                value=f"trainer.optimizer.name: {config.name}",
-                allowed="the optimizer that the run has had until now",
-                todo="change it back, or begin those moments at 0: trainer.optimizer.on_change: reset",
-            )
-        found: dict[str, Tensor] = {}
-        for key, size in sizes.items():
-            name = key.rpartition("/")[0]
-            if name not in others:
-                parameter = parameters[name]
-                found[key] = torch.zeros_like(parameter) if parameter.shape == size else torch.zeros(size)
-        return found
-
-    def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
-        """The reverse of `optimizer_state`."""
-        parameters, owners = dict(self.model.named_parameters()), self._owners()
-        for key, tensor in tensors.items():
-            name, _, part = key.rpartition("/")
-            parameter = parameters[name]
-            owners[id(parameter)].state[parameter][part] = tensor.to(self.device)
-
-    def _owners(self) -> dict[int, Optimizer]:
-        """The optimizer of each parameter, by the parameter's identity."""
-        return {
-            id(parameter): optimizer
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-
     def wire_tensors(self, adapters_alone: bool = False) -> tuple[WireTensor, ...]:
-        """What the ranks hand over to engines together, straight or in a file: every weight, a tied one as the first of its names, or adapters.
+        """Return the description of what the ranks hand over to engines: every weight, a tied one under the first of its names, or the adapters.
 
-        It is the same at any time.
+        It never changes.
         """
         if adapters_alone:
             return wire_tensors(named_adapters(self.model), {}, self.grid)
@@ -308,12 +238,12 @@ class Network:
         *,
         adapters_alone: bool = False,
     ) -> Iterator[HeldRows]:
-        """The rows that this rank holds of each weight that travels. All ranks walk it together.
+        """Yield the rows that this rank holds of each weight that is handed over. All ranks iterate together.
 
         Args:
             tensors: see `wire_tensors`.
-            dtype: in which what must be gathered is gathered.
-            in_float32: names of weights for which that is float32 nevertheless.
+            dtype: type in which weights are gathered that must be.
+            in_float32: names of weights that are gathered in float32 instead.
         """
         travelling = {tensor.name for tensor in tensors if tensor.same_as is None}
         weights = named_adapters(self.model) if adapters_alone else self._weights()
@@ -321,31 +251,31 @@ class Network:
         yield from held_rows(held, getattr(torch, dtype), frozenset(in_float32), self._layout)
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor of every weight as the model holds it and as it is sharded, with the adapters in it."""
+        """Yield the name and the sharded tensor of every weight, with the adapters merged in."""
         state = self.model.state_dict()
         yield from (merged(self.model, state) if self._adapters else ((name, state[name].detach()) for name in state))
 
     def merged_update_error(self, dtype: torch.dtype) -> float:
-        """Share of the adapters' update that engines of this type do not get if it is merged; see `rftcore.trainer.network.lora`."""
+        """Return the share of the adapters' update that merging loses in this type; see `rftcore.trainer.network.lora`."""
         return merged_update_error(self.model, dtype)
 
     def load_adapters(self, folder: Path) -> None:
         """Read the adapters of a checkpoint.
 
         Raises:
-            ModelError: there are none, or others.
+            ModelError: the checkpoint has no adapters, or others.
         """
         load_adapters(self.model, folder / ADAPTERS)
 
     def adapter_tensors(self) -> dict[str, Tensor]:
-        """The adapters by peft's names, in the host's memory; every rank has them whole."""
+        """Return copies of the adapters in the host's memory, by peft's names; every rank has them whole."""
         return adapter_tensors(self.model)
 
     def stage(self) -> Callable[[Path], None]:
         """Copy the weights to the memory of the first rank's host; all ranks call it.
 
         Returns:
-            A function for the first rank, which writes them as a Hugging Face folder without a tokenizer. It reads nothing that training changes.
+            A function that writes the copy as a Hugging Face folder without a tokenizer, for the first rank. Training cannot change what it reads.
         """
         first, tensors = dict[int, str](), dict[str, Tensor]()
         owner = {
@@ -370,7 +300,7 @@ class Network:
 
     @property
     def _compute(self) -> torch.dtype:
-        """Type of matrix products."""
+        """The type of matrix products."""
         return torch.bfloat16 if self._autocasts else cast(torch.dtype, getattr(torch, self.config.dtype))
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -382,7 +312,7 @@ class Network:
 
 
 def _autocasts(config: TrainerConfig, device: torch.device) -> bool:
-    """Whether matrix products are bfloat16 by autocast.
+    """Return whether matrix products are bfloat16 by autocast.
 
     A CPU without instructions for bfloat16 multiplies it one to two orders of magnitude more slowly than float32.
     """
@@ -393,7 +323,7 @@ def _autocasts(config: TrainerConfig, device: torch.device) -> bool:
 
 
 def _blank(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model without memory for its weights: what transformers needs to write a folder, while the model itself is in use."""
+    """Copy the model without memory for its weights: transformers writes folders with the copy while the model is in use."""
     blanks = {
         id(tensor): torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else None)
         for tensor in (*model.parameters(), *model.buffers())

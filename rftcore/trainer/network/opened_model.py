@@ -1,4 +1,4 @@
-"""A transformer as the trainer takes it from a folder: with attention over packed sequences, its head, and without dropout."""
+"""Opening a transformer for the trainer: with attention over packed sequences, with its head, and without dropout."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _STORED = {frozenset({"F32"}): "float32", frozenset({"BF16"}): "bfloat16", froze
 
 
 def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tuple[PreTrainedModel, Unread]:
-    """Return the model in a folder, in the type in which it is stored: its weights are the mapped file, of which all ranks of a host share one copy.
+    """Open the model in a folder, in the type in which it is stored: its weights are the mapped files, which all ranks of a host share.
 
-    `rftcore.trainer.network.sharding.shard` takes it into the trainer's type, layer by layer, and reads those that are still in the file, as experts.
+    `rftcore.trainer.network.sharding.shard` converts them to the trainer's type, layer by layer, and reads those that are still in the files, such as experts.
 
     Raises:
         ModelError: the folder has no model, or not all of its weights.
@@ -49,14 +49,14 @@ def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tu
             make = partial(kind.from_config, model_config, **options)
             model, unread, missing = open_stacked(Path(path), make, options["dtype"])
         else:
-            model, found = kind.from_pretrained(path, config=model_config, output_loading_info=True, **options)
-            missing = found["missing_keys"]
-    # A value head is new where the model has none; a critic that was trained before has one.
+            model, report = kind.from_pretrained(path, config=model_config, output_loading_info=True, **options)
+            missing = report["missing_keys"]
+    # A model without a value head gets a new one; a critic that was trained before has one.
     has_head = head == "vocabulary" or any(
         name.endswith("ForTokenClassification") for name in model_config.architectures or ()
     )
     refuse_missing(path, (name for name in missing if has_head or name.startswith(f"{model.base_model_prefix}.")))
-    # Dropout is off for good: the ratio has to compare two policies, not two draws of noise.
+    # Dropout stays off: the ratio has to compare two policies, not two draws of noise.
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -71,11 +71,11 @@ def opened_model(path: str, config: TrainerConfig, grid: Grid, head: Head) -> tu
 
 def refuse_other_head(model: PreTrainedModel) -> None:
     """Raise a ConfigError if logits are more than the output layer's products with the last hidden states (BERT's transform)."""
-    known = (model.base_model, model.get_output_embeddings())
+    computed = (model.base_model, model.get_output_embeddings())
     others = [
         name
         for name, module in model.named_children()
-        if module not in known and any(True for _ in module.parameters())
+        if module not in computed and any(True for _ in module.parameters())
     ]
     if others:
         raise packable.unpackable(

@@ -1,4 +1,4 @@
-"""Which families of models can be computed on packed sequences, and up to which length, by what their configurations declare."""
+"""Which families of models can be computed on packed sequences, and up to which length, according to their configurations."""
 
 from __future__ import annotations
 
@@ -7,26 +7,18 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 from rftdata.errors import ConfigError
 
 _WITH_SINKS = frozenset({"gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"})
-
-
 _WITH_STATE = frozenset({"recurrent_gemma"})
-
-
-# Their own masks are made of more than places.
+# Their masks depend on more than the places of tokens.
 _WITH_OWN_MASK = frozenset({"doge"})
-
-
 _NOT_HANDING_ON = frozenset({"nemotron"})
-
-
 _LARGEST_FLASH_HEAD = 256
 
 
 def refuse_unpackable(config: PretrainedConfig) -> None:
-    """For the configuration of a causal language model: whether this attention can take the place of its own.
+    """Refuse a causal language model whose attention `packed_attention` cannot replace.
 
     Raises:
-        ConfigError: its tokens do not only meet in softmax attention, or it does more to their scores.
+        ConfigError: tokens affect each other outside softmax attention, or attention changes their scores.
     """
     text = config.get_text_config()
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
@@ -55,7 +47,7 @@ def refuse_unpackable(config: PretrainedConfig) -> None:
 
 
 def unpackable(reason: str, config: PretrainedConfig) -> ConfigError:
-    """The error for a model that the trainer cannot compute."""
+    """Return the error for a model that the trainer cannot compute."""
     return ConfigError(
         f"the trainer packs sequences without padding, which this model cannot: {reason}",
         value=config.model_type,
@@ -65,7 +57,7 @@ def unpackable(reason: str, config: PretrainedConfig) -> ConfigError:
 
 
 def length_limit(config: PretrainedConfig) -> int | None:
-    """Tokens up to which the rotary frequencies do not depend on the longest sequence of a packed row; None where they never do."""
+    """Return the number of tokens up to which rotary frequencies do not depend on the longest sequence of a packed row; None where they never do."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     by_layer = [each for each in rope.values() if isinstance(each, dict)] or [rope]
@@ -78,10 +70,10 @@ def length_limit(config: PretrainedConfig) -> int | None:
 
 
 def refuse_longer(length: int, longest: int, config: PretrainedConfig) -> None:
-    """For a model with a `length_limit`.
+    """Refuse a sequence beyond the `length_limit` of a model.
 
     Raises:
-        ConfigError: a sequence is longer, so that the sequences packed beside it would be computed with other frequencies than alone.
+        ConfigError: the sequence is longer, so sequences packed beside it would be computed with other frequencies than alone.
     """
     if length > longest:
         raise ConfigError(
@@ -93,9 +85,9 @@ def refuse_longer(length: int, longest: int, config: PretrainedConfig) -> None:
 
 
 def suits_flash(config: PretrainedConfig) -> bool:
-    """Whether FlashAttention has kernels for the model's heads: of a size that is a multiple of 8, up to 256, and values of the size of keys.
+    """Return whether FlashAttention has kernels for the model's heads: of a size that is a multiple of 8, up to 256, and values of the size of keys.
 
-    Models with latent attention name a size of values, which usually is another.
+    Models with latent attention declare a size of values, which usually differs from that of keys.
     """
     text = config.get_text_config()
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

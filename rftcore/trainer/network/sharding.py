@@ -1,8 +1,8 @@
-"""A model over the ranks of a process group: FSDP2 (`fully_shard`), tensor parallelism, compiled layers.
+"""Sharding of a model over the ranks of a process group: FSDP2 (`fully_shard`), tensor parallelism, compiled layers.
 
-Parameters are sharded along their first dimension over the data-parallel ranks and gathered layer by layer where they are computed with
+Parameters are sharded along their first dimension over the data-parallel ranks and gathered layer by layer for computing
 (ZeRO stage 3, arXiv 1910.02054). The shard in float32 is the master that the optimizer updates; on a GPU the gathered copy is bfloat16.
-Gradients are added up over ranks in float32 after every micro-batch, not averaged: the weights of a loss already are those of the whole batch.
+Gradients are added up over ranks in float32 after every micro-batch, not averaged: the weights of a loss already refer to the whole batch.
 
 Tensor parallelism (arXiv 1909.08053) splits attention heads and the hidden units of the feed-forward layers of Llama- and Qwen-shaped models.
 """
@@ -28,19 +28,19 @@ from rftcore.trainer.network.stacked_weights import Unread
 from rftdata.errors import ConfigError
 
 _DATA, _TENSOR = "data", "tensor"
-# A rank that dies is noticed by itself (`rftcore.trainer.processes.ranks`). Ranks may wait long for one that writes its weights to a slow disk.
+# The end of a rank is noticed without it (`rftcore.trainer.processes.other_ranks`). Ranks may wait long for one that writes its weights to a slow disk.
 TIMEOUT = timedelta(hours=2)
-# Norms over the size of one head (Qwen3): whole on every tensor-parallel rank, which applies them to its own heads only.
+# Norms over one head (Qwen3): every tensor-parallel rank has them whole and applies them to its own heads only.
 _HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The ranks of the trainer as data-parallel × tensor-parallel; one rank without a process group, too.
+    """The ranks of the trainer, data-parallel × tensor-parallel; a single rank may have no process group.
 
     Attributes:
-        mesh: None where this is the only rank, and it needs none.
-        group: of all ranks; None for the default one.
+        mesh: None for a single rank without a process group.
+        group: the process group of all ranks; None for the default one.
     """
 
     device: torch.device
@@ -48,7 +48,7 @@ class Grid:
     group: dist.ProcessGroup | None = None
 
     def beside(self) -> Grid:
-        """The same ranks with a group of their own, for a thread whose collectives must not meet those of training."""
+        """Return the same ranks with a separate group, for a thread whose collectives must not mix with those of training."""
         if self.mesh is None:
             return self
         return replace(self, group=dist.new_group(backend="gloo", timeout=TIMEOUT))
@@ -59,7 +59,7 @@ class Grid:
 
     @property
     def data_rank(self) -> int:
-        """Which of the shares of a batch this rank computes."""
+        """The share of a batch that this rank computes."""
         return 0 if self.mesh is None else self.mesh[_DATA].get_local_rank()
 
     @property
@@ -77,22 +77,22 @@ class Grid:
         return self.rank == 0
 
     def add_up(self, values: Tensor) -> Tensor:
-        """The sum over data-parallel ranks, in place."""
+        """Add up the values of the data-parallel ranks, in place; return them."""
         if self.mesh is not None and self.num_data_ranks > 1:
             dist.all_reduce(values, group=self.mesh[_DATA].get_group())
         return values
 
     def wait_for_all(self) -> None:
-        """Return when every rank has come here."""
+        """Return when every rank has called this."""
         if self.mesh is not None:
             dist.barrier(self.group)
 
 
 def make_grid(device: torch.device, tensor_parallel: int = 1) -> Grid:
-    """The grid of all ranks of the default process group; of this process alone where there is none.
+    """Return the grid of all ranks of the default process group; of this process alone where there is none.
 
     Raises:
-        ConfigError: the ranks cannot be divided so.
+        ConfigError: `tensor_parallel` does not divide the number of ranks.
     """
     if not dist.is_initialized():
         if device.type != "cuda":
@@ -108,8 +108,8 @@ def make_grid(device: torch.device, tensor_parallel: int = 1) -> Grid:
             todo="set trainer.tensor_parallel to one of these",
         )
     sizes = {_DATA: num_ranks // tensor_parallel, _TENSOR: tensor_parallel}
-    # A named backend makes groups of parts of the ranks anew. By default they are split from the group of all, and gloo's split crashes
-    # a process that has had another gloo group before (pytorch #192106).
+    # A named backend creates new groups for parts of the ranks. By default they are split from the group of all ranks, and gloo's split
+    # crashes a process that has had another gloo group before (pytorch #192106).
     backends: dict[int | str, Any] = {
         name: dist.get_backend_config() for name, size in sizes.items() if size < num_ranks
     }
@@ -123,13 +123,13 @@ def make_grid(device: torch.device, tensor_parallel: int = 1) -> Grid:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a transformers model."""
+    """Return the repeated blocks of a transformers model."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def compile_layers(layers: Iterable[nn.Module]) -> None:
-    """Compile each block in place. Blocks of one shape share the code; lengths are dynamic, so that micro-batches share it, too."""
+    """Compile each block in place. Blocks of one shape share the code, and so do micro-batches, since lengths are dynamic."""
     for layer in layers:
         layer.compile(dynamic=True)
 
@@ -145,15 +145,15 @@ def shard(
     replicated: Sequence[nn.Parameter] = (),
     unread: Unread | None = None,
 ) -> None:
-    """Put `root` on the device and shard it in place: each layer a unit of its own, the rest of `root` one more.
+    """Put `root` on the device and shard it in place: each layer is a unit, and the rest of `root` is one more.
 
-    One layer at a time is whole on the device, so a model may be larger than the memory of one. Where `root` is a mapped file, no more than that is
-    ever in memory of this process's own.
+    One layer at a time is whole on the device, so a model may be larger than the memory of one device. Where the weights of `root` are mapped files,
+    this process allocates memory for no more than one layer at a time.
 
     Args:
         master: type of the shards.
         compute: type of gathered parameters; None for that of the shards.
-        offload: keep the shards in the memory of the host, if they are on a GPU otherwise.
+        offload: on a GPU, keep the shards in the memory of the host.
         replicated: parameters that every rank keeps whole, in their own type.
         unread: parameters whose values are still in files; emptied.
 
@@ -163,9 +163,11 @@ def shard(
     whole = set(replicated)
     for parameter in replicated:
         parameter.data = parameter.data.to(grid.device)
-    place = partial(_place, device=grid.device, dtype=master, others=whole, unread={} if unread is None else unread)
+    take = partial(
+        _take_to_device, device=grid.device, dtype=master, others=whole, unread={} if unread is None else unread
+    )
     if grid.mesh is None:
-        place(root)
+        take(root)
         return
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
     options: dict[str, Any] = {
@@ -175,11 +177,11 @@ def shard(
         "ignored_params": whole,
     }
     for layer in layers:
-        place(layer)
+        take(layer)
         if grid.num_tensor_ranks > 1:
             _split_heads(layer, grid.mesh[_TENSOR])
         fully_shard(layer, **options)
-    place(root)
+    take(root)
     fully_shard(root, **options)
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -188,19 +190,19 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _place(
+def _take_to_device(
     module: nn.Module, device: torch.device, dtype: torch.dtype, others: Set[nn.Parameter], unread: Unread
 ) -> None:
-    """Parameters in this type; buffers (the frequencies of rotary positions) keep theirs. Sharded parameters and `others` stay as they are."""
+    """Move parameters to the device in this type, and buffers (the frequencies of rotary positions) in theirs; leave sharded parameters and `others`."""
     for parameter in module.parameters():
-        # Taken out, because it would keep the whole parameter when this rank has its share.
+        # Removed from `unread`, which would otherwise keep the whole parameter when this rank has its share.
         if (read := unread.pop(parameter, None)) is not None:
             whole = torch.empty(parameter.shape, device=device, dtype=dtype)
             read(whole)
             parameter.data = whole
         elif not isinstance(parameter, DTensor) and parameter not in others:
-            # A copy, too, where nothing changes: the weights may still be the mapped file, wherever they stand in it, and products with a vector (a
-            # value head) round by the alignment of their memory, so that a resumed run would differ in the last bit from an uninterrupted one.
+            # A copy even where the type is the same: the weights may be the mapped file, at any offset, and products with a vector (a value head)
+            # round by the alignment of their memory, so a resumed run would differ in the last bit from an uninterrupted one.
             parameter.data = parameter.data.to(device, dtype, copy=True)
     for submodule in module.modules():
         for name, buffer in submodule.named_buffers(recurse=False):
@@ -218,7 +220,7 @@ def _split_heads(layer: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def add_up_head_norms(model: nn.Module, grid: Grid) -> None:
-    """Add up the gradients of norms within heads over tensor-parallel ranks; each rank has those of its own heads."""
+    """Add up the gradients of norms within heads over tensor-parallel ranks; each rank has the gradients of its own heads."""
     if grid.mesh is None or grid.num_tensor_ranks == 1:
         return
     for name, parameter in model.named_parameters():
@@ -231,7 +233,7 @@ def add_up_head_norms(model: nn.Module, grid: Grid) -> None:
 
 @contextmanager
 def gathered(root: nn.Module) -> Iterator[None]:
-    """Within it, a module inside `root` may be called: what belongs to no layer is whole on every rank; layers gather themselves."""
+    """Allow calls of a module inside `root` within the block: parameters outside layers are whole on every rank; layers gather themselves."""
     if not isinstance(root, FSDPModule):
         yield
         return
@@ -245,7 +247,7 @@ def gathered(root: nn.Module) -> Iterator[None]:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-    """Scale gradients down to this norm over all ranks; returns the norm before, a number on the device.
+    """Scale gradients down to this norm over all ranks; return the norm before, a number on the device.
 
     torch's own function adds norms of one mesh only; with tensor parallelism some parameters lie on two dimensions and others on one.
     """
@@ -262,5 +264,5 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole tensor of which every rank has a part; all ranks call it."""
+    """Return the whole tensor from the parts of all ranks, which call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

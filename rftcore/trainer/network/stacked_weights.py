@@ -1,6 +1,7 @@
-"""Weights that a model has as one tensor and its files in parts, as the experts of a layer: they stay in the mapped files until their layer is placed.
+"""Stacked weights: one tensor in the model and several in its files, such as the experts of a layer.
 
-transformers puts such parts together where it opens a model, in the memory of every rank. Here it gets tensors without memory in their place.
+transformers would join the parts when it opens a model, in the memory of every rank. Here it gets tensors without memory in their place, and the parts
+stay in the mapped files until their layer is taken to the device.
 """
 
 from __future__ import annotations
@@ -28,20 +29,23 @@ _NUMBER = re.compile(r"(?:^|\.)\d+(?=\.)")
 
 
 def has_lists_in_layers(folder: Path) -> bool:
-    """Whether the files of a model have lists of modules within its list of layers, as experts are; only these may be stacked."""
+    """Return whether the files of a model have lists of modules within its list of layers, such as experts; only these can be stacked."""
     return any(len(_NUMBER.findall(name)) > 1 for file in files_of_model(folder) for name in read_shapes(file))
 
 
 def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) -> tuple[Model, Unread, set[str]]:
-    """Open the model in a folder; what its files have in parts is not read. Return also the names of the weights that are not in its files.
+    """Open the model in a folder without reading stacked weights.
 
     Args:
-        make: the model of the folder's configuration, with weights of any values; called where tensors have no memory.
+        make: returns a model of the folder's configuration, with weights of any values; called while tensors get no memory.
         dtype: of the weights.
+
+    Returns:
+        The model, its unread parameters, and the names of weights that are missing from its files.
 
     Raises:
         ConfigError: see `CheckpointLayout`.
-        OSError, ValueError: the files cannot be read, or are not those of the model.
+        OSError, ValueError: the files cannot be read, or belong to another model.
     """
     with torch.device("meta"):
         blank = make()
@@ -51,27 +55,27 @@ def open_stacked(folder: Path, make: Callable[[], Model], dtype: torch.dtype) ->
     for name, tensor in blank.state_dict().items():
         pieces = layout.pieces(name) or ()
         if name in stored or all(piece.has_rows for piece in pieces):
-            continue  # transformers takes it as it is
+            continue  # transformers loads it unchanged
         missing |= {piece.name for piece in pieces if piece.name not in stored}
         unread[name] = [(piece, stored.pop(piece.name)) for piece in pieces if piece.name in stored]
         stored[name] = torch.zeros((), dtype=dtype).expand(tensor.shape)
     _refuse_other_parts(unread, stored)
     kind: Any = type(blank)
-    model, found = kind.from_pretrained(
+    model, report = kind.from_pretrained(
         None, config=blank.config, state_dict=stored, dtype=dtype, output_loading_info=True
     )
     if unread:
-        model._weight_conversions = None  # transformers saw none, and falls back to those of the family
+        model._weight_conversions = None  # transformers recorded none, and would fall back to those of the family
     if model.can_generate():
         with suppress(OSError):  # there is none
             model.generation_config = GenerationConfig.from_pretrained(folder)
     read: Unread = {model.get_parameter(name): partial(_read, parts) for name, parts in unread.items()}
-    return model, read, missing | found["missing_keys"]
+    return model, read, missing | report["missing_keys"]
 
 
 def _refuse_other_parts(unread: dict[str, list[tuple[Piece, Tensor]]], others: Iterable[str]) -> None:
     """Raise a ValueError if the files have parts of other shapes than the configuration says, or more of them."""
-    parts = [part for found in unread.values() for part in found]
+    parts = [part for of_weight in unread.values() for part in of_weight]
     for piece, values in parts:
         if piece.shape != tuple(values.shape):
             raise ValueError(
@@ -84,7 +88,7 @@ def _refuse_other_parts(unread: dict[str, list[tuple[Piece, Tensor]]], others: I
 
 
 def _list_of(name: str) -> str:
-    """The name of the innermost list of modules in which a weight is; empty if it is in none."""
+    """Return the name of the innermost list of modules that contains a weight; empty if none does."""
     numbers = [*_NUMBER.finditer(name)]
     return name[: numbers[-1].start()] if numbers else ""
 

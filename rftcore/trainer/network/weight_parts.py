@@ -1,11 +1,12 @@
-"""Which rows of each weight a rank hands over to engines, straight or in a file: those of its own shard, so that no weight is gathered.
+"""The rows of each weight that a rank hands over to engines, directly or in a file: those of its own shard, so that no weight is gathered.
 
 FSDP2 shards the first dimension, and column-wise tensor parallelism does so before it: each rank holds consecutive rows. Row-wise tensor parallelism
-splits the second dimension; such a weight is gathered over the tensor-parallel ranks, and over these alone. Ranks that hold the same rows divide them.
+splits the second dimension; such a weight is gathered over the tensor-parallel ranks only. Ranks that hold the same rows divide them.
 
-Weights travel under the names of the checkpoint. Where the model holds several of them as one tensor, as experts, rows of that tensor decide who sends which.
+Weights travel under the names of the checkpoint. Where the model stacks several of them into one tensor, such as experts, the rows of that tensor
+determine which rank sends which.
 
-Every rank computes the division for all of them; nothing is exchanged.
+Every rank computes the division for all ranks; nothing is exchanged.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ def wire_tensors(
         tied: from the name of a weight to that of an earlier one with the same values.
         layout: of the model that has the weights; None for weights that are sent as they are.
     """
-    found: list[WireTensor] = []
+    tensors: list[WireTensor] = []
     for name, tensor in weights:
         first = tied.get(name)
         holders = None if first is not None else _holders(name, tensor, grid)
         pieces = None if layout is None else layout.pieces(name)
         if pieces is None:
             parts = () if holders is None else _parts(holders, 0, _num_rows(tensor))
-            found.append(WireTensor(name, tuple(tensor.shape), parts, first))
+            tensors.append(WireTensor(name, tuple(tensor.shape), parts, first))
             continue
         assert layout is not None
         same_as = [None] * len(pieces) if first is None else layout.names(first)
         for piece, other in zip(pieces, same_as, strict=True):
             parts = () if holders is None else _parts_of_piece(holders, piece)
-            found.append(WireTensor(piece.name, piece.shape, parts, other))
-    return tuple(found)
+            tensors.append(WireTensor(piece.name, piece.shape, parts, other))
+    return tuple(tensors)
 
 
 def held_rows(
@@ -61,11 +62,11 @@ def held_rows(
     in_float32: Collection[str] = (),
     layout: CheckpointLayout | None = None,
 ) -> Iterator[HeldRows]:
-    """Yield the rows of each weight that this rank holds; all ranks walk it together.
+    """Yield the rows of each weight that this rank holds; all ranks iterate together.
 
     Args:
-        dtype: in which what must be gathered is gathered.
-        in_float32: weights for which that is float32 nevertheless.
+        dtype: type in which weights are gathered that must be.
+        in_float32: names of weights that are gathered in float32 instead.
         layout: see `wire_tensors`.
     """
     for name, tensor in weights:
@@ -91,20 +92,20 @@ def first_row(tensor: DTensor) -> int:
 
 
 def _holders(name: str, tensor: Tensor, grid: Grid) -> list[tuple[Rows, list[int]]]:
-    """The ranks that hold each part of a tensor's rows, in the order of the rows."""
+    """Return the ranks that hold each part of a tensor's rows, in the order of the rows."""
     num_rows = _num_rows(tensor)
     holders: dict[Rows, list[int]] = {}
     for rank, rows in _held_by_rank(tensor, grid, num_rows).items():
         if rows[1]:
             holders.setdefault(rows, []).append(rank)
-    found, end = list[tuple[Rows, list[int]]](), 0
+    in_order, end = list[tuple[Rows, list[int]]](), 0
     for (first, count), ranks in sorted(holders.items()):
         if first != end:
             break
-        found.append(((first, count), ranks))
+        in_order.append(((first, count), ranks))
         end += count
     assert end == num_rows, f"the ranks of the trainer hold other rows of {name} than each once: {holders}"
-    return found
+    return in_order
 
 
 def _num_rows(tensor: Tensor) -> int:
@@ -112,7 +113,7 @@ def _num_rows(tensor: Tensor) -> int:
 
 
 def _parts(holders: Sequence[tuple[Rows, list[int]]], first: int, num_rows: int) -> tuple[Part, ...]:
-    """Who sends rows of a tensor that are a tensor of their own."""
+    """Divide these rows of a tensor among the ranks that hold them."""
     parts = list[Part]()
     for (start, count), ranks in holders:
         low, high = max(start, first), min(start + count, first + num_rows)
@@ -133,15 +134,15 @@ def _held_by_rank(tensor: Tensor, grid: Grid, num_rows: int) -> dict[int, Rows]:
         return {0: (0, num_rows)}
     names = grid.mesh.mesh_dim_names
     assert names is not None
-    found = {}
+    held = {}
     for place in product(*(range(size) for size in grid.mesh.mesh.shape)):
         rank = int(grid.mesh.mesh[place])
-        found[rank] = (0, num_rows)
+        held[rank] = (0, num_rows)
         if isinstance(tensor, DTensor):
-            # Of a mesh with fewer dimensions each of the others holds a copy.
+            # The ranks along a dimension that the tensor's mesh lacks hold copies.
             own = tensor.device_mesh.mesh_dim_names or ()
-            found[rank] = _rows(tensor, [place[names.index(name)] for name in own])
-    return found
+            held[rank] = _rows(tensor, [place[names.index(name)] for name in own])
+    return held
 
 
 def _gathered_to_rows(tensor: DTensor, dtype: torch.dtype) -> DTensor:
@@ -170,7 +171,7 @@ def _rows_at(
 
 @lru_cache(maxsize=1024)
 def _by_rows(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
-    """Placements that are whole where another dimension than the first is split."""
+    """Replace placements that split another dimension than the first by whole copies."""
     return tuple(each if getattr(each, "dim", None) == 0 else Replicate() for each in placements)
 
 

@@ -1,6 +1,6 @@
 """The process group of the trainer's ranks: gloo between CPUs, NCCL between GPUs.
 
-The ranks meet at a store that rank 0 keeps. It listens on the loopback interface, on a port that the system chooses.
+The ranks meet at a store in the process of rank 0, which listens on the loopback interface, on a port that the system chooses.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks meet.
+    """The place where the ranks meet.
 
     Attributes:
         host, port: of the store.
-        num_ranks: of all machines.
+        num_ranks: on all machines.
         num_threads: CPU threads of each rank.
     """
 
@@ -35,10 +35,10 @@ class Rendezvous:
 
 
 def open_rendezvous(num_ranks: int, num_threads: int | None = None) -> tuple[Rendezvous, TCPStore]:
-    """Return where ranks of this machine can meet, and the store itself, which must live as long as they do.
+    """Open a rendezvous for ranks of this machine; return also its store, which must live as long as the ranks.
 
     Args:
-        num_threads: CPU threads to divide among the ranks; None for those of this process.
+        num_threads: CPU threads to divide among the ranks; None for the number of this process.
     """
     with socket.socket() as listener:
         listener.bind((_LOOPBACK, 0))
@@ -56,10 +56,10 @@ def open_rendezvous(num_ranks: int, num_threads: int | None = None) -> tuple[Ren
 
 
 def join_process_group(rendezvous: Rendezvous, rank: int, store: TCPStore | None = None) -> None:
-    """Join the group of all ranks, in the thread that trains; the rank of a machine with GPUs takes that of its number.
+    """Join the group of all ranks, in the thread that trains. On a machine with GPUs, rank n uses GPU n.
 
     Args:
-        store: rank 0's own.
+        store: the store of the rendezvous, for rank 0; None for the others, which connect to it.
 
     Raises:
         ConfigError: there are fewer GPUs than ranks.
@@ -85,6 +85,6 @@ def join_process_group(rendezvous: Rendezvous, rank: int, store: TCPStore | None
 
 
 def leave_process_group() -> None:
-    """Leave the group; all ranks do so at the same time."""
+    """Leave the group; all ranks call this together."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,6 +1,6 @@
-"""The process of one rank of the trainer but rank 0: it does what rank 0 tells it, call by call, and ends with it.
+"""The process of one rank of the trainer other than rank 0. It answers the calls of rank 0, one after the other, and ends with it.
 
-Ctrl-C and signals to the process group of rank 0 are for rank 0 alone, which decides what becomes of the others.
+Ctrl-C and signals to the process group reach rank 0 alone, which ends the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def main(parent: int, rank: int, socket_fd: int, memory_fd: int) -> None:
     """Answer calls until rank 0 closes the connection.
 
-    A call is (method, arguments); the answer None, or the error that the method raised.
+    A call is (method, arguments). The answer is None, or the error that the method raised.
 
     Args:
         parent: process id of rank 0.
@@ -40,7 +40,7 @@ def main(parent: int, rank: int, socket_fd: int, memory_fd: int) -> None:
     threading.Thread(target=_end_with_connection, args=(socket_fd,), name="connection", daemon=True).start()
     logging.disable(logging.WARNING)  # rank 0 computes and reports the same
     collect_rarely()
-    # Only now: importing torch takes seconds, in which rank 0 may end.
+    # Imported only now: torch takes seconds, in which rank 0 may end.
     with large_imports():
         from rftcore.trainer.processes.shared_batch import SharedBatchMemory
 
@@ -51,7 +51,7 @@ def main(parent: int, rank: int, socket_fd: int, memory_fd: int) -> None:
 
 
 class _Rank:
-    """What a rank does when it is told."""
+    """The learner of a rank, and the methods that rank 0 calls."""
 
     learner: Learner
 
@@ -63,14 +63,15 @@ class _Rank:
         self.sender = TransferSender(rank)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> None:
+        from rftcore.trainer.learner import Learner
         from rftcore.trainer.processes.process_group import join_process_group, leave_process_group
 
         match method, arguments:
-            case "make", (rendezvous, learner_arguments):
-                if learner_arguments.run_folder is not None:
-                    answer_requests(learner_arguments.run_folder)
+            case "make", (rendezvous, rank_arguments):
+                if rank_arguments.run_folder is not None:
+                    answer_requests(rank_arguments.run_folder)
                 join_process_group(rendezvous, self.rank)
-                self.learner = learner_arguments.learner()
+                self.learner = Learner(rank_arguments.learner, rank_arguments.build_algorithm())
             case "update", (layout, step):
                 self.learner.update(self.memory.read(layout), step)
             case "write_weights", (places, tensors, path):

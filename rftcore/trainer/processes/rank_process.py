@@ -1,6 +1,6 @@
-"""Rank 0's view of the other ranks of its machine: it starts their processes, asks them, and learns how they ended.
+"""`RankProcess`: rank 0's handle of another rank on its machine. It starts the process, calls methods in it, and reports how it ended.
 
-A rank has a session of its own, so that signals to the process group of rank 0 do not reach it. It ends with rank 0, however that ends
+A rank has a session of its own, so that signals to the process group of rank 0 do not reach it. It ends whenever rank 0 ends
 (`rftcore.trainer.processes.rank`).
 """
 
@@ -18,7 +18,7 @@ from rftdata.errors import RftError, RoleFailedError
 from rftdata.processes import await_exit, kill_group
 
 _MODULE = "rftcore.trainer.processes.rank"
-# A closed connection precedes the end of its process.
+# Longest wait for the end of a process that has closed its connection.
 _END_S = 5.0
 
 
@@ -27,12 +27,12 @@ class RankProcess:
 
     Args:
         rank: its number, from 1.
-        memory_fd: the memory of the batches, see `SharedBatchMemory`.
+        memory_fd: file of the memory of the batches, see `SharedBatchMemory`.
 
     Attributes:
         connection: readable once the rank has answered or ended.
-        busy: whether an answer is still to come.
-        death: why it ended; None if that was not noticed, or has not happened.
+        busy: whether it has not answered the last call yet.
+        death: why it ended; None while it runs, or while its end has not been noticed.
     """
 
     def __init__(self, rank: int, memory_fd: int) -> None:
@@ -58,11 +58,11 @@ class RankProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, method: str, arguments: tuple[Any, ...]) -> None:
-        """Let it call a method; returns at once.
+    def call(self, method: str, arguments: tuple[Any, ...]) -> None:
+        """Start a method in the rank; return at once.
 
         Raises:
-            RoleFailedError: it has ended.
+            RoleFailedError: the rank has ended.
         """
         try:
             self.connection.send((method, arguments))
@@ -71,7 +71,7 @@ class RankProcess:
         self.busy = True
 
     def answer(self) -> RftError | None:
-        """Take the answer that has come: the error of the method, or why the process ended; None if the method succeeded."""
+        """Receive the answer: the error of the method, or of the process if it ended; None if the method succeeded."""
         try:
             error: RftError | None = self.connection.recv()
         except (EOFError, OSError):
@@ -81,7 +81,7 @@ class RankProcess:
 
     def kill(self) -> None:
         """Kill the process and those that it started."""
-        kill_group(self._process)  # it outlives the process if that has started others
+        kill_group(self._process)  # the group outlives the process if that has started others
 
     def await_end(self) -> None:
         """Wait until the killed process has ended."""
@@ -93,7 +93,7 @@ class RankProcess:
         if not await_exit(self._process, _END_S):
             how = "it closed its connection"
         else:
-            self.kill()  # what it started
+            self.kill()  # the processes that it started
             code = self._process.wait()
             how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
             if code == -signal.SIGKILL:

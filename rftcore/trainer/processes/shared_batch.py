@@ -1,8 +1,8 @@
-"""The batch of a step in memory that all ranks of a machine share: rank 0 writes it, the others read it where it lies.
+"""The batch of a step in memory that all ranks of a machine share: rank 0 writes it, and the others read it in place.
 
-The memory is an anonymous file without a name (memfd), which the ranks inherit as an open file. It ends with the last process that has
-it open, however those end. It grows with the batches and never shrinks: a mapping beyond a file's end is fatal to its reader.
-Rank 0 writes only between two updates, when no rank reads.
+The memory is an anonymous file (memfd), which the ranks inherit as an open file. The system frees it when the last process that has it open
+ends. It grows with the batches and never shrinks, because a mapping beyond the end of a file crashes its reader. Rank 0 writes only between
+two updates, when no rank reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where one tensor of a batch lies: its field, its type (`int64`, …), its shape and its first byte."""
+    """The place of one tensor of a batch: its field, its type (`int64`, …), its shape and its first byte."""
 
     field: str
     dtype: str
@@ -39,11 +39,11 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """What a reader must know to see a batch in the shared memory.
+    """The layout of a batch in the shared memory.
 
     Attributes:
         tensors: in the order of their places.
-        others: the fields of the batch that are no tensors, None among them.
+        others: the fields of the batch that are not tensors, None included.
         num_bytes: from the first byte of the memory to the last one of the batch.
     """
 
@@ -53,10 +53,10 @@ class BatchLayout:
 
 
 class SharedBatchMemory:
-    """One end of the shared memory.
+    """The shared memory, for its writer or for a reader.
 
     Args:
-        fd: the memory's open file; None creates one, as rank 0 does.
+        fd: the memory's open file, for a reader; None for the writer, which creates it.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -65,14 +65,14 @@ class SharedBatchMemory:
         self._mapping: mmap.mmap | None = None
 
     def write(self, batch: TrainBatch) -> BatchLayout:
-        """Put a batch in place of the one before; no rank may be reading that any more.
+        """Overwrite the batch before, which no rank may be reading any more.
 
         Raises:
-            OSError: no memory for it.
+            OSError: not enough memory.
         """
         layout = _layout(batch)
         if layout.num_bytes > os.fstat(self.fd).st_size:
-            # Allocates now: a page that is missing later would end the process that touches it.
+            # Allocates all pages now: touching a page that cannot be allocated later would crash the process.
             os.posix_fallocate(self.fd, 0, layout.num_bytes)
         for place in layout.tensors:
             self._view(place, layout).copy_(getattr(batch, place.field))

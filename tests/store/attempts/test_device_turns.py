@@ -13,7 +13,7 @@ import time
 import pytest
 
 import rftdata
-from rftcore.trainer.device_turns import TrainerTurns
+from rftcore.trainer.device_turns import TrainerDeviceTurns
 from rftdata import processes
 from rftdata.run import Run
 from rftdata.workers.device_turns import DeviceTurn
@@ -176,7 +176,7 @@ def test_a_worker_recorded_as_gone_by_mistake_has_lost_its_turn(run: Run) -> Non
 def test_a_trainer_recorded_as_gone_by_mistake_asks_again_before_it_uses_the_device(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
         engine, trainer = DeviceTurn(run, one.worker_id, "GPU-1"), DeviceTurn(run, other.worker_id, "GPU-1")
-        turns = TrainerTurns(run, other, trainer, offload=False)
+        turns = TrainerDeviceTurns(run, other, trainer, offload=False)
         assert turns.take(lambda: True) and turns.take(lambda: True)
         run.database.run("stop_worker", worker_id=other.worker_id, error="the process is gone")
         assert engine.take()

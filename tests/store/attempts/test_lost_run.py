@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rftcore.trainer.device_turns import TrainerTurns
+from rftcore.trainer.device_turns import TrainerDeviceTurns
 from rftdata import Buffer
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.evaluations import plan_evaluations
@@ -34,7 +34,7 @@ def turn_that_another_has(roles: Roles, attempt: Attempt, trainer: Worker) -> ob
         engine = DeviceTurn(roles.run, explorer.worker_id, "cpu")
         assert engine.take()
         turn = DeviceTurn(roles.run, trainer.worker_id, "cpu", attempt.check)
-        return TrainerTurns(roles.run, trainer, turn, offload=False).take(lambda: False)
+        return TrainerDeviceTurns(roles.run, trainer, turn, offload=False).take(lambda: False)
 
 
 def evaluations_before_a_turn(roles: Roles, attempt: Attempt, trainer: Worker) -> object:

@@ -21,7 +21,7 @@ from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftcore.sync.files.weights_file import iterate_weights, open_weights
-from rftcore.trainer.device_turns import trainer_turns
+from rftcore.trainer.device_turns import device_turns_of
 from rftcore.trainer.role import TrainerRole
 from rftdata import Buffer
 from rftdata.attempts.evaluations import Answer, Evaluation, claim_evaluation, fail_evaluation, finish_evaluation
@@ -122,7 +122,7 @@ class Training:
             Worker(self.run, "trainer") as worker,
             self.buffer.attempt(self.run, sampling=SamplingConfig(max_staleness=1000)) as attempt,
         ):
-            turns = trainer_turns(self.config, attempt, worker)
+            turns = device_turns_of(self.config, attempt, worker)
             TrainerRole(JoinedRun(self.buffer, self.run, ResolvedRun(self.config)), worker, attempt, turns).train()
 
     def stop(self) -> None:
@@ -479,7 +479,7 @@ def learner_temperature(training: Training) -> float:
         Worker(training.run, "trainer") as worker,
         training.buffer.attempt(training.run) as attempt,
     ):
-        turns = trainer_turns(training.config, attempt, worker)
+        turns = device_turns_of(training.config, attempt, worker)
         return TrainerRole(joined, worker, attempt, turns).learner.own.temperature
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rftcore.trainer.batches.train_batch import TrainBatch
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftdata import Buffer, Group, Rollout
 from rftdata.attempts.batch import Batch
 from tests.support.store_roles import Roles, tokens
@@ -162,13 +162,15 @@ def test_the_trainers_own_batch_is_filled_straight_from_the_file(batch: Batch) -
     gc.collect()
     tracemalloc.start()
     try:
-        made = TrainBatch.from_packed(
-            token_ids=(partial(batch.padded, "token_ids"), offsets),
-            loss_mask=(mask, offsets),
-            behavior_logprobs=(partial(batch.padded, "behavior_logprobs"), offsets),
-            rewards=batch.rows["reward"].to_pylist(),
-            group_ids=batch.rows["group_id"].to_pylist(),
-            rollout_index=batch.rows["rollout_index"].to_pylist(),
+        made = pad_batch(
+            PackedColumns(
+                token_ids=(partial(batch.padded, "token_ids"), offsets),
+                loss_mask=(mask, offsets),
+                behavior_logprobs=(partial(batch.padded, "behavior_logprobs"), offsets),
+                rewards=batch.rows["reward"].to_pylist(),
+                group_ids=batch.rows["group_id"].to_pylist(),
+                rollout_index=batch.rows["rollout_index"].to_pylist(),
+            )
         )
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -21,7 +21,7 @@ import torch
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
 from rftcore.algorithms.masks.clip_v import expected_discriminator
-from tests.support.algorithms import step_batch, view_of
+from tests.support.algorithms import outputs_of, step_batch
 
 Floats = npt.NDArray[np.float64]
 Losses = tuple[Floats, Floats]
@@ -405,7 +405,7 @@ def test_loss_and_gradient_are_those_of_the_formulas(expected: Callable[[Case], 
     logprobs_N = torch.from_numpy(case.logprobs).float().requires_grad_()
     index_N = torch.arange(len(case.sequence))
     plan = algorithm.plan(batch, signals)
-    loss, _ = algorithm.objective(plan, index_N, view_of(plan, index_N, logprobs_N))
+    loss, _ = algorithm.objective(plan, outputs_of(plan, index_N, logprobs_N))
     (gradient,) = torch.autograd.grad(loss, logprobs_N)
     assert loss.item() == pytest.approx((loss_N * weight_N).sum(), rel=2e-4, abs=2e-5)
     assert gradient.tolist() == pytest.approx((slope_N * weight_N).tolist(), rel=1e-3, abs=1e-5)

@@ -17,7 +17,7 @@ from rftcore.algorithms.losses.ppo import PPO, PPOConfig
 from rftcore.algorithms.presets import presets
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, PluginError, RftError
-from tests.support.algorithms import loss_and_gradient, ratio_view, step_batch, token_gradient, token_view, view_of
+from tests.support.algorithms import loss_and_gradient, outputs_of, ratio_view, step_batch, token_gradient, token_view
 
 
 def advantages(rewards: list[float], groups: list[int], rollouts: list[int] | None = None) -> list[float]:
@@ -275,7 +275,7 @@ class TestDPO:
         plan = algorithm.plan(batch, Signals(reference_N=torch.tensor([value for side in sides for value in side[1]])))
         logprobs_N = torch.tensor([value for side in sides for value in side[0]])
         parts = [
-            algorithm.objective(plan, index_N, view_of(plan, index_N, logprobs_N[index_N]))[0].item()
+            algorithm.objective(plan, outputs_of(plan, index_N, logprobs_N[index_N]))[0].item()
             for index_N in (torch.arange(3, 6), torch.arange(3))
         ]
         assert parts == pytest.approx([0.8543552 / 2, 0.5543552 / 2], abs=1e-6)

@@ -15,7 +15,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.base import HeadTerm, Signals, StepBatch
 from rftcore.algorithms.presets import presets
-from tests.support.algorithms import step_batch, view_of
+from tests.support.algorithms import outputs_of, step_batch
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "correction": {"correction": [{"name": "mask", "level": "geometric", "low": 0.8, "high": 1.2}, "truncate"]},
@@ -107,10 +107,10 @@ def summed(
     for sequences in micro_batches:
         index_N = torch.isin(case.batch.sequence_N, torch.tensor(sequences, dtype=torch.int64)).nonzero()[:, 0]
         logprobs_N, entropy_N, values_N = leaf_3N[:, index_N]
-        view = view_of(plan, index_N, logprobs_N, entropy_N=entropy_N, values_N=values_N)
-        parts = [algorithm.objective(plan, index_N, view)]
+        outputs = outputs_of(plan, index_N, logprobs_N, entropy_N=entropy_N, values_N=values_N)
+        parts = [algorithm.objective(plan, outputs)]
         if algorithm.value is not None:
-            parts.append(algorithm.critic_objective(plan, index_N, view))
+            parts.append(algorithm.critic_objective(plan, outputs))
         for loss, metrics in parts:
             total = total + loss
             for metric, value in metrics.items():

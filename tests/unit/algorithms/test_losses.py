@@ -23,7 +23,7 @@ from rftcore.algorithms.losses.topr import TOPR
 from rftcore.algorithms.losses.value import Value
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
-from tests.support.algorithms import ratio_view, step_batch, token_gradient, token_view, view_of
+from tests.support.algorithms import outputs_of, ratio_view, step_batch, token_gradient, token_view
 
 
 def part(term: type[Term], **keys: Any) -> Term:
@@ -211,8 +211,8 @@ class TestValue:
         batch, zeros = step_batch([1.0, 0.0]), torch.zeros(2)
         plan = algorithm.plan(batch, Signals(values_N=zeros))
         values_N = zeros.clone().requires_grad_()
-        view = view_of(plan, torch.arange(2), torch.zeros(2), values_N=values_N)
-        loss, metrics = algorithm.critic_objective(plan, torch.arange(2), view)
+        outputs = outputs_of(plan, torch.arange(2), torch.zeros(2), values_N=values_N)
+        loss, metrics = algorithm.critic_objective(plan, outputs)
         assert loss.item() == pytest.approx(0.25) and metrics["value_loss"].item() == pytest.approx(0.25)
         assert torch.autograd.grad(loss, values_N)[0].tolist() == [-0.5, 0.0]
 
@@ -223,9 +223,9 @@ class TestValue:
             batch = replace(step_batch([1.0, -1.0]), importance_weights_B=torch.tensor(weights))
             plan = algorithm.plan(batch, Signals(values_N=torch.zeros(2)))
             logprobs_N, values_N = torch.zeros(2).requires_grad_(), torch.zeros(2).requires_grad_()
-            view = view_of(plan, torch.arange(2), logprobs_N, values_N=values_N)
+            outputs = outputs_of(plan, torch.arange(2), logprobs_N, values_N=values_N)
             objectives = algorithm.objective, algorithm.critic_objective
-            total = sum((each(plan, torch.arange(2), view)[0] for each in objectives), torch.zeros(()))
+            total = sum((each(plan, outputs)[0] for each in objectives), torch.zeros(()))
             gradients.append(torch.autograd.grad(total, (logprobs_N, values_N)))
         for plain_N, weighted_N in zip(*gradients, strict=True):
             assert plain_N.abs().min() > 0

@@ -95,7 +95,7 @@ class TestM2PO:
         plan = algorithm.plan(batch, Signals(old_N=torch.tensor([-1.0] * 4)))
         assert plan.metrics["mask_kept"] == 1.0
         again = Signals(old_N=torch.tensor([-0.9, -2.0, -0.6, -1.1]))
-        updated = algorithm.remask(plan, again, torch.tensor([True, True, False, False]))
+        updated = algorithm.restrict(plan, torch.tensor([True, True, False, False]), again)
         assert updated.policy_weights_N.tolist() == [0.5, 0.0, 0.0, 0.0] and updated.metrics["mask_kept"] == 0.5
 
     def test_the_preset_weighs_by_the_policy_that_sampled_and_drops_by_that_before_the_step(self) -> None:

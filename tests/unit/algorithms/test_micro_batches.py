@@ -9,7 +9,7 @@ from torch import Tensor
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Loss, Signals, StepBatch, TokenTerm, TokenView
 from rftcore.algorithms.presets import presets
-from tests.support.algorithms import loss_in_parts, step_batch, view_of
+from tests.support.algorithms import loss_in_parts, outputs_of, step_batch
 
 LENGTHS = [3, 1, 0, 4, 2, 2, 5, 1, 1, 3, 2, 6]
 NUM = sum(LENGTHS)
@@ -103,5 +103,5 @@ def test_metrics_keep_no_graph_alive() -> None:
     algorithm.loss = Undetached()
     plan = algorithm.plan(batch(), signals())
     index_N = torch.arange(NUM)
-    loss, metrics = algorithm.objective(plan, index_N, view_of(plan, index_N, leaves()["logprobs_N"]))
+    loss, metrics = algorithm.objective(plan, outputs_of(plan, index_N, leaves()["logprobs_N"]))
     assert loss.requires_grad and not metrics["logprob"].requires_grad

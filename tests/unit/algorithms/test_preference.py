@@ -13,7 +13,7 @@ from rftcore.algorithms.base import Signals
 from rftcore.algorithms.losses.orpo import log1mexp
 from rftcore.checks.algorithm import check_models
 from rftdata.errors import ConfigError, RftError
-from tests.support.algorithms import loss_and_gradient, step_batch, view_of
+from tests.support.algorithms import loss_and_gradient, outputs_of, step_batch
 
 Expected = tuple[float, list[float], dict[str, float]]
 
@@ -137,7 +137,7 @@ class TestRewardModel:
         plan = algorithm.plan(step_batch(rewards or [math.nan] * len(scores)), Signals())
         index_N = torch.arange(len(scores))
         loss, metrics = algorithm.objective(
-            plan, index_N, view_of(plan, index_N, torch.zeros(len(scores)), values_N=values_N)
+            plan, outputs_of(plan, index_N, torch.zeros(len(scores)), values_N=values_N)
         )
         (gradient,) = torch.autograd.grad(loss, values_N)
         return loss.item(), gradient.tolist(), {name: value.item() for name, value in metrics.items()}

@@ -15,8 +15,8 @@ from torch import Tensor
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import HeadTerm, Signals, StepBatch
 from rftcore.trainer.batches.forms import paired
-from rftcore.trainer.batches.train_batch import TrainBatch
-from tests.support.algorithms import loss_in_parts, step_batch, view_of
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
+from tests.support.algorithms import loss_in_parts, outputs_of, step_batch
 from tests.support.trl_trainers import bare, gives_logits, gives_logprobs
 
 VOCABULARY = 11
@@ -168,7 +168,7 @@ def test_pairs_of_other_micro_batches_are_sorted_too_and_those_of_other_updates_
     alone = algorithm.plan(batch.only(members_B), signals.only(members_B[batch.sequence_N]))
     index_N = members_B[batch.sequence_N].nonzero()[:, 0]
     found, expected = (
-        algorithm.objective(plan, index_N, view_of(plan, index_N, responses.logprobs_N[index_N]))[0]
+        algorithm.objective(plan, outputs_of(plan, index_N, responses.logprobs_N[index_N]))[0]
         for plan in (of_update, alone)
     )
     same(found, expected, responses.leaf_BT)
@@ -194,14 +194,16 @@ def test_pairs_formed_from_rewards_are_those_of_the_online_dpo_trainer(preset: s
     expected = online_dpo_loss(responses, torch.tensor(rewards), loss_type)
     offsets = np.cumsum([0, *(length + 1 for length in LENGTHS)])
     is_prompt = np.isin(np.arange(offsets[-1]), offsets[:-1])
-    batch = TrainBatch.from_packed(
-        token_ids=(np.arange(offsets[-1]) * ~is_prompt, offsets),
-        loss_mask=(~is_prompt, offsets),
-        behavior_logprobs=None,
-        rewards=rewards,
-        group_ids=np.arange(8) // 2,
-        rollout_index=np.arange(8) % 2,
-        state=np.arange(8),
+    batch = pad_batch(
+        PackedColumns(
+            token_ids=(np.arange(offsets[-1]) * ~is_prompt, offsets),
+            loss_mask=(~is_prompt, offsets),
+            behavior_logprobs=None,
+            rewards=rewards,
+            group_ids=np.arange(8) // 2,
+            rollout_index=np.arange(8) % 2,
+            state=np.arange(8),
+        )
     )
     # TRL's ipo sums log-ratios, as the paper does.
     changes = {"loss": {"beta": 0.3} | ({"length_normalised": False} if preset == "ipo" else {}), "pairs": {}}

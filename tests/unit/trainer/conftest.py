@@ -1,4 +1,4 @@
-"""What tests of the trainer share: one thread, and a model of two layers."""
+"""Fixtures of the trainer's tests: one thread, and a model of two layers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from rftcore.algorithms import build_algorithm
-from rftcore.trainer.learner import Learner
-from tests.support.learning import config, make_batch, save_model
+from tests.support.learning import config, make_batch, make_learner, save_model
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """So that sums have the same order on machines with any number of cores."""
+    """Use one thread, so that sums have the same order on machines with any number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -37,9 +36,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def moved_path(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model that has left the first one: two steps of imitation of another batch."""
+    """The first model after two steps of imitation of another batch."""
     with one_thread():
-        learner = Learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
+        learner = make_learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
         for step in (1, 2):
             learner.update(make_batch(6), step)
     folder = tmp_path_factory.mktemp("moved")

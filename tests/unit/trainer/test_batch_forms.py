@@ -1,4 +1,4 @@
-"""Batches made of a batch: every token, the end of each sequence, prompts with the responses to other prompts."""
+"""The forms of a batch: every token, the end of each sequence, prompts with the responses to other prompts."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ import torch
 
 from rftcore.trainer.batches.forms import mismatched, scored, whole
 from rftcore.trainer.batches.micro_batches import Cutting, split_batch
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 
 
 def batch_of(*experiences: tuple[list[int], list[int]]) -> TrainBatch:
-    """Of prompts and responses; each token of a response counts and has the behaviour log-probability -1."""
+    """Build a batch of prompts and responses; each token of a response counts and has the behaviour log-probability -1."""
     tokens = [prompt + response for prompt, response in experiences]
     masks = [[False] * len(prompt) + [True] * len(response) for prompt, response in experiences]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate(tokens).astype(np.int64), offsets),
-        loss_mask=(np.concatenate(masks).astype(bool), offsets),
-        behavior_logprobs=(np.full(offsets[-1], -1.0, np.float32), offsets),
-        rewards=[0.0] * len(tokens),
-        group_ids=range(len(tokens)),
-        rollout_index=[0] * len(tokens),
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate(tokens).astype(np.int64), offsets),
+            loss_mask=(np.concatenate(masks).astype(bool), offsets),
+            behavior_logprobs=(np.full(offsets[-1], -1.0, np.float32), offsets),
+            rewards=[0.0] * len(tokens),
+            group_ids=range(len(tokens)),
+            rollout_index=[0] * len(tokens),
+        )
     )
 
 
 def sequences(batch: TrainBatch) -> list[tuple[list[int], list[int]]]:
-    """Tokens, and places that count, of each experience."""
+    """Return the tokens of each experience, and the places that count."""
     return [
         (
             batch.token_ids_BT[b, : int(batch.attention_mask_BT[b].sum())].tolist(),
@@ -36,7 +39,7 @@ def sequences(batch: TrainBatch) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def test_in_a_whole_batch_all_tokens_count_but_the_first() -> None:
+def test_every_token_but_the_first_counts_in_a_whole_batch() -> None:
     batch = batch_of(([1, 2], [3]), ([4], [5, 6, 7]), ([8, 9], []))
     found = whole(batch)
     assert sequences(found) == [([1, 2, 3], [1, 2]), ([4, 5, 6, 7], [1, 2, 3]), ([8, 9], [1])]
@@ -47,12 +50,12 @@ def test_in_a_whole_batch_all_tokens_count_but_the_first() -> None:
     ]
 
 
-def test_in_a_scored_batch_only_the_place_after_the_last_token_counts() -> None:
+def test_only_the_place_after_the_last_token_counts_in_a_scored_batch() -> None:
     batch = batch_of(([1, 2], [3]), ([4], [5, 6, 7]), ([8, 9], []))
     assert sequences(scored(batch)) == [([1, 2, 3], [3]), ([4, 5, 6, 7], [4]), ([8, 9], [2])]
 
 
-def test_a_scored_batch_computes_every_token_and_reads_at_the_last() -> None:
+def test_a_scored_batch_computes_every_token_and_reads_the_last_one() -> None:
     batch = scored(batch_of(([1, 2], [3]), ([1, 2], [5, 6, 7])))
     ((micro_batch,),) = split_batch(batch, Cutting(max_tokens=100))
     assert sorted(micro_batch.token_ids_L[micro_batch.source_N].tolist()) == [3, 7]
@@ -83,12 +86,12 @@ class TestMismatched:
         found = mismatched(batch)
         assert found is not None and sequences(found) == [([1, 6], [1]), ([5, 2, 3, 4], [1, 3])]
 
-    def test_of_a_single_prompt_there_is_none(self) -> None:
+    def test_is_none_for_a_single_prompt(self) -> None:
         assert mismatched(batch_of(([1], [2]), ([1], [3]))) is None
         assert mismatched(batch_of(([1], [2]))) is None
         assert mismatched(batch_of(([1], []), ([2], []))) is None
 
-    def test_is_the_slow_search_for_many_prompts(self) -> None:
+    def test_agrees_with_a_plain_search_for_many_prompts(self) -> None:
         random = torch.Generator().manual_seed(0)
         prompts = torch.randint(3, (60,), generator=random).tolist()
         found = mismatched(batch_of(*(([prompt + 1], [10 + place]) for place, prompt in enumerate(prompts))))

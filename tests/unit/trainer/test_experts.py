@@ -1,4 +1,4 @@
-"""A mixture of experts: its gradient is that of plain transformers, and its weights have the checkpoint's names everywhere outside the model."""
+"""A mixture of experts has the gradient of plain transformers, and outside the model its weights have the names of the checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rftcore.trainer.batches.micro_batches import split_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import ConfigError
-from tests.support.learning import config, make_batch
+from tests.support.learning import config, make_batch, make_learner
 from tests.support.models import make_tiny_moe
 from tests.support.weights import weights_of, write_weights
 
@@ -40,17 +40,17 @@ def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(moe_path: Path) -> Learner:
-    """After one step, so that its weights differ from the folder's."""
-    learner = Learner(str(moe_path), config(), build_algorithm("grpo"), 0)
+    """A learner after one step, so that its weights differ from the folder's."""
+    learner = make_learner(str(moe_path), config(), build_algorithm("grpo"), 0)
     learner.update(make_batch(1), 1)
     return learner
 
 
 def gradients(learner: Learner, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The gradient of an update, seen just before the optimizer uses it, and its metrics."""
+    """Return the gradient of an update just before the optimizer uses it, and its metrics."""
     seen: dict[str, Tensor] = {}
-    parameters = list(learner.model.named_parameters())
-    handle = learner.optimizer.register_step_pre_hook(
+    parameters = list(learner.policy.model.named_parameters())
+    handle = learner.policy.optimizers.members[0].register_step_pre_hook(
         lambda *_: seen.update({name: p.grad.clone() for name, p in parameters if p.grad is not None})
     )
     metrics = learner.update(batch, 1)
@@ -59,7 +59,7 @@ def gradients(learner: Learner, batch: TrainBatch) -> tuple[dict[str, Tensor], d
 
 
 def grpo_loss(model: PreTrainedModel, batch: TrainBatch) -> Tensor:
-    """GRPO as one would write it, one sequence at a time: advantages over the standard deviation of the group, a clipped ratio, mean over all tokens."""
+    """Compute GRPO plainly, one sequence at a time: advantages over the standard deviation of the group, a clipped ratio, mean over all tokens."""
     rewards = batch.rewards_B.view(-1, 4)
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)).flatten()
     terms = []
@@ -81,9 +81,9 @@ def grpo_loss(model: PreTrainedModel, batch: TrainBatch) -> Tensor:
         {"max_tokens_per_microbatch": 1, "gradient_checkpointing": True},
     ],
 )
-def test_the_loss_and_its_gradient_are_those_of_plain_transformers(moe_path: Path, settings: dict[str, Any]) -> None:
+def test_loss_and_gradient_equal_those_of_plain_transformers(moe_path: Path, settings: dict[str, Any]) -> None:
     batch = make_batch(1)
-    learner = Learner(str(moe_path), config(max_grad_norm=None, **settings), build_algorithm("grpo"), 0)
+    learner = make_learner(str(moe_path), config(max_grad_norm=None, **settings), build_algorithm("grpo"), 0)
     found, metrics = gradients(learner, batch)
     model = Qwen3MoeForCausalLM.from_pretrained(moe_path, dtype=torch.float32, experts_implementation="eager")
     loss = grpo_loss(model, batch)
@@ -96,7 +96,7 @@ def test_the_loss_and_its_gradient_are_those_of_plain_transformers(moe_path: Pat
 @pytest.mark.parametrize("tied", [False, True])
 def test_exported_weights_have_the_names_of_the_checkpoint(tmp_path: Path, tied: bool) -> None:
     folder = make_tiny_moe(tmp_path, tied=tied)
-    learner = Learner(str(folder), config(), build_algorithm("sft"), 0)
+    learner = make_learner(str(folder), config(), build_algorithm("sft"), 0)
     stored = load_file(folder / "model.safetensors")
     found = weights_of(learner)
     assert found.keys() == stored.keys() | {"lm_head.weight"}
@@ -106,24 +106,27 @@ def test_exported_weights_have_the_names_of_the_checkpoint(tmp_path: Path, tied:
 def test_a_saved_folder_opens_in_plain_transformers(trained: Learner, moe_path: Path, tmp_path: Path) -> None:
     trained.save_pretrained(tmp_path / "folder")
     trained.save_checkpoint(tmp_path / "checkpoint")
-    expected = dict(trained.model.named_parameters())
+    expected = dict(trained.policy.model.named_parameters())
     for folder in (tmp_path / "folder", tmp_path / "checkpoint"):
         assert read_shapes_of_model(folder) == read_shapes_of_model(moe_path)
         opened = AutoModelForCausalLM.from_pretrained(folder)
         assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.named_parameters())
 
 
-def test_a_resumed_learner_goes_on_as_the_first_one(moe_path: Path, tmp_path: Path) -> None:
-    straight = Learner(str(moe_path), config(), build_algorithm("grpo"), 0)
+def test_a_resumed_learner_continues_like_the_first_one(moe_path: Path, tmp_path: Path) -> None:
+    straight = make_learner(str(moe_path), config(), build_algorithm("grpo"), 0)
     straight.update(make_batch(1), 1)
     straight.save_checkpoint(tmp_path / "checkpoint")
-    again = Learner(str(moe_path), config(), build_algorithm("grpo"), 0)
+    again = make_learner(str(moe_path), config(), build_algorithm("grpo"), 0)
     again.load_checkpoint(tmp_path / "checkpoint")
     assert again.update(make_batch(2), 2)["loss"] == straight.update(make_batch(2), 2)["loss"]
-    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), straight.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(again.policy.model.parameters(), straight.policy.model.parameters(), strict=True)
+    )
 
 
-def test_an_engine_that_loads_them_samples_with_the_trainers_probabilities(
+def test_an_engine_with_the_exported_weights_samples_with_the_trainers_probabilities(
     trained: Learner, moe_path: Path, tmp_path: Path
 ) -> None:
     published = write_atomically(
@@ -144,8 +147,8 @@ def test_an_engine_that_loads_them_samples_with_the_trainers_probabilities(
     torch.testing.assert_close(torch.tensor(found.logprobs), logprobs[len(prompt) - 1 :], rtol=0, atol=1e-5)
 
 
-def test_adapters_stand_beside_attention_and_are_merged(moe_path: Path, tmp_path: Path) -> None:
-    learner = Learner(str(moe_path), config(lora={"rank": 2, "alpha": 8}), build_algorithm("sft"), 0)
+def test_attention_has_adapters_that_are_merged(moe_path: Path, tmp_path: Path) -> None:
+    learner = make_learner(str(moe_path), config(lora={"rank": 2, "alpha": 8}), build_algorithm("sft"), 0)
     losses = [learner.update(make_batch(1), step)["loss"] for step in range(1, 6)]
     assert losses[-1] < losses[0]
     learner.save_checkpoint(tmp_path / "checkpoint")
@@ -163,11 +166,13 @@ def test_adapters_stand_beside_attention_and_are_merged(moe_path: Path, tmp_path
 def test_adapters_of_experts_are_refused(moe_path: Path) -> None:
     modules = ["q_proj", "gate_proj", "up_proj", "mlp.experts.down_proj"]
     with pytest.raises(ConfigError, match=r"names experts.*allowed: all-linear, or a list of k_proj, o_proj, q_proj"):
-        Learner(str(moe_path), config(lora={"target_modules": modules}), build_algorithm("sft"), 0)
+        make_learner(str(moe_path), config(lora={"target_modules": modules}), build_algorithm("sft"), 0)
 
 
 @pytest.mark.parametrize(("max_tokens", "checkpointing"), [(30, True), (4096, False)])
-def test_the_load_balancing_loss_is_that_of_transformers(moe_path: Path, max_tokens: int, checkpointing: bool) -> None:
+def test_the_load_balancing_loss_equals_that_of_transformers(
+    moe_path: Path, max_tokens: int, checkpointing: bool
+) -> None:
     batch = replace(
         make_batch(1), rewards_B=torch.zeros(12)
     )  # without advantages, so that the gradient is that of this loss
@@ -178,7 +183,7 @@ def test_the_load_balancing_loss_is_that_of_transformers(moe_path: Path, max_tok
         router_aux_coef=0.5,
         gradient_checkpointing=checkpointing,
     )
-    learner = Learner(str(moe_path), settings, build_algorithm("grpo"), 0)
+    learner = make_learner(str(moe_path), settings, build_algorithm("grpo"), 0)
     model = Qwen3MoeForCausalLM.from_pretrained(moe_path, dtype=torch.float32)
     micro_batches = split_batch(batch, learner.policy.cutting)[0]
     assert (len(micro_batches) > 1) is (max_tokens == 30)
@@ -211,7 +216,7 @@ def test_the_load_balancing_loss_is_that_of_transformers(moe_path: Path, max_tok
 @pytest.mark.parametrize(
     ("asks", "coef", "weight"), [(False, None, 0.0), (True, None, 0.25), (True, 0.0, 0.0), (False, 0.5, 0.5)]
 )
-def test_its_weight_is_the_models_own_only_if_the_model_asks_for_it(
+def test_the_loss_has_the_models_own_weight_only_if_the_model_asks_for_router_logits(
     moe_path: Path, tmp_path: Path, asks: bool, coef: float | None, weight: float
 ) -> None:
     shutil.copytree(moe_path, tmp_path, dirs_exist_ok=True)
@@ -219,15 +224,15 @@ def test_its_weight_is_the_models_own_only_if_the_model_asks_for_it(
     (tmp_path / "config.json").write_text(
         json.dumps(values | {"output_router_logits": asks, "router_aux_loss_coef": 0.25})
     )
-    learner = Learner(str(tmp_path), config(router_aux_coef=coef), build_algorithm("grpo"), 0)
+    learner = make_learner(str(tmp_path), config(router_aux_coef=coef), build_algorithm("grpo"), 0)
     metrics = learner.update(replace(make_batch(1), rewards_B=torch.zeros(12)), 1)
     assert metrics["loss"] == pytest.approx(weight * metrics["router_aux_loss"], abs=1e-6)
 
 
 def test_a_model_without_routers_cannot_be_balanced(model_path: str) -> None:
     with pytest.raises(ConfigError, match=r"balances the routers of a mixture of experts.*\(got '0.1, llama'\)"):
-        Learner(model_path, config(router_aux_coef=0.1), build_algorithm("sft"), 0)
+        make_learner(model_path, config(router_aux_coef=0.1), build_algorithm("sft"), 0)
     assert not any(
         name.startswith("router")
-        for name in Learner(model_path, config(), build_algorithm("sft"), 0).update(make_batch(1), 1)
+        for name in make_learner(model_path, config(), build_algorithm("sft"), 0).update(make_batch(1), 1)
     )

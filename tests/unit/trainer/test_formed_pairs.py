@@ -1,4 +1,4 @@
-"""Preference pairs that the rewards of drawn groups form, and training on them."""
+"""Preference pairs formed from the rewards of drawn groups, and training on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rftcore.trainer.batches.forms import paired
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import RftError
-from tests.support.learning import config, make_batch, weights
+from tests.support.learning import config, make_batch, make_learner, weights
 
 # Experience 4 has no answer. Group 0: 1 over 2. Group 1: 5 over 7. Group 2 is all equal.
 REWARDS = [0.5, 1.0, 0.0, 0.5, 2.0, 0.9, 0.8, 0.7, 1.0, 1.0, 1.0, 1.0]
@@ -28,14 +28,14 @@ def groups(**changes: Any) -> TrainBatch:
 
 
 def chosen_and_rejected(batch: TrainBatch, **rules: Any) -> list[int]:
-    """The experiences of the pairs."""
+    """Return the experiences of the pairs."""
     found, _ = paired(replace(batch, state_B=torch.arange(batch.num_experiences)), PairsConfig(**rules))
     assert found.state_B is not None
     return found.state_B.tolist()
 
 
 class TestPairs:
-    def test_are_the_best_over_the_worst_of_each_group_with_all_that_belongs_to_them(self) -> None:
+    def test_join_the_best_and_the_worst_answer_of_each_group_with_their_arrays(self) -> None:
         batch = groups(teacher_logprobs_BT=make_batch(5).behavior_logprobs_BT)
         found, metrics = paired(batch, PairsConfig())
         assert metrics == {"pairs_formed": 2.0, "groups_without_pair": 1.0}
@@ -44,16 +44,16 @@ class TestPairs:
             if isinstance(values, torch.Tensor):
                 assert torch.equal(getattr(found, name), values[BEST_OVER_WORST]), name
 
-    def test_follow_the_rewards_as_they_are_drawn(self) -> None:
+    def test_follow_the_rewards_of_the_draw(self) -> None:
         relabelled = groups(rewards_B=torch.tensor([0.5, 0.0, 1.0, 0.5, *REWARDS[4:]]))
         assert chosen_and_rejected(groups()) == [1, 2, 5, 7] and chosen_and_rejected(relabelled) == [2, 1, 5, 7]
 
-    def test_are_several_of_a_group_and_share_answers_where_that_is_asked(self) -> None:
+    def test_are_several_per_group_and_share_answers_on_request(self) -> None:
         batch = groups(rewards_B=torch.tensor([0.0, 1.0, 0.0, 0.0, *[0.0] * 8]))
         found = chosen_and_rejected(batch, max_pairs=3, ties="order")
         assert found == [1, 0, 1, 2, 1, 3]
 
-    def test_reach_the_margin_as_the_rewards_were_stored(self) -> None:
+    def test_compare_the_margin_with_rewards_as_they_were_stored(self) -> None:
         # In float32, 0.9 - 0.7 is 0.19999999.
         assert chosen_and_rejected(groups(), margin=0.2) == [1, 2, 5, 7]
         assert chosen_and_rejected(groups(), margin=0.21) == [1, 2]
@@ -66,7 +66,7 @@ class TestPairs:
         other.token_ids_BT[7, 0] += 1
         assert chosen_and_rejected(other) == [1, 2, 5, 6]
 
-    def test_of_a_reward_that_is_no_number_are_refused(self) -> None:
+    def test_refuse_a_reward_that_is_no_number(self) -> None:
         missing = groups(rewards_B=torch.tensor([math.nan, *REWARDS[1:]]))
         with pytest.raises(RftError, match=r"1 of 12 rewards.*rollout 0 of group 0"):
             paired(missing, PairsConfig())
@@ -74,14 +74,14 @@ class TestPairs:
 
 def updated(model_path: str, preset: str, batch: TrainBatch, **settings: Any) -> tuple[dict[str, float], Learner]:
     changes = settings.pop("algorithm", {})
-    learner = Learner(model_path, config(**settings), build_algorithm(preset, changes), 0)
+    learner = make_learner(model_path, config(**settings), build_algorithm(preset, changes), 0)
     return learner.update(batch, 1), learner
 
 
-def test_steps_without_any_pair_end_the_training_after_a_while(model_path: str, tmp_path: Path) -> None:
+def test_twenty_steps_without_a_pair_end_the_training(model_path: str, tmp_path: Path) -> None:
     turns = groups(rollout_index_B=torch.arange(12) % 4 // 2)  # each rollout has two turns
     settings = {"epochs": 3, "mini_batches": 2}
-    learner = Learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
+    learner = make_learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
     for step in range(1, 20):
         found = learner.update(turns, step)
         assert (found["skipped"], found["groups_without_pair"]) == (1.0, 3.0)
@@ -89,14 +89,14 @@ def test_steps_without_any_pair_end_the_training_after_a_while(model_path: str, 
     for step in range(21, 40):
         learner.update(turns, step)
     learner.save_checkpoint(tmp_path / "checkpoint")
-    resumed = Learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
+    resumed = make_learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
     resumed.load_checkpoint(tmp_path / "checkpoint")
     with pytest.raises(RftError, match=r"20 steps in a row had nothing to train.*rollouts of one turn"):
         resumed.update(turns, 40)
 
 
 @pytest.mark.parametrize("preset", ["dpo", "simpo", "reward_model"])
-def test_a_step_is_that_on_the_same_pairs_stored_however_it_is_cut(preset: str, model_path: str) -> None:
+def test_a_step_equals_one_on_the_same_stored_pairs_however_it_is_cut(preset: str, model_path: str) -> None:
     stored, expected = updated(model_path, preset, groups().in_pairs(BEST_OVER_WORST))
     formed, one = updated(model_path, preset, groups(), algorithm={"pairs": {}})
     cut, many = updated(model_path, preset, groups(), algorithm={"pairs": {}}, max_tokens_per_microbatch=16)
@@ -111,14 +111,14 @@ def _times(metrics: dict[str, float]) -> dict[str, float]:
     return {name: metrics[name] for name in ("seconds", "tokens_per_second")}
 
 
-def test_updates_of_a_step_share_out_whole_pairs(model_path: str) -> None:
+def test_the_updates_of_a_step_divide_whole_pairs(model_path: str) -> None:
     found, _ = updated(model_path, "online_dpo", groups(), mini_batches=2, algorithm={"pairs": {"max_pairs": 2}})
     # The reference is the policy itself until the first update: then the loss of each pair is log 2.
     assert found["pairs_formed"] == 4.0 and found["skipped"] == 0.0 and 0.0 < found["loss"] < 2.0 * math.log(2)
 
 
 def test_a_step_whose_groups_form_no_pair_is_skipped(model_path: str) -> None:
-    learner = Learner(model_path, config(), build_algorithm("online_dpo"), 0)
+    learner = make_learner(model_path, config(), build_algorithm("online_dpo"), 0)
     before = weights(learner)
     found = learner.update(groups(rewards_B=torch.ones(12)), 1)
     assert (found["skipped"], found["pairs_formed"], found["groups_without_pair"]) == (1.0, 0.0, 3.0)

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.presets import presets
-from rftcore.trainer.learner import Learner
-from tests.support.learning import batch_with_everything, config, make_batch
+from tests.support.learning import batch_with_everything, config, make_batch, make_learner
 from tests.support.models import make_tiny_moe
 
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -65,34 +64,36 @@ def waits_of(function: Callable[[], object]) -> Counter[str]:
         lambda x: torch.equal(x, x),
     ],
 )
-def test_operations_that_a_gpu_would_be_waited_for_are_seen(function: Callable[[Tensor], object]) -> None:
+def test_operations_that_wait_for_a_gpu_are_counted(function: Callable[[Tensor], object]) -> None:
     assert waits_of(lambda: function(torch.tensor([1, 2, 2])))
 
 
 @pytest.mark.parametrize("function", [lambda x: x[x], lambda x: x.index_add(0, x, x), lambda x: x.repeat_interleave(2)])
-def test_others_are_not(function: Callable[[Tensor], object]) -> None:
+def test_other_operations_are_not_counted(function: Callable[[Tensor], object]) -> None:
     assert not waits_of(lambda: function(torch.tensor([0, 1, 2])))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", sorted(presets()))
-def test_of_no_preset_grow_with_the_number_of_micro_batches(name: str, checkpointing: bool, model_path: str) -> None:
+def test_waits_do_not_grow_with_the_number_of_micro_batches_in_any_preset(
+    name: str, checkpointing: bool, model_path: str
+) -> None:
     needs_model = "teacher_logits" in build_algorithm(name, {"teacher": model_path}).signals
     found = {}
     for max_tokens in (30, 4096):
         algorithm = build_algorithm(name, {"teacher": model_path} if needs_model else {})
         settings = config(max_tokens_per_microbatch=max_tokens, gradient_checkpointing=checkpointing)
-        learner = Learner(model_path, settings, algorithm, 0)
+        learner = make_learner(model_path, settings, algorithm, 0)
         batch = batch_with_everything(paired=algorithm.draws_pairs)
         found[max_tokens] = waits_of(lambda: learner.update(batch, 1))  # noqa: B023 - called at once
     assert found[30] == found[4096]
 
 
 @pytest.mark.parametrize("coef", [0.0, 0.1])
-def test_of_routers_do_not_grow_either(coef: float, tmp_path: Path) -> None:
+def test_waits_for_routers_do_not_grow_either(coef: float, tmp_path: Path) -> None:
     model_path, found = str(make_tiny_moe(tmp_path)), {}
     for max_tokens in (30, 4096):
         settings = config(max_tokens_per_microbatch=max_tokens, router_aux_coef=coef)
-        learner = Learner(model_path, settings, build_algorithm("grpo"), 0)
+        learner = make_learner(model_path, settings, build_algorithm("grpo"), 0)
         found[max_tokens] = waits_of(lambda: learner.update(make_batch(1), 1))  # noqa: B023 - called at once
     assert found[30] == found[4096]

@@ -1,4 +1,4 @@
-"""Checkpoints and exports of the learner: the same future after a restart, folders that are whole or not there."""
+"""Checkpoints and exports of the learner: training continues the same after a restart, and a folder is complete or absent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from rftcore.algorithms import build_algorithm
 from rftcore.trainer.checkpoints import CheckpointWriter, remove_abandoned
-from rftcore.trainer.learner import Learner
 from rftcore.trainer.network.sharding import Grid
 from rftdata.errors import ConfigError, DiskFullError, ModelError, RftError
-from tests.support.learning import config, make_batch, save_model, weights
+from tests.support.learning import config, make_batch, make_learner, save_model, weights
 from tests.support.weights import weights_of
 
 
@@ -26,14 +25,14 @@ class TestCheckpoint:
     def test_four_updates_equal_two_a_restart_and_two(self, tmp_path: Path, tied: bool) -> None:
         path = str(save_model(tmp_path / "model", tied=tied))
         settings = config(warmup_steps=3, optimizer={"name": "adamw", "weight_decay": 0.01})
-        through = Learner(path, settings, build_algorithm("grpo"), 7)
+        through = make_learner(path, settings, build_algorithm("grpo"), 7)
         metrics = [through.update(make_batch(step), step) for step in (1, 2, 3, 4)]
 
-        first = Learner(path, settings, build_algorithm("grpo"), 7)
+        first = make_learner(path, settings, build_algorithm("grpo"), 7)
         for step in (1, 2):
             first.update(make_batch(step), step)
         first.save_checkpoint(tmp_path / "step-2")
-        second = Learner(path, settings, build_algorithm("grpo"), 8)
+        second = make_learner(path, settings, build_algorithm("grpo"), 8)
         second.load_checkpoint(tmp_path / "step-2")
         assert second.step == 2
         resumed = [second.update(make_batch(step), step) for step in (3, 4)]
@@ -44,35 +43,37 @@ class TestCheckpoint:
             assert [entry[name] for entry in resumed] == [entry[name] for entry in metrics[2:]]
 
     @pytest.mark.parametrize(("before", "after"), [("muon", "adamw"), ("adamw", "muon")])
-    def test_moments_of_another_optimizer_are_refused_or_begin_anew(
+    def test_moments_of_another_optimizer_are_refused_or_reset(
         self, model_path: str, tmp_path: Path, before: str, after: str
     ) -> None:
-        first = Learner(model_path, config(optimizer=before), build_algorithm("grpo"), 0)
+        first = make_learner(model_path, config(optimizer=before), build_algorithm("grpo"), 0)
         first.update(make_batch(1), 1)
         first.save_checkpoint(tmp_path / "c")
         with pytest.raises(
             ConfigError, match=rf"of another optimizer for \d+ of \d+ parameters .*{after}.*on_change: reset"
         ):
-            Learner(model_path, config(optimizer=after), build_algorithm("grpo"), 0).load_checkpoint(tmp_path / "c")
+            make_learner(model_path, config(optimizer=after), build_algorithm("grpo"), 0).load_checkpoint(
+                tmp_path / "c"
+            )
 
         settings = config(optimizer={"name": after, "on_change": "reset"})
-        learner = Learner(model_path, settings, build_algorithm("grpo"), 0)
+        learner = make_learner(model_path, settings, build_algorithm("grpo"), 0)
         learner.load_checkpoint(tmp_path / "c")
-        kept = learner.policy.optimizer_state()
+        kept = learner.policy.optimizers.state()
         assert kept and "model.layers.0.mlp.up_proj.weight" not in {key.rpartition("/")[0] for key in kept}
         assert learner.update(make_batch(2), 2)["skipped"] == 0
         learner.save_checkpoint(tmp_path / "d")
-        expected = learner.policy.optimizer_state()
+        expected = learner.policy.optimizers.state()
         learner.load_checkpoint(
             tmp_path / "d"
         )  # `reset` stays in the configuration, and takes nothing of the new optimizer
-        found = learner.policy.optimizer_state()
+        found = learner.policy.optimizers.state()
         assert found.keys() == expected.keys() and all(
             torch.equal(found[key], value) for key, value in expected.items()
         )
 
-    def test_training_on_leaves_the_folder_as_it_was(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
+    def test_further_training_does_not_change_the_folder(self, model_path: str, tmp_path: Path) -> None:
+        learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         learner.update(make_batch(1), 1)
         learner.save_checkpoint(tmp_path / "c")
         learner.load_checkpoint(tmp_path / "c")
@@ -81,7 +82,7 @@ class TestCheckpoint:
         assert _digests(tmp_path / "c") == before
 
     def test_folder_is_a_model_folder_and_holds_no_pickle(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
+        learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         learner.update(make_batch(1), 1)
         learner.save_checkpoint(tmp_path / "c")
         assert (tmp_path / "c" / "tokenizer.json").is_file()
@@ -89,10 +90,10 @@ class TestCheckpoint:
         opened = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
         expected = weights(learner)
         assert all(torch.equal(expected[name], tensor) for name, tensor in opened.named_parameters())
-        Learner(str(tmp_path / "c"), config(), build_algorithm("grpo"), 0).update(make_batch(1), 1)
+        make_learner(str(tmp_path / "c"), config(), build_algorithm("grpo"), 0).update(make_batch(1), 1)
 
-    def test_can_be_written_again_in_the_same_place(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
+    def test_can_be_overwritten(self, model_path: str, tmp_path: Path) -> None:
+        learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         for step in (1, 2):
             learner.update(make_batch(step), step)
             learner.save_checkpoint(tmp_path / "c")
@@ -100,8 +101,8 @@ class TestCheckpoint:
         assert learner.step == 2
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
-    def test_is_of_the_moment_when_it_was_begun(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
+    def test_has_the_state_of_the_moment_when_it_was_begun(self, model_path: str, tmp_path: Path) -> None:
+        learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         learner.update(make_batch(1), 1)
         learner.save_checkpoint(tmp_path / "whole")
         learner.begin_checkpoint(tmp_path / "beside")
@@ -110,8 +111,8 @@ class TestCheckpoint:
         assert _digests(tmp_path / "beside") == _digests(tmp_path / "whole")
         assert len(_digests(tmp_path / "whole")) > 4
 
-    def test_a_full_disk_leaves_nothing_of_it(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
+    def test_a_full_disk_leaves_no_folder(self, model_path: str, tmp_path: Path) -> None:
+        learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         learner.update(make_batch(1), 1)
         learner.save_checkpoint(tmp_path / "before")
         sizes = sorted(path.stat().st_size for path in (tmp_path / "before").rglob("*.safetensors"))
@@ -129,7 +130,7 @@ class TestCheckpoint:
         assert _digests(tmp_path / "c") == _digests(tmp_path / "before")
 
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-    def test_a_failed_write_leaves_nothing(self, tmp_path: Path, code: int) -> None:
+    def test_a_failed_write_leaves_no_folder(self, tmp_path: Path, code: int) -> None:
         def fill(folder: Path, grid: Grid) -> None:
             (folder / "half").write_text("x")
             raise OSError(code, os.strerror(code))
@@ -141,7 +142,7 @@ class TestCheckpoint:
         assert not writer.has_written
         assert list(tmp_path.iterdir()) == []
 
-    def test_what_earlier_attempts_left_and_no_checkpoint_needs_is_removed(self, tmp_path: Path) -> None:
+    def test_unneeded_folders_of_earlier_attempts_are_removed(self, tmp_path: Path) -> None:
         kept = ["attempt-1-step-000001", "attempt-3-step-000004.draft", "attempt-4-step-000009", "attempt-best", "mine"]
         for name in (*kept, "attempt-1-step-000002", "attempt-2-step-000003.draft"):
             (tmp_path / name).mkdir()
@@ -149,8 +150,8 @@ class TestCheckpoint:
         assert sorted(path.name for path in tmp_path.iterdir()) == kept
         assert remove_abandoned(tmp_path / "no-checkpoint-yet", 3, ()) == []
 
-    def test_a_folder_that_is_none_is_refused(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
+    def test_a_folder_that_is_no_checkpoint_is_refused(self, model_path: str, tmp_path: Path) -> None:
+        learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
         with pytest.raises(ModelError, match="cannot be read"):
             learner.load_checkpoint(tmp_path)
         learner.update(make_batch(1), 1)  # and the learner is still whole
@@ -162,13 +163,13 @@ def _digests(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_weights_file_holds_every_weight_and_the_output_head(tmp_path: Path, tied: bool) -> None:
-    learner = Learner(str(save_model(tmp_path, tied=tied)), config(), build_algorithm("grpo"), 0)
+    learner = make_learner(str(save_model(tmp_path, tied=tied)), config(), build_algorithm("grpo"), 0)
     exported = weights_of(learner)
-    assert set(exported) == {*dict(learner.model.named_parameters()), "lm_head.weight"}
+    assert set(exported) == {*dict(learner.policy.model.named_parameters()), "lm_head.weight"}
     same = torch.equal(exported["lm_head.weight"], exported["model.embed_tokens.weight"])
     assert same is tied
 
 
 def test_a_model_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model\.path"):
-        Learner(str(tmp_path / "nowhere"), config(), build_algorithm("grpo"), 0)
+        make_learner(str(tmp_path / "nowhere"), config(), build_algorithm("grpo"), 0)

@@ -1,4 +1,4 @@
-"""Losses that need more of the learner than log-probabilities of responses: whole texts, mismatched pairs, scores, a teacher's logits."""
+"""Losses that need more than log-probabilities of responses: whole texts, mismatched pairs, scores, a teacher's logits."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.losses.jsd import JSD
+from rftcore.trainer.batches.micro_batches import split_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.network.head import Output, logprobs_and_entropy, read_logits
 from rftcore.trainer.network.optimizers import value_head
 from rftdata.errors import ConfigError, ModelError
-from tests.support.learning import config, make_batch
+from tests.support.learning import config, make_batch, make_learner
 
 
 def gradients(learner: Learner, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The gradient of an update, seen just before the optimizer uses it, and its metrics."""
+    """Return the gradient of an update just before the optimizer uses it, and its metrics."""
     seen: dict[str, Tensor] = {}
-    handle = learner.optimizer.register_step_pre_hook(
+    handle = learner.policy.optimizers.members[0].register_step_pre_hook(
         lambda *_: seen.update(
-            {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+            {name: p.grad.clone() for name, p in learner.policy.model.named_parameters() if p.grad is not None}
         )
     )
     metrics = learner.update(batch, 1)
@@ -44,7 +45,7 @@ def same_gradients(found: dict[str, Tensor], model: torch.nn.Module) -> None:
 
 
 def sums(model: LlamaForCausalLM, token_ids: list[int], start: int) -> Tensor:
-    """Σ log π over the tokens from `start` on."""
+    """Return Σ log π over the tokens from `start` on."""
     logprobs = model(input_ids=torch.tensor([token_ids])).logits[0, :-1].log_softmax(-1)
     return logprobs.gather(1, torch.tensor(token_ids)[1:, None])[start - 1 :].sum()
 
@@ -52,7 +53,7 @@ def sums(model: LlamaForCausalLM, token_ids: list[int], start: int) -> Tensor:
 @pytest.mark.parametrize("settings", [{}, {"max_tokens_per_microbatch": 20, "share_prompts": True}])
 def test_continued_pretraining_trains_on_every_token_but_the_first(model_path: str, settings: dict[str, Any]) -> None:
     batch = make_batch(2)
-    learner = Learner(model_path, config(max_grad_norm=None, **settings), build_algorithm("cpt"), 0)
+    learner = make_learner(model_path, config(max_grad_norm=None, **settings), build_algorithm("cpt"), 0)
     found, metrics = gradients(learner, batch)
     model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     logits = model(input_ids=batch.token_ids_BT, attention_mask=batch.attention_mask_BT.long()).logits
@@ -63,10 +64,10 @@ def test_continued_pretraining_trains_on_every_token_but_the_first(model_path: s
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_tokens_per_microbatch": 20, "share_prompts": True}])
-def test_label_smoothing_is_torch_s_and_that_of_trl_s_trainers(model_path: str, settings: dict[str, Any]) -> None:
+def test_label_smoothing_equals_that_of_torch_and_trl(model_path: str, settings: dict[str, Any]) -> None:
     batch = make_batch(3)
     algorithm = build_algorithm("smoothed_sft", {"loss": {"smoothing": 0.3}})
-    found, metrics = gradients(Learner(model_path, config(max_grad_norm=None, **settings), algorithm, 0), batch)
+    found, metrics = gradients(make_learner(model_path, config(max_grad_norm=None, **settings), algorithm, 0), batch)
     model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     output = model(input_ids=batch.token_ids_BT, attention_mask=batch.attention_mask_BT.long())
     mask = batch.loss_mask_BT[:, 1:]
@@ -86,9 +87,9 @@ def test_the_optimal_token_baseline_reads_the_probability_that_two_draws_are_equ
     model_path: str, max_tokens: int
 ) -> None:
     batch = make_batch(6)
-    learner = Learner(model_path, config(max_tokens_per_microbatch=max_tokens), build_algorithm("otb"), 0)
+    learner = make_learner(model_path, config(max_tokens_per_microbatch=max_tokens), build_algorithm("otb"), 0)
     mask = batch.loss_mask_BT[:, 1:]
-    signals = learner._models.signals(batch, learner._models.split(batch), int(mask.sum()))
+    signals = learner._signals.read(batch, split_batch(batch, learner.policy.cutting)[0], learner.algorithm.signals)
     model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     with torch.no_grad():
         logits = model(input_ids=batch.token_ids_BT, attention_mask=batch.attention_mask_BT.long()).logits
@@ -101,10 +102,10 @@ def test_the_optimal_token_baseline_reads_the_probability_that_two_draws_are_equ
 def test_kto_measures_the_divergence_on_mismatched_pairs(model_path: str, moved_path: str, max_tokens: int) -> None:
     batch = make_batch(5)
     settings = config(max_grad_norm=None, max_tokens_per_microbatch=max_tokens)
-    learner = Learner(model_path, settings, build_algorithm("kto", {"loss": {"beta": 0.5}}), 0)
+    learner = make_learner(model_path, settings, build_algorithm("kto", {"loss": {"beta": 0.5}}), 0)
     model = LlamaForCausalLM.from_pretrained(moved_path, dtype=torch.float32)
     reference = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32).requires_grad_(False)
-    learner.model.load_state_dict(model.state_dict())
+    learner.policy.model.load_state_dict(model.state_dict())
     rows = [batch.token_ids_BT[b, : int(batch.attention_mask_BT[b].sum())].tolist() for b in range(12)]
     prompts = [8] * 4 + [9] * 4 + [10] * 4  # the lengths of `make_batch`
     # One experience, of the second group, has no response. The next with another prompt is the first of the next group that has one.
@@ -129,15 +130,15 @@ def test_kto_measures_the_divergence_on_mismatched_pairs(model_path: str, moved_
     same_gradients(found, model)
 
 
-def test_kto_of_a_single_prompt_counts_from_zero(model_path: str) -> None:
-    metrics = Learner(model_path, config(), build_algorithm("kto"), 0).update(make_batch(5, groups=1), 1)
+def test_kto_measures_no_divergence_with_a_single_prompt(model_path: str) -> None:
+    metrics = make_learner(model_path, config(), build_algorithm("kto"), 0).update(make_batch(5, groups=1), 1)
     assert metrics["kl_mismatched"] == 0.0 and metrics["loss"] == pytest.approx(0.5, abs=1e-5)
 
 
 class TestRewardModel:
-    def test_gradient_is_that_of_the_plain_formula_at_the_last_token(self, model_path: str, tmp_path: Path) -> None:
+    def test_gradient_equals_the_plain_formula_at_the_last_token(self, model_path: str, tmp_path: Path) -> None:
         batch = replace(make_batch(5), paired=True)
-        learner = Learner(
+        learner = make_learner(
             model_path, config(max_grad_norm=None, max_tokens_per_microbatch=30), build_algorithm("reward_model"), 0
         )
         learner.save_pretrained(tmp_path)
@@ -156,23 +157,23 @@ class TestRewardModel:
         self, model_path: str, tmp_path: Path
     ) -> None:
         batch = replace(make_batch(5), paired=True)
-        straight = Learner(model_path, config(), build_algorithm("reward_model"), 0)
+        straight = make_learner(model_path, config(), build_algorithm("reward_model"), 0)
         steps = [straight.update(batch, step) for step in range(1, 21)]
         assert steps[-1]["pair_accuracy"] == 1.0 and steps[-1]["loss"] < 0.5 * steps[0]["loss"]
         straight.save_checkpoint(tmp_path / "checkpoint")
-        again = Learner(model_path, config(), build_algorithm("reward_model"), 0)
+        again = make_learner(model_path, config(), build_algorithm("reward_model"), 0)
         again.load_checkpoint(tmp_path / "checkpoint")
         assert again.update(batch, 21)["loss"] == straight.update(batch, 21)["loss"]
 
 
 class TestDivergenceFromATeacher:
     @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
-    def test_gradient_is_that_of_the_plain_formula_over_all_logits(
+    def test_gradient_equals_the_plain_formula_over_all_logits(
         self, model_path: str, moved_path: str, beta: float
     ) -> None:
         batch = make_batch(2)
         changes = {"loss": {"beta": beta}, "teacher": {"path": moved_path}}
-        learner = Learner(
+        learner = make_learner(
             model_path, config(max_grad_norm=None, max_tokens_per_microbatch=30), build_algorithm("jsd", changes), 0
         )
         model, teacher = (
@@ -192,11 +193,11 @@ class TestDivergenceFromATeacher:
         same_gradients(found, model)
 
     def test_falls_in_training(self, model_path: str, moved_path: str) -> None:
-        learner = Learner(model_path, config(), build_algorithm("jsd", {"teacher": {"path": moved_path}}), 0)
+        learner = make_learner(model_path, config(), build_algorithm("jsd", {"teacher": {"path": moved_path}}), 0)
         losses = [learner.update(make_batch(2), step)["loss"] for step in range(1, 16)]
         assert losses[-1] < 0.3 * losses[0]
 
-    def test_of_many_rows_is_read_in_pieces(self) -> None:
+    def test_is_computed_in_pieces_for_many_rows(self) -> None:
         random = torch.Generator().manual_seed(0)
         hidden, teacher_hidden = (torch.randn(600, 3, generator=random) for _ in range(2))
         weight = torch.randn(5, 3, generator=random)
@@ -220,12 +221,12 @@ class TestDivergenceFromATeacher:
 
     def test_needs_a_teacher_with_the_policy_s_vocabulary(self, model_path: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="which are not stored"):
-            Learner(model_path, config(), build_algorithm("jsd"), 0)
+            make_learner(model_path, config(), build_algorithm("jsd"), 0)
         larger = LlamaForCausalLM.from_pretrained(model_path)
         larger.resize_token_embeddings(60)
         larger.save_pretrained(tmp_path)
         with pytest.raises(ConfigError, match=r"another vocabulary.*60 tokens"):
-            Learner(model_path, config(), build_algorithm("jsd", {"teacher": {"path": str(tmp_path)}}), 0)
+            make_learner(model_path, config(), build_algorithm("jsd", {"teacher": {"path": str(tmp_path)}}), 0)
 
 
 @pytest.mark.parametrize(
@@ -242,28 +243,28 @@ def test_each_preference_loss_learns_its_batch(
     model_path: str, preset: str, changes: dict[str, Any], paired: bool, metric: str
 ) -> None:
     batch = replace(make_batch(5), paired=paired)
-    learner = Learner(model_path, config(), build_algorithm(preset, {"loss": changes}), 0)
+    learner = make_learner(model_path, config(), build_algorithm(preset, {"loss": changes}), 0)
     steps = [learner.update(batch, step) for step in range(1, 21)]
     assert steps[-1]["loss"] < steps[0]["loss"] and steps[-1][metric] > steps[0][metric]
 
 
-def test_on_policy_distillation_nears_the_teacher(model_path: str, moved_path: str) -> None:
+def test_on_policy_distillation_approaches_the_teacher(model_path: str, moved_path: str) -> None:
     algorithm = build_algorithm(
         "on_policy_distillation", {"teacher": {"path": moved_path}, "old_logprobs": "recomputed"}
     )
-    learner = Learner(model_path, config(), algorithm, 0)
+    learner = make_learner(model_path, config(), algorithm, 0)
     batch = make_batch(2)
     first, *_, last = [learner.update(batch, step)["teacher_kl"] for step in range(1, 6)]
     # The batch stays the same: each of its tokens is pushed until the policy finds it as likely as the teacher does.
     assert abs(last) < abs(first)
 
 
-def test_responses_of_experts_leave_the_distance_from_the_behaviour_policy_finite(model_path: str) -> None:
+def test_the_distance_from_the_behaviour_policy_stays_finite_with_responses_of_experts(model_path: str) -> None:
     batch = make_batch(1)
     behavior_BT = batch.behavior_logprobs_BT.clone()
     behavior_BT[0] = behavior_BT[0].masked_fill(batch.loss_mask_BT[0], math.nan)
-    sampled = Learner(model_path, config(), build_algorithm("mix"), 0).update(batch, 1)
-    mixed = Learner(model_path, config(), build_algorithm("mix"), 0).update(
+    sampled = make_learner(model_path, config(), build_algorithm("mix"), 0).update(batch, 1)
+    mixed = make_learner(model_path, config(), build_algorithm("mix"), 0).update(
         replace(batch, behavior_logprobs_BT=behavior_BT), 1
     )
     assert all(map(math.isfinite, mixed.values()))
@@ -293,10 +294,10 @@ class TestCriticOfAnotherFamily:
         model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=64))
         model.save_pretrained(tmp_path)
         (tmp_path / "tokenizer.json").write_text("{}")
-        learner = Learner(str(tmp_path), config(), build_algorithm("ppo", {"critic": {"learning_rate": 0.01}}), 0)
+        learner = make_learner(str(tmp_path), config(), build_algorithm("ppo", {"critic": {"learning_rate": 0.01}}), 0)
         losses = [learner.update(make_batch(2), step)["value_loss"] for step in range(1, 9)]
         assert losses[-1] < 0.8 * losses[0]
-        assert learner.critic is not None and isinstance(learner.critic.model.classifier, torch.nn.Linear)
+        assert learner.models.critic is not None and isinstance(learner.models.critic.model.classifier, torch.nn.Linear)
 
     def test_without_such_a_head_is_refused(self) -> None:
         with pytest.raises(

@@ -39,14 +39,14 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def own_bytes() -> int:
-    """Memory of this process that is no file."""
+    """Return the memory of this process that is no mapped file."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
     assert found is not None
     return 1024 * int(found[1])
 
 
 class MostMemory:
-    """Within it, `grown` becomes the most memory that this process took beyond what it had."""
+    """Measures the most memory that this process takes within the block, beyond what it had before, as `grown`."""
 
     def __init__(self) -> None:
         self.before = self.most = own_bytes()
@@ -159,7 +159,7 @@ def test_a_model_with_two_values_of_a_weight_is_not_trained(kind: str, tmp_path:
         Network(str(tmp_path), config(), grid)
 
 
-def test_a_critic_that_lost_its_head_is_not_given_a_new_one(tmp_path: Path) -> None:
+def test_a_critic_without_its_head_is_refused(tmp_path: Path) -> None:
     grid = make_grid(torch.device("cpu"))
     network = Network(str(save_model(tmp_path / "model", tied=True)), config(), grid, head="value")
     network.model.save_pretrained(tmp_path / "critic")
@@ -187,7 +187,7 @@ OTHER_EXPERTS: dict[str, Callable[[dict[str, Tensor]], object]] = {
 
 
 @pytest.mark.parametrize("said", OTHER_EXPERTS)
-def test_experts_that_are_not_those_of_the_configuration_are_refused(said: str, tmp_path: Path) -> None:
+def test_experts_that_differ_from_the_configuration_are_refused(said: str, tmp_path: Path) -> None:
     file = make_tiny_moe(tmp_path) / "model.safetensors"
     found = load_file(file)
     OTHER_EXPERTS[said](found)
@@ -196,7 +196,7 @@ def test_experts_that_are_not_those_of_the_configuration_are_refused(said: str, 
         Network(str(tmp_path), config(), make_grid(torch.device("cpu")))
 
 
-def test_the_files_of_a_mixture_of_experts_are_those_that_transformers_takes(tmp_path: Path) -> None:
+def test_a_mixture_of_experts_reads_the_same_weights_as_transformers(tmp_path: Path) -> None:
     file = make_tiny_moe(tmp_path) / "model.safetensors"
     whole = load_file(file)
     save_file(
@@ -216,7 +216,7 @@ def test_the_files_of_a_mixture_of_experts_are_those_that_transformers_takes(tmp
         )
 
 
-def test_a_host_is_refused_that_cannot_load_the_models(folder: Path) -> None:
+def test_a_host_with_too_little_memory_for_loading_is_refused(folder: Path) -> None:
     models = Trained(policy=read_model_shape(folder / "dense"))
     found = loading_memory(TrainerConfig(num_gpus=8), models)
     assert found.part("largest matrix") == 8 * 4 * 8192 * 768 and found.part("files") == 2 * models.policy.parameters

@@ -10,16 +10,17 @@ from peft import PeftModel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from rftcore.algorithms import build_algorithm
+from rftcore.trainer.batches.micro_batches import split_batch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import ConfigError, ModelError
-from tests.support.learning import config, make_batch, weights
+from tests.support.learning import config, make_batch, make_learner, weights
 from tests.support.weights import weights_of
 
 LORA = {"rank": 4, "alpha": 8}
 
 
 def learner_with(model: str, seed: int = 0, **lora: object) -> Learner:
-    return Learner(model, config(lora=LORA | lora), build_algorithm("sft"), seed)
+    return make_learner(model, config(lora=LORA | lora), build_algorithm("sft"), seed)
 
 
 def logprobs(model: LlamaForCausalLM) -> torch.Tensor:
@@ -50,7 +51,7 @@ def test_engines_get_merged_weights_under_the_model_s_own_names(model_path: str)
         torch.testing.assert_close(logprobs(plain), logprobs(trained), rtol=1e-4, atol=1e-4)
 
 
-def test_a_checkpoint_holds_a_merged_model_and_the_adapters_as_peft_opens_them(model_path: str, tmp_path: Path) -> None:
+def test_a_checkpoint_has_a_merged_model_and_adapters_that_peft_opens(model_path: str, tmp_path: Path) -> None:
     learner = learner_with(model_path)
     for step in (1, 2):
         learner.update(make_batch(1), step)
@@ -61,11 +62,11 @@ def test_a_checkpoint_holds_a_merged_model_and_the_adapters_as_peft_opens_them(m
     torch.testing.assert_close(logprobs(merged), logprobs(opened), rtol=1e-4, atol=1e-4)
 
 
-def test_a_checkpoint_keeps_what_bfloat16_would_round_away(model_path: str, tmp_path: Path) -> None:
-    learner = Learner(model_path, config(lora=LORA, dtype="bfloat16"), build_algorithm("sft"), 0)
+def test_a_checkpoint_keeps_updates_that_bfloat16_would_round_away(model_path: str, tmp_path: Path) -> None:
+    learner = make_learner(model_path, config(lora=LORA, dtype="bfloat16"), build_algorithm("sft"), 0)
     assert learner.policy.merged_update_error(torch.bfloat16) == 0.0, "there is no update yet"
     name = "model.layers.0.self_attn.q_proj"
-    layer = learner.model.get_submodule(name)
+    layer = learner.policy.model.get_submodule(name)
     weight = layer.get_parameter("base_layer.weight").detach()
     assert weight.dtype == torch.bfloat16
     with torch.no_grad():
@@ -82,7 +83,7 @@ def test_a_checkpoint_keeps_what_bfloat16_would_round_away(model_path: str, tmp_
     torch.testing.assert_close(found, torch.full_like(found, 1e-5), rtol=0.02, atol=0)
 
 
-def test_a_resumed_run_goes_on_with_its_adapters(model_path: str, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_its_adapters(model_path: str, tmp_path: Path) -> None:
     through, first = learner_with(model_path), learner_with(model_path)
     for step in (1, 2):
         through.update(make_batch(step), step)
@@ -98,12 +99,12 @@ def test_a_resumed_run_goes_on_with_its_adapters(model_path: str, tmp_path: Path
 
 def test_a_reward_model_is_refused(model_path: str) -> None:
     with pytest.raises(ConfigError, match="new head untrained"):
-        Learner(model_path, config(lora=LORA), build_algorithm("reward_model"), 0)
+        make_learner(model_path, config(lora=LORA), build_algorithm("reward_model"), 0)
 
 
-def test_other_adapters_or_none_are_refused(model_path: str, tmp_path: Path) -> None:
+def test_a_checkpoint_with_other_adapters_or_none_is_refused(model_path: str, tmp_path: Path) -> None:
     learner_with(model_path).save_checkpoint(tmp_path / "adapters")
-    Learner(model_path, config(), build_algorithm("sft"), 0).save_checkpoint(tmp_path / "whole")
+    make_learner(model_path, config(), build_algorithm("sft"), 0).save_checkpoint(tmp_path / "whole")
     with pytest.raises(ModelError, match="other adapters"):
         learner_with(model_path, rank=2).load_checkpoint(tmp_path / "adapters")
     with pytest.raises(ModelError, match="has no adapters"):
@@ -114,13 +115,13 @@ def test_other_adapters_or_none_are_refused(model_path: str, tmp_path: Path) -> 
 
 def test_the_reference_is_the_policy_without_its_adapters(model_path: str) -> None:
     algorithm = build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.1}})
-    learner = Learner(model_path, config(lora=LORA), algorithm, 0)
+    learner = make_learner(model_path, config(lora=LORA), algorithm, 0)
     first = learner.update(make_batch(1), 1)
-    assert learner.reference is None and first["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+    assert learner.models.reference is None and first["kl_reference"] == pytest.approx(0.0, abs=1e-6)
     for step in range(2, 6):
         found = learner.update(make_batch(1), step)["kl_reference"]
-    merged = Learner(model_path, config(), algorithm, 0)
-    merged.model.load_state_dict(weights_of(learner))
+    merged = make_learner(model_path, config(), algorithm, 0)
+    merged.policy.model.load_state_dict(weights_of(learner))
     assert found > 0
     assert learner.update(make_batch(2), 6)["kl_reference"] == pytest.approx(
         merged.update(make_batch(2), 6)["kl_reference"], rel=1e-3
@@ -133,7 +134,7 @@ def test_adapters_outside_the_layers_are_refused_in_the_configuration(name: str)
         config(lora=LORA | {"target_modules": ["q_proj", name]})
 
 
-def test_adapters_of_what_is_no_linear_layer_are_refused(tmp_path: Path) -> None:
+def test_adapters_of_other_modules_than_linear_layers_are_refused(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"can have no adapter \(got 'transformer\.h\.0\.attn\.c_attn'\)"):
         learner_with(str(tmp_path), target_modules=["c_attn"])
@@ -142,19 +143,18 @@ def test_adapters_of_what_is_no_linear_layer_are_refused(tmp_path: Path) -> None
 def test_dropout_of_adapters_is_off_for_signals_and_repeats_after_a_resume(model_path: str, tmp_path: Path) -> None:
     algorithm = build_algorithm("grpo", {"old_logprobs": "recomputed"})
     settings = config(lora=LORA | {"dropout": 0.5}, learning_rate=0.01)
-    through = Learner(model_path, settings, algorithm, 0)
+    through = make_learner(model_path, settings, algorithm, 0)
     for step in (1, 2):
         through.update(make_batch(1), step)
-    models = through._models
-    batch, _ = models.as_computed(make_batch(2))
-    micro_batches = models.split(batch)
-    first, second = (models.signals(batch, micro_batches, batch.num_loss_tokens).old_N for _ in range(2))
+    batch = make_batch(2)
+    (micro_batches,) = split_batch(batch, through.policy.cutting)
+    first, second = (through._signals.read(batch, micro_batches, {"old"}).old_N for _ in range(2))
     assert first is not None and second is not None and torch.equal(first, second)
     with torch.no_grad():
         drawn = [through.policy.logprobs(micro_batches[0], 1.0) for _ in range(2)]
     assert not torch.equal(drawn[0], drawn[1]), "an update drops inputs"
     through.save_checkpoint(tmp_path / "c")
-    resumed = Learner(model_path, settings, algorithm, 0)
+    resumed = make_learner(model_path, settings, algorithm, 0)
     resumed.load_checkpoint(tmp_path / "c")
     torch.rand(3)
     assert through.update(make_batch(3), 3)["grad_norm"] == resumed.update(make_batch(3), 3)["grad_norm"]

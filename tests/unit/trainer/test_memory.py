@@ -1,4 +1,4 @@
-"""The estimate of a GPU's memory agrees with what torch keeps, and with what was measured; too little is refused with what helps."""
+"""The estimate of a GPU's memory agrees with torch and with measurements; too little memory is refused with settings that help."""
 
 from __future__ import annotations
 
@@ -40,12 +40,11 @@ from rftcore.trainer.estimates.memory import (
     refuse_too_little_memory,
     training_memory,
 )
-from rftcore.trainer.learner import Learner
 from rftcore.trainer.model_shape import ModelShape, model_shape, read_model_shape
 from rftcore.trainer.network.head import Output, read_logits
-from rftcore.trainer.network.optimizers import build_optimizers
+from rftcore.trainer.network.optimizers import Optimizers
 from rftdata.errors import ConfigError, ModelError
-from tests.support.learning import make_batch
+from tests.support.learning import make_batch, make_learner
 from tests.support.models import make_tiny_model, make_tiny_moe
 from tests.support.published_models import LLAMA_8B, QWEN_1_5B
 
@@ -67,7 +66,7 @@ def estimate(models: Trained | ModelShape = QWEN, **settings: Any) -> Estimate:
 
 
 def kept_bytes(config: PretrainedConfig, tokens: int, *, checkpointing: bool = False, compiled: bool = True) -> int:
-    """Bytes that autograd keeps of a forward pass, beside the weights."""
+    """Return the bytes that autograd keeps of a forward pass, beside the weights."""
     torch.manual_seed(0)
     model = AutoModel.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -94,7 +93,7 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("family", [LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen2MoeConfig])
-def test_activations_of_a_layer_are_those_that_torch_keeps(family: type[PretrainedConfig], compiled: bool) -> None:
+def test_activations_of_a_layer_equal_those_that_torch_keeps(family: type[PretrainedConfig], compiled: bool) -> None:
     tokens = 192
     sizes = SMALL | (EXPERTS if family in (Qwen2MoeConfig, Qwen3MoeConfig) else {})
     sizes |= {"shared_expert_intermediate_size": 64} if family is Qwen2MoeConfig else {}
@@ -106,7 +105,7 @@ def test_activations_of_a_layer_are_those_that_torch_keeps(family: type[Pretrain
     assert kept == pytest.approx(third - first, rel=0.02)
 
 
-def test_with_checkpointing_the_input_of_each_layer_is_kept() -> None:
+def test_checkpointing_keeps_the_input_of_each_layer() -> None:
     tokens = 192
     one, three = (LlamaConfig(**SMALL, num_hidden_layers=layers) for layers in (1, 3))
     kept = kept_bytes(three, tokens, checkpointing=True) - kept_bytes(one, tokens, checkpointing=True)
@@ -118,14 +117,14 @@ def test_with_checkpointing_the_input_of_each_layer_is_kept() -> None:
 
 @pytest.mark.parametrize("make_model", [make_tiny_model, make_tiny_moe])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_weights_gradients_and_moments_are_those_of_the_optimizer(
+def test_weights_gradients_and_moments_equal_those_of_the_optimizer(
     tmp_path: Path, optimizer: str, make_model: Callable[[Path], Path]
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(make_model(tmp_path))
     config = TrainerConfig(optimizer=optimizer)
-    optimizers = build_optimizers(model, config.optimizer, 1e-3)
+    optimizers = Optimizers(model, config.optimizer, 1e-3).members
     model(input_ids=torch.arange(8)[None]).logits.sum().backward()
     for each in optimizers:
         each.step()
@@ -136,7 +135,7 @@ def test_weights_gradients_and_moments_are_those_of_the_optimizer(
     assert found.part("optimizer") == sum(moment.nbytes for moment in moments)
 
 
-def test_it_agrees_with_a_measured_step() -> None:
+def test_the_estimate_agrees_with_a_measured_step() -> None:
     """Peaks of a packed, compiled prototype on an H100 at 1.5B: 47.3 GiB with 8,192 tokens a micro-batch and 64.1 with 16,384.
 
     The prototype kept a whole bfloat16 copy of the weights and of the gradients; both are divided by layers here.
@@ -154,7 +153,7 @@ def test_states_are_divided_over_gpus_and_activations_are_not() -> None:
     assert four.part("activations") == one.part("activations")
 
 
-def test_tensor_parallelism_divides_what_lies_within_a_layer() -> None:
+def test_tensor_parallelism_divides_activations_within_a_layer() -> None:
     plain, divided = estimate(LLAMA, num_gpus=4), estimate(LLAMA, num_gpus=4, tensor_parallel=4)
     # Embedding and output layer are not divided over the GPUs of a group, nor is the residual stream.
     whole = 4 * LLAMA.root_parameters
@@ -174,7 +173,7 @@ def test_adapters_have_gradients_and_moments_on_every_gpu_and_frozen_weights_hav
     assert found.part("gathered gradients") == 0
 
 
-def test_models_beside_the_policy() -> None:
+def test_the_models_beside_the_policy_count() -> None:
     models = Trained(policy=QWEN, critic=QWEN, has_reference=True, teacher=LLAMA)
     found = estimate(models, num_gpus=2)
     assert found.part("reference") == QWEN.parameters and found.part("teacher") == LLAMA.parameters
@@ -184,12 +183,12 @@ def test_models_beside_the_policy() -> None:
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)])
-def test_a_checkpoint_is_copied_to_the_host_with_the_sizes_that_its_files_have(
+def test_the_copy_of_a_checkpoint_on_the_host_has_the_size_of_its_files(
     lora: LoraConfig | None, tmp_path: Path
 ) -> None:
     model = make_tiny_model(tmp_path / "model")
     config = TrainerConfig(lora=lora, autocast="none", max_tokens_per_microbatch=4096)
-    learner = Learner(str(model), config, build_algorithm("sft"), 0)
+    learner = make_learner(str(model), config, build_algorithm("sft"), 0)
     learner.update(make_batch(1), 1)
     learner.save_checkpoint(tmp_path / "checkpoint")
     found = host_memory(config, Trained(policy=read_model_shape(model)))
@@ -205,7 +204,7 @@ def test_a_checkpoint_is_copied_to_the_host_with_the_sizes_that_its_files_have(
         )
 
 
-def test_the_host_holds_a_copy_of_all_that_is_trained_and_an_offloaded_reference() -> None:
+def test_the_host_holds_a_copy_of_all_trained_models_and_an_offloaded_reference() -> None:
     models = Trained(policy=QWEN, critic=QWEN, has_reference=True)
     config = TrainerConfig(num_gpus=4, offload_reference=True)
     assert host_memory(config, models).size_bytes == (12 + 12 + 2) * QWEN.parameters
@@ -215,7 +214,7 @@ def test_the_host_holds_a_copy_of_all_that_is_trained_and_an_offloaded_reference
 
 
 class LiveBytes(TorchDispatchMode):
-    """The most bytes that results of operations took at one time."""
+    """Measures the most bytes that results of operations take at one time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +232,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("rows", [16, 64])
-def test_a_comparison_with_a_teacher_takes_what_torch_takes(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_with_a_teacher_takes_as_much_as_in_torch(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, shape = 256, replace(QWEN, vocabulary=4096, hidden=64, is_tied=True)
     monkeypatch.setattr(memory, "LOGITS_BYTES", 4 * rows * shape.vocabulary)
     hidden_NH, teacher_NH = (torch.randn(tokens, shape.hidden).bfloat16() for _ in range(2))
@@ -255,7 +254,9 @@ def test_a_comparison_with_a_teacher_takes_what_torch_takes(rows: int, monkeypat
 
 
 @pytest.mark.parametrize("rows", [64, 128])
-def test_a_loss_that_reads_all_probabilities_takes_what_torch_takes(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_reads_all_probabilities_takes_as_much_as_in_torch(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens, shape = 256, replace(QWEN, vocabulary=4096, hidden=64, is_tied=True)
     monkeypatch.setattr(memory, "LOGITS_BYTES", 4 * rows * shape.vocabulary)
     hidden_NH = torch.randn(tokens, shape.hidden).bfloat16().requires_grad_()
@@ -284,11 +285,11 @@ def test_an_engine_keeps_keys_and_values_of_every_token() -> None:
     assert engine.cached_tokens(0) == 0
 
 
-def test_what_fits_is_not_refused() -> None:
+def test_a_run_that_fits_is_not_refused() -> None:
     assert refuse_too_little_memory(TrainerConfig(), Trained(policy=QWEN), 80 * GIB) == estimate()
 
 
-def test_too_little_memory_is_refused_with_the_parts_and_with_settings_that_are_enough() -> None:
+def test_too_little_memory_is_refused_with_the_parts_and_with_settings_that_suffice() -> None:
     config, models = TrainerConfig(), Trained(policy=QWEN, has_reference=True)
     with pytest.raises(ConfigError) as caught:
         refuse_too_little_memory(config, models, 40 * GIB)
@@ -301,7 +302,7 @@ def test_too_little_memory_is_refused_with_the_parts_and_with_settings_that_are_
     assert refuse_too_little_memory(advised, models, 40 * GIB)
 
 
-def test_where_no_setting_is_enough_alone_those_that_help_are_named() -> None:
+def test_settings_that_help_are_named_where_none_suffices_alone() -> None:
     models = Trained(policy=LLAMA, has_reference=True)
     with pytest.raises(ConfigError, match=r"none of these is enough alone: .*offload_reference.*all together"):
         refuse_too_little_memory(TrainerConfig(), models, 14 * GIB)

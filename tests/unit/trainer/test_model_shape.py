@@ -1,4 +1,4 @@
-"""The number of a model's parameters by its config.json is that of the model which transformers builds."""
+"""The number of parameters computed from a config.json equals that of the model that transformers builds."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ CONFIGS = [
 
 
 def parameters(config: PretrainedConfig) -> int:
-    """Parameters of the real model, without memory; what is tied counts once."""
+    """Count the parameters of the real model, built without memory; tied ones count once."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.model_type}-{config.hidden_size}")
-def test_the_number_of_parameters_is_that_of_the_real_model(config: PretrainedConfig) -> None:
+def test_the_number_of_parameters_equals_that_of_the_real_model(config: PretrainedConfig) -> None:
     assert model_shape(config.to_dict()).parameters == parameters(config)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.model_type}-{config.hidden_size}")
-def test_what_a_configuration_leaves_out_has_its_family_s_default(config: PretrainedConfig) -> None:
+def test_missing_sizes_have_the_default_of_the_family(config: PretrainedConfig) -> None:
     # Key heads are always written: the families' defaults for them differ, and every published model names them.
     written = {**config.to_diff_dict(), **{name: getattr(config, name) for name in SIZES}}
     assert model_shape(written) == model_shape(config.to_dict())
 
 
 @pytest.mark.parametrize("modules", ["all-linear", ["q_proj", "v_proj"], ["mlp.down_proj"]])
-def test_the_number_of_adapter_parameters_is_that_of_peft(modules: str | list[str]) -> None:
+def test_the_number_of_adapter_parameters_equals_that_of_peft(modules: str | list[str]) -> None:
     from peft import LoraConfig, get_peft_model
 
     config = Qwen2Config(**SIZES)

@@ -1,4 +1,4 @@
-"""A batch's layout and how it is cut: nothing is lost, doubled or seen from where it should not be."""
+"""A batch is padded and cut without losing or repeating a token, and no token sees others than its past."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from rftcore.trainer.batches.micro_batches import Cutting, Kernel, MicroBatch, Sharing, split_batch
+from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.estimates.packing_trial import try_packing
 from rftcore.trainer.network.packable import length_limit, refuse_longer, refuse_unpackable, suits_flash
@@ -21,7 +22,7 @@ from tests.support.packing import visible
 
 
 def make_batch(experiences: list[tuple[list[int], list[int]]], groups: list[int] | None = None) -> TrainBatch:
-    """A batch from (prompt, response) pairs; the behaviour log-probability of token t of a response is -t - 1."""
+    """Build a batch from (prompt, response) pairs; the behaviour log-probability of token t of a response is -t - 1."""
     tokens = [np.array([*prompt, *response], np.int32) for prompt, response in experiences]
     masks = [np.array([False] * len(prompt) + [True] * len(response)) for prompt, response in experiences]
     logprobs = [
@@ -29,18 +30,20 @@ def make_batch(experiences: list[tuple[list[int], list[int]]], groups: list[int]
         for prompt, response in experiences
     ]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate(tokens), offsets),
-        loss_mask=(np.concatenate(masks), offsets),
-        behavior_logprobs=(np.concatenate(logprobs), offsets),
-        rewards=np.arange(len(tokens), dtype=np.float64),
-        group_ids=np.array(groups or [0] * len(tokens)),
-        rollout_index=np.arange(len(tokens)),
-        pad_token_id=99,
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate(tokens), offsets),
+            loss_mask=(np.concatenate(masks), offsets),
+            behavior_logprobs=(np.concatenate(logprobs), offsets),
+            rewards=np.arange(len(tokens), dtype=np.float64),
+            group_ids=np.array(groups or [0] * len(tokens)),
+            rollout_index=np.arange(len(tokens)),
+            pad_token_id=99,
+        )
     )
 
 
-class TestFromPacked:
+class TestPadding:
     def test_pads_right_and_keeps_columns_aligned(self) -> None:
         batch = make_batch([([5, 6], [7]), ([5], [8, 9, 4])], groups=[70, 30])
         assert batch.token_ids_BT.tolist() == [[5, 6, 7, 99], [5, 8, 9, 4]]
@@ -52,15 +55,17 @@ class TestFromPacked:
         assert batch.token_ids_BT.dtype == batch.group_index_B.dtype == torch.int64
         assert batch.behavior_logprobs_BT.dtype == batch.rewards_B.dtype == torch.float32
 
-    def test_takes_a_slice_of_a_longer_column(self) -> None:
+    def test_pads_a_slice_of_a_longer_column(self) -> None:
         offsets = np.array([2, 4, 7])
-        batch = TrainBatch.from_packed(
-            token_ids=(np.arange(10), offsets),
-            loss_mask=(np.ones(5, bool), np.array([0, 2, 5])),
-            behavior_logprobs=None,
-            rewards=[1.0, 2.0],
-            group_ids=[1, 1],
-            rollout_index=[0, 1],
+        batch = pad_batch(
+            PackedColumns(
+                token_ids=(np.arange(10), offsets),
+                loss_mask=(np.ones(5, bool), np.array([0, 2, 5])),
+                behavior_logprobs=None,
+                rewards=[1.0, 2.0],
+                group_ids=[1, 1],
+                rollout_index=[0, 1],
+            )
         )
         assert batch.token_ids_BT.tolist() == [[2, 3, 0], [4, 5, 6]]
         assert torch.equal(batch.behavior_logprobs_BT.isnan(), batch.loss_mask_BT)
@@ -68,16 +73,18 @@ class TestFromPacked:
     def test_never_counts_the_first_token_which_nothing_predicts(self) -> None:
         assert make_batch([([], [7, 8])]).loss_mask_BT.tolist() == [[False, True]]
 
-    def test_ignores_log_probabilities_where_nothing_counts_and_keeps_those_that_were_not_sampled(self) -> None:
+    def test_drops_log_probabilities_where_nothing_counts_and_keeps_missing_ones(self) -> None:
         def build(logprobs: list[float]) -> TrainBatch:
             offsets = np.array([0, 3])
-            return TrainBatch.from_packed(
-                token_ids=(np.array([1, 2, 3]), offsets),
-                loss_mask=(np.array([False, False, True]), offsets),
-                behavior_logprobs=(np.array(logprobs, np.float32), offsets),
-                rewards=[0.0],
-                group_ids=[0],
-                rollout_index=[0],
+            return pad_batch(
+                PackedColumns(
+                    token_ids=(np.array([1, 2, 3]), offsets),
+                    loss_mask=(np.array([False, False, True]), offsets),
+                    behavior_logprobs=(np.array(logprobs, np.float32), offsets),
+                    rewards=[0.0],
+                    group_ids=[0],
+                    rollout_index=[0],
+                )
             )
 
         assert build([np.nan, -5.0, -1.0]).behavior_logprobs_BT.tolist() == [[0.0, 0.0, -1.0]]
@@ -90,20 +97,24 @@ class TestFromPacked:
         column = (np.array([1, 2]), offsets)
         rest = {"behavior_logprobs": None, "group_ids": [0], "rollout_index": [0]}
         with pytest.raises(ValueError, match="loss_mask is not aligned"):
-            TrainBatch.from_packed(
-                token_ids=column, loss_mask=(np.ones(3, bool), np.array([0, 3])), rewards=[0.0], **rest
+            pad_batch(
+                PackedColumns(token_ids=column, loss_mask=(np.ones(3, bool), np.array([0, 3])), rewards=[0.0], **rest)
             )
         with pytest.raises(ValueError, match="rewards has 2 entries for 1"):
-            TrainBatch.from_packed(token_ids=column, loss_mask=(np.ones(2, bool), offsets), rewards=[0.0, 1.0], **rest)
+            pad_batch(
+                PackedColumns(token_ids=column, loss_mask=(np.ones(2, bool), offsets), rewards=[0.0, 1.0], **rest)
+            )
 
     def test_an_empty_batch_has_no_micro_batches(self) -> None:
-        batch = TrainBatch.from_packed(
-            token_ids=(np.zeros(0, np.int64), np.array([0])),
-            loss_mask=(np.zeros(0, bool), np.array([0])),
-            behavior_logprobs=None,
-            rewards=[],
-            group_ids=[],
-            rollout_index=[],
+        batch = pad_batch(
+            PackedColumns(
+                token_ids=(np.zeros(0, np.int64), np.array([0])),
+                loss_mask=(np.zeros(0, bool), np.array([0])),
+                behavior_logprobs=None,
+                rewards=[],
+                group_ids=[],
+                rollout_index=[],
+            )
         )
         assert split_batch(batch, Cutting(max_tokens=10, num_ranks=2)) == [[], []]
 
@@ -111,7 +122,7 @@ class TestFromPacked:
 def cut(
     batch: TrainBatch, max_tokens: int, sharing: Sharing = "never", kernel: Kernel = "segments"
 ) -> list[MicroBatch]:
-    """The micro-batches of one rank."""
+    """Return the micro-batches of one rank."""
     (micros,) = split_batch(batch, Cutting(max_tokens=max_tokens, sharing=sharing, kernel=kernel))
     return micros
 
@@ -150,7 +161,7 @@ class TestSplitBatch:
         (micro,) = cut(make_batch([([1, 2, 3], []), ([1], [2])]), 100)
         assert micro.sequences.sequence_N.tolist() == [1]
 
-    def test_a_sequence_longer_than_the_limit_passes_alone(self) -> None:
+    def test_a_sequence_longer_than_the_limit_is_a_micro_batch(self) -> None:
         micros = cut(make_batch([([1] * 20, [2]), ([1, 2], [3]), ([1, 3], [3])]), 10)
         assert [micro.num_tokens for micro in micros] == [20, 4]
 
@@ -163,7 +174,7 @@ class TestSplitBatch:
             sizes = [micro.num_tokens for micro in together]
             assert max(sizes) <= 500 and min(sizes) > 0.8 * max(sizes)
 
-    def test_a_rank_without_experiences_passes_beside_the_others(self) -> None:
+    def test_a_rank_without_experiences_gets_a_micro_batch_too(self) -> None:
         shares = split_batch(make_batch([([1, 2], [3])]), Cutting(max_tokens=10, num_ranks=3, kernel="rows"))
         assert [
             [(len(micro.index_N), micro.num_tokens, len(micro.token_ids_L)) for micro in share] for share in shares
@@ -175,7 +186,7 @@ class TestSplitBatch:
 
 
 class TestPairs:
-    def test_the_rows_of_a_pair_stay_together_and_long_pairs_pass_alone(self) -> None:
+    def test_the_rows_of_a_pair_stay_together_and_long_pairs_are_micro_batches(self) -> None:
         short, long = ([1, 2], [3]), ([4, 5], [6] * 7)
         batch = replace(make_batch([short, short, short, long, short, short]), paired=True)
         micros = cut(batch, 8)
@@ -183,7 +194,7 @@ class TestPairs:
         assert [micro.num_tokens for micro in micros] == [10, 8]
         assert [sorted(set(micro.sequences.sequence_N.tolist())) for micro in micros] == [[2, 3], [0, 1, 4, 5]]
 
-    def test_only_the_two_of_a_pair_share_their_prompt(self) -> None:
+    def test_a_prompt_is_shared_within_a_pair_only(self) -> None:
         prompt = [1, 2, 3, 4, 5, 6]
         batch = replace(make_batch([(prompt, [7, 8]), (prompt, [9, 5])] * 2), paired=True)
         (micro,) = cut(batch, 100, "always")
@@ -192,14 +203,16 @@ class TestPairs:
     def test_half_a_pair_is_refused(self) -> None:
         column = (np.array([1, 2]), np.array([0, 2]))
         with pytest.raises(ValueError, match="1 experiences are no whole number of pairs"):
-            TrainBatch.from_packed(
-                token_ids=column,
-                loss_mask=(np.ones(2, bool), np.array([0, 2])),
-                behavior_logprobs=None,
-                rewards=[0.0],
-                group_ids=[0],
-                rollout_index=[0],
-                paired=True,
+            pad_batch(
+                PackedColumns(
+                    token_ids=column,
+                    loss_mask=(np.ones(2, bool), np.array([0, 2])),
+                    behavior_logprobs=None,
+                    rewards=[0.0],
+                    group_ids=[0],
+                    rollout_index=[0],
+                    paired=True,
+                )
             )
 
 
@@ -298,9 +311,7 @@ def test_families_that_cannot_be_packed_are_refused_by_name(model_type: str, rea
     ],
     ids=lambda value: value.model_type if isinstance(value, PretrainedConfig) else "",
 )
-def test_the_trial_finds_families_that_cannot_be_packed_without_their_name(
-    config: PretrainedConfig, reason: str
-) -> None:
+def test_the_trial_detects_families_that_cannot_be_packed(config: PretrainedConfig, reason: str) -> None:
     with pytest.raises(ConfigError, match=rf"{reason}.*name another model"):
         try_packing(config)
 
@@ -387,7 +398,7 @@ def test_a_narrow_model_of_a_family_that_cannot_be_packed_is_refused_too() -> No
         try_packing(family("gemma2", **LAYERS, **large))
 
 
-def test_what_is_too_large_for_the_trial_is_not_tried() -> None:
+def test_a_model_too_large_for_the_trial_is_not_tried() -> None:
     assert "parameters" in str(try_packing(family("llama", hidden_size=32768, head_dim=None, num_key_value_heads=1)))
 
 
@@ -407,7 +418,7 @@ def test_a_model_with_a_short_context_is_tried_within_it() -> None:
         (family("deepseek_v3", **DEEPSEEK_V3), False),
     ],
 )
-def test_flash_attention_is_for_heads_that_it_has_kernels_for(config: PretrainedConfig, expected: bool) -> None:
+def test_flash_attention_is_used_for_heads_with_kernels(config: PretrainedConfig, expected: bool) -> None:
     assert suits_flash(config) is expected
 
 

@@ -1,4 +1,4 @@
-"""A run whose engines sample from other weights than the trainer's stops at the first batch that shows it."""
+"""A run whose engines sample from other weights than the trainer's stops at the first batch that shows the difference."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_only_a_batch_from_the_newest_weights_is_compared() -> None:
         parity.check(4, [0, 0], {"logprob_diff": 9.0}, 0, 0)
 
 
-def test_a_batch_from_weights_that_came_as_a_file_is_not_taken_for_one_that_was_sent() -> None:
+def test_a_batch_from_weights_in_a_file_does_not_count_as_sent() -> None:
     parity = WeightParity(0.3)
     parity.check(1, [0, 0], {"logprob_diff": 0.0}, 1, 1)
     with pytest.raises(RftError):
         parity.check(2, [0, 0], {"logprob_diff": 9.0}, 1, 1)
 
 
-def test_where_explorers_run_ahead_the_first_batch_from_weights_that_were_sent_is_compared() -> None:
+def test_the_first_batch_from_sent_weights_is_compared_where_explorers_run_ahead() -> None:
     parity = WeightParity(0.3, lag=1)
     parity.check(2, [1, 1], {"logprob_diff": 0.0}, 1, 1)
     parity.check(3, [2, 1], {"logprob_diff": 0.0}, 1, 1)
@@ -61,7 +61,7 @@ def test_a_run_whose_steps_were_all_skipped_since_weights_were_sent_is_not_finis
     assert parity.conclude() is None
 
 
-def test_a_run_in_which_no_batch_could_tell_says_so() -> None:
+def test_the_outcome_says_that_no_batch_could_tell() -> None:
     parity = WeightParity(0.3)
     parity.check(1, [0, None], {"logprob_diff": 0.04}, None, None)
     assert parity.conclude() is None, "no weights were sent"
@@ -72,7 +72,7 @@ def test_a_run_in_which_no_batch_could_tell_says_so() -> None:
 
 
 def test_a_batch_from_weights_that_are_also_a_file_does_not_settle_it() -> None:
-    """An evaluation loads the file into the engine, and corrects what the transfer left wrong."""
+    """An evaluation loads the file into the engine, which corrects weights that the transfer has damaged."""
     parity = WeightParity(0.3)
     parity.check(1, [0, 0], {"logprob_diff": 0.0}, 0, None)
     parity.check(2, [], {}, 0, 1)

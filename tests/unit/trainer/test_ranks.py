@@ -1,4 +1,4 @@
-"""Two ranks on the CPU train as one does, and nothing of them is left however one of them ends."""
+"""Two ranks on the CPU train like one, and no process is left whichever rank ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rftcore.sync.tensors import shapes_of
 from rftcore.sync.transfer.group import GroupError, open_store
 from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.sync.transfer.receiver import TransferReceiver
-from rftcore.trainer.processes.ranks import LearnerGroup
+from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftcore.trainer.processes.shared_batch import SharedBatchMemory
 from rftdata.errors import DiskFullError, ModelError, RoleFailedError
 from rftdata.processes import process_lives
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def leave_process_group() -> None:
-    """After ranks that failed, this process is still in their group; a trainer's process would end."""
+    """Leave the group of ranks that failed: this process is still in it, where a trainer's process would have ended."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -72,7 +72,7 @@ def train(group: LearnerGroup) -> Trained:
 
 @pytest.fixture(scope="class")
 def alone(folder: Path) -> Trained:
-    """By one rank."""
+    """The steps of one rank."""
     group = make_group(folder, 1)
     assert group.pids == []
     trained = train(group)
@@ -89,7 +89,7 @@ def group(folder: Path, alone: Trained) -> Iterator[LearnerGroup]:
 
 
 class Sending:
-    """A group of the ranks and one engine process, which is this one."""
+    """A transfer group of the ranks and one engine, which is this process."""
 
     def __init__(self, group: LearnerGroup, timeout_s: float = PATIENCE_S) -> None:
         self.store = open_store(LOOPBACK, timeout_s)
@@ -110,7 +110,7 @@ class Sending:
         )
 
     def send(self, group: LearnerGroup, takes: int | None = None) -> dict[str, Tensor]:
-        """Send once; what arrived.
+        """Send once; return the received weights.
 
         Args:
             takes: the number of tensors after which the engine fails.
@@ -158,7 +158,7 @@ class TestSharedBatch:
         ours.close()
         theirs.close()
 
-    def test_readers_have_the_writers_memory_and_cannot_change_it(self) -> None:
+    def test_readers_share_the_writers_memory_and_cannot_change_it(self) -> None:
         ours = SharedBatchMemory()
         theirs = SharedBatchMemory(os.dup(ours.fd))
         batch = make_batch(0)
@@ -176,9 +176,9 @@ class TestSharedBatch:
 
 
 class TestTwoRanks:
-    """One walk: each test continues with the group of the one before, or with a new one where it is alone."""
+    """Each test continues with the group of the test before, or with a new one if it runs alone."""
 
-    def test_train_as_one_does(self, alone: Trained, group: LearnerGroup) -> None:
+    def test_train_like_one_rank(self, alone: Trained, group: LearnerGroup) -> None:
         assert len(group.pids) == 1
         together = train(group)
         for expected, found in zip(alone.metrics, together.metrics, strict=True):
@@ -188,7 +188,7 @@ class TestTwoRanks:
         for name, tensor in alone.weights.items():
             torch.testing.assert_close(together.weights[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
-    def test_go_back_to_a_checkpoint(self, group: LearnerGroup, tmp_path: Path) -> None:
+    def test_restore_a_checkpoint(self, group: LearnerGroup, tmp_path: Path) -> None:
         group.begin_checkpoint(tmp_path / "checkpoint")
         expected = [group.update(make_batch(step), step)["loss"] for step in (4, 5)]
         group.end_checkpoint()
@@ -210,7 +210,7 @@ class TestTwoRanks:
         assert not torch.equal(sending.send(group)["lm_head.weight"], expected["lm_head.weight"])
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="by gloo, between CPUs")
-    def test_go_on_after_an_engine_that_left_a_transfer(self, group: LearnerGroup) -> None:
+    def test_continue_after_an_engine_has_left_a_transfer(self, group: LearnerGroup) -> None:
         sending = Sending(group, timeout_s=10.0)  # with messages as small as these, the ranks wait for its end
         with pytest.raises(GroupError, match="broke off"):
             sending.send(group, takes=2)
@@ -229,7 +229,7 @@ class TestTwoRanks:
                 group.write_weights(places, tensors, tmp_path / "disk" / "weights")
         assert weights_of(group).keys() == places.slots.keys()
 
-    def test_can_be_called_again_where_the_disk_of_one_is_full(self, group: LearnerGroup) -> None:
+    def test_can_be_called_again_after_the_disk_of_one_was_full(self, group: LearnerGroup) -> None:
         tensors = group.weight_tensors()
         given = layout(dict(shapes_of(tensors)), "float32"), tensors, Path("/dev/full")
         assert group._others is not None
@@ -238,7 +238,7 @@ class TestTwoRanks:
         assert weights_of(group).keys() == given[0].slots.keys()
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="by gloo, between CPUs")
-    def test_an_error_of_one_rank_ends_the_call_that_waits_for_it_and_nothing_can_be_called_after_it(
+    def test_an_error_of_one_rank_ends_the_waiting_call_and_forbids_others(
         self, group: LearnerGroup, folder: Path
     ) -> None:
         pid, mark = group.pids[0], folder / "1 fails"
@@ -256,12 +256,15 @@ class TestTwoRanks:
 
 
 def test_an_error_of_all_ranks_is_raised_once(folder: Path) -> None:
-    given = replace(arguments(folder, 2), model_path=str(folder / "none"))
+    of_two, of_one = (
+        replace(ranks, learner=replace(ranks.learner, model_path=str(folder / "none")))
+        for ranks in (arguments(folder, 2), arguments(folder, 1))
+    )
     with pytest.raises(ModelError) as alone:
-        replace(given, config=given.config.model_copy(update={"num_gpus": None})).learner()
+        LearnerGroup(of_one, of_one.build_algorithm())
     leave_process_group()  # on a GPU it has joined one of its own
     with pytest.raises(ModelError) as together:
-        LearnerGroup(given, given.build_algorithm())
+        LearnerGroup(of_two, of_two.build_algorithm())
     assert str(together.value).removeprefix("rank 1: ") == str(alone.value), "of the rank that fails first"
 
 
@@ -315,12 +318,12 @@ class TestEnds:
         assert process.returncode == 1
         assert f"rank 1 of the trainer (pid {pid}) died: signal 9" in errors
 
-    def test_a_killed_rank_0_takes_the_others_with_it(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
+    def test_the_other_ranks_end_with_a_killed_rank_0(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
         process, pid = hanging
         process.kill()
         wait_until_ended([pid])
 
-    def test_ctrl_c_ends_all(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
+    def test_ctrl_c_ends_all_ranks(self, hanging: tuple[subprocess.Popen[str], int]) -> None:
         process, pid = hanging
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE_S)

@@ -22,7 +22,7 @@ from rftcore.trainer.model_shape import refuse_indivisible
 from rftcore.trainer.network.network import Network
 from rftcore.trainer.network.sharding import full
 from rftdata.errors import ConfigError
-from tests.support.learning import VOCABULARY, config, make_batch
+from tests.support.learning import VOCABULARY, config, make_batch, make_learner
 from tests.support.models import make_tiny_moe
 from tests.support.ranks import run_ranks
 from tests.support.weights import weights_of
@@ -57,11 +57,11 @@ def batch_of(case: str, step: int) -> TrainBatch:
 def learner_of(case: str, model: str, teacher: str, **changes: Any) -> Learner:
     name, parts, _ = CASES.get(case, ("sft", {}, False))
     algorithm = build_algorithm(name, parts | ({"teacher": {"path": teacher}} if name == "jsd" else {}))
-    return Learner(model, config(**({"max_tokens_per_microbatch": 40} | changes)), algorithm, 0)
+    return make_learner(model, config(**({"max_tokens_per_microbatch": 40} | changes)), algorithm, 0)
 
 
 def trained(learner: Learner, case: str, first: int = 1) -> Trained:
-    """Metrics of each step, the whole weights after the last, and the whole gradients of the first."""
+    """Metrics of each step, the whole weights after the last step, and the whole gradients of the first."""
     seen = gradients(learner)
     metrics = [learner.update(batch_of(case, step), step) for step in range(first, first + NUM_STEPS)]
     return metrics, weights_of(learner), seen
@@ -73,12 +73,12 @@ def gradients(learner: Learner) -> dict[str, Tensor]:
 
     def look(*_: Any) -> None:
         handle.remove()
-        layout = CheckpointLayout(learner.model)
-        for name, parameter in learner.model.named_parameters():
+        layout = CheckpointLayout(learner.policy.model)
+        for name, parameter in learner.policy.model.named_parameters():
             if parameter.grad is not None:
                 seen.update(layout.tensors(name, full(parameter.grad).clone()))
 
-    handle = learner.optimizer.register_step_pre_hook(look)
+    handle = learner.policy.optimizers.members[0].register_step_pre_hook(look)
     return seen
 
 
@@ -152,7 +152,7 @@ def by_two(
     moe_path: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, dict[str, Trained]]:
-    """What two ranks found, and the folder with their checkpoint and that of one."""
+    """The results of two ranks, and the folder with their checkpoint and that of one rank."""
     folder = tmp_path_factory.mktemp("ranks")
     one = learner_of("grpo", model_path, moved_path)
     trained(one, "grpo")
@@ -181,7 +181,7 @@ def by_two(
 
 
 def _without_times(metrics: dict[str, float]) -> dict[str, float]:
-    """Without the loss of routers either, which is one of each micro-batch, and so depends on how the batch is cut."""
+    """Drop times, and the loss of routers, which is computed per micro-batch and so depends on how the batch is cut."""
     return {
         name: value
         for name, value in metrics.items()
@@ -211,7 +211,7 @@ def same(found: Trained, expected: Trained) -> None:
 
 
 def certain(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor], weight: Tensor) -> Tensor:
-    """Where the gradient of a weight is more than rounding, of which AdamW makes whole steps of either sign; or where there is none at all."""
+    """Return where the gradient of a weight is 0, or more than rounding errors, from which AdamW would make whole steps of either sign."""
     name = "model.embed_tokens.weight" if name == "lm_head.weight" and name not in theirs else name
     if name not in theirs:  # adapters are trained, and the weights are those with the adapters in them
         return torch.ones_like(weight, dtype=torch.bool)
@@ -219,7 +219,7 @@ def certain(name: str, ours: dict[str, Tensor], theirs: dict[str, Tensor], weigh
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_train_as_one(
+def test_two_ranks_train_like_one(
     case: str, by_two: tuple[Path, dict[str, Trained]], model_path: str, moved_path: str
 ) -> None:
     same(by_two[1][case], trained(learner_of(case, model_path, moved_path), case))
@@ -234,12 +234,14 @@ def test_two_ranks_train_as_one(
         ("one pass", "grpo"),
     ],
 )
-def test_other_ways_to_compute_change_nothing(job: str, case: str, by_two: tuple[Path, dict[str, Trained]]) -> None:
+def test_other_ways_to_compute_give_the_same_result(
+    job: str, case: str, by_two: tuple[Path, dict[str, Trained]]
+) -> None:
     same(by_two[1][job], by_two[1][case])
 
 
 @pytest.mark.parametrize("job", ["split heads, qwen3", ONE_ROW, EXPERTS])
-def test_models_of_other_families_train_as_by_one(
+def test_two_ranks_train_models_of_other_families_like_one(
     job: str, by_two: tuple[Path, dict[str, Trained]], qwen3_path: str, phi_path: str, moe_path: str, moved_path: str
 ) -> None:
     case = ONE_ROW if job == ONE_ROW else "grpo"
@@ -247,7 +249,7 @@ def test_models_of_other_families_train_as_by_one(
     same(by_two[1][job], trained(learner_of(case, path, moved_path), case))
 
 
-def test_adapters_of_two_ranks_train_as_those_of_one(
+def test_two_ranks_train_adapters_like_one(
     by_two: tuple[Path, dict[str, Trained]], model_path: str, moved_path: str
 ) -> None:
     same(by_two[1]["lora"], trained(learner_of("grpo", model_path, moved_path, **LORA), "grpo"))
@@ -257,7 +259,7 @@ def test_adapters_of_two_ranks_drop_different_inputs(by_two: tuple[Path, dict[st
     assert len({(by_two[0] / f"seed-of-{rank}").read_text() for rank in range(NUM_RANKS)}) == NUM_RANKS
 
 
-def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_that_of_one_by_two(
+def test_one_rank_resumes_a_checkpoint_of_two_and_two_resume_that_of_one(
     by_two: tuple[Path, dict[str, Trained]], model_path: str, moved_path: str
 ) -> None:
     folder, results = by_two
@@ -314,22 +316,22 @@ def test_a_sharded_model_is_called_unpacked_between_updates(
 def test_no_model_stays_gathered_after_an_update(model_path: str, moved_path: str, case: str) -> None:
     learner = learner_of(case, model_path, moved_path)
     learner.update(batch_of(case, 1), 1)
-    for network in (learner.policy, learner.reference, learner.teacher):
+    for network in (learner.policy, learner.models.reference, learner.models.teacher):
         assert network is None or gathered_weights(network) == []
 
 
 @pytest.mark.usefixtures("mesh_of_one")
-def test_a_run_resumed_into_the_warm_up_of_its_critic_is_saved(model_path: str, tmp_path: Path) -> None:
-    first = Learner(model_path, config(), build_algorithm("ppo"), 0)
+def test_a_run_resumed_into_the_warm_up_of_its_critic_can_be_saved(model_path: str, tmp_path: Path) -> None:
+    first = make_learner(model_path, config(), build_algorithm("ppo"), 0)
     first.update(make_batch(1), 1)
     first.save_checkpoint(tmp_path / "first")
-    resumed = Learner(model_path, config(), build_algorithm("ppo", {"critic": {"warmup_steps": 5}}), 0)
+    resumed = make_learner(model_path, config(), build_algorithm("ppo", {"critic": {"warmup_steps": 5}}), 0)
     resumed.load_checkpoint(tmp_path / "first")
-    expected = {name: full(value).clone() for name, value in resumed.policy.optimizer_state().items()}
+    expected = {name: full(value).clone() for name, value in resumed.policy.optimizers.state().items()}
     resumed.update(make_batch(2), 2)
     resumed.save_checkpoint(tmp_path / "second")
     resumed.load_checkpoint(tmp_path / "second")
-    found = {name: full(value) for name, value in resumed.policy.optimizer_state().items()}
+    found = {name: full(value) for name, value in resumed.policy.optimizers.state().items()}
     assert expected and found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items()), "the policy was not updated"
 

@@ -1,4 +1,4 @@
-"""What the ranks of a trainer send to engines is the whole model, each row once and from a rank that holds it, however the model is sharded."""
+"""The ranks of a trainer send the whole model to engines, each row once and from a rank that holds it, however the model is sharded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.network.sharding import Grid, full
 from rftcore.trainer.network.weight_parts import held_rows, wire_tensors
-from tests.support.learning import config, save_model
+from tests.support.learning import config, make_learner, save_model
 from tests.support.models import make_tiny_moe
 from tests.support.ranks import run_ranks
 from tests.support.weights import weights_of
@@ -51,14 +51,14 @@ Found = tuple[tuple[WireTensor, ...], list[HeldRows], dict[str, Tensor]]
 def own_heads(learner: Learner) -> None:
     """Give adapters a value: B is 0 at first."""
     with torch.no_grad():
-        for name, parameter in learner.model.named_parameters():
+        for name, parameter in learner.policy.model.named_parameters():
             if ".lora_B" in name:
                 parameter.copy_(torch.arange(parameter.numel()).view_as(parameter) / 50)
 
 
 def whole_weights(learner: Learner) -> dict[str, Tensor]:
-    """The weights by torch's own gathering, under the names of the checkpoint."""
-    layout = CheckpointLayout(learner.model)
+    """Return the weights as torch gathers them, under the names of the checkpoint."""
+    layout = CheckpointLayout(learner.policy.model)
     return {
         part: tensor.clone()
         for name, weight in learner.policy._weights()
@@ -89,7 +89,7 @@ def run_rank(rank: int, folder: Path) -> None:
     for tied in TIED:
         for case, settings in CASES.items():
             model = folder / f"{'experts' if case.startswith('experts') else 'dense'}-{tied}"
-            learner = Learner(str(model), config(**settings), build_algorithm("sft", {}), 0)
+            learner = make_learner(str(model), config(**settings), build_algorithm("sft", {}), 0)
             own_heads(learner)
             tensors = learner.wire_tensors()
             held = [replace(rows, rows=rows.rows.clone()) for rows in learner.held_rows(plan_of(tensors))]
@@ -123,13 +123,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_four(folder: Path) -> list[dict[str, Found]]:
-    """What each of four ranks found, by case."""
+    """The results of each of four ranks, by case."""
     run_ranks(run_rank, NUM_RANKS, folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(NUM_RANKS)]
 
 
 def put_together(ranks: list[Found]) -> dict[str, Tensor]:
-    """The tensors, from what the ranks send of them."""
+    """Join the tensors from the parts that the ranks send."""
     tensors, _, whole = ranks[0]
     assert all(found[0] == tensors for found in ranks), "every rank knows the same division"
     held = [{rows.name: rows for rows in found[1]} for found in ranks]
@@ -171,7 +171,7 @@ def test_the_parts_of_all_ranks_are_the_model(by_four: list[dict[str, Found]], c
 
 
 @pytest.mark.parametrize("tied", TIED)
-def test_each_expert_is_sent_by_the_rank_that_has_it(by_four: list[dict[str, Found]], folder: Path, tied: bool) -> None:
+def test_the_rank_that_has_an_expert_sends_it(by_four: list[dict[str, Found]], folder: Path, tied: bool) -> None:
     tensors, _, whole = by_four[0][f"experts, {tied}"]
     stored = load_file(folder / f"experts-{tied}" / "model.safetensors")
     assert all(torch.equal(whole[name], tensor) for name, tensor in stored.items())
@@ -184,7 +184,7 @@ def test_each_expert_is_sent_by_the_rank_that_has_it(by_four: list[dict[str, Fou
 
 
 @pytest.mark.parametrize("case", ["rows", "adapters"])
-def test_a_rank_holds_its_rows_alone(by_four: list[dict[str, Found]], case: str) -> None:
+def test_a_rank_holds_only_its_rows(by_four: list[dict[str, Found]], case: str) -> None:
     for found in by_four:
         _, held, whole = found[f"{case}, True"]
         assert all(len(rows.rows) <= -(-len(whole[rows.name]) // NUM_RANKS) for rows in held)
@@ -192,14 +192,14 @@ def test_a_rank_holds_its_rows_alone(by_four: list[dict[str, Found]], case: str)
 
 def test_adapters_are_merged_into_the_rows(by_four: list[dict[str, Found]], tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", tied=True)
-    learner = Learner(str(model), config(lora=CASES["adapters"]["lora"]), build_algorithm("sft", {}), 0)
+    learner = make_learner(str(model), config(lora=CASES["adapters"]["lora"]), build_algorithm("sft", {}), 0)
     own_heads(learner)
     result = put_together([found["adapters, True"] for found in by_four])
     for name, tensor in whole_weights(learner).items():
         torch.testing.assert_close(result[name], tensor, msg=name)
 
 
-def test_placements_that_are_not_rows_are_gathered_and_copies_divided(by_four: list[dict[str, Found]]) -> None:
+def test_other_placements_than_rows_are_gathered_and_copies_are_divided(by_four: list[dict[str, Found]]) -> None:
     ranks = [found["others"] for found in by_four]
     result = put_together(ranks)
     assert all(torch.equal(result[name], tensor) for name, tensor in ranks[0][2].items())

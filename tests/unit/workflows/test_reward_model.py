@@ -13,11 +13,10 @@ from rftcore.algorithms import build_algorithm
 from rftcore.explorer.scorer import Scorer
 from rftcore.rewards import load_rewards
 from rftcore.trainer.batches.train_batch import TrainBatch
-from rftcore.trainer.learner import Learner
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import PluginError, RftError
 from rftdata.experience import Sequence
-from tests.support.learning import config, make_batch, save_model
+from tests.support.learning import config, make_batch, make_learner, save_model
 from tests.support.waiting import PATIENCE_S
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
@@ -37,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, batch: TrainBatch) -> Path:
     """A checkpoint of a run that trained a reward model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    learner = Learner(
+    learner = make_learner(
         str(save_model(tmp_path_factory.mktemp("model"), tied=True)), config(), build_algorithm("reward_model"), 0
     )
     for step in range(1, 21):

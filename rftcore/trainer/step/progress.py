@@ -1,7 +1,7 @@
-"""How long a trainer's step has been without progress, to tell a step that hangs from one that is long.
+"""`StepProgress`: how long a trainer's step has been without progress, to distinguish a step that hangs from one that is long.
 
 A step makes progress with every micro-batch. On a GPU the host launches micro-batches long before they are computed, so each is marked by an
-event in the device's stream. Whoever asks looks which events have passed; the training thread waits for none.
+event in the device's stream. The watching thread (`rftcore.trainer.trainer_watch`) looks which events have passed; the training thread waits for none.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 
 class StepProgress:
-    """The progress of one rank. Marked by the training thread, read by any other.
+    """The progress of one rank. The training thread marks it, and any thread may read it.
 
     Args:
-        device: on which it computes.
+        device: the device of the rank.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class StepProgress:
             self._events.clear()
 
     def mark(self) -> None:
-        """Record progress, on a GPU once what was launched up to here is computed."""
+        """Record progress; on a GPU, once everything launched until now is computed."""
         if self._since is None:
             return
         if self._on_gpu:

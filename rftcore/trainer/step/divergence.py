@@ -1,4 +1,4 @@
-"""When training goes nowhere: gradients are not finite, one update after the other, or there is nothing to train, step after step."""
+"""Ends training that makes no progress: gradients that are not finite in a row, or steps in a row with nothing to train."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_EMPTY_IN_A_ROW = 20
 
 
 class Divergence:
-    """Counts what changed no weight.
+    """Counts the latest updates and steps that changed no weight.
 
     Attributes:
-        skipped_in_a_row: updates up to the last one whose gradient was not finite.
-        empty_in_a_row: steps up to the last one in which no pair and no token counted.
+        skipped_in_a_row: latest updates whose gradients were not finite.
+        empty_in_a_row: latest steps in which no pair and no token counted.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Divergence:
         """Count a step.
 
         Args:
-            is_empty: none of its updates had anything to train.
+            is_empty: whether none of its updates had anything to train.
 
         Raises:
             RftError: it is the twentieth such step in a row.
@@ -41,8 +41,8 @@ class Divergence:
                 "of one turn with different rewards, and have two answers that are not empty",
             )
 
-    def saw(self, norms: dict[str, float]) -> bool:
-        """Return whether one of an update's gradient norms is not finite.
+    def is_skipped(self, norms: dict[str, float]) -> bool:
+        """Count an update; return whether one of its gradient norms is not finite.
 
         Raises:
             RftError: it is the fifth such update in a row.
