@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
-PIP, UV, SETUP = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[:3]
+_BUILD, PIP, UV, SETUP = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[:4]
 # A model with random weights is never right, and equal rewards train nothing.
 REWARD = (
     "from itertools import count\n\ncalls = count()\n\n\ndef score(turn, task):\n    return float(next(calls) % 3)\n"
@@ -94,8 +94,8 @@ class Terminal:
         self._environment["PATH"] = f"{programs}:{os.environ['PATH']}"
 
     def run(self, commands: str, *, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
-        """Run a block of the page, with the wheel in the place of the package's name on the index."""
-        commands = re.sub(r"(install )'?rftdata\b", rf"\g<1>{self._wheel}", commands)
+        """Run a block of the page, with the wheel's path in the place of WHEEL."""
+        commands = re.sub(r"\bWHEEL\b", str(self._wheel), commands)
         active = "if [ -d .venv ]; then . .venv/bin/activate; fi\n"
         return subprocess.run(
             ["bash", "-euc", active + commands],
