@@ -1,1 +1,1 @@
-"""What the README claims, re-runnable: `rft bench NAME`. Each module prints JSON on stdout and progress on stderr."""
+"""Benchmarks: programs that measure one question each and print JSON. `rft bench` lists them."""

@@ -1,6 +1,6 @@
-"""Environments of the peers: one for each set of requirements, in the user's cache folder, made once.
+"""Environments of peers: one for each set of requirements, in the user's cache folder, installed once.
 
-A package index is whatever pip is set up for; `rftcore.installation` translates that for uv.
+Packages come from the index that pip is configured for; `rftcore.installation` translates the settings for uv.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _INSTALL_S = 1800
 
 
 class InstallationError(Exception):
-    """A peer could not be installed; the text is the installer's."""
+    """A peer could not be installed; the message is the installer's."""
 
 
 def cache_folder() -> Path:
-    """Where environments are kept."""
+    """Return the folder of all environments."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rftdata" / "peers"
 
 
 def python_of(requirements: tuple[str, ...]) -> Path:
-    """The interpreter of an environment with these requirements, installed where it is not there yet.
+    """Return the interpreter of an environment with these requirements; install it if it does not exist.
 
     Raises:
-        InstallationError: it cannot be.
+        InstallationError: the installer failed.
     """
     name = requirements[0].partition("=")[0].lower()
     digest = hashlib.sha256(f"{requirements} {sys.version_info[:2]}".encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""A small Ray cluster of a peer's own, without the parts that take CPU time while others are measured."""
+"""Ray cluster of a peer, without the parts that take CPU time while others are measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
 def start(address: dict[str, Any]) -> dict[str, Any]:
-    """Start it; the address with that of its head."""
+    """Start the cluster; return the address with that of its head."""
     # "local": without an address Ray joins any cluster that runs on this machine.
     context = ray.init(
         "local",
@@ -33,5 +33,5 @@ def start(address: dict[str, Any]) -> dict[str, Any]:
 
 
 def connect(address: dict[str, Any]) -> None:
-    """Connect this process to it."""
+    """Connect this process to the cluster."""
     ray.init(address=address["ray"], namespace=NAMESPACE, log_to_driver=False)

@@ -1,7 +1,7 @@
 """Ray's object store: shared memory, the volatile ceiling.
 
-A write is `ray.put` of a batch of experiences, each a dictionary of texts, numbers and three arrays. For the consumer the references
-pass through an actor, the usual way to hand objects between processes.
+A write is `ray.put` of a batch of experiences, each a dictionary of texts, numbers and three arrays. References reach the consumer through an
+actor, the usual way to pass objects between processes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import ray
 
-from benchmarks.harness import Store, keys_of
+from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.workload import Sample
 from benchmarks.peers import ray_cluster
-from benchmarks.workload import Sample
 
 
 @ray.remote
 class Mailbox:
-    """References on their way; one for each space."""
+    """Queue of references, one for each space."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[list[Any]] = asyncio.Queue()
@@ -64,7 +64,7 @@ class RayObjectStore(Store):
 
     def put(self, batch: list[dict[str, Any]]) -> None:
         reference = ray.put(batch)
-        self._kept.append(reference)  # the object lives as long as its owner holds it
+        self._kept.append(reference)  # the object exists as long as its owner holds the reference
         self._mailbox.put.remote([reference])  # not waited for: the object is stored
 
     def take(self, num: int) -> list[int]:
@@ -75,7 +75,7 @@ class RayObjectStore(Store):
 
     def close(self, space: str) -> None:
         self._kept.clear()
-        with contextlib.suppress(ValueError):  # another process closed it before
+        with contextlib.suppress(ValueError):  # another process has closed it
             ray.kill(ray.get_actor(space))
 
 

@@ -1,6 +1,6 @@
 """Reverb 0.14.0: a queue table in the memory of its server.
 
-One item each experience. A writer refuses arrays of different lengths, so they are padded to the longest that the workload has.
+Each experience is an item. A writer refuses arrays of different lengths, so they are padded to the longest of the workload.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import reverb
 
-from benchmarks.harness import Store, keys_of
-from benchmarks.workload import MAX_TOKENS, Sample
+from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.workload import MAX_TOKENS, Sample
 
 _NUM_SPACES = 200
 # A sample has its columns in the order of their names.

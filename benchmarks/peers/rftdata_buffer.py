@@ -1,7 +1,7 @@
-"""The buffer itself, through its public interface: a writer per producer, a trainer's attempt that draws whole groups.
+"""The buffer itself, through its public interface: a writer per producer, and an attempt of a trainer that draws whole groups.
 
-A space is a run without pipeline stages, so that what is written can be drawn. Every write is durable on return; every draw is noted
-durably, with receipts, fencing, checksums and the reward used, before its arrays are handed out.
+A space is a run without pipeline stages, so experiences can be drawn as soon as they are written. A write is durable when it returns. A draw is
+durable, with receipts, fencing, checksums and the reward used, before its arrays are returned.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import rftdata
-from benchmarks.harness import Store, keys_of
-from benchmarks.workload import GROUP_SIZE, Sample
+from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.workload import GROUP_SIZE, Sample
 from rftdata import Group, Rollout
 from rftdata import Sequence as Experience
 from rftdata.config import BufferConfig
@@ -19,31 +19,28 @@ from rftdata.config import BufferConfig
 COLUMNS = ("token_ids", "loss_mask", "behavior_logprobs")
 
 
+def as_sequence(sample: Sample, *, parent_id: int | None = None) -> Experience:
+    """Return a sample as the buffer takes it."""
+    return Experience(
+        prompt=sample.prompt,
+        response=sample.response,
+        token_ids=sample.token_ids,
+        num_prompt_tokens=sample.num_prompt_tokens,
+        finish_reason="stop",
+        reward=sample.reward,
+        behavior_logprobs=sample.logprobs[sample.num_prompt_tokens :],
+        metrics=sample.metrics,
+        parent_id=parent_id,
+    )
+
+
 def as_groups(samples: Sequence[Sample]) -> list[Group]:
-    """The samples as the buffer takes them."""
+    """Return samples as groups of the buffer."""
     groups = []
     for start in range(0, len(samples), GROUP_SIZE):
-        rollouts = [
-            Rollout(
-                index,
-                "ok",
-                s.reward,
-                [
-                    Experience(
-                        prompt=s.prompt,
-                        response=s.response,
-                        token_ids=s.token_ids,
-                        num_prompt_tokens=s.num_prompt_tokens,
-                        finish_reason="stop",
-                        reward=s.reward,
-                        behavior_logprobs=s.logprobs[s.num_prompt_tokens :],
-                        metrics=s.metrics,
-                    )
-                ],
-            )
-            for index, s in enumerate(samples[start : start + GROUP_SIZE])
-        ]
-        groups.append(Group(rollouts, source="import", taskset="benchmark", task_key=str(samples[start].group)))
+        some = samples[start : start + GROUP_SIZE]
+        rollouts = [Rollout(index, "ok", sample.reward, [as_sequence(sample)]) for index, sample in enumerate(some)]
+        groups.append(Group(rollouts, source="import", taskset="benchmark", task_key=str(some[0].group)))
     return groups
 
 

@@ -1,7 +1,7 @@
 """TransferQueue 0.1.11 with its default storage (in RAM, in Ray actors), through its client.
 
-A space is a partition. The consumer asks for metadata of 256 samples, then for their three arrays. In the default mode a request that
-comes before its data stops the controller for five seconds and then fails, so the polling mode is used.
+A space is a partition. The consumer asks for the metadata of 256 samples, then for their three arrays. In the default mode, a request that comes
+before its data stops the controller for five seconds and then fails, so the polling mode is used.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import transfer_queue
 from omegaconf import OmegaConf
 from tensordict import NonTensorStack, TensorDict
 
-from benchmarks.harness import Store, keys_of
+from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.workload import Sample
 from benchmarks.peers import ray_cluster
-from benchmarks.workload import Sample
 
 _FIELDS = ["token_ids", "logprobs", "mask"]
 _POLL_S = 0.002

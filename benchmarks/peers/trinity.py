@@ -1,6 +1,6 @@
 """Trinity-RFT 0.6.0: its own writer and reader classes, with its own `Experience`.
 
-SQL: in the process that uses it (not behind a Ray actor, which costs it more), on the PostgreSQL of the benchmark; one table each space.
+SQL: in the process that uses it (a Ray actor in between would make it slower), on the PostgreSQL of the benchmark, one table for each space.
 Queue: a Ray actor, as its trainer uses it, with the JSONL file that it always writes beside the queue.
 """
 
@@ -20,9 +20,9 @@ from trinity.common.config import StorageConfig
 from trinity.common.constants import StorageType
 from trinity.common.experience import EID, Experience
 
-from benchmarks.harness import Store, keys_of
+from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.workload import GROUP_SIZE, Sample
 from benchmarks.peers import ray_cluster
-from benchmarks.workload import GROUP_SIZE, Sample
 
 
 class _Trinity(Store):
@@ -94,9 +94,8 @@ class TrinityQueue(_Trinity):
 
     def __init__(self, address: dict[str, Any]) -> None:
         super().__init__(address)
-        self._made: dict[
-            str, Any
-        ] = {}  # Ray ends an actor when its first handle is deleted, even if other handles exist
+        # Ray ends an actor when its first handle is deleted, even if other handles exist.
+        self._made: dict[str, Any] = {}
         ray_cluster.connect(address)
 
     @classmethod

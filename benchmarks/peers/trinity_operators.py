@@ -1,7 +1,7 @@
-"""Trinity-RFT 0.6.0's experience operators on the experiences of the buffer benchmark; run in its environment: ROWS ROUNDS.
+"""Trinity-RFT 0.6.0's experience operators on the experiences of the buffer benchmark, in its own environment. Arguments: ROWS ROUNDS.
 
-Each call gets a new list of the same experiences, as its pipeline gives it. CPU seconds of the process: of the operator alone, and with reading the
-experiences from the bytes in which its own buffer keeps and sends them.
+Each call gets a new list of the same experiences, as in its pipeline. CPU seconds of the process: of the operator alone, and with reading the
+experiences from the bytes in which its buffer stores and sends them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trinity.buffer.operators.filters.reward_filter import DAPODynamicSamplingFi
 from trinity.buffer.operators.mappers.reward_shaping_mapper import RewardShapingMapper
 from trinity.common.experience import EID, Experience
 
-from benchmarks.workload import GROUP_SIZE, make_samples
+from benchmarks.harness.workload import GROUP_SIZE, make_samples
 
 
 def experiences(rows: int) -> list[Experience]:
@@ -67,7 +67,7 @@ def main() -> None:
         if number:
             reading.append(time.process_time() - started)
         for name, operator in operators.items():
-            fresh = [copy.copy(one) for one in given]  # the mapper writes into what it is given
+            fresh = [copy.copy(one) for one in given]  # the mapper changes its input
             gc.collect()
             gc.disable()
             started = time.process_time()

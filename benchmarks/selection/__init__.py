@@ -1,1 +1,1 @@
-"""Whether choosing tasks pays: every selector against uniform choice, on a synthetic learner and on a small real model."""
+"""Whether a choice of tasks saves rollouts: every selector beside uniform choice, on a synthetic learner and on a small real model."""

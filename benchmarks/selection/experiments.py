@@ -1,8 +1,8 @@
-"""What is run: four experiments, the selectors with their arguments, and one run of one of them with one seed.
+"""Four experiments, the selectors with their arguments, and one run of one of them with one seed.
 
 Targets and budgets were fixed in pilot runs: of the synthetic learner with `shuffle` on seed 100, of the real model with the uniform selectors
-and `easy_to_hard`, partly on seed 0; no other selector had run by then. The gap to make up is a round share that uniform choice makes up well
-before its curve flattens, the budget about three times the rollouts that this takes.
+and `easy_to_hard`, partly on seed 0. No other selector had run by then. The gap to close is a round share that uniform choice reaches well
+before its curve flattens; the budget is about three times the rollouts that this takes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rftdata.selectors import SELECTORS, build_selector
 
 @dataclass(frozen=True)
 class Compared:
-    """A selector of the comparison.
+    """Selector of the comparison.
 
     Attributes:
-        selector: its name in a configuration.
-        args: its arguments there, for all experiments; what is not said is as the project has it.
-        uses_anchors: whether it reads pass rates of two other models, whose rollouts are then counted beside.
+        selector: name in a configuration.
+        args: arguments in a configuration, for all experiments; others have their defaults.
+        uses_anchors: whether it reads pass rates of two other models, whose rollouts are counted separately.
     """
 
     selector: str
@@ -53,7 +53,7 @@ COMPARED: dict[str, Compared] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """One learner and the sizes of its runs; `options` are the learner's own."""
+    """Learner and the sizes of its runs; `options` are the learner's."""
 
     what: str
     plan: Plan
@@ -85,7 +85,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def quick(experiment: Experiment) -> Experiment:
-    """The same with sizes that take seconds: for tests of the benchmark, not for conclusions."""
+    """Return the experiment with sizes that take seconds, for tests of the benchmark."""
     plan = replace(experiment.plan, batch_groups=4, max_refill=8, budget=600, evaluate_every=2)
     if "setting" in experiment.options:
         world = experiment.options["world"] | {"num_tasks": 256, "num_held_out": 64}
@@ -96,7 +96,7 @@ def quick(experiment: Experiment) -> Experiment:
 
 @dataclass(frozen=True)
 class Job:
-    """One run with a selector of `COMPARED`; `folder` keeps results and what the selectors of a seed share."""
+    """One run with a selector of `COMPARED`. `folder` keeps results and the files that all selectors of a seed use."""
 
     name: str
     experiment: Experiment
@@ -106,7 +106,7 @@ class Job:
 
     @property
     def file(self) -> Path:
-        """Where its result is kept; another name when the experiment, the selector or the code that decides changed."""
+        """File of the result, whose name changes with the experiment, the selector and their code."""
         cls = SELECTORS.load(COMPARED[self.selector].selector)
         mine = {inspect.getsourcefile(c) or "" for c in cls.__mro__ if c.__module__ not in ("abc", "builtins")}
         shared = {str(path) for path in Path(selectors.__file__).parent.glob("*.py")}
@@ -123,12 +123,12 @@ def _module(experiment: str) -> str:
 
 
 def prepare(job: Job) -> dict[str, Any]:
-    """What all selectors of a seed share, made once; facts about the start."""
+    """Make the files that all selectors of a seed use; return scores at the start."""
     return _PREPARED[_module(job.name)](job)
 
 
 def run(job: Job) -> dict[str, Any]:
-    """The run's record, from its file if it was made before."""
+    """Return the run's record, from its file if that exists."""
     file = job.file
     if file.exists():
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

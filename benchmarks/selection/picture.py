@@ -1,4 +1,4 @@
-"""The results as a picture: learning curves, and below them what each selector needed, as a multiple of what uniform choice needed."""
+"""Picture of the results: learning curves, and the rollouts that each selector needed, as a share of those of uniform choice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLOURS = {
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
-    """Write the picture; a column for every experiment."""
+    """Write the picture, a column for every experiment."""
     from matplotlib.figure import Figure
 
     experiments = results["experiments"]
@@ -52,9 +52,9 @@ def _curves(axes: Any, name: str, experiment: dict[str, Any]) -> None:
 
 
 def _needs(axes: Any, experiment: dict[str, Any]) -> None:
-    """A dot for each seed; an arrow to the right where the target was not reached; a ring with the rollouts of the anchors.
+    """Draw a dot for each seed, an arrow where the target was not reached, and a ring with the rollouts of the anchors.
 
-    Rings that lie further out than `_WIDEST` are left out: they would leave no room for the differences of the others.
+    Rings beyond `_WIDEST` are left out, since they would hide the differences between the others.
     """
     uniform = experiment["selectors"].get(UNIFORM)
     if uniform is None:

@@ -1,11 +1,11 @@
 """A real model: a Llama of 0.75 million parameters that sorts digits, one token per character, as in examples/sort_from_scratch.
 
-Levels are lengths, from 3 digits to 12. The warm-up imitates demonstrations, mostly of short lists, and the longer the more of
-them wrong in one digit: so the shortest are all but solved at the start and the longest hopeless. Then GRPO with real rollouts: the
-project's learner, algorithm and packing, and a sampler of its own here, which generates with the learner's model.
+Levels are lengths, from 3 digits to 12. The warm-up imitates demonstrations, mostly of short lists; the longer the lists, the more of them have one
+wrong digit. So the shortest lists are nearly solved at the start, and the longest hopeless. GRPO follows with real rollouts: the project's learner,
+algorithm and packing, and a sampler of this module, which generates with the learner's model.
 
-The held-out score needs no sampling: an answer is right only if it is one certain text, whose probability one forward pass
-gives. It is the chance that a sampled answer is right, averaged over tasks whose digits do not occur in training.
+The held-out score needs no sampling: only one text is the right answer, and one forward pass gives its probability. The score is the probability
+that a sampled answer is right, averaged over tasks whose digits do not occur in training.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Course:
     """Sizes of the experiment.
 
     Attributes:
-        tasks_per_level, held_out_per_level: different multisets of digits.
-        warm_up_steps: of 64 demonstrations each; the weak anchor is the model after half of them.
-        warm_up_shares: how often each length occurs in the warm-up.
+        tasks_per_level, held_out_per_level: numbers of tasks; each has another multiset of digits.
+        warm_up_steps: steps of 64 demonstrations each; the weak anchor is the model after half of them.
+        warm_up_shares: share of each length in the warm-up.
         noise: share of the demonstrations of each length with a wrong digit.
-        strong_steps: the strong anchor is the start trained on so many more batches, without noise, all lengths alike.
-        learning_rate: of GRPO.
+        strong_steps: further steps from the start to the strong anchor, without noise and with all lengths alike.
+        learning_rate: learning rate of GRPO.
     """
 
     tasks_per_level: int = 96
@@ -61,6 +61,10 @@ class Course:
     learning_rate: float = 2.0e-4
 
 
+QUICK = Course(tasks_per_level=8, held_out_per_level=8, warm_up_steps=4, strong_steps=2)
+"""Sizes that take seconds, for tests of benchmarks."""
+
+
 @dataclass(frozen=True)
 class Task:
     question: str
@@ -69,7 +73,7 @@ class Task:
 
 
 def example(module: str) -> Any:
-    """A file of the example; examples are no package."""
+    """Load a file of the example, since examples are not a package."""
     spec = importlib.util.spec_from_file_location(f"sort_from_scratch_{module}", EXAMPLE / f"{module}.py")
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
@@ -78,7 +82,7 @@ def example(module: str) -> Any:
 
 
 def make_tasks(course: Course, seed: int) -> tuple[list[Task], list[Task]]:
-    """Training and held-out tasks, in an order of no meaning; no multiset of digits occurs twice."""
+    """Make training and held-out tasks in random order; no multiset of digits occurs twice."""
     train: list[Task] = []
     held_out: list[Task] = []
     for level, length in enumerate(LENGTHS):
@@ -98,7 +102,7 @@ def make_tasks(course: Course, seed: int) -> tuple[list[Task], list[Task]]:
 
 
 class Tokens:
-    """Text to token ids; the tokenizer of the example, whose ids are used directly because there are sixteen."""
+    """Token ids of texts, by the vocabulary of the example's tokenizer, which has sixteen tokens."""
 
     def __init__(self, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -114,9 +118,9 @@ class Tokens:
 
 @torch.no_grad()
 def sample(model: Any, prompts: Sequence[list[int]], tokens: Tokens) -> tuple[list[list[int]], list[list[float]]]:
-    """A response to each prompt at temperature 1, and the log-probability of each of its tokens.
+    """Sample a response to each prompt at temperature 1; return responses and the log-probabilities of their tokens.
 
-    Prompts are padded on the left; all responses grow together, and those that have ended leave the batch.
+    Prompts are padded on the left. All responses grow together; a response that has ended leaves the batch.
     """
     width = max(map(len, prompts))
     current = torch.tensor([[tokens.pad] * (width - len(p)) + p for p in prompts])
@@ -147,14 +151,14 @@ def sample(model: Any, prompts: Sequence[list[int]], tokens: Tokens) -> tuple[li
 
 @torch.no_grad()
 def chances(model: Any, tasks: Sequence[Task], tokens: Tokens) -> Tensor:
-    """The probability of each task's right answer, [tasks]."""
+    """Return the probability of each task's right answer, [tasks]."""
     prompts = [tokens.prompt(task.question) for task in tasks]
     whole = [prompt + tokens.response(task.answer) for prompt, task in zip(prompts, tasks, strict=True)]
     width = max(map(len, whole))
     ids_BT = torch.tensor([row + [tokens.pad] * (width - len(row)) for row in whole])
     place = torch.arange(1, width)[None, :]
     starts, ends = (torch.tensor([len(row) for row in rows])[:, None] for rows in (prompts, whole))
-    # Padding is on the right and attention causal, so what counts does not see it.
+    # Padding is on the right and attention is causal, so padding has no effect.
     logprobs = model(input_ids=ids_BT, use_cache=False).logits[:, :-1].float().log_softmax(-1)
     answered = logprobs.gather(2, ids_BT[:, 1:, None])[:, :, 0]
     found: Tensor = (answered * ((place >= starts) & (place < ends))).sum(1).exp()
@@ -164,7 +168,7 @@ def chances(model: Any, tasks: Sequence[Task], tokens: Tokens) -> Tensor:
 def train_batch(
     rows: Sequence[tuple[list[int], list[int], list[float] | None]], rewards: Any, groups: Any
 ) -> TrainBatch:
-    """Prompts, responses and the log-probabilities that they were sampled with, as the trainer takes them."""
+    """Return prompts, responses and their log-probabilities as a batch of the trainer."""
     lengths = [len(prompt) + len(response) for prompt, response, _ in rows]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     masks = [[False] * len(prompt) + [True] * len(response) for prompt, response, _ in rows]
@@ -182,7 +186,7 @@ def train_batch(
 
 
 class SortingLearner(training.Learner):
-    """GRPO on what `prepare` left in a folder."""
+    """GRPO from the start that `prepare` wrote to a folder."""
 
     def __init__(self, folder: Path, course: Course, seed: int) -> None:
         prepared = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
@@ -225,7 +229,7 @@ class SortingLearner(training.Learner):
 
 
 def scores(model: Any, tasks: Sequence[Task], tokens: Tokens) -> tuple[float, list[float]]:
-    """Mean chance of success over levels, and over the tasks of each."""
+    """Return the mean probability of success over levels, and that of each level."""
     found = chances(model, tasks, tokens).numpy()
     levels = np.array([task.level for task in tasks])
     by_level = [float(found[levels == level].mean()) for level in range(len(LENGTHS))]
@@ -235,7 +239,7 @@ def scores(model: Any, tasks: Sequence[Task], tokens: Tokens) -> tuple[float, li
 def rollouts_of(
     model: Any, tasks: Sequence[Task], tokens: Tokens
 ) -> Iterator[tuple[list[int], list[int], list[float]]]:
-    """Prompt, response and its log-probabilities, one rollout for each entry."""
+    """Yield prompt, response and log-probabilities of one rollout for each entry."""
     prompts = [tokens.prompt(task.question) for task in tasks]
     for start in range(0, len(prompts), _SAMPLED_AT_ONCE):
         some = prompts[start : start + _SAMPLED_AT_ONCE]
@@ -248,7 +252,7 @@ def open_learner(folder: Path, algorithm: Algorithm, learning_rate: float, seed:
 
 
 def prepare(folder: Path, course: Course, seed: int) -> dict[str, Any]:
-    """The start of one seed, the two anchors' pass rates, and what both cost; done once for all selectors."""
+    """Make the start of a seed and the pass rates of both anchors, once for all selectors."""
     file = folder / "prepared.json"
     if file.exists():
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -306,7 +310,7 @@ def _imitate(learner: Learner, demonstrations: Sequence[tuple[str, str]], tokens
 def _demonstrations(
     generator: np.random.Generator, shares: Sequence[float], noise: Sequence[float], held_out: set[str]
 ) -> list[tuple[str, str]]:
-    """64 questions with answers, a share of them wrong in one digit; none has the digits of a held-out task."""
+    """Return 64 questions with answers, a share of them with a wrong digit; none has the digits of a held-out task."""
     found: list[tuple[str, str]] = []
     while len(found) < 64:
         level = generator.choice(len(LENGTHS), p=shares)
@@ -321,7 +325,7 @@ def _demonstrations(
 
 
 def _pass_rates(model: Any, tasks: Sequence[Task], tokens: Tokens) -> list[float]:
-    """Share of right answers of each task, measured with rollouts."""
+    """Return the share of right answers of each task, measured with rollouts."""
     rows = [task for task in tasks for _ in range(ANCHOR_ROLLOUTS)]
     right = [
         float(response == tokens.response(task.answer))

@@ -1,4 +1,4 @@
-"""From runs to figures: what each selector needed to reach the target, beside what uniform choice needed with the same seed."""
+"""Figures of each selector: what it needed to reach the target, beside what uniform choice needed with the same seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Run = dict[str, Any]
 
 
 def at_target(run: Run, what: str) -> float | None:
-    """`what` (rollouts, seconds, …) when the score first reached the run's target, between two evaluations by a straight line; or None."""
+    """Return `what` (rollouts, seconds, …) when the score first reached the target, interpolated between evaluations; None if it did not."""
     before, target = run["points"][0], run["target"]
     if before["score"] >= target:
         return float(before[what])
@@ -25,7 +25,7 @@ def at_target(run: Run, what: str) -> float | None:
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean and range, None where a run has none, and the values."""
+    """Return mean and range, None where a run has no value, and the values."""
     known = [value for value in values if value is not None]
     whole = len(known) == len(values) and known
     return {
@@ -37,11 +37,11 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def summarize(runs: dict[str, dict[int, Run]], budget: int) -> dict[str, Any]:
-    """Figures of every selector.
+    """Return the figures of every selector.
 
     Args:
-        runs: by selector and seed.
-        budget: rollouts at which runs ended that had not reached the target.
+        runs: runs by selector and seed.
+        budget: rollouts after which a run without the target ended.
     """
     found = {name: _figures(by_seed) for name, by_seed in runs.items()}
     uniform = runs.get(UNIFORM)
@@ -60,7 +60,7 @@ def _figures(by_seed: dict[int, Run]) -> dict[str, Any]:
         "rollouts": [run["rollouts"] for run in runs],
         "rollouts_counted_by_learner": [run["rollouts_made"] for run in runs],
         "rollouts_to_target": spread(rollouts),
-        # What a user without pass rates of two other models pays once, whatever the number of runs after it.
+        # A user without pass rates of two other models pays this once for any number of runs.
         "rollouts_to_target_with_anchors": spread(
             [None if value is None else value + anchor for value, anchor in zip(rollouts, anchors, strict=True)]
         ),
@@ -81,7 +81,7 @@ def _figures(by_seed: dict[int, Run]) -> dict[str, Any]:
 
 
 def _against(by_seed: dict[int, Run], uniform: dict[int, Run], budget: int) -> dict[str, Any]:
-    """Uniform's rollouts over this selector's, seed by seed: above 1 is a gain. An unreached target counts as the budget."""
+    """Return the rollouts of uniform choice over those of a selector, by seed: above 1 is a gain. A target that is not reached counts as the budget."""
     ratios: dict[str, list[float | None]] = {"rollouts": [], "seconds": [], "cpu_seconds": []}
     outcomes = []
     for seed, run in by_seed.items():
@@ -107,7 +107,7 @@ def _against(by_seed: dict[int, Run], uniform: dict[int, Run], budget: int) -> d
 
 
 def _thinned(points: list[dict[str, Any]]) -> list[list[float]]:
-    """[rollouts, score] of some points, the first and the last among them."""
+    """Return [rollouts, score] of some points, including the first and the last."""
     every = max(1, -(-len(points) // _POINTS_KEPT))
     kept = points[::every] + ([points[-1]] if (len(points) - 1) % every else [])
     return [[point["rollouts"], point["score"]] for point in kept]

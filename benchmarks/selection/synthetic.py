@@ -1,20 +1,20 @@
-"""A learner with known learning curves: thousands of tasks, one logistic policy.
+"""Learner with known learning curves: thousands of tasks, one logistic policy.
 
-What it assumes, all of it:
+All its assumptions:
 
-- Task i succeeds with probability σ(w·x_i - b_i), an item-response model (Rasch 1960, of several dimensions): w is what the policy
-  can do, b_i the task's difficulty, x_i what the task asks for. x_i has length 1; a share `transfer` of its square lies on the task's
+- Task i succeeds with probability σ(w·x_i - b_i), an item-response model (Rasch 1960, of several dimensions): w are the abilities of the
+  policy, b_i is the task's difficulty, x_i its demands. x_i has length 1; a share `transfer` of its square lies on the task's
   skill, which the tasks of a skill have in common, the rest points in a direction of the task's own.
 - A rollout is one draw of success or failure by this policy, and the step is GRPO's (arXiv 2402.03300, eq. 3) on it, exactly: the policy's
   gradient is (r - p_i) x_i for a rollout of reward r, weighed by (r - mean) / std of its group and averaged over the rollouts of the
-  groups trained on. That learning goes with p(1 - p), that groups of equal rewards teach nothing, that easy tasks make the hard
-  ones of their skill possible, and that training on one skill disturbs another a little: none of this is put in, all of it follows.
+  groups trained on. It follows, without being put in, that learning is proportional to p(1 - p), that groups of equal rewards teach
+  nothing, that easy tasks make the hard tasks of their skill possible, and that training on one skill slightly disturbs another.
 - Put in: noise of the gradient that does not come from rewards, as 1 / √(rollouts trained on); forgetting, a share of w each step.
-- Tasks bring along a grade, an estimate of how hard they are: the difficulty, wrong by 2 logits (standard deviation).
+- Tasks have a grade, an estimate of their difficulty with an error of 2 logits (standard deviation).
 - Not modelled: exploration, answers that are right for the wrong reason, policies that collapse, staleness, lengths.
 
-Settings: `graded`, difficulties from solved to hopeless. `flat`, all tasks equally hard: there is nothing to choose, so a selector can
-only cost. `coin_flips`, as graded, but the reward of every third task is a coin's: such tasks look ideally difficult for ever and
+Settings: `graded`, difficulties from solved to hopeless. `flat`, all tasks equally hard: no choice can help, so a selector can
+only cost. `coin_flips`, as graded, but the reward of every third task is a coin's: such tasks always look ideally difficult and
 teach noise. Held-out tasks are graded or flat, never coins.
 """
 
@@ -36,7 +36,7 @@ GRADE_ERROR = 2.0
 
 @dataclass(frozen=True)
 class Setting:
-    """What kind of tasks there are; difficulties are uniform between two logits."""
+    """Kind of tasks; difficulties are uniform between two logits."""
 
     easiest: float = -4.0
     hardest: float = 8.0
@@ -71,7 +71,7 @@ def sigmoid(logits: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Tasks:
-    """x [tasks, dimensions], b [tasks], which have a coin's reward [tasks]."""
+    """Demands x [tasks, dimensions], difficulties b [tasks], and which rewards are a coin's [tasks]."""
 
     asked: Floats
     difficulty: Floats
@@ -87,14 +87,14 @@ class Tasks:
         return cls(asked, difficulty, generator.random(num) < setting.coin_share)
 
     def levels(self, setting: Setting) -> list[int]:
-        """Sixths of the range of difficulty."""
+        """Return the sixth of the range of difficulty of each task."""
         span = max(setting.hardest - setting.easiest, 1e-9)
         levels = np.minimum((self.difficulty - setting.easiest) / span * NUM_LEVELS, NUM_LEVELS - 1).astype(int)
         return [int(level) for level in levels]
 
 
 class SyntheticLearner(Learner):
-    """See the module's header; the same seed gives the same tasks and the same noise for the same choices."""
+    """Learner of the module's header. A seed determines tasks, and noise for the same choices."""
 
     def __init__(self, world: World, setting: Setting, seed: int) -> None:
         generator = np.random.default_rng((seed, 1))
@@ -143,7 +143,7 @@ class SyntheticLearner(Learner):
         return sigmoid(tasks.asked[rows] @ ability - tasks.difficulty[rows])
 
     def _measured_by_anchors(self, generator: np.random.Generator) -> dict[str, list[float]]:
-        """Pass rates of two other policies, each measured with rollouts: the start of training, and one far ahead in all skills."""
+        """Return pass rates of two other policies, measured with rollouts: the start of training, and a policy that is far ahead in all skills."""
         ahead = np.zeros_like(self._ability)
         ahead[: self.world.num_skills] = 5.0
         features = {}

@@ -1,4 +1,4 @@
-"""The results as tables in Markdown, one for each experiment, as docs/task-selection.md has them."""
+"""Tables of the results in Markdown, one for each experiment, for docs/task-selection.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def tables(results: dict[str, Any]) -> str:
-    """All experiments, one after the other; seconds only of real models, since those of a simulated one say nothing."""
+    """Return the tables of all experiments. Seconds are shown for real models only."""
     parts = []
     for name, experiment in results["experiments"].items():
         seconds = not name.startswith("synthetic")
@@ -48,7 +48,7 @@ def _cells(selector: str, figures: dict[str, Any], num_seeds: int) -> list[str]:
 
 
 def _saved(against: dict[str, Any]) -> str:
-    """1 - own / uniform's, in percent; the mean is of the seeds' shares."""
+    """Return 1 - own / uniform's in percent; the mean is that of the seeds' shares."""
     ratios = against["rollouts_ratio"]["runs"]
     if None in ratios:
         return "–"

@@ -1,9 +1,8 @@
-"""One training run with one selector: plan, sample, observe, train, as the planner and the trainer of a real run do it, in one process.
+"""One training run with one selector in one process: plan, sample, observe and train like the planner and the trainer of a real run.
 
-The selector is the production class, driven through its five methods in production's order. A step wants `batch_groups` groups whose
-rewards differ; a group of equal rewards is dropped and its place planned again, `max_refill` times a step at most (DAPO's dynamic
-sampling, arXiv 2503.14476, and the refill rule of `rftdata.planning.planner`). What was learned is observed as soon as it was sampled.
-Every rollout counts, of dropped groups and of screening too.
+The selector is the production class; its five methods are called in production's order. A step wants `batch_groups` groups whose rewards differ. A
+group of equal rewards is dropped and planned again, at most `max_refill` times a step (DAPO's dynamic sampling, arXiv 2503.14476, and the refill rule
+of `rftdata.planning.planner`). Outcomes are observed as soon as they are sampled. Every rollout counts, of dropped groups and of screening too.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Plan:
 
 @dataclass
 class Group:
-    """Rollouts of one task: rewards, and whatever its learner needs to train on them."""
+    """Rollouts of one task: rewards, and the data that its learner trains on."""
 
     task_id: int
     rewards: Floats
@@ -55,20 +54,20 @@ class Group:
 
     @property
     def trains(self) -> bool:
-        """Whether it is kept: not screened out, and there is anything to learn from it."""
+        """Whether the group is kept: not screened out, and with rewards that differ."""
         return not self.screened_out and bool(self.rewards.max() > self.rewards.min())
 
 
 class Learner(ABC):
-    """What is trained.
+    """Model that is trained.
 
     Attributes:
-        task_ids: its training tasks, ascending.
-        levels: level of difficulty of each of them, for reports; selectors do not see it unless it is a feature.
-        features: numbers of each task that selectors may use: `grade`, how hard it was said to be when it was written; `weak` and
-            `strong`, pass rates of two other policies.
-        anchor_rollouts: rollouts that measuring these two took.
-        num_sampled: rollouts made so far, counted where they are made.
+        task_ids: training tasks, ascending.
+        levels: level of difficulty of each task, for reports; selectors do not see it unless it is a feature.
+        features: numbers of each task that selectors may use: `grade`, its estimated difficulty; `weak` and `strong`, pass rates of
+            two other policies.
+        anchor_rollouts: rollouts that these two measurements needed.
+        num_sampled: rollouts sampled so far.
     """
 
     task_ids: list[int]
@@ -79,19 +78,19 @@ class Learner(ABC):
 
     @abstractmethod
     def sample(self, task_ids: Sequence[int], sizes: Sequence[int]) -> list[Group]:
-        """So many rollouts of each task."""
+        """Sample so many rollouts of each task."""
 
     @abstractmethod
     def update(self, groups: Sequence[Group]) -> None:
-        """One step on groups whose rewards differ; at least one."""
+        """Train one step on one or more groups whose rewards differ."""
 
     @abstractmethod
     def score(self) -> tuple[float, list[float]]:
-        """Probability of success at the held-out tasks: the mean, and that of each level."""
+        """Return the probability of success at the held-out tasks: the mean, and that of each level."""
 
 
 def train(selector: Selector, learner: Learner, plan: Plan) -> dict[str, Any]:
-    """Train until the target is reached or the budget spent; what happened.
+    """Train until the target is reached or the budget is spent; return the record.
 
     Returns:
         target: the score to reach; points: after each evaluation rollouts, steps, seconds, score and score of each level; the first is before any training.
@@ -165,7 +164,7 @@ class _Run:
         }
 
     def _try(self, count: int) -> list[Group]:
-        """Groups of tasks that the selector chose, observed."""
+        """Sample groups of tasks that the selector chooses, and observe them."""
         with _Timed(self.seconds, "selector"):
             task_ids = self.selector.select(count)
         with _Timed(self.seconds, "sampling"):
@@ -190,7 +189,7 @@ class _Run:
         return groups
 
     def _sampled(self, task_ids: Sequence[int]) -> list[Group]:
-        """Groups as explorers sample them: where the selector screens, some rollouts first, the others only where these say so."""
+        """Sample groups like explorers: if the selector screens, some rollouts first, and the others unless these refuse the group."""
         size, screening = self.plan.group_size, self.selector.screening
         if screening is None:
             return self.learner.sample(task_ids, [size] * len(task_ids))
@@ -213,7 +212,7 @@ class _Run:
 
 
 class _Timed:
-    """Adds the seconds of what is done within to `seconds[name]`."""
+    """Adds the seconds of the block to `seconds[name]`."""
 
     def __init__(self, seconds: dict[str, float], name: str) -> None:
         self.seconds, self.name = seconds, name

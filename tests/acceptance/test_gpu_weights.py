@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.layout import layouts
+from benchmarks.harness.layout import layouts
 from rftcore.sync.transfer.hashes import hashes_of
 from tests.support.command_line import CHECKOUT
 
@@ -24,7 +24,7 @@ def test_engines_compute_with_the_weights_of_the_trainer(layout: str, tmp_path: 
         pytest.skip(f"needs {asked.num_gpus} GPUs")
     options = ["--shapes", "0.5B", "--layouts", layout, "--receivers", "engines"]
     ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.weights", *options, "--folder", str(tmp_path), "--json"],
+        [sys.executable, "-m", "benchmarks", "weights", *options, "--folder", str(tmp_path)],
         cwd=CHECKOUT,
         stdout=subprocess.PIPE,
         text=True,

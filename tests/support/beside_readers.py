@@ -19,7 +19,7 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.workload import make_samples
+from benchmarks.harness.workload import make_samples
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Experience
 from rftdata.pipeline.queue import SealedQueue
@@ -96,7 +96,7 @@ def as_groups(experiences: Sequence[Experience], groups: int, size: int, *, firs
 
 
 def experiences(num: int = _PREPARED) -> list[Experience]:
-    """Of 8 KB on average: see `benchmarks.workload`."""
+    """Of 8 KB on average: see `benchmarks.harness.workload`."""
     return [
         Experience(
             prompt=s.prompt,

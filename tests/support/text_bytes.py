@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.workload import WORDS
+from benchmarks.harness.workload import WORDS
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Experience
 

@@ -1,4 +1,4 @@
-"""The buffer benchmark at its smallest, without peers: what it promises to print, and that everything arrived once."""
+"""Benchmarks of buffer and pipeline at their smallest, without peers: the figures that they print, and that everything arrived once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import pipeline
-from benchmarks.buffer import main
-from benchmarks.peers import PEERS
+from benchmarks.buffer.stores import main
+from benchmarks.peers.catalogue import PEERS
+from benchmarks.pipeline import stages as pipeline
 from operators import OPERATORS
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -25,9 +25,9 @@ KEYS = (
 )
 
 
-def printed_by(module: str, folder: Path, *options: str) -> dict[str, Any]:
+def printed_by(name: str, folder: Path, *options: str) -> dict[str, Any]:
     """The JSON that a benchmark prints, which must be all that it prints."""
-    command = [sys.executable, "-m", f"benchmarks.{module}", "--folder", str(folder), *options]
+    command = [sys.executable, "-m", "benchmarks", name, "--folder", str(folder), *options]
     ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     printed: dict[str, Any] = json.loads(ended.stdout)
@@ -35,7 +35,7 @@ def printed_by(module: str, folder: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_the_buffer_benchmark_prints_its_figures_as_json_alone(server_folders: Path) -> None:
+def test_the_buffer_benchmark_prints_nothing_but_json(server_folders: Path) -> None:
     printed = printed_by("buffer", server_folders, "--skip-peers", "--rounds", "1", "--samples", "1024")
     for results in (printed["results"], printed["peers"]["bare_layout"]):
         # An experience that came twice or not at all would be an error here.
@@ -49,7 +49,7 @@ def test_the_buffer_benchmark_prints_its_figures_as_json_alone(server_folders: P
 
 
 @pytest.mark.long
-def test_the_sampling_benchmark_measures_every_policy_it_is_asked_for(server_folders: Path) -> None:
+def test_the_sampling_benchmark_measures_every_requested_policy(server_folders: Path) -> None:
     options = ["--rows", "8192", "--draws", "5", "--policies", "fifo,rank,mixture"]
     policies = printed_by("sampling", server_folders, *options)["rows"]["8192"]["policies"]
     assert set(policies) == {"fifo", "rank", "mixture"}
@@ -60,7 +60,7 @@ def test_the_sampling_benchmark_measures_every_policy_it_is_asked_for(server_fol
 
 @pytest.mark.long
 def test_the_pipeline_benchmark_measures_every_stage_and_what_the_chain_adds(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.pipeline", "--rounds", "1", "--rows", "64", "--json"]
+    command = [sys.executable, "-m", "benchmarks", "pipeline", "--rounds", "1", "--rows", "64"]
     command += ["--skip-data-juicer", "--skip-workers", "--skip-trinity"]
     ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -85,9 +85,9 @@ def test_the_pipeline_benchmark_covers_every_built_in_stage_that_needs_no_model_
     assert measured == set(OPERATORS.builtins) - asks - of_tasks
 
 
-def test_an_unknown_peer_is_refused_with_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_peer_is_refused_with_the_allowed_names(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--peers", "trinity_sql,redis"])
     said = capsys.readouterr().err
     assert ended.value.code == 2
-    assert "no such peer: redis" in said and all(name in said for name in PEERS)
+    assert "unknown: redis" in said and all(name in said for name in PEERS)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import rftdata
-from benchmarks import replay
-from benchmarks.algorithms import prepare_seed
-from benchmarks.replay import ReplayBudget
+from benchmarks.runs import replay, replay_variants
+from benchmarks.runs.algorithms import prepare_seed
+from benchmarks.runs.replay_variants import ReplayBudget
 from rftdata.postgres.embedded import EmbeddedServer
 
 BUDGET = ReplayBudget(batch_groups=4, group_size=2, steps=6, window=3, evaluate_every=2, smoothing=2, target=0.0)
@@ -43,7 +43,7 @@ def test_groups_are_drawn_again_within_their_window(folder: Path) -> None:
 
 def test_a_run_begins_with_the_groups_of_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tiny model answers nothing right, so groups of mixed answers do not exist.
-    monkeypatch.setattr(replay, "_SELECTION", "select {columns} from rft.v_group where run = 'replay'")
+    monkeypatch.setattr(replay_variants, "_SELECTION", "select {columns} from rft.v_group where run = 'replay'")
     assert replay.run("once", 0, BUDGET, folder, True)["error"] is None
     record = replay.run("stored", 0, BUDGET, folder, True)
     assert record["error"] is None
@@ -58,7 +58,7 @@ def test_a_run_begins_with_the_groups_of_another(folder: Path, monkeypatch: pyte
     ]
 
 
-def test_the_target_is_that_of_smoothed_scores() -> None:
+def test_the_target_applies_to_smoothed_scores() -> None:
     budget = ReplayBudget(smoothing=2, target=0.5)
     scores = [0.4, 0.7, 0.2, 0.5, 0.55]
     points = [{"rollouts": i, "step": 2 * i, "seconds": 3.0 * i, "score": score} for i, score in enumerate(scores)]

@@ -20,7 +20,8 @@ def soaked(folder: Path, minutes: float) -> dict[str, Any]:
     command = [
         sys.executable,
         "-m",
-        "benchmarks.soak",
+        "benchmarks",
+        "soak",
         "--minutes",
         str(minutes),
         "--rate",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import algorithms
-from benchmarks.algorithms import Budget
+from benchmarks.runs import algorithms
+from benchmarks.runs.algorithms import Budget
 
 BUDGET = Budget(batch_groups=4, group_size=4, rollouts=32, evaluate_every=1)
 
@@ -37,7 +37,7 @@ def test_a_failure_is_a_result(folder: Path) -> None:
     assert "baseline rewards" in record["error"] and [point["rollouts"] for point in record["points"]] == [0]
 
 
-def test_the_summary_has_the_best_first_and_names_failures() -> None:
+def test_the_summary_has_the_best_algorithm_first_and_lists_failures() -> None:
     def curve(*scores: float) -> dict[str, Any]:
         points = [{"rollouts": i, "score": score, "seconds": 1.0} for i, score in enumerate(scores)]
         return {"points": points, "error": None}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import demo
-from benchmarks.algorithms import ALGORITHMS
-from benchmarks.demo import DemoBudget
+from benchmarks.runs import demo
+from benchmarks.runs.algorithms import ALGORITHMS
+from benchmarks.runs.demo import DemoBudget
 from rftcore.config.run import parse_config
 from rftcore.resolved import ResolvedRun
 from tests.support.checking import refuse_names
@@ -24,7 +24,7 @@ def test_every_algorithm_has_a_configuration_that_can_run(name: str, tmp_path: P
     assert config.steps == (6 if name == "dapo" else 12)
 
 
-def test_a_curve_has_the_mean_of_each_window_at_its_end() -> None:
+def test_a_point_of_a_curve_is_the_mean_of_a_window() -> None:
     sampled = [{"explore_step": step, "rollouts": 4, "right": float(step)} for step in range(10)]
     points = demo.curve(sampled, 10)
     assert [(point["rollouts"], point["step"], point["score"]) for point in points] == [

@@ -8,14 +8,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.endurance import Sample, Usage, at_speed, growth, tenth
+from benchmarks.runs.endurance import Sample, Usage, at_speed, growth, tenth
 
 
 def sample(step: int, database_bytes: float, processes: dict[int, Usage]) -> Sample:
     return Sample(step, 0.02, {"database_bytes": database_bytes, "run_folder_files": 3.0}, {"trainer": processes})
 
 
-def test_growth_is_per_step_and_processes_that_were_replaced_are_left_out() -> None:
+def test_growth_is_per_step_without_replaced_processes() -> None:
     samples = [
         sample(10, 1000.0, {7: Usage(2.0 * 2**20, 5, 1.0)}),
         sample(20, 3000.0, {7: Usage(4.0 * 2**20, 6, 2.0)}),
@@ -29,7 +29,7 @@ def test_growth_is_per_step_and_processes_that_were_replaced_are_left_out() -> N
     }
 
 
-def test_only_what_exceeds_the_limit_grows() -> None:
+def test_only_figures_above_the_limit_grow() -> None:
     first = {"step_s": 0.1, "processes": {"trainer": {"memory_mib": 100.0, "cpu_s_per_step": 0.0}}}
     last = {
         "step_s": 0.11,
@@ -38,7 +38,7 @@ def test_only_what_exceeds_the_limit_grows() -> None:
     assert growth(first, last, 1.2) == {"processes.trainer.memory_mib": pytest.approx(1.5)}
 
 
-def test_a_machine_that_became_slower_is_no_growth() -> None:
+def test_a_slower_machine_does_not_count_as_growth() -> None:
     first = {"step_s": 0.1, "probe_s": 0.02, "processes": {"trainer": {"memory_mib": 1.0, "cpu_s_per_step": 0.1}}}
     last = {"step_s": 0.15, "probe_s": 0.03, "processes": {"trainer": {"memory_mib": 1.5, "cpu_s_per_step": 0.3}}}
     found = growth(first, at_speed(last, 1.5), 1.2)
@@ -48,7 +48,7 @@ def test_a_machine_that_became_slower_is_no_growth() -> None:
     }
 
 
-def test_mapped_files_are_no_memory_of_a_process(tmp_path: Path) -> None:
+def test_mapped_files_do_not_count_as_memory_of_a_process(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(64 * 2**20))
     before = Usage.of(psutil.Process())
     with (tmp_path / "large").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

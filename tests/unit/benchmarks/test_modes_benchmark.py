@@ -1,4 +1,4 @@
-"""`rft bench modes`: each layout gets its GPUs, runs differ in layout, mode and seed alone, and ratios compare what they say."""
+"""`rft bench modes`: each layout gets its GPUs, runs differ in layout, mode and seed alone, and ratios compare what they name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.layout import Layout
-from benchmarks.modes import _CONFIG, settings, summary
+from benchmarks.harness.layout import Layout
+from benchmarks.runs.modes import _CONFIG, settings, summary
 from rftcore.config.run import load_config
 from rftcore.run.placement import Machine, place
 

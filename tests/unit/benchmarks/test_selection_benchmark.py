@@ -101,7 +101,7 @@ def run_of(*points: tuple[int, float], anchors: int = 0) -> dict[str, Any]:
     }
 
 
-def test_a_selector_that_needs_more_or_does_not_arrive_is_reported_as_a_loss() -> None:
+def test_a_selector_that_needs_more_or_misses_the_target_is_reported_as_a_loss() -> None:
     runs = {
         "shuffle": {0: run_of((0, 0.0), (100, 0.4), (200, 0.8)), 1: run_of((0, 0.0), (200, 0.6))},
         "random": {0: run_of((0, 0.0), (300, 0.6)), 1: run_of((0, 0.0), (1000, 0.3))},
@@ -175,7 +175,8 @@ def printed(folder: Path, *options: str) -> dict[str, Any]:
     command = [
         sys.executable,
         "-m",
-        "benchmarks.selection",
+        "benchmarks",
+        "selection",
         "--quick",
         "--jobs",
         "1",
@@ -224,8 +225,10 @@ def test_the_command_measures_every_selector_counts_all_rollouts_and_repeats_its
     assert all(first[name, selector] == rest for name, selector, *rest in behaviour(again))
 
 
-def test_an_unknown_selector_is_refused_with_the_names_there_are() -> None:
-    command = [sys.executable, "-m", "benchmarks.selection", "--selectors", "shuffle,best"]
+def test_an_unknown_selector_is_refused_with_the_allowed_names() -> None:
+    command = [sys.executable, "-m", "benchmarks", "selection", "--selectors", "shuffle,best"]
     ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 2
-    assert "--selectors must be some of" in ended.stderr and all(name in ended.stderr for name in COMPARED)
+    assert "argument --selectors: unknown: best; allowed: " in ended.stderr and all(
+        name in ended.stderr for name in COMPARED
+    )

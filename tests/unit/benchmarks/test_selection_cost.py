@@ -1,4 +1,4 @@
-"""The benchmark of choices: it measures what it is asked for."""
+"""`rft bench selection_cost` measures the selectors and sizes of its options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.selection_cost import CASES, main
+from benchmarks.selection.cost import CASES, main
 
 
 def test_every_selector_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,4 +45,4 @@ def test_the_planners_transaction_is_timed(capsys: pytest.CaptureFixture[str]) -
 def test_an_unknown_selector_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--selectors", "best"])
-    assert "there are sequential" in capsys.readouterr().err
+    assert "unknown: best; allowed: sequential" in capsys.readouterr().err

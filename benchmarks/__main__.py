@@ -1,0 +1,56 @@
+"""`rft bench NAME`, or `python -m benchmarks NAME`: runs a benchmark, or lists all of them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from rftdata.errors import ConfigError
+
+BENCHMARKS = {
+    "algorithms": ("runs.algorithms", "Held-out scores of algorithm presets with one budget of rollouts."),
+    "archive": ("buffer.archive", "Archiving and restoring finished runs, beside a plain copy of the same bytes."),
+    "buffer": ("buffer.stores", "Durable writes and draws, beside other stores and the limits of this machine."),
+    "draw_ahead": ("trainer.draw_ahead", "How long a trainer waits for a batch that is drawn ahead, or at its step."),
+    "endurance": ("runs.endurance", "What grows in a run of many steps: memory, files, bytes and seconds."),
+    "exchange": ("buffer.exchange", "Import, export and scan of a buffer, beside COPY and a plain read."),
+    "failures": ("runs.failures", "Share of the time in which a run trains although its processes are killed."),
+    "history": ("buffer.history", "Questions to a long history in PostgreSQL, beside DuckDB over Parquet."),
+    "mismatch": ("runs.mismatch", "Tokens that a clip removes because engine and trainer compute differently."),
+    "modes": ("runs.modes", "Time to one held-out score: synchronous, one step off and asynchronous."),
+    "pipeline": ("pipeline.stages", "Pipeline stages and the chain, beside datasets, Trinity-RFT and Data-Juicer."),
+    "pipeline_data_juicer": ("pipeline.data_juicer", "Data-Juicer's operators in the chain, beside a call by hand."),
+    "pipeline_workers": ("pipeline.workers", "Pipeline workers from the queue to committed verdicts, by their number."),
+    "replay": ("runs.replay", "Rollouts to a held-out score when stored experiences are used again."),
+    "sampling": ("buffer.sampling", "Cost of a draw by sampling policy and size of the buffer."),
+    "selection": (
+        "selection.comparison",
+        "Rollouts to a held-out score with each task selector, beside uniform choice.",
+    ),
+    "selection_cost": ("selection.cost", "Cost of a choice of tasks by selector and number of tasks."),
+    "soak": ("buffer.soak", "Speed, size and correctness of a buffer that is written and read without a pause."),
+    "startup": ("runs.startup", "Time from `rft run` to the first answer, beside vLLM alone."),
+    "trainer": ("trainer.speed", "One optimisation step of the trainer, beside TRL on the same tensors."),
+    "weights": ("weights.speed", "Weights from trainer ranks into live engines, beside a copy and a broadcast."),
+}
+"""Name → module with `main(arguments)` that returns the exit code, and what is measured."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the benchmark that the first argument names with the other arguments; return its exit code."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, BENCHMARKS))
+        print("\n".join(f"{name:{width}}  {sentence}" for name, (_, sentence) in BENCHMARKS.items()))
+        return 0
+    name, *rest = arguments
+    if name not in BENCHMARKS:
+        print(ConfigError("unknown benchmark", value=name, allowed=", ".join(BENCHMARKS)), file=sys.stderr)
+        return 2
+    module = importlib.import_module(f"benchmarks.{BENCHMARKS[name][0]}")
+    code: int = module.main(rest)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The experience buffer: writes, draws, exchange, archives and questions, beside other stores."""

@@ -1,0 +1,1 @@
+"""Pipeline stages, the chain around them and pipeline workers."""

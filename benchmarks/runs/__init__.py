@@ -1,0 +1,1 @@
+"""Whole runs: whether they learn, and their start, failures and growth."""

@@ -1,0 +1,1 @@
+"""Optimisation steps of the trainer, beside TRL."""

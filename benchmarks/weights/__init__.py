@@ -1,0 +1,1 @@
+"""Weights from trainer ranks into live engines."""
