@@ -11,7 +11,7 @@ from rftdata.errors import ConfigError
 BENCHMARKS = {
     "algorithms": ("runs.algorithms", "Held-out scores of algorithm presets with one budget of rollouts."),
     "archive": ("buffer.archive", "Archiving and restoring finished runs, beside a plain copy of the same bytes."),
-    "buffer": ("buffer.stores", "Durable writes and draws, beside other stores and the limits of this machine."),
+    "buffer": ("buffer.throughput", "Durable writes and draws, beside other stores and the limits of this machine."),
     "draw_ahead": ("trainer.draw_ahead", "How long a trainer waits for a batch that is drawn ahead, or at its step."),
     "endurance": ("runs.endurance", "What grows in a run of many steps: memory, files, bytes and seconds."),
     "exchange": ("buffer.exchange", "Import, export and scan of a buffer, beside COPY and a plain read."),

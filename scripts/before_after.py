@@ -4,7 +4,7 @@
     git worktree add /tmp/before COMMIT
     scripts/before_after.py /tmp/before --pairs 8 --lanes 2 --figures 'results.figures.*.median' -- buffer --skip-peers --rounds 3
 
-Each pair runs `python -m benchmarks.NAME ARGUMENTS` once in each checkout, one after the other, and every second pair the other way round, so that a
+Each pair runs `rft bench NAME ARGUMENTS` once in each checkout, one after the other, and every second pair in reverse order, so that a
 machine that becomes slower is slower for both. Lanes run side by side, each on cores of its own. JSON on stdout: for each figure the ratio
 after ÷ before of every pair, their median, and the standard error of their mean. `{folder}` in an argument becomes a folder of the run.
 """
@@ -62,14 +62,24 @@ def _run(checkout: Path, options: argparse.Namespace, cores: list[int]) -> dict[
     name, *arguments = options.command
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="before-after-") as folder:
         result = subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", *(argument.format(folder=folder) for argument in arguments)],
+            [
+                sys.executable,
+                "-m",
+                "rftcore",
+                "bench",
+                name,
+                *(argument.format(folder=folder) for argument in arguments),
+            ],
             cwd=checkout,
             stdout=subprocess.PIPE,
             stderr=None if options.verbose else subprocess.DEVNULL,
             check=True,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
-    leaves = dict(_leaves(json.loads(result.stdout)))
+    printed = json.loads(result.stdout)
+    for described in ("machine", "options") if isinstance(printed, dict) else ():
+        printed.pop(described, None)
+    leaves = dict(_leaves(printed))
     figures = {key: value for key, value in leaves.items() if fnmatch.fnmatch(key, options.figures)}
     if not figures:
         sys.exit(f"no figure is named {options.figures!r}; there are: {', '.join(sorted(leaves))}")

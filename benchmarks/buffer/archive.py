@@ -5,6 +5,7 @@ questions are asked about live and archived runs together, and all runs are rest
 
     archive_seconds, restore_seconds   of each run; archiving includes reading the files again and comparing them
     copy_seconds                       the limit: COPY of the experiences of all runs, and a copy of the segment files with fsync
+    ratio                              seconds of archiving all runs / copy_seconds
     bytes                              of the database, the segments and the archives: before, while archived, and after restoring
     left_bytes                         of the largest tables while archived
     questions                          seconds of `rft query`, before and while archived
@@ -102,6 +103,7 @@ def measure(buffer: Buffer, num_runs: int) -> dict[str, Any]:
         "archive_seconds": [seconds for seconds, _ in archived],
         "restore_seconds": [seconds for seconds, _ in restored],
         "copy_seconds": copy_seconds,
+        "ratio": sum(seconds for seconds, _ in archived) / copy_seconds,
         "bytes": sizes,
         "left_bytes": {row["name"]: row["size"] for row in left},
         "questions": [

@@ -17,7 +17,7 @@ import psycopg
 import pyarrow as pa
 from psycopg.types.json import Jsonb
 
-from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.store import Store, keys_of
 from benchmarks.harness.workload import Sample
 
 _DDL = Path(__file__).with_suffix(".sql")

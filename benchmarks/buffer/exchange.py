@@ -131,6 +131,11 @@ def measure(num: int, runs: int, folder: Path) -> dict[str, Any]:
         "copy_in_s": round(copy_in_s, 2),
         "scan_mb_per_s": round(segment_bytes / scan_s / 1e6),
         "read_segments_mb_per_s": round(segment_bytes / read_s / 1e6),
+        "ratios": {
+            "export_of_copy": round(export_s / copy_out_s, 2),
+            "import_of_copy": round(import_s / copy_in_s, 2),
+            "scan_of_read": round(scan_s / read_s, 2),
+        },
     }
 
 

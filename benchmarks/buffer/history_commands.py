@@ -59,9 +59,8 @@ def measure_commands(buffer: Buffer, folder: Path) -> list[dict[str, Any]]:
     for name, arguments, limit, limit_of, written in commands:
         limit_seconds, seconds = limit_of(), _rft(*arguments)
         size = sum(file.stat().st_size for file in _files(written)) / 1e6 if written else None
-        rows.append(
-            {"command": name, "seconds": seconds, "limit": limit, "limit_seconds": limit_seconds, "megabytes": size}
-        )
+        times = {"seconds": seconds, "limit": limit, "limit_seconds": limit_seconds, "ratio": seconds / limit_seconds}
+        rows.append({"command": name, **times, "megabytes": size})
         say(f"{seconds:8.2f} s  {limit_seconds:8.2f} s for {limit}  {name}")
     return rows
 

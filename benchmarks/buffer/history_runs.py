@@ -100,10 +100,5 @@ def _validate(attempt: Attempt, step: int, explorer: int, chance: random.Random)
 
 
 def _worker(run: Run, role: str) -> int:
-    (row,) = run.database.fetch(
-        "insert_worker",
-        run_id=run.run_id,
-        role=role,
-        **own_process(),
-    )
+    (row,) = run.database.fetch("insert_worker", run_id=run.run_id, role=role, **own_process())
     return int(row["worker_id"])

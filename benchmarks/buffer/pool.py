@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.harness.stores import Store
+from benchmarks.harness.store import Store
 from benchmarks.harness.workload import GROUP_SIZE, make_samples
 
 NUM_PRODUCERS = 4
@@ -89,12 +89,7 @@ def _wait_for_go(orders: Any) -> None:
     orders.recv()
 
 
-_DUTIES: dict[str, Callable[..., Any]] = {
-    "create": _create,
-    "close": _close,
-    "produce": _produce,
-    "consume": _consume,
-}
+_DUTIES: dict[str, Callable[..., Any]] = {"create": _create, "close": _close, "produce": _produce, "consume": _consume}
 
 
 class StoreError(Exception):

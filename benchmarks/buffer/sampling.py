@@ -49,9 +49,7 @@ POLICIES: dict[str, dict[str, Any]] = {
         "priority": {"formula": "priority / (1 + times_sampled)"},
     },
     "uniform_reuse": {"order": "uniform", "max_times_sampled": 0, "cooldown_steps": 3},
-    "mixture": {
-        "mixture": [{"source": "import", "ratio": 3, "order": "uniform"}, {"source": "human", "ratio": 1}],
-    },
+    "mixture": {"mixture": [{"source": "import", "ratio": 3, "order": "uniform"}, {"source": "human", "ratio": 1}]},
     "stratified": {"stratify": "taskset"},
     "rate_limited": {"max_times_sampled": 0, "order": "uniform", "samples_per_insert": {"ratio": 8}},
 }
@@ -120,8 +118,10 @@ class Bench:
             for step in range(_WARM_UP + _EXPLAINED + 1, _WARM_UP + _EXPLAINED + num_draws + 1):
                 if not self._draw(attempt, step, times):
                     break  # a small buffer is used up
+        ratio = statistics.median(times["draw"]) / statistics.median(times["commit"]) if times["draw"] else None
         return {
             "num_draws": len(times["draw"]),
+            "draw_of_commit": ratio,
             "seconds_to_apply_the_policy": round(start_seconds, 2),
             **{f"{name}_ms": _percentiles(values) for name, values in times.items() if values},
             **{f"{name}_per_draw": statistics.median(one[name] for one in work) for name in work[0]},

@@ -30,13 +30,7 @@ def call(command: list[str], folder: Path, log: Path, *, limit_s: float, environ
     """
     with log.open("wb") as file:
         done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            timeout=limit_s,
-            check=False,
+            command, cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=limit_s, check=False
         )
     if done.returncode:
         raise RuntimeError(f"{log.stem} ended with {done.returncode}:\n{log.read_text(errors='replace')[-4000:]}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.store import Store, keys_of
 from benchmarks.harness.workload import Sample
 from benchmarks.peers import ray_cluster
 

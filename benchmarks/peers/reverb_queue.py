@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import reverb
 
-from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.store import Store, keys_of
 from benchmarks.harness.workload import MAX_TOKENS, Sample
 
 _NUM_SPACES = 200

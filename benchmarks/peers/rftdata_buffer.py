@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import rftdata
-from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.store import Store, keys_of
 from benchmarks.harness.workload import GROUP_SIZE, Sample
 from rftdata import Group, Rollout
 from rftdata import Sequence as Experience

@@ -16,7 +16,7 @@ import transfer_queue
 from omegaconf import OmegaConf
 from tensordict import NonTensorStack, TensorDict
 
-from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.store import Store, keys_of
 from benchmarks.harness.workload import Sample
 from benchmarks.peers import ray_cluster
 

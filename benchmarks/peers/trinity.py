@@ -20,7 +20,7 @@ from trinity.common.config import StorageConfig
 from trinity.common.constants import StorageType
 from trinity.common.experience import EID, Experience
 
-from benchmarks.harness.stores import Store, keys_of
+from benchmarks.harness.store import Store, keys_of
 from benchmarks.harness.workload import GROUP_SIZE, Sample
 from benchmarks.peers import ray_cluster
 

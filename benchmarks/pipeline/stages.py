@@ -275,11 +275,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
     results["data_juicer"] = None if options.skip_data_juicer else _part("data_juicer")
     results["workers"] = None if options.skip_workers else _part("workers")
-    return {
-        "load": load,
-        "results": results,
-        "peers": {} if options.skip_peers else _peers(figures, plain, options),
-    }
+    return {"load": load, "results": results, "peers": {} if options.skip_peers else _peers(figures, plain, options)}
 
 
 def _built(stage: dict[str, Any], folder: Path, schema: pa.Schema) -> Chain:

@@ -87,12 +87,7 @@ def _work(
     chain.prepare()
     with rftdata.open(BufferConfig(uri=config[0], segments=config[1], min_free_bytes=0), create=False) as buffer:
         database = buffer.database
-        worker = database.fetch(
-            "insert_worker",
-            run_id=run_id,
-            role="pipeline",
-            **own_process(),
-        )[0]["worker_id"]
+        worker = database.fetch("insert_worker", run_id=run_id, role="pipeline", **own_process())[0]["worker_id"]
         run = buffer.find_run(run_id)
         queue = SealedQueue(run, worker, lease_s=60.0, columns=chain.columns)
         barrier.wait()

@@ -31,18 +31,7 @@ from benchmarks.runs import demo
 from benchmarks.runs.demo import DemoBudget
 from rftcore.algorithms.presets import presets
 
-ALGORITHMS = (
-    "grpo",
-    "ppo",
-    "rloo",
-    "reinforce_plus_plus",
-    "dapo",
-    "gspo",
-    "cispo",
-    "opmd",
-    "raft",
-    "mix",
-)
+ALGORITHMS = ("grpo", "ppo", "rloo", "reinforce_plus_plus", "dapo", "gspo", "cispo", "opmd", "raft", "mix")
 # A critic starts untrained, so its learning rate is larger and it learns alone at first.
 CHANGES: dict[str, dict[str, Any]] = {"ppo": {"critic": {"learning_rate": 1.0e-3, "warmup_steps": 5}}}
 EXPERTS = {"mix": 2, "chord": 2}  # groups of a step that are right answers instead of rollouts

@@ -181,18 +181,19 @@ def plot(result: dict[str, Any], file: Path) -> None:
         runs = [_at_rollouts(record["points"]) for record in by_seed.values() if not record["error"]]
         if not runs:
             continue
-        grid = [point["rollouts"] for point in min(runs, key=len)]
-        kernel = np.full(budget.smoothing, 1.0 / budget.smoothing)
-        smoothed = [np.convolve([point["score"] for point in points], kernel, "same") for points in runs]
-        scores = [
-            np.interp(grid, [point["rollouts"] for point in points], values)
-            for points, values in zip(runs, smoothed, strict=True)
-        ]
-        half = budget.smoothing // 2  # the convolution is not a mean at the ends
-        style = "--" if "prioritized" in name else "-"
-        curves.append(Curve(name, grid[half:-half], np.mean(scores, axis=0)[half:-half], style))
+        smoothed = [_smoothed_curve(points, budget.smoothing) for points in runs]
+        grid = min((rollouts for rollouts, _ in smoothed), key=len)
+        scores = np.mean([np.interp(grid, *curve) for curve in smoothed], axis=0)
+        curves.append(Curve(name, grid, scores, "--" if "prioritized" in name else "-"))
     title = f"Sorting digits, GRPO, {budget.batch_groups} groups of {budget.group_size} a step, {budget.steps} steps"
     draw(file, curves, title=title, scores="probability of a right answer, held out", target=budget.target)
+
+
+def _smoothed_curve(points: Sequence[dict[str, Any]], width: int) -> tuple[list[int], Any]:
+    """Return the mean of every `width` successive scores, at the rollouts of the one in their middle."""
+    width = min(width, len(points))
+    means = np.convolve([point["score"] for point in points], np.full(width, 1 / width), "valid")
+    return [point["rollouts"] for point in points][width // 2 :][: len(means)], means
 
 
 def _at_rollouts(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

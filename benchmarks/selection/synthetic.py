@@ -43,11 +43,7 @@ class Setting:
     coin_share: float = 0.0
 
 
-SETTINGS = {
-    "graded": Setting(),
-    "flat": Setting(easiest=0.0, hardest=0.0),
-    "coin_flips": Setting(coin_share=1 / 3),
-}
+SETTINGS = {"graded": Setting(), "flat": Setting(easiest=0.0, hardest=0.0), "coin_flips": Setting(coin_share=1 / 3)}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 def bench(
     context: typer.Context,
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="Name of the benchmark. Without it, all benchmarks are listed.")
+        str, typer.Argument(metavar="NAME", help="Name of the benchmark. Without it, all benchmarks are listed.")
     ] = "",
 ) -> None:
     """Run a benchmark. Options after NAME are those of the benchmark (`rft bench buffer --help`)."""

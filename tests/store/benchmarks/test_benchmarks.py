@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.buffer.stores import main
+from benchmarks.buffer.throughput import main
 from benchmarks.peers.catalogue import PEERS
 from benchmarks.pipeline import stages as pipeline
 from operators import OPERATORS
