@@ -60,7 +60,7 @@ def spread(values: Sequence[float | None], digits: int | None = None) -> dict[st
     if not found:
         return {"median": None, "min": None, "max": None}
     figures = {"median": statistics.median(found), "min": min(found), "max": max(found)}
-    return figures if digits is None else {name: round(value, digits) for name, value in figures.items()}
+    return {name: value if digits is None else round(value, digits) for name, value in figures.items()}
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -175,8 +175,10 @@ class StepSampler:
         from benchmarks.selection import sorting
 
         size, experts = self._budget.group_size, EXPERTS.get(self._name, 0)
-        shown = [self._tasks[self._generator.integers(len(self._tasks))] for _ in range(experts)]
-        rows = [(self._tokens.prompt(task.question), self._tokens.response(task.answer), None) for task in shown]
+        shown = [self._tasks[int(self._generator.integers(len(self._tasks)))] for _ in range(experts)]
+        rows: list[Any] = [
+            (self._tokens.prompt(task.question), self._tokens.response(task.answer), None) for task in shown
+        ]
         rewards, groups = [1.0] * experts, list(range(experts))
         wanted = self._budget.batch_groups - experts
         while wanted and self.rollouts < self._budget.rollouts:
@@ -201,7 +203,7 @@ class StepSampler:
 
 def summary(runs: dict[str, dict[int, Any]]) -> list[dict[str, Any]]:
     """Return start, end and best score of each algorithm, as means over seeds, in order of the end."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, by_seed in runs.items():
         finished = [record["points"] for record in by_seed.values() if not record["error"]]
         failed = [f"seed {seed}: {record['error']}" for seed, record in sorted(by_seed.items()) if record["error"]]

@@ -80,7 +80,7 @@ def measure(case: str, num_tasks: int, sizes: Sizes) -> dict[str, Any]:
     """Measure one selector in this process."""
     rng = np.random.default_rng(2)
     past = [
-        outcomes(rng.choice(num_tasks, sizes.groups, replace=False) + 1, step, rng)
+        outcomes((rng.choice(num_tasks, sizes.groups, replace=False) + 1).tolist(), step, rng)
         for step in range(1, sizes.tried // sizes.groups + 1)
     ]
     started = time.perf_counter()
