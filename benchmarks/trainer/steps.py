@@ -21,7 +21,7 @@ from benchmarks.trainer.case import ADVANTAGE_EPS, CLIP, LADDER, LEARNING_RATE, 
 
 if TYPE_CHECKING:
     from rftcore.trainer.batches.train_batch import TrainBatch
-    from rftcore.trainer.processes.ranks import LearnerGroup
+    from rftcore.trainer.processes.learner_group import LearnerGroup
 
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
 
@@ -67,8 +67,9 @@ def _train_ours(case: Case, model: str, batches: list[Batch], recorder: Recorder
 
 def _open_learner(case: Case, model: str) -> LearnerGroup:
     from rftcore.config.trainer import TrainerConfig
-    from rftcore.trainer.processes.learner_arguments import LearnerArguments
-    from rftcore.trainer.processes.ranks import LearnerGroup
+    from rftcore.trainer.learner_arguments import LearnerArguments
+    from rftcore.trainer.processes.learner_group import LearnerGroup
+    from rftcore.trainer.processes.rank_arguments import RankArguments
 
     config = TrainerConfig.model_validate(
         {
@@ -84,15 +85,14 @@ def _open_learner(case: Case, model: str) -> LearnerGroup:
     # A single sequence has no group to compare with, so its advantage is its reward.
     advantage = {"baseline": "none", "scale": "none"} if case.batch == LADDER else {"eps": ADVANTAGE_EPS}
     changes = {"advantage": {"name": "group", **advantage}, "loss": {"name": "ppo", "clip": list(CLIP)}}
-    arguments = LearnerArguments(
-        model_path=model, config=config, algorithm="dapo", algorithm_settings=changes, base_dir=Path(model), seed=0
-    )
+    learner = LearnerArguments(model_path=model, config=config, seed=0)
+    arguments = RankArguments(learner=learner, algorithm="dapo", algorithm_settings=changes)
     return LearnerGroup(arguments, arguments.build_algorithm())
 
 
 def train_batch(batch: Batch) -> TrainBatch:
     """Return the batch as the learner takes it."""
-    from rftcore.trainer.batches.train_batch import TrainBatch
+    from rftcore.trainer.batches.padding import PackedColumns, pad_batch
 
     pairs = list(zip(batch.prompts, batch.responses, strict=True))
     offsets = np.cumsum([0, *(len(prompt) + len(response) for prompt, response in pairs)])
@@ -101,11 +101,13 @@ def train_batch(batch: Batch) -> TrainBatch:
         np.concatenate([np.zeros(len(prompt), np.float32), known])
         for prompt, known in zip(batch.prompts, batch.logprobs, strict=True)
     ]
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate([np.concatenate(pair) for pair in pairs]), offsets),
-        loss_mask=(np.concatenate(mask), offsets),
-        behavior_logprobs=(np.concatenate(logprobs), offsets),
-        rewards=batch.rewards,
-        group_ids=batch.group_ids,
-        rollout_index=[batch.group_ids[:index].count(group) for index, group in enumerate(batch.group_ids)],
+    return pad_batch(
+        PackedColumns(
+            token_ids=(np.concatenate([np.concatenate(pair) for pair in pairs]), offsets),
+            loss_mask=(np.concatenate(mask), offsets),
+            behavior_logprobs=(np.concatenate(logprobs), offsets),
+            rewards=batch.rewards,
+            group_ids=batch.group_ids,
+            rollout_index=[batch.group_ids[:index].count(group) for index, group in enumerate(batch.group_ids)],
+        )
     )
