@@ -1,7 +1,7 @@
 """Algorithms: presets by name, the parts by kind, and `build_algorithm`, which composes one.
 
 A third party's part is named by `./file.py:Class`, a dotted path, or an entry point of group `rftdata.advantage`, `rftdata.loss`,
-`rftdata.mask`, `rftdata.kl`, `rftdata.aggregation` or `rftdata.correction`. A preset of one's own is a YAML file. `base.py` says what a part is.
+`rftdata.mask`, `rftdata.kl`, `rftdata.aggregation` or `rftdata.correction`. A user's preset is a YAML file. `base.py` describes parts.
 Importing this package does not import torch.
 """
 
@@ -127,6 +127,7 @@ def build_algorithm(
     """
     from rftcore.algorithms.algorithm import Algorithm
     from rftcore.algorithms.compatibility import check_parts
+    from rftcore.algorithms.parts import AlgorithmParts
 
     config = parse_section(AlgorithmConfig, _with_presets(name, changes or {}, base_dir), name, within="algorithm")
 
@@ -134,29 +135,23 @@ def build_algorithm(
         part = kinds.load(choice.name, base_dir)
         return part(parse_section(part.Config, choice.args, name, within=f"algorithm.{key}"))
 
-    loss = build(LOSSES, config.loss, "loss")
-    advantage = build(ADVANTAGES, config.advantage, "advantage") if config.advantage else None
-    mask = build(MASKS, config.mask, "mask") if config.mask else None
-    expert = build(LOSSES, config.expert.loss, "expert.loss") if config.expert else None
-    value = build(LOSSES, config.critic.loss, "critic.loss") if config.critic else None
-    algorithm = Algorithm(
-        name,
-        config,
-        loss=loss,
-        advantage=advantage,
-        mask=mask,
-        expert=expert,
-        value=value,
+    parts = AlgorithmParts(
+        loss=build(LOSSES, config.loss, "loss"),
+        advantage=build(ADVANTAGES, config.advantage, "advantage") if config.advantage else None,
+        mask=build(MASKS, config.mask, "mask") if config.mask else None,
+        expert=build(LOSSES, config.expert.loss, "expert.loss") if config.expert else None,
+        value=build(LOSSES, config.critic.loss, "critic.loss") if config.critic else None,
         aggregation=build(AGGREGATIONS, config.aggregation, "aggregation"),
         kl=build(KL_ESTIMATORS, config.kl.type, "kl.type") if config.kl.type else None,
         corrections=tuple(build(CORRECTIONS, choice, "correction") for choice in config.correction),
     )
+    algorithm = Algorithm(name, config, parts)
     check_parts(algorithm, group_size)
     return algorithm
 
 
 def _with_presets(name: str, changes: Mapping[str, Any], base_dir: Path | None) -> dict[str, Any]:
-    """A preset's keys under a user's; a preset file may build on another preset. A section that is null is left out."""
+    """Merge a user's keys over those of a preset, which may build on another preset. Leave out sections that are null."""
     seen = [name]
     parts = merged(load_preset(name, base_dir), changes)
     while "name" in parts:

@@ -1,4 +1,4 @@
-"""How the loss of each token is weighted, so that the loss of a batch is one weighted sum.
+"""Weights of tokens, with which the loss of a batch is one weighted sum.
 
 The weights come from the whole optimizer batch over all ranks. With n_b tokens in sequence b, n in all, and B sequences that have a
 token:
@@ -9,7 +9,7 @@ token:
     seq-mean-token-sum-norm  1 / (B L)      Dr. GRPO (arXiv 2503.20783): a constant L for every length
 
 TRL's names for the four `loss_type`s are dapo, grpo, – and dr_grpo. Its bnpo is token-mean over a micro-batch, which depends on how
-a batch is cut, and so has no counterpart here. One of your own is a class with `Aggregation` as its base.
+a batch is cut, and so has no counterpart here. Your own aggregation is a subclass of `Aggregation`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Aggregation(Part, ABC):
 
     @abstractmethod
     def __call__(self, tokens_B: Tensor, sequence_N: Tensor) -> Tensor:
-        """Weight of each token that counts, float64 [N]; entries of other tokens are not read.
+        """Return the weight of each token that counts, float64 [N]; entries of other tokens are not read.
 
         Args:
             tokens_B: float64; the tokens of each sequence that count. At least one sequence has one.
@@ -74,7 +74,7 @@ class SequenceMeanTokenSumNorm(Aggregation):
 
 
 def token_weights(sequence_N: Tensor, num_sequences: int, aggregation: Aggregation, counted_N: Tensor) -> Tensor:
-    """Weight of each token, float32 [N]; 0 where `counted_N` is False. All are 0 in a batch where no token is counted.
+    """Return the weight of each token, float32 [N]; 0 where `counted_N` is False. All are 0 in a batch where no token is counted.
 
     Args:
         sequence_N: int64; the sequence of each token.

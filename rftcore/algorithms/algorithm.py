@@ -1,11 +1,11 @@
-"""An algorithm: the parts that a preset or a user chose, put together.
+"""An algorithm, composed of the parts that a preset or a user chose.
 
 `plan` looks at the whole optimizer batch once, over all ranks, and fixes every advantage and every weight. `objective` then gives what
 a micro-batch adds to the batch's loss, which is
 
     L = (1 - μ) Σ w_u · policy_u + μ Σ w_u · expert_u + coef_kl Σ w_t · KL_t - coef_entropy Σ w_t · H_t
 
-with units u of the loss term (tokens, sequences or pairs) and one set of weights w per term, each with a denominator of its own.
+with units u of the loss term (tokens, sequences or pairs) and one set of weights w per term, each with its own denominator.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rftcore.algorithms.aggregation import Aggregation, token_weights
+from rftcore.algorithms.aggregation import token_weights
 from rftcore.algorithms.base import (
-    Advantage,
     Column,
     Credit,
     Loss,
@@ -25,13 +24,13 @@ from rftcore.algorithms.base import (
     Signals,
     StepBatch,
     Term,
-    TokenMask,
     TokenView,
 )
 from rftcore.algorithms.config import AlgorithmConfig
-from rftcore.algorithms.correction import Correction, combined
+from rftcore.algorithms.correction import combined
 from rftcore.algorithms.inputs import refuse_missing_columns, refuse_missing_rewards
-from rftcore.algorithms.kl import KLEstimator, adapted, with_gradient_of_k2
+from rftcore.algorithms.kl import adapted, with_gradient_of_k2
+from rftcore.algorithms.parts import AlgorithmParts
 from rftcore.algorithms.plan import Plan, TokenOutputs
 from rftdata.errors import ConfigError
 
@@ -40,43 +39,28 @@ if TYPE_CHECKING:
 
 
 class Algorithm:
-    """What the trainer optimizes; made by `build_algorithm`.
+    """The objective of a trainer; `build_algorithm` builds it.
 
     Args:
         name: of the preset.
-        loss, aggregation, advantage, mask, kl, expert, value: the parts; None where the algorithm has none.
-        corrections: their weights are multiplied.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: AlgorithmConfig,
-        *,
-        loss: Term,
-        aggregation: Aggregation,
-        advantage: Advantage | None = None,
-        mask: TokenMask | None = None,
-        kl: KLEstimator | None = None,
-        corrections: tuple[Correction, ...] = (),
-        expert: Term | None = None,
-        value: Term | None = None,
-    ) -> None:
+    def __init__(self, name: str, config: AlgorithmConfig, parts: AlgorithmParts) -> None:
         self.name = name
         self.config = config
-        self.loss = loss
-        self.aggregation = aggregation
-        self.advantage = advantage
-        self.mask = mask
-        self.kl = kl if config.kl.is_on else None
-        self.corrections = corrections
-        self.expert = expert
-        self.value = value
+        self.loss = parts.loss
+        self.aggregation = parts.aggregation
+        self.advantage = parts.advantage
+        self.mask = parts.mask
+        self.kl = parts.kl if config.kl.is_on else None
+        self.corrections = parts.corrections
+        self.expert = parts.expert
+        self.value = parts.value
         self._kl_coef = config.kl.coef
 
     @property
     def signals(self) -> frozenset[Signal]:
-        """What must be known of each token before the step, besides what the batch holds."""
+        """The signals that the parts need for each token before the step."""
         needed: set[Signal] = set()
         for part in self._parts:
             needed |= part.signals
@@ -90,12 +74,12 @@ class Algorithm:
 
     @property
     def columns(self) -> frozenset[Column]:
-        """Which entries per sequence a batch must have, besides those that every batch has."""
+        """The entries per sequence that a batch must have in addition to those of every batch."""
         return frozenset[Column]().union(*(part.columns for part in self._parts))
 
     @property
     def optional_columns(self) -> frozenset[Column]:
-        """Which entries per sequence the parts read where a batch has them."""
+        """The entries per sequence that the parts read if a batch has them."""
         return frozenset[Column]().union(*(part.optional_columns for part in self._parts)) - self.columns
 
     @property
@@ -116,7 +100,7 @@ class Algorithm:
 
     @property
     def reads_stored_teacher(self) -> bool:
-        """Whether it reads log-probabilities of a teacher that lie beside the tokens, and not those of a teacher of its own."""
+        """Whether it reads a teacher's log-probabilities that are stored with the tokens, instead of those of its own teacher."""
         return "teacher" in self.signals and self.config.teacher is None
 
     @property
@@ -132,7 +116,7 @@ class Algorithm:
 
     @property
     def group_relative(self) -> bool:
-        """Whether it compares the rollouts of a group, and so must see groups whole."""
+        """Whether it compares the rollouts of a group, so that groups must be whole."""
         return self.min_group_size > 1
 
     @property
@@ -156,7 +140,7 @@ class Algorithm:
 
     @property
     def trains_scorer(self) -> bool:
-        """Whether the model that it trains gives scores, and no log-probabilities."""
+        """Whether the trained model gives scores instead of log-probabilities."""
         return self.loss.of_scorer
 
     @property
@@ -169,7 +153,7 @@ class Algorithm:
         return self.loss.compares or (self.kl is not None and (self.config.kl.where == "reward" or self.kl.compares))
 
     def plan(self, batch: StepBatch, signals: Signals) -> Plan:
-        """Advantages and weights of a step.
+        """Compute the advantages and weights of a step.
 
         Args:
             batch: the whole batch, over all ranks, on the CPU.
@@ -200,7 +184,7 @@ class Algorithm:
         if self.corrections:
             corrected_N, measured = combined(self.corrections, batch, signals)
             metrics |= measured
-        corrected_N = corrected_N.where(counted_N, 0.0)  # tokens that no policy sampled have none: it is then NaN
+        corrected_N = corrected_N.where(counted_N, 0.0)  # NaN for tokens that no policy sampled
         if self.pairwise:
             metrics["pairs_dropped"] = float(batch.num_sequences // 2 - int(batch.whole_pairs_B.sum()) // 2)
         if config.expert is not None:
@@ -223,7 +207,7 @@ class Algorithm:
         )
 
     def restrict(self, plan: Plan, members_B: Tensor | None, signals: Signals | None = None) -> Plan:
-        """Return the plan of an optimizer update on some of the step's sequences: the same advantages, weights of its own.
+        """Return the plan of an optimizer update on some of the step's sequences, with the same advantages and its own weights.
 
         A mask that is chosen for each update is chosen from the update's own tokens.
 
@@ -247,11 +231,11 @@ class Algorithm:
         )
 
     def _factor(self, corrected_N: Tensor, kept_N: Tensor | None) -> Tensor:
-        """What masks and corrections make of each token's weight in the policy loss, float32 [N]."""
+        """Return the factor of masks and corrections for each token's weight in the policy loss, float32 [N]."""
         return corrected_N if kept_N is None or self.loss.reads_mask else corrected_N * kept_N
 
     def _weights(self, batch: StepBatch, counted_N: Tensor, factor_N: Tensor, members_B: Tensor) -> dict[str, Any]:
-        """The fields of a plan that depend on which sequences an update is made of."""
+        """Return the fields of a plan that depend on the sequences of the update."""
         config = self.config
         members_N, expert_N = members_B[batch.sequence_N], batch.expert_B[batch.sequence_N]
         drawn_N = batch.importance_weights_B[batch.sequence_N]
@@ -288,9 +272,11 @@ class Algorithm:
         metrics |= plan.distances(outputs, from_behavior=self.uses_behavior_logprobs)
         if self.expert is not None:
             assert plan.expert_weights_N is not None
-            loss, found = self._weighted(plan, index_N, view, self.expert, plan.expert_weights_N)
+            loss, expert_metrics = self._weighted(plan, index_N, view, self.expert, plan.expert_weights_N)
             total = total + loss
-            metrics |= {f"expert_{name}": value for name, value in found.items()} | {"expert_loss": loss.detach()}
+            metrics |= {f"expert_{name}": value for name, value in expert_metrics.items()} | {
+                "expert_loss": loss.detach()
+            }
         share = 1.0 / max(1, plan.num_tokens)
         if plan.kl_weights_N is not None:
             kl_N = self._penalty(view)
@@ -308,20 +294,20 @@ class Algorithm:
         return with_gradient_of_k2(kl_N, view.logprobs_N, view.reference_N) if self.config.kl.straight_through else kl_N
 
     def critic_objective(self, plan: Plan, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the same for the critic: the mean of its loss over all tokens of the batch, weighted as the policy's by how they were drawn."""
+        """Return the same for the critic, whose loss is the mean over all tokens of the batch, weighted by how they were drawn."""
         assert self.value is not None
-        found = self.value(plan.view(outputs))
+        value_loss = self.value(plan.view(outputs))
         share = 1.0 / max(1, plan.num_tokens)
-        metrics = {name: value.detach().sum() * share for name, value in found.metrics_U.items()}
-        drawn_N = plan.batch.importance_weights_B[plan.batch.sequence_N[outputs.index_N]].to(found.loss_U.device)
-        loss = (found.loss_U * drawn_N).sum() * share
+        metrics = {name: value.detach().sum() * share for name, value in value_loss.metrics_U.items()}
+        drawn_N = plan.batch.importance_weights_B[plan.batch.sequence_N[outputs.index_N]].to(value_loss.loss_U.device)
+        loss = (value_loss.loss_U * drawn_N).sum() * share
         return loss, metrics | {"value_loss": loss.detach()}
 
     def refuse_adapters(self) -> None:
-        """For `trainer.lora`.
+        """Refuse `trainer.lora` for an algorithm that trains a new head.
 
         Raises:
-            ConfigError: it trains a model with a new head, which adapters would leave as random as it begins.
+            ConfigError: adapters would leave the new head random.
         """
         if self.trains_scorer:
             raise ConfigError(
@@ -332,37 +318,37 @@ class Algorithm:
             )
 
     def observe(self, plan: Plan, metrics: Mapping[str, float]) -> None:
-        """Adapt what changes from step to step, after a step with these metrics."""
+        """Adapt the KL coefficient after a step with these metrics."""
         if "kl_reference" in metrics:
             self._kl_coef = adapted(self._kl_coef, self.config.kl, metrics["kl_reference"], plan.batch.num_sequences)
 
     def state_dict(self) -> dict[str, float]:
-        """What changes from step to step; a checkpoint holds it."""
+        """Return what changes from step to step, for a checkpoint."""
         return {"kl_coef": self._kl_coef} if self.config.kl.target is not None else {}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self._kl_coef = state.get("kl_coef", self._kl_coef)
 
     def _credit(self, batch: StepBatch, signals: Signals, anchor_N: Tensor, sampled_B: Tensor) -> Credit:
-        """Compute advantages from the sequences that are not an expert's, and from those alone; the others have 0."""
+        """Compute advantages from the sequences that no expert wrote; the others get 0."""
         if self.advantage is None:
             return Credit(advantages_N=anchor_N.new_zeros(len(anchor_N)))
         sampled_N = sampled_B[batch.sequence_N]
         signals, batch = signals.only(sampled_N), batch.only(sampled_B)
         batch, metrics = self._with_kl_in_reward(batch, signals, anchor_N[sampled_N])
-        found = self.advantage(batch, signals)
+        credit = self.advantage(batch, signals)
 
         def spread(values: Tensor | None) -> Tensor | None:
             return None if values is None else values.new_zeros(len(sampled_N)).masked_scatter(sampled_N, values)
 
-        advantages_N = spread(found.advantages_N)
+        advantages_N = spread(credit.advantages_N)
         assert advantages_N is not None
         return Credit(
             advantages_N=advantages_N,
-            returns_N=spread(found.returns_N),
-            counted_N=spread(found.counted_N),
-            metrics=metrics | found.metrics,
+            returns_N=spread(credit.returns_N),
+            counted_N=spread(credit.counted_N),
+            metrics=metrics | credit.metrics,
         )
 
     def _with_kl_in_reward(
@@ -379,17 +365,19 @@ class Algorithm:
     def _weighted(
         self, plan: Plan, index_N: Tensor, view: TokenView, term: Term, weights_N: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        found: Loss = term(view)
+        term_loss: Loss = term(view)
         share = 1.0 / max(1, plan.num_units)
         if term.unit == "token":
-            metrics = {name: value.detach().sum() * share for name, value in found.metrics_U.items()}
-            return (found.loss_U * weights_N[index_N].to(found.loss_U.device)).sum(), metrics
+            metrics = {name: value.detach().sum() * share for name, value in term_loss.metrics_U.items()}
+            return (term_loss.loss_U * weights_N[index_N].to(term_loss.loss_U.device)).sum(), metrics
         sequences = view.sequences
         sequence_U = 2 * sequences.pair_P if term.unit == "pair" else sequences.sequence_S
-        weights_U = plan.unit_weights_B[sequence_U].to(found.loss_U.device)
+        weights_U = plan.unit_weights_B[sequence_U].to(term_loss.loss_U.device)
         counted_U = weights_U > 0
-        metrics = {name: value.detach().where(counted_U, 0.0).sum() * share for name, value in found.metrics_U.items()}
-        return (found.loss_U * weights_U).sum(), metrics
+        metrics = {
+            name: value.detach().where(counted_U, 0.0).sum() * share for name, value in term_loss.metrics_U.items()
+        }
+        return (term_loss.loss_U * weights_U).sum(), metrics
 
 
 def _share(kept_N: Tensor) -> float:

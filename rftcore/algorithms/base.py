@@ -46,12 +46,12 @@ Signal = Literal[
 Column = Literal["step_rewards", "state", "baseline_rewards", "reward_parts"]
 Unit = Literal["token", "sequence", "pair"]
 
-# exp(20) is 5e8. A larger ratio overflows to NaN soon after, and already says that the two policies have nothing in common.
+# exp(20) is 5e8: the two policies have nothing in common. A slightly larger ratio would overflow to NaN.
 MAX_LOG_RATIO = 20.0
 
 
 class PartConfig(Section):
-    """Base of the keys that a part takes in YAML, besides its `name`."""
+    """Base of the keys that a part takes in YAML, in addition to its `name`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +98,11 @@ class StepBatch:
         return len(self.rewards_B)
 
     def sum_per_sequence(self, values_N: Tensor) -> Tensor:
-        """Σ over each sequence's tokens, [B]; 0 for a sequence without tokens."""
+        """Sum the values over each sequence's tokens, [B]; 0 for a sequence without tokens."""
         return values_N.new_zeros(self.num_sequences).index_add(0, self.sequence_N, values_N)
 
     def mean_per_sequence(self, values_N: Tensor) -> Tensor:
-        """Mean over each sequence's tokens, [B]; 0 for a sequence without tokens."""
+        """Average the values over each sequence's tokens, [B]; 0 for a sequence without tokens."""
         return self.sum_per_sequence(values_N) / self.tokens_B.clamp(min=1)
 
     @property
@@ -117,20 +117,20 @@ class StepBatch:
         return self.sequence_N.bincount(minlength=self.num_sequences)
 
     def only(self, kept_B: Tensor) -> StepBatch:
-        """Return the sequences with True, and their tokens."""
+        """Return the batch with only the sequences where `kept_B` is True, and their tokens."""
         kept_N = kept_B[self.sequence_N]
         number_B = kept_B.long().cumsum(0) - 1
-        found = _only(self, kept_N) | {
+        columns = _only(self, kept_N) | {
             column.name: getattr(self, column.name)[kept_B]
             for column in fields(self)
             if column.name.endswith("_B") and getattr(self, column.name) is not None
         }
-        return replace(self, **found | {"sequence_N": number_B[self.sequence_N[kept_N]]})
+        return replace(self, **columns | {"sequence_N": number_B[self.sequence_N[kept_N]]})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signals:
-    """What forward passes without gradient gave at the start of the step. Only what the parts declare in `needs` is computed.
+    """Results of the forward passes without gradient at the start of a step; only those that parts declare in `needs` are computed.
 
     Attributes:
         old_N: float32, nats; log-probability under the policy before the step.
@@ -157,13 +157,13 @@ class Signals:
     collision_N: Tensor | None = None
 
     def only(self, kept_N: Tensor) -> Signals:
-        """Return those of the tokens with True."""
+        """Return the signals of only the tokens where `kept_N` is True."""
         return replace(self, **_only(self, kept_N))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """What an advantage gives.
+    """The result of an advantage.
 
     Attributes:
         advantages_N: float32.
@@ -184,19 +184,20 @@ class TokenView:
 
     Attributes:
         logprobs_N: float32, nats; under the policy being trained. Carries the gradient.
-        anchor_N: log-probability that ratios compare with: the policy before the step where an algorithm has it recomputed, else
-            the behaviour policy's as recorded. 0 where there is none.
+        anchor_N: log-probability that ratios compare with: under the policy before the step if the algorithm has it recomputed, else
+            under the behaviour policy, as recorded. 0 where there is none.
         advantages_N: float32; 0 in an algorithm without advantages.
-        sequences: which sequences of the batch they belong to. The tokens of a sequence stand together.
+        sequences: the sequences of the batch to which they belong. The tokens of a sequence are contiguous.
         reference_N, teacher_N: None unless declared in `needs`.
         entropy_N: nats; carries the gradient. None unless the algorithm has an entropy bonus.
-        values_N, old_values_N, returns_N: of the critic; the first carries the gradient. None without one. For a loss of a scorer
-            `values_N` is the score of each sequence, at the one token that each then has.
+        values_N, old_values_N, returns_N: of the critic; `values_N` carries the gradient. None without a critic. For a scorer's
+            loss each sequence has one token, and `values_N` is its score.
         rewards_N: float32; the reward of the token's sequence, NaN where there is none.
-        read_N: what a `HeadTerm` read of the token's logits; carries the gradient. None for other terms.
+        read_N: result of `HeadTerm.read` for the token's logits; carries the gradient. None for other terms.
         kept_N: bool; False for the tokens that the mask chose. None without a mask.
         mismatched_kl: see `Signals`.
-        over_update_S: float32; what `Term.over_update` found for each sequence of `sequences`. None for a loss that looks at no other.
+        over_update_S: float32; result of `Term.over_update` for each sequence of `sequences`. None for a loss that depends on no other
+            sequence.
     """
 
     logprobs_N: Tensor
@@ -226,7 +227,7 @@ class TokenView:
         return self.sequences.sequence_N
 
     def pool(self, values_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum of each sequence's values and its number of tokens, [S], and the place of each token's sequence among them, [N].
+        """Return the sum of each sequence's values and its number of tokens, [S], and the place of each token's sequence among them, [N].
 
         S are the sequences with a token, in the batch's order.
         """
@@ -234,7 +235,7 @@ class TokenView:
         return sequences.sum_per_sequence(values_N), sequences.num_tokens_S, sequences.place_N
 
     def sequence_mean(self, values_N: Tensor) -> Tensor:
-        """The mean over its sequence at each token, [N]; carries the gradient."""
+        """Return, at each token, the mean over its sequence, [N]; carries the gradient."""
         sum_S, num_tokens_S, place_N = self.pool(values_N)
         return (sum_S / num_tokens_S)[place_N]
 
@@ -270,15 +271,15 @@ class Part:
 
     @property
     def signals(self) -> frozenset[Signal]:
-        """The signals that it reads as configured; `needs` by default."""
+        """The signals that it reads with its configuration; `needs` by default."""
         return self.needs
 
 
 class Advantage(Part, ABC):
-    """From rewards and signals to one advantage per token.
+    """Computes one advantage per token from rewards and signals.
 
     Attributes:
-        imitates: it chooses responses to imitate, at temperature 1 and however they were sampled, instead of giving a policy gradient.
+        imitates: it selects responses to imitate, at temperature 1 whatever sampled them, instead of giving a policy gradient.
     """
 
     imitates: ClassVar[bool] = False
@@ -286,7 +287,7 @@ class Advantage(Part, ABC):
 
     @abstractmethod
     def __call__(self, batch: StepBatch, signals: Signals) -> Credit:
-        """The advantages of the whole batch.
+        """Return the advantages of the whole batch.
 
         Raises:
             RftError: a reward that is not a number.
@@ -297,15 +298,15 @@ class TokenMask(Part, ABC):
     """Chooses tokens that give no gradient in this step, by statistics of the whole batch.
 
     Attributes:
-        each_update: it is called again before each optimizer update, with the tokens of the update and with signals of the policy at
-            that time: one more forward pass for each update but the first.
+        each_update: it is called again before each optimizer update, with the update's tokens and the signals of the policy at that
+            time. This costs a forward pass for each update after the first.
     """
 
     each_update: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, batch: StepBatch, signals: Signals, advantages_N: Tensor) -> Tensor:
-        """bool [N]: False where the token gives no gradient. Dropped tokens still count in the loss's denominator."""
+        """Return bool [N], False where the token gives no gradient. Dropped tokens still count in the loss's denominator."""
 
 
 class Term(Part, ABC):
@@ -315,8 +316,8 @@ class Term(Part, ABC):
         unit: what one number of the loss belongs to.
         compares: it compares the policy with `TokenView.anchor_N`.
         uses_advantages: it reads `TokenView.advantages_N`.
-        reads_mask: it does something else with the tokens that the mask chose than to drop them, and needs a mask.
-        of_critic: it trains the critic, from `values_N`, `old_values_N` and `returns_N`, and not the policy.
+        reads_mask: it needs a mask, and uses the tokens that the mask chose otherwise than by dropping them.
+        of_critic: it trains the critic instead of the policy, from `values_N`, `old_values_N` and `returns_N`.
         of_scorer: it trains a model with a scalar head in place of the language-model head, from `values_N`.
     """
 
@@ -329,7 +330,7 @@ class Term(Part, ABC):
 
     @abstractmethod
     def __call__(self, view: TokenView) -> Loss:
-        """The loss of each unit of a micro-batch."""
+        """Return the loss of each unit of a micro-batch."""
 
     def over_update(self, batch: StepBatch, signals: Signals, members_B: Tensor) -> Tensor | None:
         """Compute what the loss of each sequence takes from the others of its optimizer update, before the first micro-batch.
@@ -353,14 +354,14 @@ class HeadTerm(TokenTerm):
     """One loss per token that depends on whole distributions: of the policy, and, unless `needs` is empty, of the teacher at the same place.
 
     The trainer calls `read` on some rows of logits at a time, and again on the same rows in the backward pass, so that logits of all
-    tokens never exist at once. What it returned stands in `TokenView.read_N`. It may depend on the row alone.
+    tokens never exist at once. The results become `TokenView.read_N`. Each depends on its row alone.
     """
 
     needs = frozenset({"teacher_logits"})
 
     @abstractmethod
     def read(self, logits_RV: Tensor, teacher_logits_RV: Tensor | None) -> Tensor:
-        """One number per row, float32 [R].
+        """Return one number per row, float32 [R].
 
         Args:
             logits_RV: float32, after division by the temperature; carries the gradient.
@@ -368,7 +369,7 @@ class HeadTerm(TokenTerm):
         """
 
     def __call__(self, view: TokenView) -> Loss:
-        """The numbers themselves are the loss."""
+        """Return the numbers as the loss."""
         assert view.read_N is not None
         return Loss(view.read_N)
 
@@ -386,6 +387,6 @@ class PairTerm(Term):
 
 
 def _only(parts: StepBatch | Signals, kept_N: Tensor) -> dict[str, Tensor]:
-    """Return the entries per token that there are, of the tokens with True."""
+    """Return the fields per token that are not None, for the tokens where `kept_N` is True."""
     named = {entry.name: getattr(parts, entry.name) for entry in fields(parts) if entry.name.endswith("_N")}
     return {name: values[kept_N] for name, values in named.items() if values is not None}

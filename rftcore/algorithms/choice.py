@@ -1,4 +1,4 @@
-"""`PartChoice`: how a configuration names a part."""
+"""`PartChoice`: the name of an algorithm's part in a configuration, with its arguments."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ScheduleConfig(Section):
         return {"peak": value, "end": value} if isinstance(value, int | float) else value
 
     def at(self, step: int) -> float:
-        """The value in a step, counted from 1."""
+        """Return the value in a step; steps count from 1."""
         if step <= self.warmup_steps:
             return self.start + (self.peak - self.start) * step / self.warmup_steps
         progress = 1.0 if not self.decay_steps else min(1.0, (step - self.warmup_steps) / self.decay_steps)
@@ -47,7 +47,7 @@ class ScheduleConfig(Section):
 
 
 class ExpertConfig(Section):
-    """A loss of its own for sequences that an expert wrote; `loss` then applies to the others only."""
+    """A separate loss for sequences that an expert wrote; `loss` then applies to the others only."""
 
     loss: PartChoice = Field(PartChoice(name="sft"), description="Loss of an expert's tokens.")
     coef: ScheduleConfig = Field(
@@ -64,7 +64,7 @@ class CriticConfig(Section):
         description="Folder of the model that the critic starts from, such as a reward model; by default the policy's.",
     )
     learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate of the critic.")
-    warmup_steps: int = Field(0, ge=0, description="First steps in which the critic alone is trained.")
+    warmup_steps: int = Field(0, ge=0, description="Number of first steps in which only the critic is trained.")
 
 
 class TeacherConfig(Section):
@@ -84,7 +84,8 @@ class PairsConfig(Section):
     margin: float = Field(0.0, ge=0, description="Smallest difference of rewards. Equal rewards never form a pair.")
     max_pairs: int = Field(1, ge=1, description="Largest number of pairs of a group; with 1 the best over the worst.")
     ties: Literal["length", "order"] = Field(
-        "length", description="Which of equal pairs: the one closest in length, or of the earliest rollouts."
+        "length",
+        description="Which of equally good pairs is taken: the one closest in length, or the one of the earliest rollouts.",
     )
     max_length_ratio: float | None = Field(
         None, ge=1, description="Largest ratio of the longer answer's tokens to the shorter one's."
@@ -94,10 +95,12 @@ class PairsConfig(Section):
 class AlgorithmConfig(Section):
     """An algorithm in full, after the merge with its preset."""
 
-    advantage: PartChoice | None = Field(None, description="From rewards to advantages; none for losses without them.")
+    advantage: PartChoice | None = Field(
+        None, description="Computes advantages from rewards; none for losses without them."
+    )
     loss: PartChoice = Field(description="The policy loss, or the loss of sequences or pairs.")
     mask: PartChoice | None = Field(None, description="Chooses tokens that give no gradient.")
-    kl: KLConfig = Field(KLConfig(), description="Penalty for leaving the reference model.")
+    kl: KLConfig = Field(KLConfig(), description="Penalty for the distance from the reference model.")
     entropy: EntropyConfig = Field(EntropyConfig(), description="Bonus for entropy.")
     aggregation: PartChoice = Field(
         PartChoice(name="token-mean"),
@@ -107,18 +110,19 @@ class AlgorithmConfig(Section):
         (),
         description="Weights for the mismatch between engine and trainer: truncate, mask or your own; or a list, whose weights are multiplied.",
     )
-    expert: ExpertConfig | None = Field(None, description="A loss of its own for sequences that an expert wrote.")
+    expert: ExpertConfig | None = Field(None, description="Separate loss for sequences that an expert wrote.")
     pairs: PairsConfig | None = Field(
         None,
         description="For a loss of pairs: form them from the rewards of each drawn group ({} for the defaults). Without it, stored pairs are drawn.",
     )
     train_on: Literal["responses", "all"] = Field(
-        "responses", description="Tokens that count: those of responses that the loss mask names, or all, prompts too."
+        "responses",
+        description="Tokens that count: those of responses that the loss mask selects, or all, including prompts.",
     )
     critic: CriticConfig | None = Field(None, description="A value model, for advantages that need one.")
     teacher: TeacherConfig | None = Field(
         None,
-        description="Model that a distillation imitates; without one, stored log-probabilities are read, which explorer.teacher gives.",
+        description="Model that a distillation imitates; without one, the log-probabilities that explorer.teacher stored are read.",
     )
     old_logprobs: Literal["behavior", "recomputed"] | None = Field(
         None,

@@ -1,8 +1,8 @@
 """Weights for the mismatch between the engine that sampled and the trainer.
 
 An engine's log-probabilities differ from the trainer's for the same weights (other kernels, another number format), and more so
-after a few updates. With d_t = log π_old(o_t) - log π_behavior(o_t), π_old being the trainer's policy before the step, `level` says what
-one ratio w is computed over:
+after a few updates. With d_t = log π_old(o_t) - log π_behavior(o_t), π_old being the trainer's policy before the step, `level` sets over
+what one ratio w is computed:
 
     token      w_t = exp(d_t)                        (truncated importance sampling, Yao et al. 2025)
     sequence   w_t = exp(Σ_t d_t)                    exact, and of high variance for long responses
@@ -17,8 +17,8 @@ multiplies their weights, so that rejection of whole responses goes with importa
     correction: [{name: truncate, level: token, high: 2}, {name: mask, level: geometric, low: 0.99, high: 1.01}]
 
 The metric `correction_kept` is the share of tokens that none of them truncated or masked: a threshold on `sequence` drops long responses
-silently otherwise. TRL's `*_mask` modes keep the weight inside the bounds: `keep_weight: true`. One of your own is a class with
-`Correction` as its base.
+silently otherwise. TRL's `*_mask` modes keep the weight inside the bounds: `keep_weight: true`. Your own correction is a subclass of
+`Correction`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Level = Literal["token", "sequence", "geometric"]
 
 @dataclass(frozen=True)
 class Corrected:
-    """What a correction gives.
+    """The result of a correction.
 
     Attributes:
         weight_N: float32, without gradient; multiplies the policy loss of each token.
-        kept_N: bool; False where the ratio itself was not used: it was outside the bounds.
+        kept_N: bool; False where the ratio is outside the bounds and was not used itself.
     """
 
     weight_N: Tensor
@@ -58,7 +58,7 @@ class Correction(Part, ABC):
 
     @abstractmethod
     def __call__(self, batch: StepBatch, signals: Signals) -> Corrected:
-        """The weights of the whole batch. Those of tokens that no policy sampled are not read."""
+        """Return the weights of the whole batch; those of tokens that no policy sampled are not read."""
 
 
 class TruncateConfig(PartConfig):
@@ -85,7 +85,7 @@ class MaskConfig(PartConfig):
 
 
 class Mask(Correction):
-    """No gradient from tokens whose ratio is outside the bounds."""
+    """Removes the gradient of tokens whose ratio is outside the bounds."""
 
     Config = MaskConfig
     config: MaskConfig
@@ -114,8 +114,8 @@ def combined(corrections: Sequence[Correction], batch: StepBatch, signals: Signa
     Args:
         corrections: at least one.
     """
-    found = [correction(batch, signals) for correction in corrections]
-    weight_N, kept_N = found[0].weight_N, found[0].kept_N
-    for other in found[1:]:
+    corrected = [correction(batch, signals) for correction in corrections]
+    weight_N, kept_N = corrected[0].weight_N, corrected[0].kept_N
+    for other in corrected[1:]:
         weight_N, kept_N = weight_N * other.weight_N, kept_N & other.kept_N
     return weight_N, {"correction_kept": kept_N.float().mean().item() if len(kept_N) else 1.0}

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on `device`; the host does not wait.
+    """Copy a tensor to `device` without making the host wait.
 
-    A copy to a GPU starts from pinned memory. From other memory CUDA stages the copy itself, for which the host waits until everything that was
-    launched before has ended (CUDA runtime API, "API synchronization behavior").
+    A copy to a GPU starts from pinned memory. From other memory CUDA stages the copy, and the host waits until all work launched before has
+    ended (CUDA runtime API, "API synchronization behavior").
     """
     if device.type == "cuda" and tensor.device.type == "cpu" and tensor.numel():
         tensor = tensor.pin_memory()  # torch keeps it until the copy has ended

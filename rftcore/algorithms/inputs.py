@@ -1,4 +1,4 @@
-"""What experiences bring besides tokens and log-probabilities: what it is, what writes it, and what happens where it is missing."""
+"""Entries of experiences besides tokens and log-probabilities: their meaning, what writes them, and errors if they are missing."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ RECORDED_BY: dict[Column, tuple[str, str]] = {
         "name several functions in explorer.reward, or let one return a mapping with the same names each time",
     ),
 }
-"""What each column is, and what writes it."""
+"""The meaning of each column, and what writes it."""
 
 
 def refuse_missing_rewards(batch: StepBatch, needed_B: Tensor) -> None:
-    """Stop before a NaN reaches the weights.
+    """Refuse rewards that are not finite, before a NaN reaches the weights.
 
     Args:
         needed_B: bool; False for sequences whose reward is not read.
@@ -53,10 +53,10 @@ def refuse_missing_rewards(batch: StepBatch, needed_B: Tensor) -> None:
 
 
 def refuse_missing_columns(batch: StepBatch, columns: frozenset[Column]) -> None:
-    """Stop where the batch lacks entries per sequence that the parts read.
+    """Refuse a batch without the entries per sequence that the parts read.
 
     Raises:
-        RftError: names the first that it lacks.
+        RftError: names the first missing entry.
     """
     for column in sorted(columns):
         if getattr(batch, f"{column}_B") is None:

@@ -15,7 +15,7 @@ itself the value is then unbiased with k1 or k3, and the gradient with all of th
 each token's reward before advantages are computed (InstructGPT, arXiv 2203.02155). `target` turns the coefficient into a controller (arXiv
 1909.08593, section 2.2): after a step it is multiplied by 1 + clip(KL / target - 1, ±0.2) · B / horizon, B the number of sequences.
 
-An estimator of your own is a class with `KLEstimator` as its base.
+Your own estimator is a subclass of `KLEstimator`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class KLEstimator(Part, ABC):
 
     @abstractmethod
     def __call__(self, logprobs_N: Tensor, reference_N: Tensor, anchor_N: Tensor) -> Tensor:
-        """The estimate at each token, nats, [N].
+        """Return the estimate at each token, nats, [N].
 
         Args:
             logprobs_N: log-probability under the policy; carries the gradient in the loss.
@@ -127,7 +127,7 @@ class Corrected(KLEstimator):
 
 
 def k2(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
-    """Half the square of the log-ratio."""
+    """Return half the square of the log-ratio."""
     return 0.5 * (logprobs_N - reference_N).square()
 
 
@@ -144,7 +144,7 @@ def with_gradient_of_k2(values_N: Tensor, logprobs_N: Tensor, reference_N: Tenso
 
 
 def adapted(coef: float, config: KLConfig, measured: float, num_sequences: int) -> float:
-    """The coefficient after a step in which the mean KL per token was `measured` nats."""
+    """Return the coefficient after a step in which the mean KL per token was `measured` nats."""
     if config.target is None:
         return coef
     error = min(max(measured / config.target - 1.0, -_MAX_CHANGE), _MAX_CHANGE)

@@ -1,4 +1,4 @@
-"""`Plan`: what is fixed about a trainer step before its first micro-batch, and the view of a micro-batch that joins it with the models' outputs."""
+"""`Plan`: the advantages and weights of a trainer step, fixed before its first micro-batch, and views that join them with the models' outputs."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class Plan:
 
     Attributes:
         anchor_N, advantages_N, returns_N: see `TokenView`.
-        counted_N: bool; the tokens of the policy loss: not an expert's with a loss of its own, nor left out by the advantage.
-        corrected_N: what corrections make of each token's weight in the policy loss, float32; 0 where it does not count.
+        counted_N: bool; the tokens of the policy loss, without those of a separate expert loss and those that the advantage leaves out.
+        corrected_N: factor of the corrections for each token's weight in the policy loss, float32; 0 where the token does not count.
         kept_N: bool; False where the mask drops the token's gradient. None without a mask.
         policy_weights_N, expert_weights_N, kl_weights_N, entropy_weights_N: weight of each token in its term, float32. The last
             three are None where the algorithm has no such term.
         unit_weights_B: weight of a sequence, or of the pair that it belongs to, in a loss per sequence or pair; 0 for a pair with an
             empty answer.
-        over_update_B: what `Term.over_update` found for the loss; see there.
+        over_update_B: result of `Term.over_update` of the loss.
         num_units: tokens, sequences or pairs over which metrics of the loss are averaged.
-        num_tokens: tokens over which the others are averaged.
+        num_tokens: tokens over which other metrics are averaged.
         kl_coef: coefficient of the KL penalty in this step.
         metrics: of the whole batch.
     """
@@ -130,7 +130,7 @@ class Plan:
 
 
 def _on(value: Any, device: torch.device) -> Any:
-    """Return a tensor, or the tensors of a batch or of signals, on `device`; anything else as it is."""
+    """Return a tensor, or the tensors of a batch or of signals, on `device`; anything else unchanged."""
     if isinstance(value, (StepBatch, Signals)):
         return replace(value, **{entry.name: _on(getattr(value, entry.name), device) for entry in fields(value)})
     return copy_to_device(value, device) if hasattr(value, "to") else value

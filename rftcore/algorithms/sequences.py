@@ -1,7 +1,7 @@
-"""Which sequences, and which preference pairs, the tokens of a micro-batch belong to.
+"""The sequences and preference pairs to which the tokens of a micro-batch belong.
 
-It is worked out on the CPU when micro-batches are cut. How many sequences there are decides the sizes of tensors, so a GPU that is asked for
-it makes the host wait for everything that was launched before.
+They are computed on the CPU when micro-batches are cut. The number of sequences determines the sizes of tensors. If it were computed on a
+GPU, the host would wait for all work launched before.
 
 Letters: N tokens, S sequences that have a token among them, P pairs that have one, B sequences of the batch.
 """
@@ -38,7 +38,7 @@ class Sequences:
 
     @classmethod
     def of(cls, sequence_N: Tensor) -> Sequences:
-        """The sequences of tokens.
+        """Return the sequences of tokens.
 
         Args:
             sequence_N: int64, on the CPU; the sequence of each token.
@@ -48,16 +48,16 @@ class Sequences:
 
         sequence_S, place_N, num_tokens_S = np.unique(sequence_N.numpy(), return_inverse=True, return_counts=True)
         pair_P, place_S = np.unique(sequence_S // 2, return_inverse=True)
-        found = (sequence_S, num_tokens_S, place_N, pair_P, 2 * place_S + sequence_S % 2)
+        columns = (sequence_S, num_tokens_S, place_N, pair_P, 2 * place_S + sequence_S % 2)
         return cls(
             **{
                 entry.name: torch.from_numpy(each.astype(np.int64))
-                for entry, each in zip(fields(cls), found, strict=True)
+                for entry, each in zip(fields(cls), columns, strict=True)
             }
         )
 
     def to(self, device: torch.device) -> Sequences:
-        """The same with its tensors on `device`."""
+        """Return the sequences with their tensors on `device`."""
         return replace(
             self, **{entry.name: copy_to_device(getattr(self, entry.name), device) for entry in fields(self)}
         )
@@ -68,9 +68,9 @@ class Sequences:
         return self.sequence_S[self.place_N]
 
     def sum_per_sequence(self, values_N: Tensor) -> Tensor:
-        """Σ over each sequence's tokens, [S]; carries the gradient."""
+        """Sum the values over each sequence's tokens, [S]; carries the gradient."""
         return values_N.new_zeros(len(self.sequence_S)).index_add(0, self.place_N, values_N)
 
     def in_pairs(self, values_S: Tensor) -> Tensor:
-        """The values of the chosen and the rejected sequence of each pair, [P, 2]; 0 for one without tokens. Carries the gradient."""
+        """Return the values of the chosen and the rejected sequence of each pair, [P, 2]; 0 for a sequence without tokens. Carries the gradient."""
         return values_S.new_zeros(2 * len(self.pair_P)).index_add(0, self.slot_S, values_S).view(-1, 2)

@@ -3,7 +3,7 @@
     A_i = 1 for the `num` rollouts with the highest rewards of the group, and for those whose reward is equal to the last of them
 
 With the loss -A log π this is supervised fine-tuning on the best responses. The other tokens count in no denominator. A group whose
-rewards are all equal has no best rollout, and is left out. `above` asks for a reward besides.
+rewards are all equal has no best rollout, and is left out. `above` additionally sets a bound on the reward.
 """
 
 from __future__ import annotations

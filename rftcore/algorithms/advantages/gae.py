@@ -4,7 +4,7 @@
     A_t = δ_t + γ λ A_{t+1}
     R_t = A_t + V_t                     the critic's target, before A is whitened over the batch's tokens
 
-r_t is the token's own reward (the KL penalty of `kl.where: reward`), and at a rollout's last token its reward besides. The token after
+r_t is the token's own reward (the KL penalty of `kl.where: reward`), plus the rollout's reward at its last token. The token after
 the last of a turn is the first of the next turn, whether the turns are one sequence or several.
 """
 
@@ -36,12 +36,12 @@ class GAE(Advantage):
         values_N = signals.values_N.double()[place_N]
         delta_N = rewards_in_time(batch, outcomes(batch), place_N, last_N) - values_N
         delta_N[:-1] += gamma * values_N[1:] * ~last_N[:-1]
-        found_N = accumulated(delta_N, last_N, gamma * self.config.lam)
-        advantages_N, returns_N = found_N.new_zeros(len(found_N)), found_N.new_zeros(len(found_N))
-        advantages_N[place_N] = whitened(found_N) if self.config.whiten else found_N
-        returns_N[place_N] = found_N + values_N
+        in_time_N = accumulated(delta_N, last_N, gamma * self.config.lam)
+        advantages_N, returns_N = in_time_N.new_zeros(len(in_time_N)), in_time_N.new_zeros(len(in_time_N))
+        advantages_N[place_N] = whitened(in_time_N) if self.config.whiten else in_time_N
+        returns_N[place_N] = in_time_N + values_N
         metrics = {}
         if len(returns_N) > 1:
             variance = float(returns_N.var())
-            metrics["explained_variance"] = 1.0 - float(found_N.var()) / variance if variance > 0 else 0.0
+            metrics["explained_variance"] = 1.0 - float(in_time_N.var()) / variance if variance > 0 else 0.0
         return Credit(advantages_N=advantages_N.float(), returns_N=returns_N.float(), metrics=metrics)

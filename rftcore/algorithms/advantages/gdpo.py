@@ -6,9 +6,9 @@ For the rewards r_k of rollout i:
     S   = Σ_k weight_k N_k
     A   = (S - mean(S)) / (std(S) + eps)              over the rollouts of the batch
 
-A sum of the rewards before the comparison, as in `group`, lets those decide that vary most, and rollouts with different rewards of the same
-sum have the same advantage. The rewards are those of the functions of `explorer.reward` (a mapping counts by its own names), as they were
-sampled: labels and stages that change the reward do not change them.
+If rewards are summed before the comparison, as in `group`, those that vary most dominate, and rollouts with different rewards of the same
+sum get the same advantage. The rewards are those of the functions of `explorer.reward` (the entries of a mapping count separately), as they
+were sampled: labels and stages that change the reward do not change them.
 """
 
 from __future__ import annotations

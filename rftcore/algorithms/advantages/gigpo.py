@@ -6,7 +6,7 @@
     A         = A_E + ω A_S
 
 r_it is the reward of the turn alone. Where workflows recorded none, it is 0 and the last turn has the rollout's reward. States are
-compared within the group, so that two tasks whose environments look alike are kept apart. A turn in a state of its own has A_S = 0.
+compared within the group, so that two tasks whose environments look alike are kept apart. A turn in a state that no other turn shares has A_S = 0.
 `norm: none` leaves both divisions out.
 """
 

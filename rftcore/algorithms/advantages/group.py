@@ -13,7 +13,7 @@ For rollout i of a group of G with rewards r:
               batch              s = std of all rollouts' rewards in the batch
               none               s + eps = 1                                  Dr. GRPO (arXiv 2503.20783)
 
-`shift` is AsymRE's (arXiv 2506.20520): a negative one gives every rollout a little push. `skip_std` gives groups with std(r) at or
+`shift` is AsymRE's (arXiv 2506.20520): a negative one raises every advantage. `skip_std` gives groups with std(r) at or
 below it no gradient. `rescale` divides all advantages by the share of rollouts whose group has different rewards, so that groups without
 a gradient do not make the step smaller (GPG, arXiv 2504.02546). `rank_penalty` p lowers the rewards from which mean and std are computed
 to r (1 - p k / G), k = 0 … G - 1 the rank of the rollout by mean behaviour log-probability, the most likely first with the highest k
@@ -55,11 +55,11 @@ class GroupConfig(PartConfig):
 
 
 class Group(Advantage):
-    """Rewards of each rollout count once: a rollout of several turns counts with the mean of its turns' rewards.
+    """Compares rollouts: each counts once, with the mean of its turns' rewards.
 
-    They are equal unless one turn alone was relabelled. Otherwise long rollouts would shift the baseline of short ones. With
-    `scale: group`, a group of one rollout or of equal rewards has advantage 0: nothing differs, and rounding in the mean of equal
-    rewards, divided by eps, would be a push of random sign.
+    Turns of a rollout have equal rewards unless one alone was relabelled. If every turn counted, long rollouts would shift the baseline
+    of short ones. With `scale: group`, a group of one rollout or of equal rewards has advantage 0: nothing differs, and a rounding error
+    in the mean of equal rewards, divided by eps, would have a random sign.
     """
 
     Config = GroupConfig
@@ -96,11 +96,11 @@ class Group(Advantage):
                 continue
             scale = {"group": _std(rollouts), "batch": batch_std, "none": None}[config.scale]
             if scale is not None and float(scale) == 0.0:
-                skipped += 1  # rollouts are equal on average, and their turns may still differ
+                skipped += 1  # rollouts are equal on average, although their turns may differ
                 continue
             centred = self._centred(rewards, rollouts, tokens_B[members], batch.rollout_B[members])
             if is_equal and config.baseline != "none":
-                centred = centred.zero_()  # exactly, and not but for rounding
+                centred = centred.zero_()  # exactly 0, without rounding
             centred = centred - config.shift
             advantages_B[members] = centred if scale is None else centred / (scale + config.eps)
         if config.rescale and differing:
@@ -150,7 +150,7 @@ _BASELINES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 def _std(values: Tensor) -> Tensor:
-    """Compute it with n - 1: 1 for fewer than two values, which have none, and exactly 0 for values that differ by rounding only."""
+    """Compute the standard deviation with n - 1: 1 for fewer than two values, which have none, and exactly 0 for values that differ by rounding only."""
     if len(values) < 2:
         return values.new_ones(())
     is_equal = values.max() - values.min() <= _ROUNDING * values.abs().max()

@@ -1,4 +1,4 @@
-"""Distance from the teacher by the sampled token alone, where the teacher's whole distribution is not at hand.
+"""Distance from the teacher by the sampled token alone, where the teacher's whole distribution is not available.
 
 With s and t the log-probabilities of the sampled token under student and teacher, and m = log(β e^t + (1 - β) e^s):
 
@@ -11,7 +11,7 @@ With s and t the log-probabilities of the sampled token under student and teache
 `gradient` is the advantage whose policy gradient under samples of the student is the gradient of the divergence of the loss `jsd`
 (arXiv 2306.13649, eq. 1): for a divergence E_s[g(w)], w = e^(t - s), it is -(g - w g'). `per-token` takes the summand at the sampled
 token for the reward. At β = ½ that is k log(arithmetic / geometric mean of the two probabilities), which is symmetric in them and
-never negative: it also rewards tokens that the teacher finds unlikely. It is there for comparison.
+never negative: it also rewards tokens that the teacher finds unlikely. It exists for comparison.
 """
 
 from __future__ import annotations
@@ -62,5 +62,5 @@ class SampledJSD(Advantage):
 
 
 def _mixture(difference_N: Tensor, beta: float) -> Tensor:
-    """m - s."""
+    """Return m - s."""
     return (difference_N + math.log(beta)).logaddexp(difference_N.new_tensor(math.log1p(-beta)))

@@ -1,11 +1,11 @@
-"""The best of k rollouts, and not their mean: what each rollout adds to it (Walder and Karkhanis 2025, arXiv 2505.15201, eq. 33).
+"""What each rollout adds to the best reward of k rollouts, instead of to the mean (Walder and Karkhanis 2025, arXiv 2505.15201, eq. 33).
 
 For rollout i of a group of n, over all sets I of k rollouts with i in I:
 
     A_i = mean_I (max of the rewards of I - max of those of I without i)
 
 k / n · A_i is the paper's leave-one-out weight: Σ_i k / n · A_i ∇log π(rollout i) estimates the gradient of the expected best reward of k
-rollouts (pass@k where rewards are 0 and 1) without bias. k = n leaves the best rollout alone with a weight: how far it is above the second best
+rollouts (pass@k where rewards are 0 and 1) without bias. With k = n only the best rollout has a weight, its distance from the second best
 (Tang et al. 2025, arXiv 2503.19595; verl's grpo_passk divides that by the group's standard deviation). In a group of fewer than k rollouts, k is n.
 """
 

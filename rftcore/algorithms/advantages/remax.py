@@ -2,7 +2,7 @@
 
     A_t = Σ_{s ≥ t} r_s - r(greedy response to the same task)
 
-r_t is the token's own reward (the KL penalty of `kl.where: reward`), and at a rollout's last token its reward besides.
+r_t is the token's own reward (the KL penalty of `kl.where: reward`), plus the rollout's reward at its last token.
 """
 
 from __future__ import annotations

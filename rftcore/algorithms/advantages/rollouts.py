@@ -1,4 +1,4 @@
-"""What advantages share: the groups and rollouts of a batch, the order of tokens in time, rewards to go, and scaling.
+"""Functions that advantages share: the groups and rollouts of a batch, the order of tokens in time, rewards to go, and scaling.
 
 All functions see the whole optimizer batch. A rollout's turns may be one sequence with several stretches of tokens that count, or
 several sequences. The order in time is rollout after rollout, turn after turn, and holds only tokens with a loss, so that what the
@@ -64,7 +64,7 @@ def outcomes(batch: StepBatch) -> Tensor:
 
 
 def rollout_sums(batch: StepBatch, values_B: Tensor) -> Tensor:
-    """Add up the turns of each sequence's rollout, float64 [B]."""
+    """Add up the values of all turns of each sequence's rollout, float64 [B]."""
     rollout_B = rollouts(batch)
     return sums(values_B.double(), rollout_B)[rollout_B]
 

@@ -1,4 +1,4 @@
-"""On-policy distillation: a token is good where the teacher finds it more likely than the student did that sampled it.
+"""On-policy distillation: the advantage of a token is positive where the teacher finds it more likely than the student that sampled it.
 
     A_t = k (log π_teacher(o_t) - log π_anchor(o_t))
 
@@ -37,7 +37,7 @@ class Teacher(Advantage):
 
 
 def teacher_difference(batch: StepBatch, signals: Signals) -> tuple[Tensor, dict[str, float]]:
-    """log π_teacher - log π_anchor of each token, clamped to ±`MAX_LOG_RATIO`; and the metric `teacher_kl`, the mean of its negative."""
+    """Return log π_teacher - log π_anchor of each token, clamped to ±`MAX_LOG_RATIO`, and the metric `teacher_kl`, the mean of its negative."""
     assert signals.teacher_N is not None
     student_N = batch.behavior_N if signals.old_N is None else signals.old_N
     difference_N = (signals.teacher_N - student_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -1,10 +1,10 @@
-"""GRPO over rollouts of several turns, each turn an experience of its own (Trinity-RFT's step-wise GRPO, arXiv 2505.17826).
+"""GRPO over rollouts of several turns, with each turn as a separate experience (Trinity-RFT's step-wise GRPO, arXiv 2505.17826).
 
 The reward of a rollout is that of its last turn. Rollouts are compared within the group, and all turns of a rollout have its advantage:
 
     A_i = (r_i(last) - mean) / (std + eps)          `step_norm` divides it by the number of the rollout's turns
 
-`group` averages the turns' rewards instead, which differs where turns have rewards of their own.
+`group` averages the turns' rewards instead, which differs where turns have separate rewards.
 """
 
 from __future__ import annotations

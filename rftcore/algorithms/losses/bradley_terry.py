@@ -16,8 +16,10 @@ from rftcore.algorithms.losses.pairs import pair_metrics, pooled_pairs
 
 
 class BradleyTerryConfig(PartConfig):
-    margin: float = Field(0.0, ge=0, description="Difference of scores that is asked for.")
-    reward_margin: float = Field(0.0, ge=0, description="The same per unit of difference between recorded rewards.")
+    margin: float = Field(0.0, ge=0, description="Required difference of scores.")
+    reward_margin: float = Field(
+        0.0, ge=0, description="Required difference of scores per unit of difference between recorded rewards."
+    )
     centering: float = Field(0.0, ge=0, description="c: holds the scores of a pair around 0; 0.01 is usual.")
 
 

@@ -1,4 +1,4 @@
-"""CISPO: clip the importance weight, and not the update (MiniMax-M1, arXiv 2506.13585).
+"""CISPO: clip the importance weight instead of the update (MiniMax-M1, arXiv 2506.13585).
 
     loss_t = -sg(clip(ρ_t, 1 - low, 1 + high)) A_t log π(o_t)
 

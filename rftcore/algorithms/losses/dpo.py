@@ -90,7 +90,7 @@ class DPOConfig(PartConfig):
 
 @dataclass(frozen=True)
 class _Pairs:
-    """What the losses of pairs read; `chosen_P` and `rejected_P` are β r(y), and `sorted_shift_P` is the s of aot."""
+    """The inputs of the losses of pairs; `chosen_P` and `rejected_P` are β r(y), and `sorted_shift_P` is the s of aot."""
 
     chosen_P: Tensor
     rejected_P: Tensor
@@ -123,7 +123,7 @@ class DPO(PairTerm):
             per_sequence(values_N).view(-1, 2).diff(dim=1)[:, 0].neg()
             for values_N in (signals.old_N, signals.reference_N)
         )
-        # A pair with an empty answer is not trained, so it takes no place in the order either.
+        # A pair with an empty answer is not trained on, so it has no position in the order either.
         counted_P = (members_B & batch.whole_pairs_B)[::2]
         shift_P = policy_P.new_zeros(len(policy_P))
         own_P = reference_P[counted_P]

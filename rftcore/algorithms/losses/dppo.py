@@ -1,4 +1,4 @@
-"""DPPO: the clip of PPO by how far probabilities moved, and not by their ratio (Qi et al. 2026, arXiv 2602.04879, Binary-TV and Binary-KL).
+"""DPPO: the clip of PPO by the distance that probabilities moved, instead of by their ratio (Qi et al. 2026, arXiv 2602.04879, Binary-TV and Binary-KL).
 
     loss_t = -sg(min(ρ_t, limit)) m_t A_t log π(o_t)
 
@@ -8,7 +8,7 @@
     m_t      0 where A > 0, p > q and D > high, or A ≤ 0, p < q and D > low; else 1
 
 sg stops the gradient. D is the divergence of the two-sided choice between the token and any other one, a lower bound of that over the
-vocabulary. A rare token may so change its ratio much, and a likely one may not lose much of its mass (github.com/sail-sg/Stable-RL,
+vocabulary. So a rare token may change its ratio by much, while a likely one may not lose much of its mass (github.com/sail-sg/Stable-RL,
 _compute_token_mask_for_policy_loss in verl/trainer/ppo/core_algos.py at c6af1d1; compute_policy_loss_dppo_tv and _kl of verl).
 """
 

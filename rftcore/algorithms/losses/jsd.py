@@ -44,5 +44,5 @@ class JSD(HeadTerm):
 
 
 def _kl(p_RV: Tensor, q_RV: Tensor) -> Tensor:
-    """KL(p ‖ q) of each row of log-probabilities, nats."""
+    """Compute KL(p ‖ q) of each row of log-probabilities, nats."""
     return (p_RV.exp() * (p_RV - q_RV)).sum(dim=-1)

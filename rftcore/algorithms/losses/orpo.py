@@ -47,6 +47,6 @@ class ORPO(PairTerm):
 
 
 def log1mexp(x: Tensor) -> Tensor:
-    """log(1 - e^x) for x < 0, exact near 0 and far from it (M. Mächler 2012, "Accurately computing log(1 - exp(-|a|))")."""
+    """Compute log(1 - e^x) for x < 0, exact near 0 and far from it (M. Mächler 2012, "Accurately computing log(1 - exp(-|a|))")."""
     near, far = x.clamp(min=_LOG_HALF), x.clamp(max=_LOG_HALF)
     return (-near.expm1()).log().where(x > _LOG_HALF, (-far.exp()).log1p())

@@ -1,4 +1,4 @@
-"""Preference pairs out of a view of tokens."""
+"""Sums and metrics of the preference pairs in a view of tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def pooled_pairs(view: TokenView, values_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the values, and number of tokens, of the chosen and the rejected response of each pair: two tensors [P, 2].
+    """Return the sum of the values and the number of tokens of the chosen and the rejected response of each pair: two tensors [P, 2].
 
-    A response without tokens has 0 of both; the plan of a step gives its pair the weight 0. The pairs are in the batch's order.
+    Both are 0 for a response without tokens; the plan of a step gives its pair the weight 0. The pairs are in the batch's order.
     """
     sequences = view.sequences
     sums_S = sequences.sum_per_sequence(values_N)
@@ -21,7 +21,7 @@ def pooled_pairs(view: TokenView, values_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pair_metrics(rewards_P2: Tensor) -> dict[str, Tensor]:
-    """`chosen_reward`, `rejected_reward`, `pair_margin` (their difference) and `pair_accuracy` (share with a margin above 0).
+    """Return `chosen_reward`, `rejected_reward`, `pair_margin` (their difference) and `pair_accuracy` (share with a margin above 0).
 
     Args:
         rewards_P2: the rewards that the policy implies, nats.

@@ -25,7 +25,7 @@ from rftdata.config import Section
 
 
 class ClipConfig(Section):
-    """How far a ratio may count, as distances from 1. YAML may also give one number for both, or a list `[low, high]`."""
+    """The range in which a ratio counts, as distances from 1. YAML may also give one number for both, or a list `[low, high]`."""
 
     low: float = Field(0.2, ge=0, le=1, description="The ratio counts down to 1 - low.")
     high: float = Field(0.2, ge=0, description="The ratio counts up to 1 + high.")

@@ -20,10 +20,10 @@ Level = Literal["token", "sequence", "product"]
 
 
 def log_ratio(view: TokenView, level: Level) -> Tensor:
-    """Return the logarithm at each token, [N]; clamped.
+    """Return the logarithm of the ratio at each token, [N]; clamped.
 
-    The sum of a sequence's entries has the gradient of as many ratios of the sequence, and each token has its own share of it: 1 times
-    its own log-probability's for `sequence`, n times for `product`.
+    The sum of a sequence's n entries has the gradient of n ratios of the sequence. Each token carries its own share: the gradient of its
+    log-probability once for `sequence`, n times for `product`.
     """
     if level == "token":
         return view.log_ratio_N

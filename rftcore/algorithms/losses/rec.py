@@ -41,7 +41,7 @@ class RECConfig(PartConfig):
     weight: Literal["none", "importance", "sequence", "advantage"] = Field(
         "importance", description="w of the formula."
     )
-    temperature: float = Field(1.0, gt=0, description="Of the weight advantage.")
+    temperature: float = Field(1.0, gt=0, description="Temperature of the weight advantage.")
     regulariser: Literal["none", "k2", "forward-kl"] = Field("none", description="Added to the loss of each token.")
     coef: float = Field(0.0, ge=0, description="Weight of the regulariser.")
 

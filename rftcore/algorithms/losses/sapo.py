@@ -14,7 +14,7 @@ from rftcore.algorithms.base import Loss, PartConfig, TokenTerm, TokenView
 
 class SAPOConfig(PartConfig):
     tau_positive: float = Field(1.0, gt=0, description="How fast the gate closes, for positive advantages.")
-    tau_negative: float = Field(1.05, gt=0, description="The same for the others.")
+    tau_negative: float = Field(1.05, gt=0, description="How fast the gate closes, for all other advantages.")
 
 
 class SAPO(TokenTerm):

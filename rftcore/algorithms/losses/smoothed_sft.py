@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SmoothedSFTConfig(PartConfig):
-    smoothing: float = Field(0.1, ge=0, lt=1, description="ε.")
+    smoothing: float = Field(0.1, ge=0, lt=1, description="ε: probability that is spread over the vocabulary.")
 
 
 class SmoothedSFT(HeadTerm):

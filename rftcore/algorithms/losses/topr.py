@@ -1,4 +1,4 @@
-"""TOPR: responses to be avoided count by how likely they still are (Le Roux et al. 2025, arXiv 2503.14286).
+"""TOPR: unwanted responses count by how likely they still are (Le Roux et al. 2025, arXiv 2503.14286).
 
     loss_t = -sg(α) A_t log π(o_t)        α = 1 where A_t > 0, clip(ρ, low, high) elsewhere
 

@@ -1,4 +1,4 @@
-"""Clip-B: drop tokens to be avoided that would cost the most entropy, against the batch (Wang et al. 2026, arXiv 2602.03392).
+"""Clip-B: drop tokens with a negative advantage that would cost the most entropy, compared with the batch (Wang et al. 2026, arXiv 2602.03392).
 
     S_t = p (H + log p)        p = π_old(o_t), H the entropy of π_old before the token
 
@@ -38,5 +38,5 @@ def discriminator(signals: Signals) -> Tensor:
     """Compute S of each token, float64 [N]."""
     assert signals.old_N is not None and signals.entropy_N is not None
     logprobs_N = signals.old_N.double()
-    # p log p is 0 where p is, and not -inf · 0.
+    # p log p is 0 where p is 0, instead of -inf · 0.
     return logprobs_N.exp() * (signals.entropy_N.double() + logprobs_N.clamp(min=-1e4))

@@ -1,4 +1,4 @@
-"""Clip-V: drop tokens to be avoided that would cost the most entropy, against their own vocabulary (arXiv 2602.03392).
+"""Clip-V: drop tokens with a negative advantage that would cost the most entropy, compared with the vocabulary (arXiv 2602.03392).
 
     D_t = E_v[S_v] - S_t        S as in clip_b; E over the vocabulary under π_old, Σ_v p_v² (H + log p_v)
 

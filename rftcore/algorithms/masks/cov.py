@@ -29,7 +29,7 @@ class CovConfig(PartConfig):
     low: float = Field(1.0, description="random: C is above this.")
     high: float = Field(5.0, description="random: C is below this.")
     policy: Literal["step", "update"] = Field(
-        "step", description="Whose log-probabilities are read: of the policy before the step, or before each update."
+        "step", description="Policy whose log-probabilities are read: the one before the step, or before each update."
     )
 
 
@@ -60,7 +60,7 @@ class Cov(TokenMask):
 
 
 def lots(batch: StepBatch) -> Tensor:
-    """Draw a number for each token, int64 [N], from the step and from where the token stands; the order of the batch does not matter."""
+    """Compute a pseudo-random number for each token, int64 [N], from the step and the token's position; the order of the batch does not matter."""
     import torch
 
     starts_B = batch.tokens_B.cumsum(0) - batch.tokens_B

@@ -10,8 +10,8 @@ whole batch, so that a few outliers do not clip the many tokens of a stale batch
                  their m for which the mean of min(m, τ²) over them is below the threshold: the authors' code, with `policy: update`
                  (github.com/Infini-AI-Lab/M2PO, compute_m2po_policy_loss in verl/trainer/ppo/core_algos.py at af54a3e)
 
-There the token with m = τ² is clipped or not as its ratio is rounded; here it is kept. The code takes the tokens of a micro-batch, which
-depends on how a batch is cut; here it is those of the update.
+In that code rounding of the ratio decides whether the token with m = τ² is clipped; here it is kept. That code takes the tokens of a
+micro-batch, which depend on how a batch is cut; here they are those of the update.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class M2POConfig(PartConfig):
     form: Literal["all", "one-sided"] = Field("all", description="Which tokens count and are dropped.")
     policy: Literal["step", "update"] = Field(
         "step",
-        description="Whose log-probabilities are compared: of the policy before the step, or before each update.",
+        description="Policy whose log-probabilities are compared: the one before the step, or before each update.",
     )
 
 
@@ -69,7 +69,7 @@ def _means(ascending: Tensor) -> Tensor:
 
 
 def _capped(ascending: Tensor) -> Tensor:
-    """Return the mean of all moments where none is larger than the first, the second, …"""
+    """Return the means of all moments when they are capped at the first, the second, … of them."""
     import torch
 
     larger = torch.arange(len(ascending) - 1, -1, -1)

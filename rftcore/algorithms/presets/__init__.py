@@ -20,7 +20,7 @@ from rftdata.errors import ConfigError, PluginError
 
 
 class Preset(Section):
-    """An algorithm of the field.
+    """A published algorithm.
 
     `parts` are merged with a user's keys by `rftdata.config.merged`.
     """
@@ -36,16 +36,16 @@ class Preset(Section):
 @cache
 def presets() -> dict[str, Preset]:
     """The built-in presets by name."""
-    found: dict[str, Preset] = {}
+    by_name: dict[str, Preset] = {}
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".yaml"):
             for name, values in yaml.safe_load(file.read_text(encoding="utf-8")).items():
-                found[name] = parse_section(Preset, values, f"{file.name}: {name}")
-    return found
+                by_name[name] = parse_section(Preset, values, f"{file.name}: {name}")
+    return by_name
 
 
 def load_preset(name: str, base_dir: Path | None = None) -> dict[str, Any]:
-    """The parts of a preset.
+    """Return the parts of a preset.
 
     Args:
         name: of a built-in preset, or `./file.yaml`: the same keys as in an `algorithm` section, which may name another preset
@@ -57,15 +57,15 @@ def load_preset(name: str, base_dir: Path | None = None) -> dict[str, Any]:
         ConfigError: a file that holds no mapping.
     """
     if not name.endswith((".yaml", ".yml")):
-        known = presets()
-        if name not in known:
+        built_in = presets()
+        if name not in built_in:
             raise PluginError(
                 "unknown algorithm",
                 value=name,
-                allowed=", ".join(known),
-                todo=did_you_mean(name, list(known), "for parts of your own write './preset.yaml'"),
+                allowed=", ".join(built_in),
+                todo=did_you_mean(name, list(built_in), "for parts of your own write './preset.yaml'"),
             )
-        return known[name].parts
+        return built_in[name].parts
     path = (base_dir or Path.cwd()) / name
     if not path.is_file():
         raise PluginError(

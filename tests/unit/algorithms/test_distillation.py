@@ -1,4 +1,4 @@
-"""Distances from a teacher: by the sampled token and over the whole vocabulary, and that the one estimates the other."""
+"""Distances from a teacher by the sampled token and over the whole vocabulary; the first estimates the second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators of the KL divergence, aggregations and corrections: against numbers worked out by hand, and of one's own."""
+"""Estimators of the KL divergence, aggregations and corrections, against numbers worked out by hand; and a user's own parts."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class TestRewardModel:
         expected = {"chosen_reward": 1.2, "rejected_reward": 0.7, "pair_margin": 0.5, "pair_accuracy": 1.0}
         assert metrics == pytest.approx(expected)
 
-    def test_margins_are_asked_for_by_a_number_and_by_recorded_rewards(self) -> None:
+    def test_margins_are_set_by_a_number_and_by_recorded_rewards(self) -> None:
         # 0.5 - 0.1 - 0.25 (3 - 1) = -0.1: log(1 + e^0.1) = 0.7443967.
         assert self.loss([1.2, 0.7], [3.0, 1.0], margin=0.1, reward_margin=0.25)[0] == pytest.approx(
             0.7443967, abs=1e-6

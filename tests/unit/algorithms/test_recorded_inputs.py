@@ -69,7 +69,7 @@ class TestRecord:
             ({"teacher_logprobs": [0.0, 0.0, math.nan]}, "teacher_logprobs of the response's token 2"),
         ],
     )
-    def test_what_algorithms_could_not_read_is_refused(self, values: dict[str, Any], message: str) -> None:
+    def test_values_that_algorithms_cannot_read_are_refused(self, values: dict[str, Any], message: str) -> None:
         with pytest.raises(RftError, match=rf"(?s){message}"):
             a_turn().record(**values)
 

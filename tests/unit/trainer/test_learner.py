@@ -19,6 +19,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.algorithms.base import Loss, TokenView
 from rftcore.algorithms.losses.sft import SFT
+from rftcore.algorithms.parts import AlgorithmParts
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.network.optimizers import learning_rate_at
@@ -245,7 +246,7 @@ class TestSkippedSteps:
                 return Loss(super().__call__(view).loss_U * float("inf"))
 
         sft = build_algorithm("sft")
-        broken = Algorithm("broken", sft.config, loss=Broken(), aggregation=sft.aggregation)
+        broken = Algorithm("broken", sft.config, AlgorithmParts(loss=Broken(), aggregation=sft.aggregation))
         learner = make_learner(model_path, config(), broken, 0)
         before = weights(learner)
         for step in range(1, 5):
