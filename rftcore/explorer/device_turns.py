@@ -1,7 +1,7 @@
 """The explorer's turns on a device that it shares with the trainer (`explorer.sleep`): its engine sleeps while the trainer has the device.
 
-The trainer asks, and the explorer gives between two steps of its engine, whatever it has open: rollouts wait in the engine and go on. A version that
-the trainer sends straight into the engine is taken within the trainer's turn, with room for the weights alone.
+The trainer asks for the device, and the explorer hands it over between two steps of its engine, even with open rollouts, which wait in the engine
+and continue later. A version that the trainer sends straight into the engine is taken during the trainer's turn, with room for the weights alone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rftdata.workers.worker import Worker
 _ASLEEP = "sleeps while the trainer has the device"
 
 
-def await_first_turn(turn: DeviceTurn, worker: Worker) -> bool:
-    """Wait until the engine may be started; return false if the run was asked to stop before."""
+def await_first_device_turn(turn: DeviceTurn, worker: Worker) -> bool:
+    """Wait until the engine may start; return False if the run was asked to stop before."""
     while not turn.take():
         if worker.should_stop():
             return False
@@ -28,12 +28,12 @@ def await_first_turn(turn: DeviceTurn, worker: Worker) -> bool:
     return True
 
 
-class EngineTurn:
-    """See the module header.
+class EngineDeviceTurn:
+    """The device turns of an engine: it is awake within them and sleeps between them.
 
     Args:
-        turn: this explorer's, which it has; None where it takes no turns, so that the engine never sleeps.
-        stop_time: called with true before the engine sleeps, and with false when it is awake: rollouts wait through no fault of theirs.
+        turn: the explorer's device turn, which it holds; None if the engine never sleeps.
+        stop_time: called with True before the engine sleeps and with False when it is awake, since rollouts do not cause this wait.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EngineTurn:
         self._news: asyncio.Task[None] | None = None
 
     async def keep(self) -> bool:
-        """Give or take the turn where it is due; return whether the engine is awake and this explorer's turn lasts."""
+        """Hand over or take the device if that is due; return whether the engine is awake and its turn lasts."""
         if self._turn is None:
             return True
         if self._is_awake:
@@ -70,7 +70,7 @@ class EngineTurn:
         return True
 
     def news(self) -> list[asyncio.Task[None]]:
-        """Return a task that ends when a worker asks or gives, or soon; nothing where there are no turns."""
+        """Return a task that ends when another worker asks for the device or hands it over, or after 0.5 s; nothing without device turns."""
         if self._turn is None:
             return []
         if self._news is None or self._news.done():
@@ -78,7 +78,7 @@ class EngineTurn:
         return [self._news]
 
     async def leave(self) -> None:
-        """End the turns."""
+        """Stop listening to other workers."""
         if self._news is not None:
             await self._news
 

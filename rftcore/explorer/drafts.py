@@ -1,8 +1,8 @@
-"""Drafts: what rollouts of unfinished groups have sampled so far, kept in the buffer, and continued by whoever claims the group next.
+"""Drafts: what rollouts of unfinished groups have sampled so far. The buffer stores it, and the explorer that claims the group next continues it.
 
-Every rollout samples through its own `RolloutDraft`. A workflow whose rollout is taken up runs from its beginning. A request equal to one
-that was kept (the same prompt, token by token, and the same sampling parameters) gets the kept answer, or goes on from its last token;
-every other request is sampled as usual. So a rollout whose environment now answers differently goes on with what is left that fits.
+Every rollout samples through its own `RolloutDraft`. The workflow of a continued rollout runs from its beginning. A request equal to a
+stored one (the same prompt, token by token, and the same sampling parameters) gets the stored answer, or continues after its last token.
+Every other request is sampled as usual, so a rollout whose environment now answers differently uses only the answers that still fit.
 Each token keeps its log-probability and the policy version that sampled it.
 """
 
@@ -34,7 +34,7 @@ _names = itertools.count()
 
 
 def input_digest(prompt_token_ids: list[int], decoding: Decoding) -> bytes:
-    """Return a digest of a request."""
+    """Return the digest of a request."""
     digest = hashlib.sha256(repr(sorted(asdict(decoding).items())).encode())
     digest.update(np.asarray(prompt_token_ids, np.int64).tobytes())
     return digest.digest()
@@ -42,14 +42,14 @@ def input_digest(prompt_token_ids: list[int], decoding: Decoding) -> bytes:
 
 @dataclass(eq=False)
 class _Draft:
-    """One answer: what was kept of it, and what its request has sampled since.
+    """One answer: its tokens from an earlier claim, and what its request has sampled since.
 
     Attributes:
         name: of the open request in the engine.
-        kept: from an earlier claim; the request continues it.
+        kept: tokens of an earlier claim, which the request continues.
         finished: the whole answer.
-        stored: number of tokens in the buffer under the present claim or those before.
-        is_stored: whether the whole answer is.
+        stored: number of tokens in the buffer, under this claim or earlier ones.
+        is_stored: whether the whole answer is in the buffer.
     """
 
     index: int
@@ -65,7 +65,7 @@ class RolloutDraft:
     """The engine as one rollout uses it.
 
     Args:
-        kept: what earlier claims sampled for this rollout.
+        kept: answers that earlier claims sampled for this rollout.
     """
 
     def __init__(self, engine: Engine, index: int, kept: Iterable[PartialAnswer] = ()) -> None:
@@ -94,12 +94,12 @@ class RolloutDraft:
 
     def _begin(self, prompt_token_ids: list[int], decoding: Decoding) -> _Draft:
         digest = input_digest(prompt_token_ids, decoding)
-        found = next((answer for answer in self._kept.values() if answer.input_digest == digest), None)
-        if found is None:
+        answer = next((one for one in self._kept.values() if one.input_digest == digest), None)
+        if answer is None:
             draft = _Draft(self._next_index, digest, _generation([], [], []))
             self._next_index += 1
         else:
-            draft = self._take_up(self._kept.pop(found.generation_index), decoding)
+            draft = self._take_up(self._kept.pop(answer.generation_index), decoding)
         self.answers.append(draft)
         return draft
 
@@ -109,8 +109,8 @@ class RolloutDraft:
             text = self._text(whole, answer.finish_reason, decoding.stop)
             finished = replace(whole, text=text, finish_reason=answer.finish_reason)
             return _Draft(answer.generation_index, answer.input_digest, whole, finished=finished, is_stored=True)
-        # The engine looks for a text that ends the response in new tokens only, so those in which one may have begun are sampled again: a
-        # token may be one byte of a character.
+        # The engine searches for stop texts in new tokens only, so tokens in which one may have begun are sampled again. A token may be one
+        # byte of a character.
         length = len(answer.token_ids) - max((len(text.encode()) for text in decoding.stop), default=0)
         kept = _generation(answer.token_ids[: max(0, length)], answer.logprobs[: max(0, length)], answer.version_spans)
         return _Draft(answer.generation_index, answer.input_digest, kept, stored=len(kept.token_ids))
@@ -125,10 +125,10 @@ class RolloutDraft:
 
 
 class Drafts:
-    """The drafts of the groups that one explorer holds. `save` is called in one thread at a time; rollouts sample meanwhile.
+    """The drafts of the groups that one explorer holds. Call `save` in one thread at a time; rollouts may sample meanwhile.
 
     Args:
-        keep_s: seconds after its claim from which a group is saved, and between two saves.
+        keep_s: seconds from the claim of a group to its first save, and between two saves.
     """
 
     def __init__(self, run: Run, engine: Engine, keep_s: float) -> None:
@@ -137,27 +137,27 @@ class Drafts:
         self._saved_at = time.monotonic()
 
     def begin(self, claimed: ClaimedGroup, kept: Iterable[PartialAnswer] = ()) -> None:
-        """Follow a group from its claim on."""
+        """Start the drafts of a claimed group."""
         self._groups[claimed.group_id] = _GroupDraft(claimed, list(kept))
 
     def rollout(self, group_id: int, index: int) -> RolloutDraft:
-        """Return what a rollout of the group samples with."""
+        """Return the draft through which a rollout of the group samples."""
         return self._groups[group_id].rollout(self._engine, index)
 
     def end(self, group_id: int) -> None:
-        """Forget a group that is complete, or held no longer."""
+        """Remove a group that is complete, or no longer held."""
         self._groups.pop(group_id, None)
 
     @property
     def is_due(self) -> bool:
-        """Whether the time for the next save has come."""
+        """Whether the next save is due."""
         return bool(self._groups) and time.monotonic() - self._saved_at > self._keep_s
 
     def save(self, *, all_groups: bool = False) -> int:
-        """Store what is new; return the number of tokens. What cannot be stored now is left for the next time.
+        """Store new tokens and return their number. Tokens that cannot be stored now remain for the next save.
 
         Args:
-            all_groups: also those that were claimed a moment ago.
+            all_groups: also groups that were claimed a moment ago.
         """
         self._saved_at = time.monotonic()
         groups = [group for group in self._groups.values() if all_groups or group.age_s > self._keep_s]
@@ -202,8 +202,8 @@ class _GroupDraft:
         return [(rollout, draft) for rollout in list(self.rollouts) for draft in list(rollout.answers)]
 
     def news(self, unfinished: dict[str, Generation]) -> list[tuple[Part, _Draft, bool]]:
-        """Return what is not stored yet: the part, its draft, and whether the answer is whole with it."""
-        found = []
+        """Return the parts that are not stored yet, each with its draft and whether it completes the answer."""
+        news = []
         for rollout, draft in self.drafts():
             finished, partial = draft.finished, unfinished.get(draft.name)
             if draft.is_stored:
@@ -231,8 +231,8 @@ class _GroupDraft:
                 first_token=draft.stored,
                 answer=answer,
             )
-            found.append((part, draft, finished is not None))
-        return found
+            news.append((part, draft, finished is not None))
+        return news
 
 
 def _generation(token_ids: list[int], logprobs: list[float], version_spans: list[tuple[int, int]]) -> Generation:
@@ -241,7 +241,7 @@ def _generation(token_ids: list[int], logprobs: list[float], version_spans: list
 
 
 def _continued(kept: Generation, sampled: Generation) -> Generation:
-    """Return both, one after the other."""
+    """Return the kept tokens and those sampled after them as one generation."""
     spans = list(kept.version_spans)
     for start, version in sampled.version_spans:
         if not spans or spans[-1][1] != version:

@@ -1,7 +1,7 @@
-"""The weights of an explorer's engine: which version it has, and how the next one gets into it, from a file or from the trainer.
+"""The weights of an explorer's engine: their version, and how the next version reaches the engine, from a file or from the trainer.
 
-`checksum` is that of the weights in the engine, whatever version they are published as. It is None while they may be those of two versions, so that
-the next file is loaded in any case.
+`checksum` is that of the weights in the engine, whatever version they were published as. It is None while the weights may be a mixture of two
+versions, so that the next file is loaded in any case.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rftdata.workers.worker import Worker
 
 
 class EngineWeights:
-    """See the module header.
+    """Loads and receives the weights of one engine.
 
     Args:
-        only_evaluates: the run samples for its evaluations alone, which bring their own weights.
+        only_evaluates: the run samples only for its evaluations, which name their own weights.
         missing_weights_s: seconds for which the weights of a live trainer may be missing.
 
     Attributes:
-        trainer_step: the step that produced the newest version that was taken as such; None before the first.
+        trainer_step: the step that produced the newest version taken by `take_newest`; None before the first.
         checksum: see the module header.
     """
 
@@ -72,7 +72,7 @@ class EngineWeights:
             self._live.set_ready(ready and self._listens)
 
     def news(self) -> list[asyncio.Task[None]]:
-        """Return a task that ends when the trainer offers weights, or soon; nothing where it never does."""
+        """Return a task that ends when the trainer offers weights, or after 0.5 s; nothing if it never offers any."""
         if self._live is None or not self._listens:
             return []
         if self._news is None or self._news.done():
@@ -80,7 +80,7 @@ class EngineWeights:
         return [self._news]
 
     def lose(self) -> None:
-        """Record that the engine has lost its weights, so that they are loaded whatever version they were."""
+        """Record that the engine has lost its weights, so that they are loaded again, whatever their version."""
         self.checksum, self._are_lost = None, True
 
     async def take_sent(self) -> None:
@@ -93,7 +93,7 @@ class EngineWeights:
         await self.take_newest()
 
     async def take_newest(self) -> None:
-        """Take the newest version of the run, if there is one that the engine has not."""
+        """Take the newest version of the run, unless the engine already has it."""
         if self._only_evaluates and self.trainer_step is not None:
             return
         policy = newest_policy(self._run)
@@ -126,7 +126,7 @@ class EngineWeights:
         """Load a file into the engine.
 
         Raises:
-            ModelError: it is missing, or another one than was published.
+            ModelError: it is missing, or differs from the published one.
         """
         version = weights.policy_version_id
         self._worker.set_state(f"loads policy version {version}", activity="transferring")
@@ -137,7 +137,7 @@ class EngineWeights:
             await self._check.compare(weights)
 
     async def leave(self) -> None:
-        """Report that the engine takes nothing any more."""
+        """Report that the engine takes no more weights."""
         if self._news is not None:
             await self._news
         if self._live is not None:
@@ -157,7 +157,7 @@ class EngineWeights:
         return outcome.checksum is not None
 
     def _tolerate_missing(self, policy: PolicyVersion, error: ModelError) -> None:
-        """Tolerate weights that their publisher has replaced, or removed on leaving, or that went with it. If they never appear on this host, raise.
+        """Tolerate missing weights whose publisher has replaced them, removed them on leaving, or crashed. If they never appear on this host, raise.
 
         Raises:
             ModelError: they are still the newest, and the trainer that published them runs: it has renewed its lease since they were found missing.

@@ -1,4 +1,4 @@
-"""Answers evaluations with an explorer's engine: all questions of a taskset, by one policy version, alone."""
+"""Answers evaluations with an explorer's engine: all questions of a taskset by one policy version, without rollouts beside them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """See the module header.
+    """Answers the evaluations of a run.
 
     Attributes:
-        decoding: of training rollouts; a greedy evaluation has its limits.
-        record_rate: receives the tokens that the engine has generated before, and the seconds since.
+        decoding: of training rollouts; a greedy evaluation uses its limits.
+        record_rate: receives the number of tokens that the engine had generated before, and the seconds since.
         only_evaluates: whether the run has no rollouts.
         lease_s: seconds of silence after which another explorer may answer.
     """
@@ -53,8 +53,8 @@ class Evaluator:
     async def answer_all(self) -> bool:
         """Answer every pending evaluation; return whether there was one.
 
-        They come in the order of their policy versions, so that each weights file is loaded once, and the newest weights only
-        after the last evaluation of older ones. One that fails as a whole during an outage is left to be claimed again.
+        Evaluations are claimed in the order of their policy versions, so that each weights file is loaded once, and the newest weights
+        only after the last evaluation of older ones. One that fails as a whole during an outage is released, to be claimed again.
 
         Raises:
             RolloutsFailedError: every answer fails, for longer than an outage may last, or in a run that has no rollouts.
@@ -102,11 +102,11 @@ class Evaluator:
             release_evaluation(run, worker_id)
             return
         if all_failed:
-            # No score: 0 would say that the policy is bad, and a later one better.
+            # No score: 0 would mean that the policy is bad, and a later one better.
             text = f"{len(errors)} of {len(answers)} answers failed; the first: {errors[0]}"
             fail_evaluation(run, evaluation.evaluation_id, worker_id, text)
             logger.warning("%s could not be scored: %s", what, errors[0])
-            if self.only_evaluates:  # such a run has no rollouts that would show it
+            if self.only_evaluates:  # this run has no rollouts that would show the failure
                 raise self.failures.error(what, len(errors), errors[0])
             return
         finish_evaluation(run, evaluation.evaluation_id, worker_id, answers, seconds)

@@ -45,7 +45,7 @@ def describe(error: BaseException) -> str:
         return error.text
     if type(error) is RftError:  # an error of this package, which contains a remedy
         return str(error)
-    return f"{type(error).__name__}: {error}{place(error_frames(error))}"
+    return f"{type(error).__name__}: {error}{user_line(error_frames(error))}"
 
 
 def user_stack(error: BaseException) -> str:
@@ -75,7 +75,7 @@ def waited_at(error: BaseException) -> str:
     error = innermost(error)
     cause = error.__cause__
     notes = getattr(cause, "__notes__", None)
-    return str(notes[0]) if notes else place(error_frames(error))
+    return str(notes[0]) if notes else user_line(error_frames(error))
 
 
 def user_frames(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:
@@ -90,11 +90,11 @@ def as_traceback(frames: list[traceback.FrameSummary], last_line: str) -> str:
     """Format frames and a closing line as a traceback."""
     if not frames:
         return last_line
-    shown = "".join(traceback.format_list(frames[-_MAX_FRAMES:]))
-    return f"Traceback (most recent call last):\n{shown}{last_line}"
+    text = "".join(traceback.format_list(frames[-_MAX_FRAMES:]))
+    return f"Traceback (most recent call last):\n{text}{last_line}"
 
 
-def place(frames: list[traceback.FrameSummary]) -> str:
+def user_line(frames: list[traceback.FrameSummary]) -> str:
     """Return the user's innermost line, in brackets; empty if no frame is known."""
     own = [frame for frame in frames if is_the_users(frame.filename)] or frames
     if not own:

@@ -1,7 +1,7 @@
 """Pauses an explorer whose rollouts all fail although others have succeeded: a judge, a sandbox or a network is gone for a while.
 
-A mistake in a reward shows in the first step, and ends the run (`RunFailures`). What worked before and fails now is worth waiting for. The explorer
-then claims one group at a time, with growing pauses in between, so that an outage costs few groups. The first rollout that
+A mistake in a reward shows in the first step, and ends the run (`RunFailures`). Something that worked before and fails now may return, so the
+explorer waits: it claims one group at a time, with growing pauses in between, so that an outage costs few groups. The first rollout that
 succeeds ends the pauses. Only an outage that lasts longer than `explorer.patience_s`, and during which no other explorer has success, ends the run.
 """
 
@@ -21,8 +21,8 @@ class Outage:
 
     Args:
         patience_s: seconds for which all may fail.
-        groups_per_step: as many in a row make an outage, or `_MOST_GROUPS`.
-        num_succeeded: returns how many rollouts of the run have succeeded, those of all explorers.
+        groups_per_step: number of failed groups in a row that make an outage; at most `_MOST_GROUPS` are needed.
+        num_succeeded: returns the number of successful rollouts of the run, over all explorers.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Outage:
 
     @property
     def lasts(self) -> bool:
-        """Whether there is one."""
+        """Whether there is an outage."""
         return self._num_groups >= self._enough
 
     @property
     def pauses(self) -> bool:
-        """Whether the next try is still to come."""
+        """Whether the next try is not due yet."""
         return self.lasts and self._clock() < self._try_at
 
     def passed(self) -> None:
@@ -60,9 +60,9 @@ class Outage:
         self._tried_at = self._clock()
 
     def failed(self, error: str) -> float | None:
-        """Record a group without a good rollout; return for how many seconds all have failed if that is too long, else None.
+        """Record a group without a good rollout; return the seconds for which all have failed if that is too long, else None.
 
-        Pauses and tries count, but no time in which there is nothing to claim.
+        Pauses and tries count, but not the time in which there is nothing to claim.
         """
         now = self._clock()
         self._num_groups += 1
@@ -74,7 +74,7 @@ class Outage:
         elif self._tried_at is not None:
             self._lasted_s += self._pause_s + now - self._tried_at
             self._tried_at = None
-        if now >= self._try_at:  # not one of those that were claimed before the pause
+        if now >= self._try_at:  # not a group that was claimed before the pause
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
             self._try_at = now + self._pause_s
         return self._too_long()

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from rftcore.explorer.failures import place, user_frames
+from rftcore.explorer.failures import user_frames, user_line
 from rftcore.explorer.workflow_loop import BlockedError, leave_behind
 from rftcore.workflows.chats import Message
 from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
@@ -48,7 +48,7 @@ class _Calls:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        # That of the rollout: a thread which the workflow starts has none, and its requests would not be known as the rollout's.
+        # The rollout's context. A thread that the workflow starts has none, so its requests could not be assigned to the rollout.
         self._context = contextvars.copy_context()
         self._pending: set[concurrent.futures.Future[Any]] = set()
         self._ended = False
@@ -98,7 +98,7 @@ async def run_plain(
         )  # not logged if nothing awaits it
         return await asyncio.shield(result)
     except asyncio.CancelledError as error:
-        error.add_note(place(user_frames(call.stack())))
+        error.add_note(user_line(user_frames(call.stack())))
         calls.end()
         call.interrupt(BlockedError)
         leave_behind(call)

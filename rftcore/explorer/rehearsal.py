@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rftcore.resolved import ResolvedRun
 
 LIMIT_S = 10.0
-"""A run allows more, but here a person waits."""
+"""Longest wait. A run allows more, but here a person waits."""
 _WHOLE_S = 120.0
 _ANSWER = "a stand-in answer"
 

@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, place, user_frames, user_stack
+from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, user_frames, user_line, user_stack
 from rftcore.explorer.reward_value import CheckedValue, checked_value
 from rftcore.rewards import Reward, load_rewards
 from rftcore.run.parent_process import end_with_parent
@@ -79,7 +79,7 @@ class RewardProcess:
         """
         self._ask((os.getpid(), names, base_dir), _START_S, "loading the reward functions", f"{_START_S:g} s")
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether the process has not ended since the last call."""
         return not await_exit(self._process, 0.0)
 
@@ -116,26 +116,26 @@ class RewardProcess:
             answer: tuple[str, Any] = self._connection.recv() if answered else ("silent", None)
         except (EOFError, OSError):
             answer = ("ended", None)
-        found, value = answer
-        if found == "value":
+        outcome, value = answer
+        if outcome == "value":
             return value
-        if found == "raised":
+        if outcome == "raised":
             raise value
-        if self.lives() and found == "ended":
+        if self.is_alive() and outcome == "ended":
             await_exit(self._process, _GRACE_S)  # its exit code is more informative than our signal
         self.kill()
-        raise self._failure(what, limit, self._process.wait(), found)
+        raise self._failure(what, limit, self._process.wait(), outcome)
 
-    def _failure(self, what: str, limit: str, code: int, found: str) -> FunctionFailedError:
+    def _failure(self, what: str, limit: str, code: int, outcome: str) -> FunctionFailedError:
         """Describe why the process ended: its timer ended it and wrote the stack, or a signal ended it."""
         self._stacks.seek(0)
         dumped = self._stacks.read().decode(errors="replace")
         frames = user_frames(_frames_of(dumped))
-        if dumped.startswith("Timeout") or found == "silent":
-            text = f"{what} took longer than {limit}{place(frames)}"
+        if dumped.startswith("Timeout") or outcome == "silent":
+            text = f"{what} took longer than {limit}{user_line(frames)}"
             return FunctionFailedError(text, as_traceback(frames, text), timed_out=True)
         how = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exit code {code}"
-        text = f"{what} ended its process with {how}{place(frames)}"
+        text = f"{what} ended its process with {how}{user_line(frames)}"
         return FunctionFailedError(text, as_traceback(frames, text))
 
 
@@ -144,8 +144,8 @@ def _frames_of(dumped: str) -> traceback.StackSummary:
     threads = dumped.split("\n\n")
     # The user's own threads have no frame of this module.
     lines = next((thread for thread in threads if Path(__file__).name in thread), threads[-1]).splitlines()
-    found = [match for line in lines if (match := _FRAME.match(line))]
-    return traceback.StackSummary.from_list([(m["file"], int(m["line"]), m["name"], None) for m in reversed(found)])
+    matches = [match for line in lines if (match := _FRAME.match(line))]
+    return traceback.StackSummary.from_list([(m["file"], int(m["line"]), m["name"], None) for m in reversed(matches)])
 
 
 def main(socket_fd: int, stacks_fd: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rftcore.explorer.reward_process import RewardProcess
 from rftcore.explorer.reward_value import CheckedValue
-from rftcore.explorer.rollout_clock import clock_stands_still
+from rftcore.explorer.rollout_clock import clock_suspended
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import EngineStoppedError
 
@@ -47,7 +47,7 @@ class RewardProcesses:
         Raises:
             FunctionFailedError, RftError: see `RewardProcess.call`.
         """
-        with clock_stands_still():  # the call has its own limit, and may wait for others
+        with clock_suspended():  # the call has its own limit, and may wait for others
             return await asyncio.wrap_future(self._threads.submit(self._call, name, turn, task))
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class RewardProcesses:
                     process = self._idle.get(timeout=_CROWDED_S if self._processes else 0.001)
                 except queue.Empty:
                     return self._start()
-                if process.lives():
+                if process.is_alive():
                     return process
                 self._drop(process)  # it ended between two calls, for example for lack of memory
 

@@ -53,10 +53,10 @@ def _what(value: object) -> str:
     if _is_number(value):
         return f"{value}, which is not finite,"
     try:
-        shown = reprlib.repr(value)
+        text = reprlib.repr(value)
     except Exception:  # noqa: BLE001 - the user's own class
-        shown = "(without a text form)"
-    return f"{shown}, a value of type {type(value).__name__},"
+        text = "(without a text form)"
+    return f"{text}, a value of type {type(value).__name__},"
 
 
 def _advice(value: object) -> str:

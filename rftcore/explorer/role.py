@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from rftcore.engines.base import Decoding, Engine
-from rftcore.explorer.device_turns import EngineTurn, await_first_turn
+from rftcore.explorer.device_turns import EngineDeviceTurn, await_first_device_turn
 from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.engine_watch import end_hanging_process, watch_engine
 from rftcore.explorer.engine_weights import EngineWeights
@@ -31,9 +31,7 @@ from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE
 from rftcore.run.join import JoinedRun
 from rftcore.sync.device_names import own_device
 from rftcore.teachers.base import Teacher
-from rftdata.attempts.evaluations import (
-    is_evaluation_planned,
-)
+from rftdata.attempts.evaluations import is_evaluation_planned
 from rftdata.errors import FencedError
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
@@ -64,20 +62,20 @@ def main(joined: JoinedRun, *, index: int = 0) -> int:
         ) as worker,
     ):
         engine_class = resolved.engine_class
-        turn = DeviceTurn(joined.run, worker.worker_id, own_device()) if config.explorer.sleep else None
-        if turn is not None and not await_first_turn(turn, worker):
+        device_turn = DeviceTurn(joined.run, worker.worker_id, own_device()) if config.explorer.sleep else None
+        if device_turn is not None and not await_first_device_turn(device_turn, worker):
             return 0
         worker.set_state("starts the engine", activity="starting")
         engine = engine_class(resolved.model_folder, resolved.engine(index))
         watch = watch_engine(engine, config.explorer.hang_s, end_hanging_process)
         try:
-            asyncio.run(Explorer(joined, worker, engine, turn).explore())
+            asyncio.run(Explorer(joined, worker, engine, device_turn).explore())
             joined.leave()
         finally:
             watch.close()
             engine.close()
-            if turn is not None:
-                turn.leave()  # the memory of the device is free now
+            if device_turn is not None:
+                device_turn.leave()  # the memory of the device is free now
     return 0
 
 
@@ -85,9 +83,9 @@ class Explorer:
     """One explorer process.
 
     Args:
-        turn: on the device that it shares with the trainer; None if its engine never sleeps.
-        missing_weights_s: seconds for which the weights of a live trainer may be missing. A trainer that ends in good order removes
-            them just before it releases its lease.
+        device_turn: on the device that the explorer shares with the trainer; None if its engine never sleeps.
+        missing_weights_s: seconds for which the weights of a live trainer may be missing. A trainer that ends normally removes them just
+            before it releases its lease.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class Explorer:
         joined: JoinedRun,
         worker: Worker,
         engine: Engine,
-        turn: DeviceTurn | None = None,
+        device_turn: DeviceTurn | None = None,
         *,
         missing_weights_s: float = 10.0,
     ) -> None:
@@ -110,7 +108,7 @@ class Explorer:
         self.weights = EngineWeights(
             joined, worker, engine, only_evaluates=self.only_evaluates, missing_weights_s=missing_weights_s
         )
-        self.turn = EngineTurn(worker, engine, self.weights, turn, self._stop_time)
+        self.device_turn = EngineDeviceTurn(worker, engine, self.weights, device_turn, self._stop_time)
         self.decoding = Decoding(
             temperature=self.config.temperature,
             top_p=self.config.top_p,
@@ -181,7 +179,7 @@ class Explorer:
                 await self._store_finished()
                 if self.drafts.is_due:
                     await asyncio.to_thread(self.drafts.save)
-                if not await self.turn.keep():
+                if not await self.device_turn.keep():
                     await self._wait_asleep()
                     continue
                 await self.weights.take_newest()
@@ -198,14 +196,14 @@ class Explorer:
             if self.teacher is not None:
                 await self.teacher.close()
             await self.weights.leave()
-            await self.turn.leave()
+            await self.device_turn.leave()
             self.writer.close()
             release_groups(self.run, self.worker.worker_id)
 
     async def _find_work(self) -> bool:
         """Answer evaluations or claim groups; return whether there was anything to do."""
         if self.outage.lasts:
-            # One group shows whether it is over. If it failed as a whole, an evaluation would show no more, and cost more.
+            # One group shows whether the outage is over. An evaluation that fails as a whole shows no more, and costs more.
             return self._claim() or await self._evaluate()
         return await self._evaluate() or self._claim()
 
@@ -219,7 +217,7 @@ class Explorer:
             self.worker.set_state(f"samples {len(self.in_flight)} groups", activity="sampling")
             started, before = time.monotonic(), self.engine.num_generated_tokens
             await asyncio.wait(
-                [*self.in_flight, *self.weights.news(), *self.turn.news()],
+                [*self.in_flight, *self.weights.news(), *self.device_turn.news()],
                 timeout=0.5,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -229,9 +227,11 @@ class Explorer:
         await asyncio.to_thread(self.worker.wait, 1.0)
 
     async def _wait_asleep(self) -> None:
-        """Wait for the trainer to give the device, for weights that it sends, or for a rollout that needs the engine no more."""
+        """Wait until the trainer hands over the device or sends weights, or a group is finished."""
         await asyncio.wait(
-            [*self.in_flight, *self.weights.news(), *self.turn.news()], timeout=0.5, return_when=asyncio.FIRST_COMPLETED
+            [*self.in_flight, *self.weights.news(), *self.device_turn.news()],
+            timeout=0.5,
+            return_when=asyncio.FIRST_COMPLETED,
         )
 
     def _waiting_for(self) -> str:
@@ -256,7 +256,7 @@ class Explorer:
             await self._store(ended)
         if errors:
             raise errors[0]
-        self.failures.see([(claimed.explore_step, task.result()) for task, claimed in done.items()])
+        self.failures.check_ended([(claimed.explore_step, task.result()) for task, claimed in done.items()])
 
     async def _store(self, groups: list[Group]) -> None:
         if not groups:
@@ -276,7 +276,8 @@ class Explorer:
         room = self.outage.room(self.config.claim_groups - len(self.in_flight), len(self.in_flight))
         if self.only_evaluates or self.weights.trainer_step is None or room <= 0:
             return False
-        if not self.outage.lasts and self._evaluation_waits():
+        # Otherwise an explorer that is never idle, because it is behind its trainer, would answer no evaluation before the run's end.
+        if not self.outage.lasts and is_evaluation_planned(self.run):
             return False
         self.planner.plan()
         policy_step = self.weights.trainer_step
@@ -299,22 +300,22 @@ class Explorer:
         begun = take_up(
             self.run, self.worker.worker_id, groups, policy_step=policy_step, max_staleness=self.max_staleness
         )
-        self._tell_continued(begun)
+        self._record_continued(begun)
         for group in groups:
             self.drafts.begin(group, begun.get(group.group_id, ()))
         self.in_flight |= {asyncio.create_task(self._explore(group)): group for group in groups}
         return bool(groups)
 
-    def _tell_continued(self, begun: Mapping[int, Sequence[PartialAnswer]]) -> None:
+    def _record_continued(self, begun: Mapping[int, Sequence[PartialAnswer]]) -> None:
         num_tokens = sum(len(answer.token_ids) for answers in begun.values() for answer in answers)
         if num_tokens:
             self.worker.progress["num_continued_tokens"] = num_tokens + self.worker.progress.get(
                 "num_continued_tokens", 0
             )
-            logger.info("continues %d groups, of which %d tokens were sampled before", len(begun), num_tokens)
+            logger.info("continues %d groups with %d tokens that were sampled before", len(begun), num_tokens)
 
     def _drop_superseded(self, group_ids: set[int]) -> None:
-        """Stop sampling for claims whose leases ended, as while the database restarts, and which this explorer has made again."""
+        """Stop sampling for claims whose leases ended, for example while the database restarted, and whose groups were claimed again."""
         for task in [task for task, claimed in self.in_flight.items() if claimed.group_id in group_ids]:
             del self.in_flight[task]
             task.cancel()
@@ -327,8 +328,8 @@ class Explorer:
         return group
 
     def _stop_time(self, value: bool) -> None:
-        """Suspend the time limits of rollouts, or let them go on."""
-        self.workflows.call(partial(self.runner.clocks.stand_still, value))
+        """Suspend or resume the time limits of rollouts."""
+        self.workflows.call(partial(self.runner.clocks.set_suspended, value))
 
     def _show_blocking(self, what: str) -> None:
         """Show in `rft status` which line blocks the workflows; called from another thread."""
@@ -336,13 +337,6 @@ class Explorer:
             self.worker.progress["workflows_blocked"] = what
         else:
             self.worker.progress.pop("workflows_blocked", None)
-
-    def _evaluation_waits(self) -> bool:
-        """Return whether an evaluation is planned, in which case no more groups are claimed until it is answered.
-
-        Otherwise an explorer that is never idle (one behind its trainer) would answer none before the run's end.
-        """
-        return is_evaluation_planned(self.run)
 
     async def _evaluate(self) -> bool:
         """Answer every pending evaluation; return whether there was one."""

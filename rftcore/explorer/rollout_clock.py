@@ -1,7 +1,7 @@
-"""The time limit of a rollout, which counts the time that the rollout takes, not the time that it waits its turn.
+"""The time limit of a rollout, which counts the time that the rollout takes, not the time that it waits.
 
 The clock is suspended while the rollout's requests wait in the engine (for others to end, for room in the KV cache, for weights), while
-it waits for something with its own limit, and while the engine sleeps. Under load a limit therefore means what it means for one rollout alone.
+it waits for something with its own limit, and while the engine sleeps. So a limit means the same under load as for a single rollout.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class RolloutClocks:
 
     def __init__(self) -> None:
         self._running: set[RolloutClock] = set()
-        self._stand_still = False
+        self._is_suspended = False
 
-    def stand_still(self, value: bool) -> None:
-        """Suspend all clocks, also those that begin later, or let them go on; called in their event loop."""
-        if value == self._stand_still:
+    def set_suspended(self, value: bool) -> None:
+        """Suspend all clocks, including those that begin later, or resume them; called in their event loop."""
+        if value == self._is_suspended:
             return
-        self._stand_still = value
+        self._is_suspended = value
         for clock in self._running:
-            clock.suspend() if value else clock.go_on()
+            clock.suspend() if value else clock.resume()
 
     def begin(self, clock: RolloutClock) -> None:
         """Add a clock that begins to run."""
         self._running.add(clock)
-        if self._stand_still:
+        if self._is_suspended:
             clock.suspend()
 
     def end(self, clock: RolloutClock) -> None:
@@ -48,7 +48,7 @@ class RolloutClock:
 
     Args:
         limit_s: seconds that the rollout may take.
-        clocks: with which it is suspended.
+        clocks: the clocks that are suspended together with it.
 
     Raises:
         TimeoutError: the rollout took longer.
@@ -86,21 +86,21 @@ class RolloutClock:
         await self._timeout.__aexit__(kind, raised, stack)
 
     def suspend(self) -> None:
-        """Stop the time until as many calls of `go_on`."""
+        """Stop the time until `resume` has been called as often."""
         when = self._timeout.when()
         if when is not None and self._can_change():
             self._left_s = when - asyncio.get_running_loop().time()
             self._timeout.reschedule(None)
         self._num_waits += 1
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """End one suspension."""
         self._num_waits -= 1
         if self._num_waits == 0 and self._can_change():
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
 
     @property
-    def stands_still(self) -> bool:
+    def is_suspended(self) -> bool:
         """Whether the time is suspended."""
         return self._num_waits > 0
 
@@ -110,14 +110,14 @@ class RolloutClock:
         waits = self._num_requests_waiting > 0 and self._num_requests_worked_on == 0
         if waits != self._waits_for_engine:
             self._waits_for_engine = waits
-            self.suspend() if waits else self.go_on()
+            self.suspend() if waits else self.resume()
 
     def _can_change(self) -> bool:
         return self._counts and not self._timeout.expired()
 
 
 @contextmanager
-def clock_stands_still() -> Iterator[None]:
+def clock_suspended() -> Iterator[None]:
     """Exclude the time of this block from the limit of its rollout."""
     clock = _current.get()
     if clock is None:
@@ -127,4 +127,4 @@ def clock_stands_still() -> Iterator[None]:
     try:
         yield
     finally:
-        clock.go_on()
+        clock.resume()

@@ -125,7 +125,7 @@ class RolloutRunner:
             outcome, error = "failed", describe(raised)  # the workflow itself cancelled something
             self.on_failure(error, user_stack(raised))
         except _OF_A_USER as raised:  # the boundary: errors of a user's code are data
-            if _of_the_run(raised):
+            if _holds(raised, *_ERRORS_OF_THE_RUN):
                 raise
             outcome, error = self._outcome(raised, timed_out=clock.expired)
             self.on_failure(error, user_stack(raised))
@@ -171,7 +171,7 @@ def checked_score(score: object, task: Task) -> Score:
 
 
 def refuse_partly_recorded(sequences: list[Sequence]) -> None:
-    """Refuse turns of which only some have an input that algorithms compare between turns.
+    """Refuse turns if only some have an input that algorithms compare between turns.
 
     Raises:
         RftError: which input, and the first turn without it.
@@ -194,10 +194,6 @@ def _is_finite(reward: object) -> bool:
 def _is_async(workflow: Workflow) -> TypeGuard[AsyncWorkflow]:
     call = getattr(workflow, "__call__", None)  # noqa: B004 - an object with an async __call__ is also an async function
     return inspect.iscoroutinefunction(workflow) or inspect.iscoroutinefunction(call)
-
-
-def _of_the_run(error: BaseException) -> bool:
-    return _holds(error, *_ERRORS_OF_THE_RUN)
 
 
 def _holds(error: BaseException, *kinds: type[BaseException]) -> bool:

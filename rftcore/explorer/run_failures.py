@@ -1,9 +1,9 @@
 """Ends a run whose rollouts all fail: at once if none ever succeeded, after some patience otherwise.
 
-A misspelt name in a reward would otherwise train on nothing until the last step. A step counts as failed when as many of its groups are sealed
-as were planned, none of their rollouts is good, and some failed or timed out. All explorers count together, by the buffer's groups of the run's
-current attempt. A run that is resumed with a corrected function therefore starts counting again. Once something has succeeded, in any attempt,
-failures are no mistake of the run, and explorers wait: see `Outage`.
+Otherwise a misspelt name in a reward would train on nothing until the last step. A step counts as failed when all its planned groups are sealed,
+none of their rollouts is good, and some failed or timed out. The buffer's groups of the run's current attempt count, for all explorers together,
+so a run that is resumed with a corrected function starts counting again. Once a rollout has succeeded in any attempt, failures are no mistake of
+the run, and explorers wait (`Outage`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rftdata.planning.claims import has_succeeded, step_outcomes
 from rftdata.run import Run
 
 _MAX_STACKS = 100
-# Then its failure is stored, so that a task that always fails does not look like an outage for ever.
+# After so many tries the failure of a group is stored, so that a task that always fails does not look like an endless outage.
 _MAX_TRIES = 3
 
 
@@ -28,7 +28,7 @@ class RunFailures:
     """Watches the rollouts of one run.
 
     Attributes:
-        outage: of the explorer that asks.
+        outage: of this explorer.
         groups_per_step: number of groups planned per step.
         max_failed_steps: failed steps in a row that end the run.
     """
@@ -48,14 +48,14 @@ class RunFailures:
         self._stacks.setdefault(text, stack)
 
     def of_an_outage(self, groups: Sequence[Group]) -> bool:
-        """Return whether these groups may show only that an outage lasts: then they are not stored, but tried again."""
+        """Return whether these groups may have failed only because an outage lasts; they are then tried again instead of stored."""
         if not groups or not self.outage.lasts or not all(_errors(group) and not _is_good(group) for group in groups):
             return False
         self._num_tries.update(group.group_id for group in groups)
         return all(self._num_tries[group.group_id] < _MAX_TRIES for group in groups)
 
-    def see(self, groups: Iterable[tuple[int, Group]]) -> None:
-        """Look at groups that have ended, with their explorer steps.
+    def check_ended(self, groups: Iterable[tuple[int, Group]]) -> None:
+        """Check groups that have ended, given with their explorer steps.
 
         Raises:
             RolloutsFailedError: nothing succeeds.

@@ -51,7 +51,7 @@ class Scorer:
         """Return the sum and its parts.
 
         Raises:
-            RftError: a reward returned something other than finite numbers, or `TokenRewards` that are not as many as the response's tokens.
+            RftError: a reward returned something other than finite numbers, or another number of `TokenRewards` than the response has tokens.
             FunctionFailedError: a plain function failed. An async function's error is raised unchanged.
         """
         parts: dict[str, float] = {}
@@ -89,15 +89,15 @@ class Scorer:
 
 def _record(turn: Turn, token_rewards: list[TokenRewards], task: Task) -> None:
     num_tokens = len(turn.response_token_ids)
-    for found in token_rewards:
-        if len(found.values) != num_tokens:
+    for rewards in token_rewards:
+        if len(rewards.values) != num_tokens:
             raise RftError(
-                f"a reward returned TokenRewards of {len(found.values)} numbers for the task {task.task_key!r} of {task.taskset!r}, whose response has "
+                f"a reward returned TokenRewards of {len(rewards.values)} numbers for the task {task.task_key!r} of {task.taskset!r}, whose response has "
                 f"{num_tokens} tokens",
                 todo="return one number for each of turn.response_token_ids, which include the end token",
             )
     turn.record(
-        token_rewards=[math.fsum(values) for values in zip(*(found.values for found in token_rewards), strict=True)]
+        token_rewards=[math.fsum(values) for values in zip(*(rewards.values for rewards in token_rewards), strict=True)]
     )
 
 

@@ -1,4 +1,4 @@
-"""The teacher that a run's configuration names, opened and checked."""
+"""Opening of the teacher that a run's configuration names."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _NAMED = 5  # tensors that an error names
 
 
 class WeightsCheck:
-    """See the module header.
+    """Compares the weights of one engine with their files.
 
     Args:
         timeout_s: longest wait for the trainer to write the file of weights that it has sent.
@@ -38,7 +38,7 @@ class WeightsCheck:
         """Compare weights that were sent into the engine with their file, once the trainer has written it.
 
         Raises:
-            RftError: see `compare`, or the trainer wrote none in time.
+            RftError: see `compare`, or the trainer wrote no file in time.
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -64,7 +64,7 @@ class WeightsCheck:
         """Compare the engine's weights with their file.
 
         Raises:
-            RftError: a tensor differs; the run must not go on with this engine.
+            RftError: a tensor differs; the run must not continue with this engine.
         """
         version = weights.policy_version_id
         self._worker.set_state(f"compares policy version {version} with its file", activity="checking")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rftcore.explorer.failures import as_traceback, place, user_frames
+from rftcore.explorer.failures import as_traceback, user_frames, user_line
 from rftdata.user_code import held_lock_timer
 from rftdata.user_code.async_raise import RunningCall
 
@@ -81,7 +81,7 @@ class WorkflowLoop:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call a function in the loop, soon."""
+        """Schedule a call of a function in the loop."""
         self._loop.call_soon_threadsafe(function)
 
     def close(self) -> None:
@@ -111,7 +111,9 @@ class WorkflowLoop:
             call.interrupt(BlockedError)
         if len(left) > self._max_left:
             frames = user_frames(left[0].stack())
-            sentence = f"{len(left)} rollouts of a plain workflow were timed out and cannot be stopped{place(frames)}"
+            sentence = (
+                f"{len(left)} rollouts of a plain workflow were timed out and cannot be stopped{user_line(frames)}"
+            )
             self._on_stuck(sentence, as_traceback(frames, sentence))
 
     def _run(self) -> None:
@@ -121,7 +123,9 @@ class WorkflowLoop:
             try:
                 self._loop.run_forever()
                 break
-            except BaseException:  # noqa: BLE001 - a user's sys.exit() in a task, or a late BlockedError
+            except (SystemExit, KeyboardInterrupt, BlockedError):
+                # A task's SystemExit or KeyboardInterrupt is already data: asyncio also stores it as the task's result, with which its
+                # rollout fails. A BlockedError that comes after its code has returned belongs to no rollout.
                 continue
         self._loop.close()
 
@@ -129,7 +133,7 @@ class WorkflowLoop:
         try:
             with self._tick_lock:
                 self._ticked = time.monotonic()
-                self._call.interrupt(None)  # one that was not raised in time must not reach another rollout
+                self._call.interrupt(None)  # a BlockedError that was not raised in time must not reach another rollout
         finally:  # a late BlockedError may be raised here
             self._loop.call_later(_TICK_S, self._tick)
 
@@ -150,9 +154,11 @@ class WorkflowLoop:
                 continue
             frames = user_frames(self._call.stack())
             noticed = True
-            self._on_blocking(f"{seconds:.0f} s{place(frames)}")
+            self._on_blocking(f"{seconds:.0f} s{user_line(frames)}")
             if stopped_at is not None and now - stopped_at > _GRACE_S:
-                sentence = f"a workflow blocks its event loop for {seconds:.0f} s and cannot be stopped{place(frames)}"
+                sentence = (
+                    f"a workflow blocks its event loop for {seconds:.0f} s and cannot be stopped{user_line(frames)}"
+                )
                 self._on_stuck(sentence, as_traceback(frames, f"{sentence}; {TO_UNBLOCK}"))
             elif stopped_at is None and seconds > self._block_timeout_s:
                 with self._tick_lock:

@@ -186,7 +186,7 @@ def test_an_engine_that_ends_ends_the_explorer_and_leaves_the_evaluation_to_anot
     assert "out of memory" in run.rows("SELECT error FROM rft.worker WHERE run_id = %s")[0]["error"]
 
 
-def test_an_engine_that_ends_during_rollouts_makes_no_failed_ones(run: Run, attempt: Attempt) -> None:
+def test_an_engine_that_ends_during_rollouts_records_no_failed_rollouts(run: Run, attempt: Attempt) -> None:
     run.publish(attempt, 0, "a")
     with pytest.raises(EngineStoppedError, match="out of memory"):
         run.explore(OneAtATime(dies_at=1), until=lambda: False)
@@ -218,7 +218,7 @@ def test_waiting_for_the_engine_does_not_count_as_time_of_an_answer(run: Run, at
     assert run.evaluations() == [{"status": "done", "mean_reward": 1.0, "error": None}]
 
 
-def test_an_evaluation_of_which_all_answers_took_too_long_has_no_score(run: Run, attempt: Attempt) -> None:
+def test_an_evaluation_whose_answers_all_took_too_long_has_no_score(run: Run, attempt: Attempt) -> None:
     run.ask(attempt, run.publish(attempt, 0, "a"), "a")
     run.explore(OneAtATime(seconds=3600), until=run.all_ended, rollout_timeout_s=0.1)
     (evaluation,) = run.evaluations()
@@ -296,14 +296,14 @@ class Looks(OneAtATime):
         return super().load_weights(uri, policy_version_id, checksum)
 
 
-def test_weights_that_a_trainer_took_along_are_waited_for(run: Run) -> None:
+def test_weights_that_a_trainer_removed_on_leaving_are_waited_for(run: Run) -> None:
     """Those of a live trainer would be an error at the second look, since they may be missing for no time at all."""
     with run.buffer.attempt(run.run) as attempt:
         run.publish(attempt, 0, "gone", exists=False)
     run.explore(engine := Looks(), until=lambda: engine.num_looks >= 3, missing_weights_s=0.0)
 
 
-def test_weights_that_went_with_a_killed_trainer_are_waited_for_while_its_lease_is_valid(run: Run) -> None:
+def test_weights_lost_with_a_killed_trainer_are_waited_for_while_its_lease_is_valid(run: Run) -> None:
     # A lease that is not renewed during the test, as that of a killed process is not.
     with run.buffer.attempt(run.run, lease_s=1e6) as attempt:
         run.publish(attempt, 0, "gone", exists=False)
@@ -398,9 +398,7 @@ def test_a_group_that_always_fails_is_stored_although_an_outage_lasts(run: Run) 
     assert [failures.of_an_outage([group]) for _ in range(3)] == [True, True, False]
 
 
-def test_an_evaluation_of_which_every_answer_fails_ends_a_run_that_samples_for_nothing_else(
-    run: Run, attempt: Attempt
-) -> None:
+def test_an_evaluation_whose_answers_all_fail_ends_a_run_that_only_evaluates(run: Run, attempt: Attempt) -> None:
     (run.folder / "bad.py").write_text(BAD_REWARD)
     run.ask(attempt, run.publish(attempt, 0, "a"), "a")
     stored = {"tasks": [], "sampling": {"source": {"sql": "select 1"}}, "algorithm": {"name": "sft", "group_size": 1}}
@@ -543,7 +541,7 @@ def test_a_step_with_one_good_rollout_continues(run: Run, attempt: Attempt) -> N
     assert outcomes(run)["ok"] >= 2 and outcomes(run)["failed"] >= 14
 
 
-def test_a_run_resumed_with_a_corrected_reward_does_not_count_what_failed_before(run: Run) -> None:
+def test_a_run_resumed_with_a_corrected_reward_does_not_count_earlier_failures(run: Run) -> None:
     (run.folder / "bad.py").write_text(BAD_REWARD)
     with run.buffer.attempt(run.run) as attempt:
         run.publish(attempt, 0, "a")

@@ -301,7 +301,7 @@ def test_the_seal_deletes_them_and_a_lost_claim_stores_nothing(roles: Roles, att
 
 
 @pytest.mark.parametrize(("keep_rollouts", "num_continued"), [(False, 5), (True, 10)])
-def test_going_back_leaves_of_an_answer_what_the_remaining_policies_have_sampled(
+def test_a_rewind_keeps_the_tokens_that_the_remaining_policies_sampled(
     roles: Roles, keep_rollouts: bool, num_continued: int
 ) -> None:
     with roles.attempt() as attempt:
@@ -322,7 +322,7 @@ def test_going_back_leaves_of_an_answer_what_the_remaining_policies_have_sampled
     assert whole.version_spans == versions
 
 
-def test_a_part_without_what_came_before_it_is_not_continued(roles: Roles, attempt: Attempt) -> None:
+def test_a_part_without_the_parts_before_it_is_not_continued(roles: Roles, attempt: Attempt) -> None:
     group = claimed_by(roles, roles.worker_id)
 
     def part(first_token: int, token_ids: list[int]) -> Part:

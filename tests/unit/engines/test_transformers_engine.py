@@ -124,13 +124,13 @@ def test_a_rollouts_time_counts_from_when_the_engine_works_on_its_request(tmp_pa
             assert await asyncio.to_thread(computing.wait, PATIENCE_S)
             await asyncio.to_thread(
                 wait_until,
-                lambda: [clock.stands_still for clock in clocks] == [False, True],
+                lambda: [clock.is_suspended for clock in clocks] == [False, True],
                 "the second request's waiting",
             )
         finally:
             may_compute.set()
         await asyncio.gather(*rollouts)
-        assert not any(clock.stands_still for clock in clocks)
+        assert not any(clock.is_suspended for clock in clocks)
 
     try:
         asyncio.run(run())

@@ -113,7 +113,7 @@ def test_an_engine_hangs_if_one_step_takes_too_long(engine: Slow, step_s: float,
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["the disk is slow", "nothing arrives"])
-def test_an_engine_that_reads_weights_hangs_only_if_nothing_arrives(
+def test_an_engine_that_reads_weights_hangs_only_if_no_data_arrives(
     engine: Slow, arrives: bool, tmp_path: Path
 ) -> None:
     found: list[str] = []

@@ -97,7 +97,7 @@ async def endless(task: Task, model: Model, score: Scorer) -> Score:
     raise AssertionError("not reached")
 
 
-def test_what_a_workflow_raises_is_the_rollouts_outcome() -> None:
+def test_an_error_in_a_workflow_is_the_rollouts_outcome() -> None:
     (rollout,) = tried(raising(KeyError("answer")))
     assert (rollout.outcome, rollout.reward) == ("failed", None)
     assert re.fullmatch(r"KeyError: 'answer' \(test_rollouts\.py, line \d+, in workflow\)", str(rollout.error))
@@ -170,10 +170,10 @@ def test_a_plain_workflow_that_never_returns_is_ended_and_named() -> None:
 
     async def run() -> Rollout:
         runner = runner_of(workflow, timeout_s=0.3)
-        runner.clocks.stand_still(True)  # until its thread is in the loop
+        runner.clocks.set_suspended(True)  # until its thread is in the loop
         rollout = asyncio.create_task(runner.rollout(TASK, 0, Decoding()))
         await asyncio.to_thread(begun.wait, PATIENCE_S)
-        runner.clocks.stand_still(False)
+        runner.clocks.set_suspended(False)
         return await rollout
 
     rollout = asyncio.run(run())
@@ -293,7 +293,7 @@ async def _cancels(task: Task, model: Model, score: Scorer) -> Score:
         (_cancels, "failed", r"CancelledError: .*\(test_rollouts\.py, line \d+, in _cancels\)"),
     ],
 )
-def test_no_way_to_end_in_a_users_code_ends_more_than_its_rollout(workflow: Any, outcome: str, error: str) -> None:
+def test_user_code_that_exits_ends_only_its_rollout(workflow: Any, outcome: str, error: str) -> None:
     # Short only where something blocks.
     loop = WorkflowLoop(block_timeout_s=2.5 if outcome == "timeout" else PATIENCE_S)
     runner, good = runner_of(workflow), runner_of(slow)
@@ -310,7 +310,7 @@ def test_no_way_to_end_in_a_users_code_ends_more_than_its_rollout(workflow: Any,
     assert after.outcome == "ok", "the loop continues"
 
 
-def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when_they_are_many() -> None:
+def test_plain_workflows_that_catch_everything_are_interrupted_again_and_reported_when_too_many() -> None:
     stop, asked, stuck = threading.Event(), [0], []
     begun = threading.Barrier(4, timeout=PATIENCE_S)
 
@@ -329,10 +329,10 @@ def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when
     runner = runner_of(workflow, timeout_s=0.2)
 
     async def run() -> list[Rollout]:
-        loop.call(lambda: runner.clocks.stand_still(True))  # until all three are in their loops
+        loop.call(lambda: runner.clocks.set_suspended(True))  # until all three are in their loops
         rollouts = [asyncio.create_task(loop.run(runner.rollout(TASK, index, Decoding()))) for index in range(3)]
         await asyncio.to_thread(begun.wait)
-        loop.call(lambda: runner.clocks.stand_still(False))
+        loop.call(lambda: runner.clocks.set_suspended(False))
         return await asyncio.gather(*rollouts)
 
     try:
@@ -355,15 +355,15 @@ def test_the_time_in_which_the_engine_sleeps_does_not_count() -> None:
 
     def fall_asleep() -> None:
         # Their clocks have begun, and run; in one call, so that none of their time passes before they stand still.
-        runner.clocks.stand_still(False)
-        runner.clocks.stand_still(True)
+        runner.clocks.set_suspended(False)
+        runner.clocks.set_suspended(True)
 
     def wake_up() -> None:
-        runner.clocks.stand_still(False)
+        runner.clocks.set_suspended(False)
         awake.set()  # those that wait for it end before the loop looks at its timers again
 
     async def run() -> list[Rollout]:
-        loop.call(lambda: runner.clocks.stand_still(True))
+        loop.call(lambda: runner.clocks.set_suspended(True))
         rollouts = [asyncio.create_task(loop.run(runner.rollout(task, 0, Decoding()))) for task in (TASK, other)]
         for _ in rollouts:
             await asyncio.to_thread(begun.acquire, timeout=PATIENCE_S)
@@ -407,7 +407,7 @@ def test_time_counts_from_the_moment_a_rollout_begins() -> None:
         ExceptionGroup("two requests at once", [ValueError("cut short"), EngineStoppedError("out of memory")]),
     ],
 )
-def test_what_ends_the_run_is_raised(error: Exception) -> None:
+def test_errors_of_the_run_are_raised(error: Exception) -> None:
     with pytest.raises(type(error)):
         tried(raising(error))
 
@@ -461,7 +461,7 @@ def screened(first: list[float | None], rule: Screening, size: int = 6) -> tuple
 
 
 @pytest.mark.parametrize(("reward", "side"), [(0.0, "not above 0"), (1.0, "not below 1")])
-def test_a_group_whose_first_rollouts_all_end_alike_is_given_up(reward: float, side: str) -> None:
+def test_a_group_whose_first_rollouts_all_end_alike_is_screened_out(reward: float, side: str) -> None:
     group, begun = screened([reward] * 3, Screening(3, 0.0, 1.0))
     assert len(begun) == 3, "no more rollouts were run"
     assert [(r.index, r.outcome) for r in group.rollouts] == [(i, "ok" if i < 3 else "cancelled") for i in range(6)]
