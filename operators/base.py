@@ -175,9 +175,9 @@ class Operator(ABC):
         timeout_s: longest duration of one call of `apply`, unless the stage sets `run.timeout_s`.
         seconds_per_row: added to `timeout_s` for each row of the call, for stages that run or ask a model.
         prepare_timeout_s: longest duration of `prepare`; None: no limit, for loading or fetching something large.
-        remedy: what helps a run in which the stage drops many rows, if anything but another stage does; shown beside their share.
+        remedy: advice for a run in which the stage drops many rows, other than changing stages; shown beside their share.
         revision: a number that the author raises when the rules change, set as `class Mine(Operator, revision=2)`. None (also for subclasses):
-            any edit of the file counts as another rule, and gives the chain another version.
+            any edit of the file changes the rules and so the version of the chain.
         place: its position in the chain; set after the constructor.
     """
 
@@ -225,7 +225,7 @@ class Operator(ABC):
         self.place = place
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Check that the columns this stage reads exist, and return the schema that the next stage sees.
+        """Check that the columns which this stage reads exist, and return the schema that the next stage sees.
 
         A stage that adds columns other than its scores extends this method, so that later stages may read them.
 

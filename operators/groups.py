@@ -104,9 +104,9 @@ def fewest_first(order_N: npt.NDArray[np.generic], members_N: Ints) -> Ints:
     starts = np.flatnonzero(np.r_[True, members[1:] != members[:-1]]) if len(members) else np.array([], np.int64)
     lengths = np.diff(np.r_[starts, len(members)])
     places = np.arange(len(members)) - np.repeat(starts, lengths)
-    found = np.empty(len(members), np.int64)
-    found[sort] = places
-    return found
+    ranks = np.empty(len(members), np.int64)
+    ranks[sort] = places
+    return ranks
 
 
 def hashed(values: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.uint64]:
@@ -120,7 +120,9 @@ def hashed(values: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.uint64]
 
 def same_prompt(rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Return, for each prompt of a group, the places of the rows that answer it, by rollout: their responses are comparable."""
-    found: dict[tuple[int, str], list[int]] = defaultdict(list)
+    places_by_prompt: dict[tuple[int, str], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
-        found[row["group_id"], row["prompt"]].append(place)
-    return [sorted(places, key=lambda place: (rows[place]["rollout_index"], place)) for places in found.values()]
+        places_by_prompt[row["group_id"], row["prompt"]].append(place)
+    return [
+        sorted(places, key=lambda place: (rows[place]["rollout_index"], place)) for places in places_by_prompt.values()
+    ]

@@ -21,16 +21,16 @@ def outside(
     values = pc.cast(values, pa.float64())
     unknown = pc.is_null(values, nan_is_null=True)
     reasons = pa.nulls(len(values), pa.string())
-    shown = None
+    value_texts = None
     for bound, word, compare in ((high, "> max", pc.greater), (low, "< min", pc.less)):
         broken = None if bound is None else pc.fill_null(compare(values, bound), False)
         if broken is not None and pc.any(broken).as_py():
-            shown = (
+            value_texts = (
                 pc.binary_join_element_wise(name, pc.fill_null(pc.cast(values, pa.string()), ""), " ")
-                if shown is None
-                else shown
+                if value_texts is None
+                else value_texts
             )
-            reasons = pc.if_else(broken, pc.binary_join_element_wise(shown, f"{word} {bound:g}", " "), reasons)
+            reasons = pc.if_else(broken, pc.binary_join_element_wise(value_texts, f"{word} {bound:g}", " "), reasons)
     if keep_unknown or not pc.any(unknown).as_py():
         return StageOutcome(reasons)
     what = pc.if_else(pc.is_null(values), f"{name} is null", f"{name} is NaN")

@@ -79,9 +79,9 @@ def _work(
 ) -> None:
     """Decide on groups until the queue is empty."""
     from operators.chain.build import build_chain
-    from rftcore.pipeline.decide import decide
+    from rftcore.pipeline.group_decisions import decide_groups
     from rftdata.pipeline.queue import SealedQueue
-    from rftdata.pipeline.verdicts import commit_verdicts, known_scores
+    from rftdata.pipeline.verdicts import commit_verdicts, read_stored_scores
 
     chain = build_chain(stages, min_group_size=2)
     chain.prepare()
@@ -93,8 +93,8 @@ def _work(
         barrier.wait()
         started = time.time()
         while (batch := queue.claim(BATCH_GROUPS)) is not None:
-            known = known_scores(database, chain.score_keys, batch.table["experience_id"].to_pylist())
-            decided = decide(chain, batch, known)
+            stored_scores = read_stored_scores(database, chain.score_keys, batch.table["experience_id"].to_pylist())
+            decided = decide_groups(chain, batch, stored_scores)
             commit_verdicts(run, worker, "benchmark", batch, decided)
         seconds.put((started, time.time()))
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.base import IDENTITY_COLUMNS, Operator, StageOutcome
-from operators.chain.checks import check_created, checked, checked_reasons
 from operators.chain.input_digests import input_digests
+from operators.chain.outcome_rules import check_created, checked_outcome, checked_reasons
 from operators.chain.parts import in_parts
 from operators.chain.stage import Stage
 from rftdata.errors import OperatorError
-from rftdata.pipeline.records import Known, KnownScore, StageScores, as_stored
+from rftdata.pipeline.records import StageScores, StoredScore, StoredScores, as_stored
 from rftdata.user_code.time_limits import call
 
 
@@ -27,20 +27,20 @@ class Applied:
     scores: StageScores | None = None
 
 
-def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
+def apply_stage(stage: Stage, table: pa.Table, stored_scores: StoredScores) -> Applied:
     """Run one stage over a table that has rows, and check what it returns.
 
     Raises:
         OperatorError: the stage broke a rule. Otherwise whatever the stage raised in its last try.
     """
-    given = _given(stage.operator, table)
+    declared = _declared_columns(stage.operator, table)
     if not stage.operator.scores:
-        return Applied(checked(stage, in_parts(stage, given), table))
-    columns, scores = _scored(stage, given, known.get(stage.score_key, {}))
+        return Applied(checked_outcome(stage, in_parts(stage, declared), table))
+    columns, scores = _scored(stage, declared, stored_scores.get(stage.score_key, {}))
     for name, values in columns.items():
-        position = given.schema.get_field_index(name)
-        given = given.append_column(name, values) if position < 0 else given.set_column(position, name, values)
-    decided = call(lambda: stage.operator.decide(given), stage.timeout_s(given.num_rows), stage.on_rows(given))
+        position = declared.schema.get_field_index(name)
+        declared = declared.append_column(name, values) if position < 0 else declared.set_column(position, name, values)
+    decided = call(lambda: stage.operator.decide(declared), stage.timeout_s(declared.num_rows), stage.on_rows(declared))
     if not isinstance(decided, StageOutcome):
         raise OperatorError(
             "`decide` returned no StageOutcome", value=type(decided).__name__, todo="return StageOutcome(reasons)"
@@ -58,39 +58,41 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
 
 
 def _scored(
-    stage: Stage, given: pa.Table, known: Mapping[int, KnownScore]
+    stage: Stage, declared: pa.Table, stored_scores: Mapping[int, StoredScore]
 ) -> tuple[dict[str, pa.Array], StageScores | None]:
     """Return the stage's score columns for all rows, and the scores computed now."""
-    operator, besides = stage.operator, stage.operator.depends_on()
-    if besides is None:
-        digests = pa.nulls(given.num_rows, pa.int64())
+    operator, more_input = stage.operator, stage.operator.depends_on()
+    if more_input is None:
+        digests = pa.nulls(declared.num_rows, pa.int64())
     else:
-        digests = input_digests(given, rowwise=operator.rowwise, besides=besides, group_column=operator.group_column)
-    ids = given["experience_id"].to_pylist()
-    stored = _of_the_same(digests, ids, known)
-    missing = _missing(stage, given, ids, stored) if stored else None
+        digests = input_digests(
+            declared, rowwise=operator.rowwise, more_input=more_input, group_column=operator.group_column
+        )
+    ids = declared["experience_id"].to_pylist()
+    stored = _of_the_same(digests, ids, stored_scores)
+    missing = _missing(stage, declared, ids, stored) if stored else None
     if missing is not None and not pc.any(missing).as_py():
         return _stored_columns(stage, ids, stored), None
-    todo = given if missing is None else given.filter(missing)
-    computed = checked(stage, in_parts(stage, todo), todo)
+    todo = declared if missing is None else declared.filter(missing)
+    computed = checked_outcome(stage, in_parts(stage, todo), todo)
     fresh = {name: as_stored(pc.cast(computed.columns[name], kind)) for name, kind in operator.scores.items()}
     table = pa.table({"experience_id": todo["experience_id"], **fresh})
     of_table = digests if missing is None else digests.filter(missing)
     scores = StageScores(stage.written, stage.score_key, table, of_table, operator.error_column)
-    if todo.num_rows < given.num_rows:
+    if todo.num_rows < declared.num_rows:
         merged = {**stored, **{row.pop("experience_id"): row for row in table.to_pylist()}}
         fresh = _stored_columns(stage, ids, merged)
     return fresh, scores
 
 
 def _of_the_same(
-    digests: pa.Array, ids: Sequence[int], known: Mapping[int, KnownScore]
+    digests: pa.Array, ids: Sequence[int], stored: Mapping[int, StoredScore]
 ) -> dict[int, Mapping[str, Any]]:
     """Return the stored scores whose input digest matches the rows as they are now."""
-    if not known or digests.null_count:
+    if not stored or digests.null_count:
         return {}
     pairs = zip(ids, digests.to_pylist(), strict=True)
-    return {key: known[key].scores for key, digest in pairs if key in known and known[key].input_digest == digest}
+    return {key: stored[key].scores for key, digest in pairs if key in stored and stored[key].input_digest == digest}
 
 
 def _missing(stage: Stage, table: pa.Table, ids: Sequence[int], stored: Mapping[int, Mapping[str, Any]]) -> pa.Array:
@@ -102,7 +104,7 @@ def _missing(stage: Stage, table: pa.Table, ids: Sequence[int], stored: Mapping[
     return pc.is_in(groups, value_set=pc.unique(groups.filter(missing)))
 
 
-def _given(operator: Operator, table: pa.Table) -> pa.Table:
+def _declared_columns(operator: Operator, table: pa.Table) -> pa.Table:
     """Return only the declared columns, so that reading an undeclared one fails in the stage's first test."""
     if operator.reads is None:
         return table

@@ -12,7 +12,7 @@ from operators.base import BATCH_SCHEMA, Operator, Place
 from operators.chain.chain import Chain
 from operators.chain.groupings import fitted_to_created
 from operators.chain.resolve import resolve_stage
-from operators.chain.stage import RunOptions, Stage, at, identify, name_among
+from operators.chain.stage import RunOptions, Stage, error_at_stage, identify, name_among
 from operators.data_juicer.recipe import expand
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, RftError, TimeLimitError
@@ -48,7 +48,7 @@ def build_chain(
         try:
             parts = expand(name, args, base_dir)
         except RftError as error:
-            raise at(place, name, error) from error
+            raise error_at_stage(place, name, error) from error
         # The operators of a recipe are separate stages, and counted as such.
         for name, args in parts:
             with _named(index := len(operators) + 1, name):
@@ -56,16 +56,16 @@ def build_chain(
                 operators.append((name, _resolve(index, name, args, base_dir), options))
     folder, names = base_dir or Path.cwd(), [name for name, _, _ in operators]
     stages: list[Stage] = []
-    given = schema
+    batch_schema = schema
     for index, (name, operator, options) in enumerate(operators, start=1):
         with _named(index, name):
-            shown = name_among(name, names[: index - 1])
-            operator.join_chain(Place(shown, folder, [behind for _, behind, _ in operators[index:]]))
+            unique_name = name_among(name, names[: index - 1])
+            operator.join_chain(Place(unique_name, folder, [behind for _, behind, _ in operators[index:]]))
             _check_rowwise(operator, options)
             _check_questions(operator, stages)
             schema = _validate(index, name, operator, schema)
         stages.append(identify(index, name, operator, options, stages))
-    return Chain(fitted_to_created(stages, given), min_group_size, require_reward)
+    return Chain(fitted_to_created(stages, batch_schema), min_group_size, require_reward)
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def _named(index: int, name: str) -> Iterator[None]:
     except TimeLimitError:
         raise  # it names the stage itself
     except RftError as error:
-        raise at(index, name, error) from error
+        raise error_at_stage(index, name, error) from error
 
 
 def _resolve(index: int, name: str, args: object, base_dir: Path | None) -> Operator:

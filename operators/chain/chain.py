@@ -34,21 +34,18 @@ from operators.base import (
     StageOutcome,
 )
 from operators.chain.apply import Applied, apply_stage
-from operators.chain.chain_batch import ChainBatch
+from operators.chain.chain_batch import DEFAULT_PRIORITY, REWARD, ChainBatch
+from operators.chain.drop_rules import short_groups, turned_non_finite, without_reward
 from operators.chain.groupings import passed_by
-from operators.chain.rules import short_groups, turned_non_finite, without_reward
-from operators.chain.stage import Stage, at, failed
+from operators.chain.stage import Stage, error_at_stage, failed
 from rftdata.errors import OperatorError, PluginError, RftError, TimeLimitError
-from rftdata.pipeline.records import DECISION_SCHEMA, Known, StageRun, Verdicts
+from rftdata.pipeline.records import StageRun, StoredScores, Verdicts
 from rftdata.run import NO_PIPELINE
 from rftdata.user_code.time_limits import call
 
 MIN_GROUP_SIZE = "min_group_size"
 """Stage name of the group rule for groups that no stage made too small."""
-REWARD = "reward"
-"""Stage name of the rule that every kept row has a finite reward."""
 REVIEWS = "reviews"
-DEFAULT_PRIORITY = 0.0
 
 Watch = Callable[[Stage, pa.Table, pa.Table, StageOutcome], None]
 """Called after every stage with the table before it, the table after it (dropped rows included), and its outcome."""
@@ -91,6 +88,17 @@ class Chain:
         return frozenset(needed & set(BATCH_SCHEMA.names)) - {"priority"}
 
     @property
+    def reads(self) -> frozenset[str] | None:
+        """The columns that stages read; None if a stage may read any column."""
+        reads = [stage.operator.reads for stage in self.stages]
+        return None if None in reads else frozenset[str]().union(*(columns for columns in reads if columns is not None))
+
+    @property
+    def rowwise(self) -> bool:
+        """Whether every stage decides on each row alone."""
+        return all(stage.operator.rowwise for stage in self.stages)
+
+    @property
     def score_keys(self) -> list[str]:
         """Keys under which stored scores are looked up before a run."""
         return list(dict.fromkeys(stage.score_key for stage in self.stages if stage.score_key))
@@ -113,7 +121,7 @@ class Chain:
             except TimeLimitError:
                 raise  # it names the stage itself
             except RftError as error:
-                raise at(stage.index, stage.name, error) from error
+                raise error_at_stage(stage.index, stage.name, error) from error
         self._prepared = True
 
     def close(self) -> None:
@@ -127,7 +135,7 @@ class Chain:
         table: pa.Table,
         min_group_size: int | None = None,
         *,
-        known: Known | None = None,
+        stored_scores: StoredScores | None = None,
         watch: Watch | None = None,
     ) -> Verdicts:
         """Decide on every row of a batch of whole groups.
@@ -135,7 +143,7 @@ class Chain:
         Args:
             table: one row per experience with at least the columns in `columns`; other columns are allowed.
             min_group_size: overrides the chain's value.
-            known: stored scores.
+            stored_scores: computed in earlier calls, and not computed again.
             watch: called after every stage.
 
         Raises:
@@ -148,12 +156,12 @@ class Chain:
         batch = ChainBatch(table)
         self._drop_short(batch, group_size, 0, "came in")
         for stage in self.stages:
-            self._run_stage(stage, batch, group_size, known or {}, watch)
+            self._run_stage(stage, batch, group_size, stored_scores or {}, watch)
         if self.require_reward:
             index = len(self.stages) + 1
             _own_rule(batch, REWARD, index, without_reward(batch.column(REWARD), "the reward is "))
             self._drop_short(batch, group_size, index, "left with a reward")
-        batch.verdicts.decisions = _decisions(batch)
+        batch.verdicts.decisions = batch.decisions()
         return batch.verdicts
 
     @staticmethod
@@ -184,20 +192,24 @@ class Chain:
             table = table.append_column("priority", pa.array(np.full(table.num_rows, DEFAULT_PRIORITY)))
         return table.combine_chunks()
 
-    def _run_stage(self, stage: Stage, batch: ChainBatch, group_size: int, known: Known, watch: Watch | None) -> None:
+    def _run_stage(
+        self, stage: Stage, batch: ChainBatch, group_size: int, stored_scores: StoredScores, watch: Watch | None
+    ) -> None:
         started = time.perf_counter()
-        found, operator = batch.verdicts, stage.operator
+        verdicts, operator = batch.verdicts, stage.operator
         before = batch.table() if watch is not None else None
         try:
-            given = batch.table(None if operator.reads is None else operator.reads | IDENTITY_COLUMNS)
-            applied = apply_stage(stage, given, known) if batch.num_rows else Applied(StageOutcome.keep_all(0))
+            declared = batch.table(None if operator.reads is None else operator.reads | IDENTITY_COLUMNS)
+            applied = (
+                apply_stage(stage, declared, stored_scores) if batch.num_rows else Applied(StageOutcome.keep_all(0))
+            )
             outcome = _without_answered(applied.outcome, batch)
             non_finite = _put_in_place(batch, outcome)
         except PluginError as error:
             # A missing package fails the same way for every row, so a smaller batch would not help.
-            raise at(stage.index, stage.name, error) from error
+            raise error_at_stage(stage.index, stage.name, error) from error
         except Exception as error:
-            raise failed(stage, error, batch.num_rows, time.perf_counter() - started, found) from error
+            raise failed(stage, error, batch.num_rows, time.perf_counter() - started, verdicts) from error
         if watch is not None and before is not None:
             watch(stage, before, batch.table(), outcome)
         reasons = outcome.reasons if non_finite is None else pc.coalesce(outcome.reasons, non_finite)
@@ -209,12 +221,12 @@ class Chain:
         if dropped and group_size > 1:
             left = f"left after {stage.name}"
             dropped += batch.drop(short_groups(batch.groups, batch.position, group_size, left), stage.name)
-        found.created += [_signed(made, stage.name) for made in outcome.created]
+        verdicts.created += [_signed(made, stage.name) for made in outcome.created]
         # The same operator twice, with other bounds, computes the same scores. They are reported once.
-        if applied.scores is not None and applied.scores.score_key not in {one.score_key for one in found.scores}:
-            found.scores.append(applied.scores)
+        if applied.scores is not None and applied.scores.score_key not in {one.score_key for one in verdicts.scores}:
+            verdicts.scores.append(applied.scores)
         seconds = time.perf_counter() - started
-        found.stages.append(
+        verdicts.stages.append(
             StageRun(stage.name, stage.index, came, came - dropped, dropped, seconds, len(outcome.created))
         )
 
@@ -234,10 +246,10 @@ def _without_answered(outcome: StageOutcome, batch: ChainBatch) -> StageOutcome:
     reviews = batch.table([REVIEWS]) if outcome.waiting else pa.table({})
     if not reviews.column_names:
         return outcome
-    given = reviews[REVIEWS].to_pylist()
+    answers = reviews[REVIEWS].to_pylist()
     reasons, waiting = outcome.reasons.to_pylist(), {}
     for row, review in outcome.waiting.items():
-        answer = json.loads(given[row]).get(review.name) if given[row] else None
+        answer = json.loads(answers[row]).get(review.name) if answers[row] else None
         if answer == "drop":
             reasons[row] = reasons[row] or f"review {review.name!r}: drop"
         elif answer != "pass":
@@ -267,42 +279,3 @@ def _own_rule(batch: ChainBatch, name: str, index: int, reasons: pa.Array | None
     dropped = batch.drop(reasons, name)
     if dropped:
         batch.verdicts.stages.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
-
-
-def _decisions(batch: ChainBatch) -> pa.Table:
-    table, num_rows, position = batch.given, batch.given.num_rows, batch.position
-    kept = np.zeros(num_rows, bool)
-    kept[position] = True
-    stages, reasons = batch.dropped()
-    priority = table["priority"].combine_chunks().to_numpy(zero_copy_only=False).astype(float)
-    if "priority" in batch.changed:
-        priority[position] = batch.column("priority").to_numpy(zero_copy_only=False)
-    decisions = pa.table(
-        [
-            table["experience_id"].cast(pa.int64()),
-            table["group_id"].cast(pa.int64()),
-            pa.array(kept),
-            stages,
-            reasons,
-            _changed_rewards(batch),
-            pa.array(np.nan_to_num(priority, nan=DEFAULT_PRIORITY, posinf=None, neginf=None)),
-        ],
-        schema=DECISION_SCHEMA,
-    )
-    waiting = pa.array(sorted({row.group_id for row in batch.verdicts.questions}), pa.int64())
-    return decisions.filter(pc.invert(pc.is_in(table["group_id"], waiting))) if len(waiting) else decisions
-
-
-def _changed_rewards(batch: ChainBatch) -> pa.Array:
-    """Return the reward of each kept row that some stage changed; null for all others."""
-    if REWARD not in batch.changed:
-        return pa.nulls(batch.given.num_rows, pa.float64())
-    num_rows, after = batch.given.num_rows, batch.column(REWARD)
-    before = batch.given[REWARD].combine_chunks().take(pa.array(batch.position))
-    # Null-safe comparison: a reward that a stage filled in counts as changed; NaN that stayed NaN does not.
-    same = pc.fill_null(pc.equal(before, after), False)
-    same = pc.or_(same, pc.and_(pc.is_null(before, nan_is_null=True), pc.is_null(after, nan_is_null=True)))
-    values, changed = np.zeros(num_rows), np.zeros(num_rows, np.bool_)
-    changed[batch.position] = ~same.to_numpy(zero_copy_only=False)
-    values[batch.position] = pc.fill_null(after, 0.0).to_numpy(zero_copy_only=False)
-    return pa.array(values, pa.float64(), mask=~changed)

@@ -16,7 +16,11 @@ import pyarrow.compute as pc
 
 from operators.base import StageOutcome
 from operators.groups import Groups, Ints, Mask
-from rftdata.pipeline.records import Question, Verdicts
+from rftdata.pipeline.records import DECISION_SCHEMA, Question, Verdicts
+
+REWARD = "reward"
+"""The column of rewards, and the stage name of the rule that every kept row has a finite reward."""
+DEFAULT_PRIORITY = 0.0
 
 
 @dataclass
@@ -36,22 +40,22 @@ class _Drop:
 
 @dataclass
 class ChainBatch:
-    """The rows of `given` that are still in the chain, in order.
+    """The rows of `original` that are still in the chain, in order.
 
     Attributes:
-        given: the batch as it arrived; never changed.
-        position: index in `given` of each remaining row.
+        original: the batch as it arrived; never changed.
+        position: index in `original` of each remaining row.
         verdicts: what stages return besides decisions.
         changed: names of columns that have new values.
     """
 
-    given: pa.Table
+    original: pa.Table
     position: Ints = field(init=False)
     verdicts: Verdicts = field(default_factory=Verdicts)
 
     def __post_init__(self) -> None:
-        self.position = np.arange(self.given.num_rows)
-        self._columns = {name: _Column(_array(self.given[name]), 0) for name in self.given.column_names}
+        self.position = np.arange(self.original.num_rows)
+        self._columns = {name: _Column(_array(self.original[name]), 0) for name in self.original.column_names}
         self.changed: set[str] = set()
         self._cuts = [self.position]
         self._drops: list[_Drop] = []
@@ -64,7 +68,7 @@ class ChainBatch:
     @cached_property
     def groups(self) -> Groups:
         """The groups of all rows of the batch, including dropped ones."""
-        return Groups.of(self.given)
+        return Groups.of(self.original)
 
     def column(self, name: str) -> pa.Array:
         """Return the column's values for the remaining rows."""
@@ -125,7 +129,7 @@ class ChainBatch:
 
     def dropped(self) -> tuple[pa.Array, pa.Array]:
         """Return, for every row of the batch, the stage that dropped it and the reason; null where none did."""
-        num_rows = self.given.num_rows
+        num_rows = self.original.num_rows
         if not self._drops:
             return pa.nulls(num_rows, pa.string()), pa.nulls(num_rows, pa.string())
         which, place = np.full(num_rows, -1), np.full(num_rows, -1)
@@ -138,6 +142,44 @@ class ChainBatch:
         reasons = pa.concat_arrays([drop.reasons for drop in self._drops])
         alive = which < 0
         return stages.take(pa.array(which, mask=alive)), reasons.take(pa.array(place, mask=alive))
+
+    def decisions(self) -> pa.Table:
+        """Return one decision per row of the batch, without the groups that a person is asked about."""
+        table, num_rows, position = self.original, self.original.num_rows, self.position
+        kept = np.zeros(num_rows, bool)
+        kept[position] = True
+        stages, reasons = self.dropped()
+        priority = table["priority"].combine_chunks().to_numpy(zero_copy_only=False).astype(float)
+        if "priority" in self.changed:
+            priority[position] = self.column("priority").to_numpy(zero_copy_only=False)
+        decisions = pa.table(
+            [
+                table["experience_id"].cast(pa.int64()),
+                table["group_id"].cast(pa.int64()),
+                pa.array(kept),
+                stages,
+                reasons,
+                self._changed_rewards(),
+                pa.array(np.nan_to_num(priority, nan=DEFAULT_PRIORITY, posinf=None, neginf=None)),
+            ],
+            schema=DECISION_SCHEMA,
+        )
+        waiting = pa.array(sorted({row.group_id for row in self.verdicts.questions}), pa.int64())
+        return decisions.filter(pc.invert(pc.is_in(table["group_id"], waiting))) if len(waiting) else decisions
+
+    def _changed_rewards(self) -> pa.Array:
+        """Return the reward of each kept row that some stage changed; null for all others."""
+        if REWARD not in self.changed:
+            return pa.nulls(self.original.num_rows, pa.float64())
+        num_rows, after = self.original.num_rows, self.column(REWARD)
+        before = self.original[REWARD].combine_chunks().take(pa.array(self.position))
+        # Null-safe comparison: a reward that a stage filled in counts as changed; NaN that stayed NaN does not.
+        same = pc.fill_null(pc.equal(before, after), False)
+        same = pc.or_(same, pc.and_(pc.is_null(before, nan_is_null=True), pc.is_null(after, nan_is_null=True)))
+        values, changed = np.zeros(num_rows), np.zeros(num_rows, np.bool_)
+        changed[self.position] = ~same.to_numpy(zero_copy_only=False)
+        values[self.position] = pc.fill_null(after, 0.0).to_numpy(zero_copy_only=False)
+        return pa.array(values, pa.float64(), mask=~changed)
 
 
 def _array(values: pa.Array | pa.ChunkedArray) -> pa.Array:

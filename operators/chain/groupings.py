@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 
 from operators.base import Operator
-from operators.chain.stage import Stage, at, identify
+from operators.chain.stage import Stage, error_at_stage, identify
 from rftdata.errors import ConfigError, RftError
 
 
@@ -33,19 +33,19 @@ def _grouping(stages: Sequence[Stage], creator: Stage) -> set[int]:
     return grouping | {creator.index}
 
 
-def fitted_to_created(stages: Sequence[Stage], given: pa.Schema) -> list[Stage]:
+def fitted_to_created(stages: Sequence[Stage], batch_schema: pa.Schema) -> list[Stage]:
     """Return the stages, those that created tasks run through checked against the columns of these tasks.
 
     Args:
         stages: validated against what the stages before them return.
-        given: the columns of the chain's batches.
+        batch_schema: the columns of the chain's batches.
 
     Raises:
         ConfigError: a stage that runs on created tasks reads a column that they do not have.
     """
     done: list[Stage] = []
     creators: list[Stage] = []
-    schema = given
+    schema = batch_schema
     for stage in stages:
         if creators and stage in passed_by(stages, [creator.name for creator in creators]):
             schema = _validated(stage, stage.operator, schema, creators[-1])
@@ -53,7 +53,7 @@ def fitted_to_created(stages: Sequence[Stage], given: pa.Schema) -> list[Stage]:
         done.append(stage)
         if stage.operator.replaces_with:
             creators.append(stage)
-            schema = given
+            schema = batch_schema
             for before in passed_by(done, [creator.name for creator in creators]):
                 # The stage still sees rows that end here, so its validated schema is unchanged; a copy is validated.
                 schema = _validated(before, copy.copy(before.operator), schema, stage)
@@ -71,4 +71,4 @@ def _validated(stage: Stage, operator: Operator, schema: pa.Schema, creator: Sta
             allowed=error.allowed,
             todo=f"read what those tasks have instead: {', '.join(creator.operator.replaces_with)}; or keep the rows of the group",
         )
-        raise at(stage.index, stage.name, behind) from error
+        raise error_at_stage(stage.index, stage.name, behind) from error

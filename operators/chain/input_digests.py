@@ -1,4 +1,4 @@
-"""One number per row for all that a stage sees of it: the same number means the same answer.
+"""One number per row for everything that a stage sees of it: the same number means the same answer.
 
 Stored scores carry it, so that a corrected answer, a changed reward or a removed sibling is detected without a list of what may
 change. The numbers are stored, so they must not depend on the machine, the process or the version of a package.
@@ -26,16 +26,16 @@ _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFT = np.uint64(31)
 
 
-def input_digests(table: pa.Table, *, rowwise: bool, besides: str = "", group_column: str = "group_id") -> pa.Array:
+def input_digests(table: pa.Table, *, rowwise: bool, more_input: str = "", group_column: str = "group_id") -> pa.Array:
     """Return one 64-bit integer per row for the values of its columns.
 
     Args:
         table: what the stage receives.
         rowwise: whether a row's answer depends on that row alone; else the digest covers all rows of its group, in their order.
-        besides: what else the answer depends on.
+        more_input: what else the answer depends on.
         group_column: equal values in this column form a group.
     """
-    rows_N = np.full(table.num_rows, _text(besides), np.uint64)
+    rows_N = np.full(table.num_rows, _text(more_input), np.uint64)
     for name in sorted(set(table.column_names) - IDENTITY_COLUMNS):
         column = table[name].combine_chunks()
         rows_N = _mixed(rows_N ^ _text(name))
@@ -57,9 +57,9 @@ def _with_siblings(rows_N: Digests, group_N: NDArray[np.int64]) -> Digests:
     placed_N = _mixed(rows_N[order] ^ _mixed(place_N.astype(np.uint64) + np.uint64(1)))
     sums_G: Digests = np.add.reduceat(placed_N, starts)
     group_G = _mixed(sums_G ^ lengths.astype(np.uint64))
-    found = np.empty_like(rows_N)
-    found[order] = _mixed(np.repeat(group_G, lengths) ^ placed_N)
-    return found
+    digests = np.empty_like(rows_N)
+    digests[order] = _mixed(np.repeat(group_G, lengths) ^ placed_N)
+    return digests
 
 
 def _mixed(values: Digests) -> Digests:
@@ -80,17 +80,17 @@ def _column(column: pa.Array) -> Digests:
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         # Cast to one width, so that a column that a query turned into INTEGER has the same digest as the BIGINT it was.
         values = pc.cast(pc.fill_null(column, False if pa.types.is_boolean(kind) else 0), pa.int64(), safe=False)
-        found = _mixed(values.to_numpy(zero_copy_only=False).view(np.uint64))
+        digests = _mixed(values.to_numpy(zero_copy_only=False).view(np.uint64))
     elif pa.types.is_floating(kind):
         values = pc.fill_null(pc.cast(column, pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0  # no -0.0
-        found = _mixed(np.where(np.isnan(values), np.nan, values).view(np.uint64))
+        digests = _mixed(np.where(np.isnan(values), np.nan, values).view(np.uint64))
     elif pa.types.is_string(kind) or pa.types.is_binary(kind):
-        found = _of_bytes(column)
+        digests = _of_bytes(column)
     else:
-        found = np.fromiter((_text(repr(value)) for value in column.to_pylist()), np.uint64, len(column))
+        digests = np.fromiter((_text(repr(value)) for value in column.to_pylist()), np.uint64, len(column))
     if column.null_count:
-        found = np.where(column.is_null().to_numpy(zero_copy_only=False), _NULL, found)
-    return found
+        digests = np.where(column.is_null().to_numpy(zero_copy_only=False), _NULL, digests)
+    return digests
 
 
 def _of_bytes(column: pa.Array) -> Digests:

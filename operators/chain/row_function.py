@@ -4,8 +4,8 @@
 
     def no_apologies(row, words=("sorry",)):
         "Keep rows whose response does not apologise."
-        found = [word for word in words if word in row["response"]]
-        return drop(f"says {found[0]}") if found else True
+        apologies = [word for word in words if word in row["response"]]
+        return drop(f"says {apologies[0]}") if apologies else True
 
     - ./my_rules.py:no_apologies: {words: [sorry, apologise]}
 
@@ -51,10 +51,10 @@ class RowFunction(Operator):
         signature = inspect.signature(self.function)
         parameters = list(signature.parameters.values())[1:]
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            known = [parameter.name for parameter in parameters]
+            names = [parameter.name for parameter in parameters]
             for key in self.args:
-                if key not in known:
-                    raise unknown_key(str(key), known)
+                if key not in names:
+                    raise unknown_key(str(key), names)
         try:
             signature.bind({}, **self.args)
         except TypeError as error:

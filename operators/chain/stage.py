@@ -16,7 +16,7 @@ from rftdata.errors import ConfigError, OperatorError, RftError, TimeLimitError
 from rftdata.pipeline.records import StageRun, StageScores, Verdicts
 from rftdata.pipeline.verdicts import STAGE_FAILED
 
-_MAX_REASON = 500
+MAX_REASON = 500
 
 
 class RunOptions(StageConfig):
@@ -91,10 +91,10 @@ class StageError(OperatorError):
     @property
     def reason(self) -> str:
         """The reason with which a row is dropped when the stage raised on it."""
-        return f"{STAGE_FAILED}{self.what}"[:_MAX_REASON]
+        return f"{STAGE_FAILED}{self.what}"[:MAX_REASON]
 
 
-def at(index: int, name: str, error: RftError) -> RftError:
+def error_at_stage(index: int, name: str, error: RftError) -> RftError:
     """Return the same error with the stage added to its message."""
     stage = f"stage {index} of the pipeline ({name})"
     if isinstance(error, ConfigError):
@@ -108,9 +108,9 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
     The key covers the stage itself and the earlier stages that changed what it reads, directly or through others. It does not cover
     the rows and values that they leave: input digests compare these score by score.
     """
-    shown = name_among(name, [stage.written for stage in before])
+    unique_name = name_among(name, [stage.written for stage in before])
     if not operator.scores:
-        return Stage(index, shown, operator, options, written=name)
+        return Stage(index, unique_name, operator, options, written=name)
     reads, behind = operator.reads, []
     for stage in reversed(before):
         written = written_columns(stage.operator)
@@ -123,7 +123,7 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
         again = sum(stage.written == name and stage.operator.score_spec() == what[1] for stage in before)
         what += [again] if again else []
     text = json.dumps(what, sort_keys=True, separators=(",", ":"))
-    return Stage(index, shown, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16], name)
+    return Stage(index, unique_name, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16], name)
 
 
 def name_among(name: str, before: Sequence[str]) -> str:
@@ -136,11 +136,11 @@ def written_columns(operator: Operator) -> frozenset[str] | None:
     return None if operator.writes is None else operator.writes | frozenset(operator.scores)
 
 
-def failed(stage: Stage, error: Exception, rows_in: int, seconds: float, found: Verdicts) -> StageError:
+def failed(stage: Stage, error: Exception, rows_in: int, seconds: float, verdicts: Verdicts) -> StageError:
     """Return the error that names the stage and the number of rows it raised on."""
-    made = _failed(stage, error, rows_in, seconds, found.stages)
-    made.scores = list(found.scores)
-    return made
+    stage_error = _failed(stage, error, rows_in, seconds, verdicts.stages)
+    stage_error.scores = list(verdicts.scores)
+    return stage_error
 
 
 def _failed(stage: Stage, error: Exception, rows_in: int, seconds: float, done: Sequence[StageRun]) -> StageError:

@@ -27,11 +27,11 @@ from operators.data_juicer.base import JuicerOperator, on_tasks, with_columns
 from operators.data_juicer.columns import Source, column_name, column_of, plain, reference_source, unpacked
 from operators.data_juicer.filters import NO_ANSWER, no_answer
 from operators.data_juicer.groupers import (
-    FOUND,
     GROUP,
+    GROUPING_KEY,
     GrouperStage,
     ReverseGrouperStage,
-    found_about,
+    earlier_results,
     group_position,
     grouping,
 )
@@ -50,7 +50,7 @@ class AggregatorStage(JuicerOperator):
         self.group_column = self.prefix + GROUP
         self._why_column = self.error_column = f"{self.prefix}{name}_error"
         self._input: Source | None = None
-        self._besides: Sequence[str] = ()
+        self._more_columns: Sequence[str] = ()
         self._is_last = False
 
     def join_chain(self, place: Place) -> None:
@@ -58,19 +58,20 @@ class AggregatorStage(JuicerOperator):
         super().join_chain(place)
         behind = [one for one in place.behind if isinstance(one, JuicerOperator) and one.prefix == self.prefix]
         rest = itertools.takewhile(lambda one: not isinstance(one, GrouperStage), behind)
-        self._is_last = self.may_make and not any(
-            isinstance(one, ReverseGrouperStage) or (isinstance(one, AggregatorStage) and one.may_make) for one in rest
+        self._is_last = self.has_group_result and not any(
+            isinstance(one, ReverseGrouperStage) or (isinstance(one, AggregatorStage) and one.has_group_result)
+            for one in rest
         )
 
     @property
-    def may_make(self) -> bool:
+    def has_group_result(self) -> bool:
         """Whether it has a result per group; the other kind changes the rows' tags."""
         return _TAGS not in (self.facts.arguments or ())
 
     @property
     def _input_name(self) -> str:
         """The tag under which the operator looks for its input."""
-        argument = "input_key" if self.may_make else _TAGS
+        argument = "input_key" if self.has_group_result else _TAGS
         return str(self.args.get(argument, self.facts.defaults.get(argument)) or self.args.get("text_key") or "text")
 
     @property
@@ -78,8 +79,8 @@ class AggregatorStage(JuicerOperator):
         return str(self.args.get("output_key") or self.facts.defaults.get("output_key") or self._input_name)
 
     @property
-    def _found_column(self) -> str:
-        if not self.may_make:
+    def _result_column(self) -> str:
+        if not self.has_group_result:
             return self.input.column
         return column_name(self.prefix, re.sub(r"\W+", "_", self._output_name))
 
@@ -91,36 +92,38 @@ class AggregatorStage(JuicerOperator):
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         group_position(schema, self.prefix)
-        self._input = found = reference_source(self._input_name, self.prefix, schema)
-        if found is None:
-            argument = "input_key" if self.may_make else _TAGS
+        self._input = source = reference_source(self._input_name, self.prefix, schema)
+        if source is None:
+            argument = "input_key" if self.has_group_result else _TAGS
             raise ConfigError(
                 f"{argument} is neither a column of the batch nor a tag that an earlier stage finds",
                 value=self._input_name,
                 allowed=", ".join(schema.names),
                 todo=f"set {argument} to the column or tag to aggregate",
             )
-        if not self.may_make and (found.path or not pa.types.is_string(schema.field(found.column).type)):
+        if not self.has_group_result and (source.path or not pa.types.is_string(schema.field(source.column).type)):
             raise ConfigError(f"{_TAGS} is not a column of tags", value=self._input_name, allowed="a column of text")
-        if self.may_make and self._found_column in schema.names:
+        if self.has_group_result and self._result_column in schema.names:
             raise ConfigError(
-                "an earlier stage has the same output column", value=self._found_column, todo="set its output_key"
+                "an earlier stage has the same output column", value=self._result_column, todo="set its output_key"
             )
-        self._besides = found_about(schema, self.prefix) if on_tasks(schema) else ()
+        self._more_columns = earlier_results(schema, self.prefix) if on_tasks(schema) else ()
         if self._is_last and on_tasks(schema):
-            names = [self.group_column, *self._besides, self._found_column]
+            names = [self.group_column, *self._more_columns, self._result_column]
             self.replaces_with = [f"metadata.{name.removeprefix(self.prefix)}" for name in names]
-        self.reads = frozenset({found.column, self.group_column, *self._besides}) | (_OF_TASKS & set(schema.names))
+        self.reads = frozenset({source.column, self.group_column, *self._more_columns}) | (
+            _OF_TASKS & set(schema.names)
+        )
         self.writes = frozenset()
-        self.scores = {self._found_column: pa.string(), self._why_column: pa.string()}
-        return self._noted(with_columns(schema, self.scores))
+        self.scores = {self._result_column: pa.string(), self._why_column: pa.string()}
+        return self._with_grouping(with_columns(schema, self.scores))
 
-    def _noted(self, schema: pa.Schema) -> pa.Schema:
+    def _with_grouping(self, schema: pa.Schema) -> pa.Schema:
         """Mark the result column in the schema as belonging to this grouping."""
-        if not self.may_make:
+        if not self.has_group_result:
             return schema
-        position = schema.get_field_index(self._found_column)
-        return schema.set(position, schema.field(position).with_metadata({FOUND: grouping(schema, self.prefix)}))
+        position = schema.get_field_index(self._result_column)
+        return schema.set(position, schema.field(position).with_metadata({GROUPING_KEY: grouping(schema, self.prefix)}))
 
     def score_spec(self) -> dict[str, Any]:
         return {**self.spec(), "columns": [self.input.column, *self.input.path]}
@@ -141,25 +144,25 @@ class AggregatorStage(JuicerOperator):
         with runtime.missing_package_named():
             if isinstance(workers, int) and workers > 1 and len(groups) > 1:
                 with ThreadPoolExecutor(workers, thread_name_prefix=self.name) as pool:
-                    found = list(pool.map(lambda rows: self._aggregated(values, rows), groups))
+                    group_results = list(pool.map(lambda rows: self._aggregated(values, rows), groups))
             else:
-                found = [self._aggregated(values, rows) for rows in groups]
-        asked = [one for one in found if one.asked]
+                group_results = [self._aggregated(values, rows) for rows in groups]
+        asked = [one for one in group_results if one.asked]
         if asked and all(one.values is None for one in asked):
-            raise no_answer(self, f"{len(asked)} groups", is_silent=not any(one.heard for one in asked))
-        results: list[Any] = [None] * table.num_rows if self.may_make else list(values)
+            raise no_answer(self, f"{len(asked)} groups", is_silent=not any(one.answered for one in asked))
+        results: list[Any] = [None] * table.num_rows if self.has_group_result else list(values)
         errors: list[str | None] = [None] * table.num_rows
-        for rows, one in zip(groups, found):
+        for rows, one in zip(groups, group_results):
             for place, row in enumerate(rows):
                 if one.values is None:
                     errors[row] = NO_ANSWER
-                elif self.may_make:
+                elif self.has_group_result:
                     results[row] = one.values[0]
                 elif values[row]:
                     results[row] = one.values[place]
         return StageOutcome.keep_all(
             table.num_rows,
-            {self._found_column: column_of(results, pa.string()), self._why_column: pa.array(errors, pa.string())},
+            {self._result_column: column_of(results, pa.string()), self._why_column: pa.array(errors, pa.string())},
         )
 
     def _values(self, table: pa.Table) -> list[Any]:
@@ -169,46 +172,46 @@ class AggregatorStage(JuicerOperator):
             OperatorError: the input is of another type.
         """
         values = self.input.read(table)
-        if not self.may_make:
+        if not self.has_group_result:
             values = [unpacked(value) for value in values]
         for value in values:
-            texts = value if isinstance(value, list) and not self.may_make else [value]
+            texts = value if isinstance(value, list) and not self.has_group_result else [value]
             if any(text is not None and not isinstance(text, str) for text in texts):
                 raise OperatorError(
                     f"{self._input_name} holds something that {self.name} cannot aggregate",
                     value=value,
-                    allowed="a text" if self.may_make else "a text, or a list of texts",
+                    allowed="a text" if self.has_group_result else "a text, or a list of texts",
                 )
         return values
 
-    def _aggregated(self, values: Sequence[Any], rows: Sequence[int]) -> _Finding:
+    def _aggregated(self, values: Sequence[Any], rows: Sequence[int]) -> _GroupResult:
         """Run the operator on a group."""
         name = self._input_name
         # The operator needs a tag in every row of a group; a row without tags has an empty list.
         sample = {META: [{name: values[row] or []} for row in rows], BATCH_META: {}}
-        if self.may_make:
+        if self.has_group_result:
             sample[META] = [{name: values[row]} for row in rows if values[row]]
-        _CALLS.made = _CALLS.heard = _CALLS.lost = _CALLS.in_vain = 0
+        _CALLS.made = _CALLS.answered = _CALLS.lost = _CALLS.failed_tries = 0
         result = self.op.process_single(sample)
-        found: list[Any] | None = None
-        if not _CALLS.lost and not self.may_make:
-            found = [plain(tags[name]) for tags in result[META]]
+        values_of_group: list[Any] | None = None
+        if not _CALLS.lost and not self.has_group_result:
+            values_of_group = [plain(tags[name]) for tags in result[META]]
         elif not _CALLS.lost:
             one = plain(result[BATCH_META].get(self._output_name))
-            found = [one] if one else None
-        return _Finding(found, _CALLS.made > 0, _CALLS.heard > 0)
+            values_of_group = [one] if one else None
+        return _GroupResult(values_of_group, _CALLS.made > 0, _CALLS.answered > 0)
 
     def decide(self, table: pa.Table) -> StageOutcome:
         """Drop every row where the stage ends a grouping: a task was created from its group, or could not be."""
         if not self.replaces_with:
             return super().decide(table)
-        values, found = self._values(table), table[self._found_column].to_pylist()
+        values, results = self._values(table), table[self._result_column].to_pylist()
         reasons: list[str | None] = []
         groups = {
             name: [row for row in rows if values[row]] for name, rows in _groups(table[self.group_column]).items()
         }
         for value, text, why, name in zip(
-            values, found, table[self._why_column].to_pylist(), table[self.group_column].to_pylist()
+            values, results, table[self._why_column].to_pylist(), table[self.group_column].to_pylist()
         ):
             if not value:
                 reasons.append(f"{self._input_name} is empty, which {self.name} cannot aggregate")
@@ -217,20 +220,26 @@ class AggregatorStage(JuicerOperator):
             else:
                 reasons.append(f"{self.name} made one task of its group of {len(groups[name])}")
         created = [
-            self._task(table, name, rows, values, unpacked(found[rows[0]]))
+            self._task(table, name, rows, values, unpacked(results[rows[0]]))
             for name, rows in groups.items()
-            if rows and found[rows[0]] is not None
+            if rows and results[rows[0]] is not None
         ]
         return StageOutcome(pa.array(reasons, pa.string()), created=created)
 
-    def _task(self, table: pa.Table, group: str, rows: Sequence[int], values: Sequence[Any], found: Any) -> CreatedTask:
+    def _task(
+        self, table: pa.Table, group: str, rows: Sequence[int], values: Sequence[Any], result: Any
+    ) -> CreatedTask:
         parents = table["experience_id"].take(pa.array(rows)).to_pylist()
         keys = table["task_key"].take(pa.array(rows)).to_pylist()
-        given = json.dumps([self.score_spec(), group, sorted(zip(keys, (values[row] for row in rows)))], sort_keys=True)
-        key = f"{self.name}/{hashlib.sha256(given.encode()).hexdigest()[:16]}"
-        prompt = ", ".join(str(one) for one in found) if isinstance(found, list) else str(found)
-        besides = {name.removeprefix(self.prefix): unpacked(table[name][rows[0]].as_py()) for name in self._besides}
-        metadata = {GROUP: unpacked(group), **besides, self._found_column.removeprefix(self.prefix): found}
+        identity = json.dumps(
+            [self.score_spec(), group, sorted(zip(keys, (values[row] for row in rows)))], sort_keys=True
+        )
+        key = f"{self.name}/{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+        prompt = ", ".join(str(one) for one in result) if isinstance(result, list) else str(result)
+        more_results = {
+            name.removeprefix(self.prefix): unpacked(table[name][rows[0]].as_py()) for name in self._more_columns
+        }
+        metadata = {GROUP: unpacked(group), **more_results, self._result_column.removeprefix(self.prefix): result}
         return CreatedTask(
             str(table["taskset"][rows[0]]),
             key,
@@ -240,29 +249,29 @@ class AggregatorStage(JuicerOperator):
         )
 
 
-class _Finding(NamedTuple):
-    """The result for a group: one value, or the tags of its rows; None if a call was lost. Whether calls were made, and any returned a text."""
+class _GroupResult(NamedTuple):
+    """The result for a group: one value, or the tags of its rows; None if a call was lost. Also whether calls were made and one was answered."""
 
     values: list[Any] | None
     asked: bool
-    heard: bool
+    answered: bool
 
 
 def _groups(names: pa.ChunkedArray) -> dict[str, list[int]]:
     """Return the rows of every group, in the order of the table."""
-    found: dict[str, list[int]] = {}
+    rows_of_groups: dict[str, list[int]] = {}
     for row, name in enumerate(names.to_pylist()):
-        found.setdefault(name, []).append(row)
-    return found
+        rows_of_groups.setdefault(name, []).append(row)
+    return rows_of_groups
 
 
 class _Calls(threading.local):
-    """Counts for the group that this thread works on: calls, calls with a text, parts without an answer, failed tries of the last part."""
+    """Counts for the group that this thread works on: calls, calls answered with a text, lost parts, and failed tries of the last part."""
 
     made = 0
-    heard = 0
+    answered = 0
     lost = 0
-    in_vain = 0
+    failed_tries = 0
 
 
 _CALLS = _Calls()
@@ -285,12 +294,12 @@ def _with_parsers(op: Any) -> Iterable[Any]:
 
 def _counting(parse: Any, tries: int) -> Any:
     def counted(response: Any) -> Any:
-        found = parse(response)
+        parsed = parse(response)
         _CALLS.made += 1
-        _CALLS.heard += bool(response)
-        _CALLS.in_vain = 0 if len(found) else _CALLS.in_vain + 1
-        if _CALLS.in_vain == tries:
-            _CALLS.lost, _CALLS.in_vain = _CALLS.lost + 1, 0
-        return found
+        _CALLS.answered += bool(response)
+        _CALLS.failed_tries = 0 if len(parsed) else _CALLS.failed_tries + 1
+        if _CALLS.failed_tries == tries:
+            _CALLS.lost, _CALLS.failed_tries = _CALLS.lost + 1, 0
+        return parsed
 
     return counted

@@ -50,8 +50,8 @@ def check_types(facts: Facts, args: Mapping[str, Any]) -> None:
         ConfigError: names it, with its value and the type.
     """
     for key, value in args.items():
-        known = adapter(facts.types[key]) if value is not None and key in facts.types else None
-        wrong = mismatch(known, _finite(value) if key in facts.bounds else value) if known is not None else ""
+        validator = adapter(facts.types[key]) if value is not None and key in facts.types else None
+        wrong = mismatch(validator, _finite(value) if key in facts.bounds else value) if validator is not None else ""
         if wrong:
             raise ConfigError(
                 f"the argument {key!r} is of the wrong type: {wrong}", value=value, allowed=facts.types[key]
@@ -67,11 +67,11 @@ def adapter(annotation: str) -> pydantic.TypeAdapter[Any] | None:
         return None
 
 
-def mismatch(known: pydantic.TypeAdapter[Any], value: Any) -> str:
+def mismatch(validator: pydantic.TypeAdapter[Any], value: Any) -> str:
     """Return what is wrong with a value; empty if it fits or cannot be checked."""
     try:
         # As JSON: strict, but a YAML list may stand for a tuple or set.
-        known.validate_json(json.dumps(_whole(value)), strict=True)
+        validator.validate_json(json.dumps(_whole(value)), strict=True)
     except pydantic.ValidationError as error:
         return reasons(error.errors())
     except TypeError:

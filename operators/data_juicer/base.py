@@ -60,9 +60,9 @@ class JuicerOperator(Operator):
         self._plan: Plan | None = None
 
     def _check(self) -> None:
-        known = self.facts.known_arguments
-        for key in self.args if known is not None else ():
-            if known is not None and key not in known:
+        arguments = self.facts.known_arguments
+        for key in self.args if arguments is not None else ():
+            if arguments is not None and key not in arguments:
                 raise unknown_key(key, [*(self.facts.arguments or ()), "text_key", *OWN_ARGUMENTS])
         check_types(self.facts, self.args)
         if self.mode not in MODES:
@@ -100,9 +100,9 @@ def on_tasks(schema: pa.Schema) -> bool:
     return "task_key" in schema.names
 
 
-def with_columns(schema: pa.Schema, found: Mapping[str, pa.DataType]) -> pa.Schema:
+def with_columns(schema: pa.Schema, columns: Mapping[str, pa.DataType]) -> pa.Schema:
     """Return the schema with these columns added, or replaced where the name exists."""
-    for name, kind in found.items():
+    for name, kind in columns.items():
         position = schema.get_field_index(name)
         added = pa.field(name, kind)
         schema = schema.append(added) if position < 0 else schema.set(position, added)

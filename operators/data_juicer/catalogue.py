@@ -132,8 +132,8 @@ class Facts:
 
 @functools.cache
 def _catalogue() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    catalogue: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return catalogue
 
 
 @functools.cache

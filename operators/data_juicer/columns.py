@@ -57,7 +57,7 @@ class Source:
     array: str | None = None
 
     @property
-    def place(self) -> list[str]:
+    def identity(self) -> list[str]:
         """Its name and source, as plain values."""
         return [self.name, ARRAYS, self.array] if self.array else [self.name, self.column, *self.path]
 

@@ -18,8 +18,8 @@ from rftdata.errors import OperatorError
 
 def statistics(stage: JuicerOperator, samples: Samples, num_rows: int) -> JuicerOutcome:
     """Compute a filter's columns, or its reasons if it does not decide on its statistics alone."""
-    given = samples.pop(STATS, None)
-    samples = runtime.compute_stats(stage.op, samples, num_rows, given)
+    earlier_stats = samples.pop(STATS, None)
+    samples = runtime.compute_stats(stage.op, samples, num_rows, earlier_stats)
     if not stage.facts.splits:
         kept = runtime.keeps(stage.op, samples, num_rows)
         reason = _reasons_of(stage.op, stage.name, stage.args)
@@ -76,12 +76,12 @@ def decisions(stage: JuicerOperator, table: pa.Table) -> pa.Array:
     if stage.op is None:
         stage.prepare(StageContext())
     values = {name: table[column_name(stage.prefix, name)] for name in stage.facts.stats}
-    found = {name: column for name, column in values.items() if column.null_count < table.num_rows}
-    if len(found) == 1 and not next(iter(found.values())).null_count:
-        ((name, column),) = found.items()
+    columns = {name: column for name, column in values.items() if column.null_count < table.num_rows}
+    if len(columns) == 1 and not next(iter(columns.values())).null_count:
+        ((name, column),) = columns.items()
         stats = [{name: value} for value in column.to_pylist()]
     else:
-        rows = {name: column.to_pylist() for name, column in found.items()}
+        rows = {name: column.to_pylist() for name, column in columns.items()}
         stats = [
             {name: column[row] for name, column in rows.items() if column[row] is not None}
             for row in range(table.num_rows)
@@ -129,10 +129,10 @@ def _reasons_of(op: Any, name: str, args: Mapping[str, Any]) -> Callable[[Mappin
                 for bound, limit in upper:
                     if value > limit:
                         return f"{statistic} {_number(value)} {bound}"
-        found = ", ".join(
+        values = ", ".join(
             f"{key} is {_number(value)}" for key, value in stats.items() if isinstance(value, int | float | str | list)
         )
-        return f"{name}: {found or 'its condition is false'}" + (f" ({wanted})" if wanted else "")
+        return f"{name}: {values or 'its condition is false'}" + (f" ({wanted})" if wanted else "")
 
     return reason
 

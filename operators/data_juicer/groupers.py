@@ -31,7 +31,7 @@ from rftdata.errors import ConfigError
 GROUP = "group"
 """Name (after the prefix) of the column that identifies a row's group."""
 
-FOUND = b"rft.grouping"
+GROUPING_KEY = b"rft.grouping"
 """Metadata key of a field: the grouping to which a result column belongs."""
 
 _LONGEST_NAME = 200
@@ -60,7 +60,7 @@ class GrouperStage(JuicerOperator):
         self.reads = self._plan.reads
         self.writes = frozenset({self.group_column})
         # The number of columns distinguishes a grouping from an earlier one of the same name.
-        named = pa.field(self.group_column, pa.string(), metadata={FOUND: str(len(schema.names))})
+        named = pa.field(self.group_column, pa.string(), metadata={GROUPING_KEY: str(len(schema.names))})
         position = schema.get_field_index(named.name)
         return schema.append(named) if position < 0 else schema.set(position, named)
 
@@ -137,17 +137,17 @@ def group_position(schema: pa.Schema, prefix: str) -> int:
 
 def grouping(schema: pa.Schema, prefix: str) -> bytes:
     """Return the identifier of the grouping at this point of the chain."""
-    found: bytes = (schema.field(group_position(schema, prefix)).metadata or {}).get(FOUND, b"")
-    return found
+    identifier: bytes = (schema.field(group_position(schema, prefix)).metadata or {}).get(GROUPING_KEY, b"")
+    return identifier
 
 
-def found_about(schema: pa.Schema, prefix: str) -> list[str]:
+def earlier_results(schema: pa.Schema, prefix: str) -> list[str]:
     """Return the result columns of earlier aggregators of the same grouping."""
     this = grouping(schema, prefix)
     return [
         field.name
         for field in schema
-        if field.name != prefix + GROUP and this and (field.metadata or {}).get(FOUND) == this
+        if field.name != prefix + GROUP and this and (field.metadata or {}).get(GROUPING_KEY) == this
     ]
 
 

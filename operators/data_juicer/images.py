@@ -77,13 +77,13 @@ def read_images(
         logger.warning("none of %d experiences has an array %r", len(ids), name)
     for key, array in zip(ids, arrays):
         try:
-            found = [] if array is None else _files(np.asarray(array))
+            content = [] if array is None else _files(np.asarray(array))
         except ValueError as error:
             raise OperatorError(
                 f"the array {name!r} of experience {key} is not an image: {error}", allowed=SHAPES
             ) from error
-        files.append(found)
-        names.append([f"{name}/{key}/{number}" for number in range(len(found))])
+        files.append(content)
+        names.append([f"{name}/{key}/{number}" for number in range(len(content))])
     return names, files
 
 

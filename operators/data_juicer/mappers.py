@@ -48,16 +48,16 @@ def _changed(stage: JuicerOperator, samples: Samples, result: Samples, table: pa
         if values is not None and list(values) != samples[source.name]:
             columns[source.column] = source.write(table, list(values))
     metas = result.get(META, [])
-    for name, found in stage.plan.made.items():
-        if found.name in stage.scores or any(name in meta for meta in metas):
-            columns[found.name] = column_of([plain(meta.get(name)) for meta in metas], found.type)
+    for name, column in stage.plan.made.items():
+        if column.name in stage.scores or any(name in meta for meta in metas):
+            columns[column.name] = column_of([plain(meta.get(name)) for meta in metas], column.type)
     if stage.error_column:
         empty = [all(plain(meta.get(name)) in _NOTHING for name in stage.plan.made) for meta in metas]
         columns[stage.error_column] = pa.array(
             ["the endpoint gave nothing" if bad else None for bad in empty], pa.string()
         )
-    known = {*samples, META, STATS}
-    for name in result.keys() - known if stage.writes is None else ():
+    own = {*samples, META, STATS}
+    for name in result.keys() - own if stage.writes is None else ():
         columns[name] = _new_column([plain(value) for value in result[name]])
     return columns
 
@@ -96,11 +96,11 @@ def _made_tasks(
                 kept[key][row] = result[key][positions[0]]
             continue
         reasons[row] = f"{name} made {len(positions)} tasks of it" if positions else f"{name} made nothing of it"
-        given = table.slice(row, 1).to_pylist()[0]
+        parent = table.slice(row, 1).to_pylist()[0]
         for number, position in enumerate(positions):
             values = {source.column: result[source.name][position] for source in sources if not source.path}
             tags = {tag: plain(value) for tag, value in metas[position].items() if tag in plan.made} if metas else {}
-            created.append(_task({**given, **values}, f"{given['task_key']}/{name}/{number}", tags))
+            created.append(_task({**parent, **values}, f"{parent['task_key']}/{name}/{number}", tags))
     changed = [source for source in sources if kept[source.name] != samples[source.name]]
     return reasons, {source.column: source.write(table, kept[source.name]) for source in changed}, created
 

@@ -36,23 +36,23 @@ def spread(compute: Callable[[pa.Table], JuicerOutcome], table: pa.Table) -> Jui
     work = ray.remote(num_cpus=1)(_work)
     shared = ray.put(compute)
     try:
-        found = ray.get([work.remote(shared, _packed(part)) for part in parts])
+        outcomes = ray.get([work.remote(shared, _packed(part)) for part in parts])
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, RftError):
             raise error.cause from error
         raise
-    names = list(dict.fromkeys(name for one in found for name in one.columns))
+    names = list(dict.fromkeys(name for one in outcomes for name in one.columns))
     columns = {
-        name: pa.chunked_array([_of_part(one, name, part) for one, part in zip(found, parts)]).combine_chunks()
+        name: pa.chunked_array([_of_part(one, name, part) for one, part in zip(outcomes, parts)]).combine_chunks()
         for name in names
     }
-    decides = any(one.reasons is not None for one in found)
-    reasons = [reason for one, part in zip(found, parts) for reason in one.reasons or [None] * part.num_rows]
-    return JuicerOutcome(reasons if decides else None, columns, [made for one in found for made in one.created])
+    decides = any(one.reasons is not None for one in outcomes)
+    reasons = [reason for one, part in zip(outcomes, parts) for reason in one.reasons or [None] * part.num_rows]
+    return JuicerOutcome(reasons if decides else None, columns, [made for one in outcomes for made in one.created])
 
 
-def _of_part(found: JuicerOutcome, name: str, part: pa.Table) -> pa.Array:
-    values = found.columns.get(name)
+def _of_part(outcome: JuicerOutcome, name: str, part: pa.Table) -> pa.Array:
+    values = outcome.columns.get(name)
     return part[name].combine_chunks() if values is None else values
 
 

@@ -121,9 +121,9 @@ def _with_columns(
     name: str, args: dict[str, Any], settings: Mapping[str, Any], keys: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the arguments with the column names of the batch."""
-    known = facts(name)
+    operator_facts = facts(name)
     for key, usual in DATA_KEYS.items():
-        if key not in known.data_keys and not known.reads_all and key not in args:
+        if key not in operator_facts.data_keys and not operator_facts.reads_all and key not in args:
             continue
         named = args.get(key) or settings.get(key) or (settings.get("text_keys") if key == "text_key" else None)
         if isinstance(named, list):
@@ -132,7 +132,7 @@ def _with_columns(
         args.pop(key, None)
         if wanted:
             args[key] = wanted
-    named = COLUMN_ARGUMENTS | (AGGREGATED if known.kind == "aggregator" else frozenset())
+    named = COLUMN_ARGUMENTS | (AGGREGATED if operator_facts.kind == "aggregator" else frozenset())
     for argument in named & set(args):
         values = args[argument]
         renamed = [_renamed(value, keys) for value in ([values] if isinstance(values, str) else values)]

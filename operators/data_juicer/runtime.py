@@ -155,9 +155,9 @@ def _refuse_to_start(event: str, args: tuple[Any, ...]) -> None:
     command = args[1] if event == "subprocess.Popen" else args[0]
     parts = [command] if isinstance(command, str | bytes) else list(command)
     line = " ".join(part.decode() if isinstance(part, bytes) else str(part) for part in parts)
-    found = _INSTALLS.search(line)
-    if found is not None:
-        named = found["url"] or next((word for word in (found["what"] or "").split() if not word.startswith("-")), line)
+    match = _INSTALLS.search(line)
+    if match is not None:
+        named = match["url"] or next((word for word in (match["what"] or "").split() if not word.startswith("-")), line)
         raise MissingPackageError(named)
 
 
@@ -182,12 +182,12 @@ def missing_package(error: BaseException | None) -> PluginError | None:
 
 def _extras_with(package: str) -> list[str]:
     """Return Data-Juicer's extras that name a package, except `all`."""
-    found = []
+    extras = []
     for requirement in importlib.metadata.requires(PACKAGE) or []:
         name, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == '([\w-]+)'", requirement)
         if name and extra and name[0].lower() == package.lower() and extra[1] not in ("all", "dev"):
-            found.append(extra[1])
-    return sorted(found)
+            extras.append(extra[1])
+    return sorted(extras)
 
 
 @contextlib.contextmanager
@@ -223,17 +223,17 @@ def repeatable() -> Iterator[None]:
 
 
 def compute_stats(
-    op: Any, samples: Samples, num_samples: int, given: Sequence[dict[str, Any]] | None = None
+    op: Any, samples: Samples, num_samples: int, earlier_stats: Sequence[dict[str, Any]] | None = None
 ) -> Samples:
     """Return the samples with a filter's statistics under `STATS`."""
     samples = {
         **samples,
-        STATS: list(given) if given is not None else [{} for _ in range(num_samples)],
+        STATS: list(earlier_stats) if earlier_stats is not None else [{} for _ in range(num_samples)],
         META: samples.get(META) or [{} for _ in range(num_samples)],
     }
     if op.is_batched_op():
-        found: Samples = op.compute_stats_batched(samples)
-        return found
+        computed: Samples = op.compute_stats_batched(samples)
+        return computed
     # Not the base class's batched form, which hides all columns but the statistics from process_single.
     rows = [op.compute_stats_single(row) for row in rows_of(samples, num_samples)]
     return {**samples, STATS: [row[STATS] for row in rows]}
@@ -252,13 +252,13 @@ def keeps(op: Any, samples: Samples, num_samples: int) -> list[bool]:
 
 def process(op: Any, samples: Samples, num_samples: int, *, tags: bool) -> Samples:
     """Run a mapper on the samples; it may return more or fewer. `tags`: whether to add the column of tags that it expects."""
-    given: Samples = {key: list(values) for key, values in samples.items()}
-    if tags and META not in given:
-        given[META] = [{} for _ in range(num_samples)]
+    arguments: Samples = {key: list(values) for key, values in samples.items()}
+    if tags and META not in arguments:
+        arguments[META] = [{} for _ in range(num_samples)]
     if op.is_batched_op():
-        found: Samples = op.process_batched(given)
-        return found
-    rows = [op.process_single(row) for row in rows_of(given, num_samples)]
+        processed: Samples = op.process_batched(arguments)
+        return processed
+    rows = [op.process_single(row) for row in rows_of(arguments, num_samples)]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 

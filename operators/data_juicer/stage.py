@@ -86,7 +86,7 @@ class DataJuicerStage(JuicerOperator):
         spec = self.spec()
         spec["args"] = {key: value for key, value in spec["args"].items() if key not in self.facts.bounds}
         columns = self._plan.sources if self._plan and not self.facts.reads_all else ()
-        return {**spec, "columns": [source.place for source in columns]}
+        return {**spec, "columns": [source.identity for source in columns]}
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self._refuse_to_make_rows(schema)
@@ -97,17 +97,17 @@ class DataJuicerStage(JuicerOperator):
         self.reads = None if self.facts.reads_all else plan.reads
         if self.facts.kind == "mapper" and "task_key" in schema.names and self.reads is not None:
             self.reads |= _OF_NEW_TASKS & set(schema.names)
-        found = self._found_columns(plan)
+        results = self._result_columns(plan)
         if self.facts.splits or (self.facts.metas and not self._rewrites and not self.facts.makes_rows):
-            self.scores = found
+            self.scores = results
             self.writes = frozenset()
         elif self.facts.kind in ("filter", "selector"):
             self.writes = frozenset()
         elif self.facts.kind == "mapper" and (self.facts.reads_all or self.facts.data_keys - TEXT_KEYS):
             self.writes = None
         else:
-            self.writes = plan.columns | frozenset(found)
-        return with_columns(schema, found)
+            self.writes = plan.columns | frozenset(results)
+        return with_columns(schema, results)
 
     def _refuse_to_make_rows(self, schema: pa.Schema) -> None:
         """Refuse mappers that make several rows of an experience, since experiences are what was sampled.
@@ -125,20 +125,20 @@ class DataJuicerStage(JuicerOperator):
     def _rewrites(self) -> bool:
         return self.facts.rewrites or bool(self.args.get("drop_text"))
 
-    def _found_columns(self, plan: Plan) -> dict[str, pa.DataType]:
+    def _result_columns(self, plan: Plan) -> dict[str, pa.DataType]:
         """Return the columns of the operator's results about a row, with their types."""
         if self.facts.splits:
-            found = {column_name(self.prefix, name): kind for name, kind in self.facts.stats.items()}
+            columns = {column_name(self.prefix, name): kind for name, kind in self.facts.stats.items()}
             if self.facts.asks:
                 self.error_column = f"{self.prefix}{self.name}_error"
-                found[self.error_column] = pa.string()
-            return found
-        given = {column for _, _, column in plan.nested}
-        found = {one.name: one.type for one in plan.made.values() if one.name not in given or self._rewrites}
-        if found and self.facts.asks and not self._rewrites and not self.facts.makes_rows:
+                columns[self.error_column] = pa.string()
+            return columns
+        earlier = {column for _, _, column in plan.nested}
+        columns = {one.name: one.type for one in plan.made.values() if one.name not in earlier or self._rewrites}
+        if columns and self.facts.asks and not self._rewrites and not self.facts.makes_rows:
             self.error_column = f"{self.prefix}{self.name}_error"
-            found[self.error_column] = pa.string()
-        return found
+            columns[self.error_column] = pa.string()
+        return columns
 
     def prepare(self, context: StageContext) -> None:
         self._read_arrays = context.read_arrays
@@ -148,18 +148,18 @@ class DataJuicerStage(JuicerOperator):
 
     def _probe(self) -> None:
         """Process one line of text, so that a missing package is found before the first batch."""
-        known = self.facts
-        if known.data_keys != {"text_key"} or known.asks or known.reads_all or self.name.startswith("ray_"):
+        facts = self.facts
+        if facts.data_keys != {"text_key"} or facts.asks or facts.reads_all or self.name.startswith("ray_"):
             return
         try:
             samples: Samples = {"text": ["Two plain sentences. This is the second one."]}
             with runtime.missing_package_named():
-                if known.kind == "filter":
+                if facts.kind == "filter":
                     runtime.compute_stats(self.op, samples, 1)
-                elif known.kind == "mapper":
-                    runtime.process(self.op, samples, 1, tags=known.tags)
+                elif facts.kind == "mapper":
+                    runtime.process(self.op, samples, 1, tags=facts.tags)
                 else:
-                    runtime.select(self.op, known.kind, samples, 1)
+                    runtime.select(self.op, facts.kind, samples, 1)
         except PluginError:
             raise
         except Exception:  # noqa: BLE001 - other errors on a line of plain text do not predict those on real batches
@@ -170,36 +170,40 @@ class DataJuicerStage(JuicerOperator):
             self.validate_schema(table.schema)
         if self.op is None:
             self.prepare(StageContext())
-        there = {source.written: source.is_there(table) for source in self.plan.texts}
-        unread = [name for name, is_there in there.items() if is_there.false_count]
+        readable_by_column = {source.written: source.is_there(table) for source in self.plan.texts}
+        unread = [name for name, is_there in readable_by_column.items() if is_there.false_count]
         if not unread:
-            found = self._compute(table)
+            outcome = self._compute(table)
             reasons = (
-                pa.nulls(table.num_rows, pa.string()) if found.reasons is None else pa.array(found.reasons, pa.string())
+                pa.nulls(table.num_rows, pa.string())
+                if outcome.reasons is None
+                else pa.array(outcome.reasons, pa.string())
             )
-            return StageOutcome(reasons, found.columns, created=found.created)
-        readable = functools.reduce(pc.and_, (there[name] for name in unread))
+            return StageOutcome(reasons, outcome.columns, created=outcome.created)
+        readable = functools.reduce(pc.and_, (readable_by_column[name] for name in unread))
         part = table.filter(readable)
-        found = self._compute(part) if part.num_rows else JuicerOutcome()
-        return self._with_unread(table, readable, found, unread[0])
+        outcome = self._compute(part) if part.num_rows else JuicerOutcome()
+        return self._with_unread(table, readable, outcome, unread[0])
 
-    def _with_unread(self, table: pa.Table, readable: pa.Array, found: JuicerOutcome, unread: str) -> StageOutcome:
+    def _with_unread(self, table: pa.Table, readable: pa.Array, outcome: JuicerOutcome, unread: str) -> StageOutcome:
         """Return the outcome for all rows. Rows with a null text are kept by a mapper, left unscored by a filter, else dropped."""
         mask = readable.to_numpy(zero_copy_only=False)
         place = pa.array(np.cumsum(mask) - 1, mask=~mask)
         keeps = self.facts.kind == "mapper" or bool(self.scores)
         reasons = np.full(table.num_rows, None if keeps else self.unreadable(unread), object)
-        reasons[mask] = found.reasons
+        reasons[mask] = outcome.reasons
         columns = {}
         for name, kind in self.scores.items():
-            columns[name] = found.columns[name].take(place) if name in found.columns else pa.nulls(table.num_rows, kind)
-        for name, values in found.columns.items():
+            columns[name] = (
+                outcome.columns[name].take(place) if name in outcome.columns else pa.nulls(table.num_rows, kind)
+            )
+        for name, values in outcome.columns.items():
             if name in columns:
                 continue
             columns[name] = values.take(place)
             if name in table.column_names:
                 columns[name] = pc.if_else(readable, columns[name], table[name].combine_chunks())
-        return StageOutcome(pa.array(reasons, pa.string()), columns, created=found.created)
+        return StageOutcome(pa.array(reasons, pa.string()), columns, created=outcome.created)
 
     def _compute(self, table: pa.Table) -> JuicerOutcome:
         """Run the operator on rows that it can read."""
@@ -228,7 +232,7 @@ class DataJuicerStage(JuicerOperator):
         reason = f"not selected by {self.name}"
         if self.facts.kind == "deduplicator":
             reason = f"duplicate of an earlier row of the batch ({self.name})"
-        found = JuicerOutcome([None if row in kept else reason for row in range(num_rows)])
+        outcome = JuicerOutcome([None if row in kept else reason for row in range(num_rows)])
         if self.facts.kind == "deduplicator":
             rows = left.get(ROW, [])
             for source in self.plan.sources:
@@ -236,8 +240,8 @@ class DataJuicerStage(JuicerOperator):
                 for row, value in zip(rows, left.get(source.name, [])):
                     values[row] = value
                 if values != samples[source.name]:
-                    found.columns[source.column] = source.write(table, values)
-        return found
+                    outcome.columns[source.column] = source.write(table, values)
+        return outcome
 
     def decide(self, table: pa.Table) -> StageOutcome:
         """Apply a filter's own decision to its statistics. A tagging mapper keeps all rows."""
@@ -246,7 +250,7 @@ class DataJuicerStage(JuicerOperator):
 
 @dataclass(frozen=True)
 class _Copy:
-    """A stage in transit to another process, where the first call creates it; operators cannot be pickled."""
+    """What another process needs to create a stage with the first call, since operators cannot be pickled."""
 
     name: str
     args: Mapping[str, Any]

@@ -56,14 +56,14 @@ class BalanceGroups(FormulaOperator, revision=1):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         groups = Groups.of(table)
-        found = Correct.of(groups, self.formula.evaluate(table), self.config.correct_above)
+        correct = Correct.of(groups, self.formula.evaluate(table), self.config.correct_above)
         reasons_G = pa.array(
-            [self._reason(*counts) for counts in zip(found.num_correct_G.tolist(), found.num_known_G.tolist())],
+            [self._reason(*counts) for counts in zip(correct.num_correct_G.tolist(), correct.num_known_G.tolist())],
             pa.string(),
         )
         reasons = reasons_G.take(pa.array(groups.group_N))
         if self.config.equalize:
-            reasons = pc.coalesce(reasons, self._surplus(groups, found))
+            reasons = pc.coalesce(reasons, self._surplus(groups, correct))
         return StageOutcome(reasons)
 
     def _reason(self, num_correct: int, num_known: int) -> str | None:
@@ -77,16 +77,16 @@ class BalanceGroups(FormulaOperator, revision=1):
         return None
 
     @staticmethod
-    def _surplus(groups: Groups, found: Correct) -> pa.Array:
+    def _surplus(groups: Groups, correct: Correct) -> pa.Array:
         """Return reasons for rollouts beyond the size of the smaller side of their group."""
-        smaller_G = np.minimum(found.num_correct_G, found.num_known_G - found.num_correct_G)
-        side_R = groups.group_R * 3 + np.where(found.known_R, found.correct_R, 2)
+        smaller_G = np.minimum(correct.num_correct_G, correct.num_known_G - correct.num_correct_G)
+        side_R = groups.group_R * 3 + np.where(correct.known_R, correct.correct_R, 2)
         # Rollouts are numbered by their rollout_index within a group.
         place_R = fewest_first(np.arange(groups.num_rollouts), side_R)
         surplus_R = place_R >= smaller_G[groups.group_R]
-        words = np.array(["wrong", "correct"])[found.correct_R.astype(int)]
+        words = np.array(["wrong", "correct"])[correct.correct_R.astype(int)]
         text = pc.binary_join_element_wise("surplus: the group has fewer rollouts that are not", pa.array(words), " ")
-        text = pc.if_else(pa.array(found.known_R), text, "neither correct nor wrong: it has no value")
-        return pc.if_else(pa.array(surplus_R | ~found.known_R), text, pa.scalar(None, pa.string())).take(
+        text = pc.if_else(pa.array(correct.known_R), text, "neither correct nor wrong: it has no value")
+        return pc.if_else(pa.array(surplus_R | ~correct.known_R), text, pa.scalar(None, pa.string())).take(
             pa.array(groups.rollout_N)
         )

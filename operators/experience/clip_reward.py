@@ -34,10 +34,10 @@ class ClipReward(Operator, revision=1):
     rowwise = True
 
     def apply(self, table: pa.Table) -> StageOutcome:
-        reward = given = table["reward"].combine_chunks()
+        reward = before = table["reward"].combine_chunks()
         if self.config.min is not None:
             reward = pc.max_element_wise(reward, float(self.config.min), skip_nulls=False)
         if self.config.max is not None:
             reward = pc.min_element_wise(reward, float(self.config.max), skip_nulls=False)
         # Element-wise bounds prefer a number to NaN, which would turn a broken reward into a valid one.
-        return StageOutcome.keep_all(table.num_rows, {"reward": pc.if_else(pc.is_nan(given), given, reward)})
+        return StageOutcome.keep_all(table.num_rows, {"reward": pc.if_else(pc.is_nan(before), before, reward)})

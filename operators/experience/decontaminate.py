@@ -100,7 +100,7 @@ class Decontaminate(Operator, revision=1):
                     todo="name it in against_column",
                 )
             texts = _texts(file, column, table[column])
-            names += [f"{file} row {row}: {_shown(text)}" for row, text in enumerate(texts.to_pylist(), start=1)]
+            names += [f"{file} row {row}: {_excerpt(text)}" for row, text in enumerate(texts.to_pylist(), start=1)]
             parts.append(texts)
         hashes, texts, _ = _ngrams_or_whole(pa.chunked_array(parts, pa.string()).combine_chunks(), self.config.n)
         hashes, first = np.unique(hashes, return_index=True)
@@ -118,11 +118,11 @@ class Decontaminate(Operator, revision=1):
             self.prepare(StageContext())
         reasons: list[str | None] = [None] * table.num_rows
         for name in self.config.columns:
-            for row, reason in self._found(name, table[name].combine_chunks()).items():
+            for row, reason in self._contaminated_rows(name, table[name].combine_chunks()).items():
                 reasons[row] = reasons[row] or reason
         return StageOutcome(pa.array(reasons, pa.string()))
 
-    def _found(self, name: str, texts: pa.Array) -> dict[int, str]:
+    def _contaminated_rows(self, name: str, texts: pa.Array) -> dict[int, str]:
         """Return row -> why it is contaminated."""
         assert self._index is not None
         hashes, rows, whole = _ngrams_or_whole(texts, self.config.n)
@@ -156,16 +156,16 @@ def _ngrams_or_whole(texts: pa.Array, n: int) -> tuple[Hashes, Rows, frozenset[i
     """Return the n-grams of each text; a shorter text is a single one, marked by its number of words. Third: the rows of short texts."""
     hashes, rows = ngrams(texts, n)
     short = np.flatnonzero(np.bincount(rows, minlength=len(texts)) == 0)
-    found: list[tuple[npt.NDArray[np.uint64], Rows]] = [(hashes, rows)]
+    parts: list[tuple[npt.NDArray[np.uint64], Rows]] = [(hashes, rows)]
     wanted = texts.take(pa.array(short))
     for length in range(1, n) if len(short) else ():
         values, of = ngrams(wanted, length)
         single = np.bincount(of, minlength=len(short))[of] == 1
-        found.append((values[single] ^ np.uint64(length), short[of[single]]))
-    hashes, rows = (np.concatenate(parts) for parts in zip(*found))
+        parts.append((values[single] ^ np.uint64(length), short[of[single]]))
+    hashes, rows = (np.concatenate(arrays) for arrays in zip(*parts))
     return hashes, rows, frozenset(short.tolist())
 
 
-def _shown(text: str | None) -> str:
+def _excerpt(text: str | None) -> str:
     words = " ".join((text or "").split())
     return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"

@@ -41,14 +41,14 @@ class DedupExact(Operator, revision=1):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         code = Groups.of(table).group_N if self.config.scope == "group" else np.zeros(table.num_rows, np.int64)
-        known = np.ones(table.num_rows, np.bool_)
+        has_texts = np.ones(table.num_rows, np.bool_)
         for name in self.config.columns:
             texts = self._normalised(table[name].combine_chunks())
-            known &= texts.is_valid().to_numpy(False)
+            has_texts &= texts.is_valid().to_numpy(False)
             coded = pc.fill_null(texts.dictionary_encode().indices, 0).to_numpy()
             _, code = np.unique(code * (int(coded.max(initial=0)) + 1) + coded, return_inverse=True)
         # Rows without equals each get their own set.
-        code = np.where(known, code, table.num_rows + np.arange(table.num_rows))
+        code = np.where(has_texts, code, table.num_rows + np.arange(table.num_rows))
         return StageOutcome(self._reasons(table, code))
 
     def _normalised(self, texts: pa.Array) -> pa.Array:

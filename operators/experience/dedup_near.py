@@ -70,18 +70,18 @@ class DedupNear(Operator, revision=1):
         values, counts = np.unique(band, return_counts=True)
         shared = np.isin(band, values[counts > 1])
         kept: dict[int, list[int]] = defaultdict(list)
-        found: dict[int, tuple[int, float]] = {}
+        near_rows: dict[int, tuple[int, float]] = {}
         some = shared.any(axis=1) & np.array([len(one) > 0 for one in sets], np.bool_)
         for row in (row for row in order if some[row]):
             keys = band[row][shared[row]].tolist()
             candidates = {other: None for key in keys for other in kept.get(key, ())}
             near = self._nearest(sets, row, candidates)
             if near is not None:
-                found[row] = near
+                near_rows[row] = near
                 continue
             for key in keys:
                 kept[key].append(row)
-        return found
+        return near_rows
 
     def _nearest(
         self, sets: list[npt.NDArray[np.uint64]], row: int, candidates: dict[int, None]
@@ -101,9 +101,9 @@ def _sets(texts: pa.Array, n: int, unit: Unit) -> list[npt.NDArray[np.uint64]]:
     if short:
         wanted = texts.take(pa.array(short))
         for length in range(1, n):
-            found, of = ngrams(wanted, length, unit)
+            hashes_of_words, of = ngrams(wanted, length, unit)
             single = np.bincount(of, minlength=len(short)) == 1
-            for value, position in zip(found.tolist(), of.tolist()):
+            for value, position in zip(hashes_of_words.tolist(), of.tolist()):
                 if single[position]:
                     sets[short[position]] = np.array([value >> 24], np.uint64)
     return sets

@@ -60,10 +60,10 @@ class HumanReview(Operator, revision=1):
         def _seconds(cls, value: Any) -> Any:
             if not isinstance(value, str):
                 return value
-            found = re.fullmatch(r"\s*([0-9.]+)\s*(s|min|h|d)?\s*", value)
-            if not found:
+            match = re.fullmatch(r"\s*([0-9.]+)\s*(s|min|h|d)?\s*", value)
+            if not match:
                 raise ValueError("write a number of seconds, or a number with s, min, h or d, such as 2 h")
-            return float(found[1]) * _UNITS[found[2] or "s"]
+            return float(match[1]) * _UNITS[match[2] or "s"]
 
     rowwise = True
 

@@ -44,13 +44,13 @@ class LanguageFilter(Operator, revision=1):
     def apply(self, table: pa.Table) -> StageOutcome:
         language, probability = (table[name].combine_chunks() for name in ("language", "language_probability"))
         unknown = language.is_null()
-        shown = pc.fill_null(language, "")
-        other = pc.invert(pc.is_in(shown, value_set=pa.array(self.config.keep)))
+        language_name = pc.fill_null(language, "")
+        other = pc.invert(pc.is_in(language_name, value_set=pa.array(self.config.keep)))
         unsure = pc.less(pc.fill_null(probability, 0.0), self.config.min_probability)
         percent = pc.cast(pc.round(pc.fill_null(probability, 0.0), 2), pa.string())
         reasons = pc.if_else(
-            unsure, pc.binary_join_element_wise("language is", shown, "with probability", percent, " "), None
+            unsure, pc.binary_join_element_wise("language is", language_name, "with probability", percent, " "), None
         )
-        reasons = pc.if_else(other, pc.binary_join_element_wise("language is", shown, " "), reasons)
+        reasons = pc.if_else(other, pc.binary_join_element_wise("language is", language_name, " "), reasons)
         without = None if self.config.null == "keep" else "the text has no language"
         return StageOutcome(pc.cast(pc.if_else(unknown, pa.scalar(without, pa.string()), reasons), pa.string()))

@@ -65,12 +65,12 @@ class LanguageScore(Operator, revision=1):
     def apply(self, table: pa.Table) -> StageOutcome:
         if self._identifier is None:
             self.prepare(StageContext())
-        found = [self._classify(text) for text in table[self.config.column].to_pylist()]
+        languages = [self._classify(text) for text in table[self.config.column].to_pylist()]
         return StageOutcome.keep_all(
             table.num_rows,
             {
-                "language": pa.array([language for language, _ in found], pa.string()),
-                "language_probability": pa.array([probability for _, probability in found], pa.float64()),
+                "language": pa.array([language for language, _ in languages], pa.string()),
+                "language_probability": pa.array([probability for _, probability in languages], pa.float64()),
             },
         )
 

@@ -128,9 +128,9 @@ class LlmJudge(Judge, revision=1):
 
     def _read(self, text: str) -> tuple[float, str]:
         """Return score and reason from a judge's answer."""
-        found = json_object(text, "score") if self.config.pattern is None else None
-        if found is not None:
-            value, reason = _of_scale(found["score"], self.config.scale), str(found.get("reason") or "")
+        answer = json_object(text, "score") if self.config.pattern is None else None
+        if answer is not None:
+            value, reason = _of_scale(answer["score"], self.config.scale), str(answer.get("reason") or "")
         else:
             value, reason = self._number(text), text
         if value is None:

@@ -58,10 +58,10 @@ class Mix(Operator, revision=1):
         limit_K = np.r_[limit_K, np.iinfo(np.int64).max if self.config.others == "keep" else 0]
         group_ids = table["group_id"].to_numpy()[first]
         kept_G = fewest_first(hashed(group_ids, self.config.seed), kind_G) < limit_K[kind_G]
-        shown = pc.fill_null(kinds, "null")
-        listed = pc.is_in(shown, value_set=pa.array(self.config.shares, pa.string()))
-        surplus = pc.binary_join_element_wise(f"the batch has more of {self.config.by}", shown, "than its share", " ")
-        foreign = pc.binary_join_element_wise(f"{self.config.by}", shown, "has no share", " ")
+        kind = pc.fill_null(kinds, "null")
+        listed = pc.is_in(kind, value_set=pa.array(self.config.shares, pa.string()))
+        surplus = pc.binary_join_element_wise(f"the batch has more of {self.config.by}", kind, "than its share", " ")
+        foreign = pc.binary_join_element_wise(f"{self.config.by}", kind, "has no share", " ")
         return StageOutcome.keep_where(pa.array(kept_G[groups.group_N]), pc.if_else(listed, surplus, foreign))
 
     def _limits(self, names: list[str], counts: Ints) -> Ints:

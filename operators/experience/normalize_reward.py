@@ -47,14 +47,14 @@ class NormalizeReward(Operator, revision=1):
         groups = Groups.of(table)
         reward_N = finite(table["reward"].combine_chunks())
         reward_R = groups.rollout_means(reward_N)
-        known = ~np.isnan(reward_R)
-        set_R = (groups.group_R if self.config.by == "group" else np.zeros_like(groups.group_R))[known]
+        has_reward_R = ~np.isnan(reward_R)
+        set_R = (groups.group_R if self.config.by == "group" else np.zeros_like(groups.group_R))[has_reward_R]
         num_sets = int(set_R.max(initial=-1)) + 1
         values_R = np.full(len(reward_R), np.nan)
-        values_R[known] = getattr(self, f"_{self.config.method}")(reward_R[known], set_R, num_sets)
+        values_R[has_reward_R] = getattr(self, f"_{self.config.method}")(reward_R[has_reward_R], set_R, num_sets)
         values = pa.array(values_R[groups.rollout_N], mask=np.isnan(reward_N))
-        given = table["reward"].combine_chunks()
-        return StageOutcome.keep_all(table.num_rows, {"reward": pa.compute.coalesce(values, given)})
+        rewards = table["reward"].combine_chunks()
+        return StageOutcome.keep_all(table.num_rows, {"reward": pa.compute.coalesce(values, rewards)})
 
     def _z_score(self, rewards: Floats, sets: Ints, num_sets: int) -> Floats:
         counts = np.bincount(sets, minlength=num_sets)

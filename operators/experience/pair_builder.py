@@ -83,7 +83,8 @@ class PairBuilder(Operator, revision=1):
         margin: float = Field(0.5, gt=0, description="Smallest difference of rewards.")
         max_pairs: int = Field(4, ge=1, description="Largest number of pairs of a group.")
         ties: Literal["length", "order"] = Field(
-            "length", description="Which of equal pairs: the one closest in length, or of the earliest rollouts."
+            "length",
+            description="Which of equally good pairs is taken: the one closest in length, or the one of the earliest rollouts.",
         )
         max_length_ratio: float | None = Field(
             None, ge=1, description="Largest ratio of the longer answer's tokens to the shorter one's."

@@ -148,8 +148,8 @@ def _pairs(places: Sequence[int], rounds: int | None) -> Iterator[tuple[int, int
 
 def _read(text: str) -> float:
     """Return 1 if the first answer wins, 0 if the second does, ½ for a tie."""
-    found = json_object(text, "winner")
-    winner = found["winner"] if found else text
+    answer = json_object(text, "winner")
+    winner = answer["winner"] if answer else text
     word = str(winner) if isinstance(winner, str | int) else ""
     plain = re.sub(r"[^\w-]+", " ", word.lower()).strip().removeprefix("winner ").removeprefix("answer ")
     if plain not in _FIRST_WINS:

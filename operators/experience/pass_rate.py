@@ -48,11 +48,11 @@ class PassRate(FormulaOperator, revision=1):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         groups = Groups.of(table)
-        found = Correct.of(groups, self.formula.evaluate(table), self.config.correct_above)
-        unknown_N = (found.num_known_G == 0)[groups.group_N]
-        rate_G = found.num_correct_G / np.maximum(found.num_known_G, 1)
+        correct = Correct.of(groups, self.formula.evaluate(table), self.config.correct_above)
+        unknown_N = (correct.num_known_G == 0)[groups.group_N]
+        rate_G = correct.num_correct_G / np.maximum(correct.num_known_G, 1)
         columns = {
             "pass_rate": pa.array(rate_G[groups.group_N], mask=unknown_N),
-            "num_correct": pa.array(found.num_correct_G[groups.group_N], pa.int64(), mask=unknown_N),
+            "num_correct": pa.array(correct.num_correct_G[groups.group_N], pa.int64(), mask=unknown_N),
         }
         return StageOutcome.keep_all(table.num_rows, columns)

@@ -31,5 +31,5 @@ class Priority(FormulaOperator, revision=1):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         values = self.formula.evaluate(table)
-        found = pc.fill_null(pc.is_finite(values), False)
-        return StageOutcome.keep_all(table.num_rows, {"priority": pc.if_else(found, values, self.config.missing)})
+        is_number = pc.fill_null(pc.is_finite(values), False)
+        return StageOutcome.keep_all(table.num_rows, {"priority": pc.if_else(is_number, values, self.config.missing)})

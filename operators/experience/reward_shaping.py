@@ -39,11 +39,11 @@ class RewardShaping(FormulaOperator, revision=1):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         values = self.formula.evaluate(table)
-        found = pc.fill_null(pc.is_finite(values), False)
-        given = table["reward"].combine_chunks()
-        columns = {"reward": pc.if_else(found, values, given)}
-        if self.config.missing != "drop" or pc.all(found).as_py():
+        is_number = pc.fill_null(pc.is_finite(values), False)
+        before = table["reward"].combine_chunks()
+        columns = {"reward": pc.if_else(is_number, values, before)}
+        if self.config.missing != "drop" or pc.all(is_number).as_py():
             return StageOutcome.keep_all(table.num_rows, columns)
-        shown = pc.fill_null(pc.cast(values, pa.string()), "null")
-        reason = pc.binary_join_element_wise(f"the formula {self.config.formula} gives", shown, " ")
-        return StageOutcome(StageOutcome.keep_where(found, reason).reasons, columns)
+        value = pc.fill_null(pc.cast(values, pa.string()), "null")
+        reason = pc.binary_join_element_wise(f"the formula {self.config.formula} gives", value, " ")
+        return StageOutcome(StageOutcome.keep_where(is_number, reason).reasons, columns)

@@ -104,8 +104,8 @@ class Rubric(Judge, revision=1):
         rubrics = [self._criteria(row) for row in rows]
         questions = [self._questions(row, rubric) for row, rubric in zip(rows, rubrics)]
         answers = iter(self.ask([question for asked in questions for question in asked]))
-        found = [self._graded(rubric, [next(answers) for _ in asked]) for rubric, asked in zip(rubrics, questions)]
-        return self.judged(found)
+        graded = [self._graded(rubric, [next(answers) for _ in asked]) for rubric, asked in zip(rubrics, questions)]
+        return self.judged(graded)
 
     def _criteria(self, row: Mapping[str, Any]) -> tuple[Criterion, ...] | str:
         """Return the criteria of a row, or why it has no valid ones."""
@@ -154,10 +154,10 @@ class Rubric(Judge, revision=1):
         )
 
     def _read(self, text: str, numbers: Sequence[str]) -> list[float]:
-        found = json_object(text, numbers[0])
-        if found is None and len(numbers) == 1:
-            found = {numbers[0]: text.strip().rstrip(".")}
-        grades = [self._grade((found or {}).get(number)) for number in numbers]
+        answer = json_object(text, numbers[0])
+        if answer is None and len(numbers) == 1:
+            answer = {numbers[0]: text.strip().rstrip(".")}
+        grades = [self._grade((answer or {}).get(number)) for number in numbers]
         missing = [number for number, grade in zip(numbers, grades) if grade is None]
         if missing:
             raise MalformedAnswer(f"criterion {missing[0]} has no grade between 0 and 1")
@@ -191,11 +191,11 @@ def weighted_score(weights: Sequence[float], grades: Sequence[float]) -> float:
     return min(1.0, max(0.0, reached / sum(weight for weight in weights if weight > 0)))
 
 
-def _criteria(given: object) -> tuple[Criterion, ...]:
-    if not isinstance(given, list):
+def _criteria(criteria: object) -> tuple[Criterion, ...]:
+    if not isinstance(criteria, list):
         # From a mapping of names to weights the judge would get the names only, and the weights would be lost.
-        raise TypeError(f"{given!r} is not a list of texts, or of mappings with description and weight")
-    return tuple(_criterion(one) for one in given)
+        raise TypeError(f"{criteria!r} is not a list of texts, or of mappings with description and weight")
+    return tuple(_criterion(one) for one in criteria)
 
 
 def _criterion(value: object) -> Criterion:

@@ -95,25 +95,30 @@ class Ruler(Judge, revision=1):
     def apply(self, table: pa.Table) -> StageOutcome:
         rows = table.to_pylist()
         groups = [places for places in same_prompt(rows) if len(places) > 1]
-        shown = [_orders({rows[place]["response"] or "" for place in places}, self.config.orders) for places in groups]
+        orders_of_groups = [
+            _orders({rows[place]["response"] or "" for place in places}, self.config.orders) for places in groups
+        ]
         asked = [
             self._question(rows[places[0]], texts)
-            for places, orders in zip(groups, shown, strict=True)
+            for places, orders in zip(groups, orders_of_groups, strict=True)
             for texts in orders
         ]
         answers = iter(self.ask(asked))
-        # Not an error, since an error would be asked about again, together with the rest of the group.
-        found: list[Judged] = [(None, _ALONE, None)] * len(rows)
-        for places, orders in zip(groups, shown, strict=True):
+        # Not an error, because a row with an error is asked about again, together with the rest of its group.
+        judged: list[Judged] = [(None, _ALONE, None)] * len(rows)
+        for places, orders in zip(groups, orders_of_groups, strict=True):
             of_text = _of_texts(orders, [next(answers) for _ in orders])
             for place in places:
-                found[place] = of_text[rows[place]["response"] or ""]
-        return self.judged(found)
+                judged[place] = of_text[rows[place]["response"] or ""]
+        return self.judged(judged)
 
     def _question(self, row: dict[str, Any], texts: Sequence[str]) -> Question:
         marks = self._template.marks | {"response"}
-        shown = (f"<response {n}>\n{fenced(text, marks)}\n</response {n}>" for n, text in enumerate(texts, 1))
-        values = row_values(row, self._template.names) | {"rubric": self.config.rubric, "responses": "\n\n".join(shown)}
+        responses = (f"<response {n}>\n{fenced(text, marks)}\n</response {n}>" for n, text in enumerate(texts, 1))
+        values = row_values(row, self._template.names) | {
+            "rubric": self.config.rubric,
+            "responses": "\n\n".join(responses),
+        }
         items = {"type": "array", "items": _ENTRY, "minItems": len(texts), "maxItems": len(texts)}
         schema = {
             "type": "object",
@@ -144,13 +149,16 @@ def _of_texts(orders: Sequence[Sequence[str]], answers: Sequence[Answer]) -> dic
     for texts, answer in zip(orders, answers, strict=True):
         for text, mark in zip(texts, answer.value, strict=True):
             marks[text].append(mark)
-    return {text: (sum(s for s, _ in found) / len(found), found[0][1], None) for text, found in marks.items()}
+    return {
+        text: (sum(s for s, _ in marks_of_text) / len(marks_of_text), marks_of_text[0][1], None)
+        for text, marks_of_text in marks.items()
+    }
 
 
 def _read(text: str, count: int) -> list[tuple[float, str]]:
     """Return score and reason of each response, in the order shown."""
-    found = json_object(text, "scores")
-    entries = found["scores"] if found else None
+    answer = json_object(text, "scores")
+    entries = answer["scores"] if answer else None
     if not isinstance(entries, list):
         raise MalformedAnswer('it has no list "scores"')
     marks: dict[int, tuple[float, str]] = {}

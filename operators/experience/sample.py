@@ -85,8 +85,8 @@ def _groups(table: pa.Table) -> Ints:
 
 def _tasksets(table: pa.Table) -> Ints:
     codes = table["taskset"].combine_chunks().dictionary_encode().indices
-    found: Ints = pc.fill_null(codes, -1).to_numpy().astype(np.int64)
-    return found
+    numbers: Ints = pc.fill_null(codes, -1).to_numpy().astype(np.int64)
+    return numbers
 
 
 def _keep(kept: Mask, reason: str) -> StageOutcome:

@@ -176,17 +176,17 @@ class Synthesize(AskingOperator, revision=1):
             if self.config.kind in ("rephrase", "harder", "easier")
             else [row["reward"] for row in rows]
         )
-        found: dict[str, Parent] = {}
+        parents: dict[str, Parent] = {}
         for place, (row, reward) in enumerate(zip(rows, rewards)):
             metadata = json.loads(row["metadata"] or "null") or {}
             generation = generation_of(row, metadata)
             if generation < self.config.max_generations and self._takes(reward):
                 parent = Parent(place, row, chat_before(row), metadata, generation, "")
                 key = self._key(parent)
-                if key not in found and int(key, 16) < self.config.fraction * 2**64:
-                    found[key] = Parent(place, row, parent.chat, metadata, generation, key)
+                if key not in parents and int(key, 16) < self.config.fraction * 2**64:
+                    parents[key] = Parent(place, row, parent.chat, metadata, generation, key)
         # In the order of their keys, so that the limit does not favour the first rows of the batch.
-        return [found[key] for key in sorted(found)][: self.config.max_per_batch]
+        return [parents[key] for key in sorted(parents)][: self.config.max_per_batch]
 
     def _takes(self, reward: float | None) -> bool:
         low, high = self.config.min_reward, self._max_reward

@@ -40,10 +40,10 @@ class Threshold(FormulaOperator, revision=1):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         column = self.config.column
-        shown = f"{column} =" if " " in column else column
+        subject = f"{column} =" if " " in column else column
         return outside(
             self.formula.evaluate(table),
-            shown,
+            subject,
             self.config.min,
             self.config.max,
             keep_unknown=self.config.null == "keep",

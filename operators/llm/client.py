@@ -32,7 +32,7 @@ from operators.llm.endpoint import (
     Sampling,
 )
 
-_REMEMBERED = 100_000
+_MAX_CACHED = 100_000
 OF_EXPERIENCES = frozenset({"messages", "source"})
 """Columns that batches of tasks lack; a stage does without them there."""
 
@@ -94,13 +94,13 @@ class Asker:
         self._answers: dict[bytes, Future[Answer]] = {}
         self._lock = threading.Lock()
 
-    def ask(self, questions: Sequence[Question], of: str = "") -> list[Answer]:
+    def ask(self, questions: Sequence[Question], weights: str = "") -> list[Answer]:
         """Return an answer per question, in order.
 
         Args:
-            of: name of the current weights, if they change. The cache does not mix answers of different weights.
+            weights: name of the current weights, if they change. The cache does not mix answers of different weights.
         """
-        keys = [question.key + of.encode() for question in questions]
+        keys = [question.key + weights.encode() for question in questions]
         waited: dict[bytes, Future[Answer]] = {}
         mine: dict[bytes, Question] = {}
         with self._lock:
@@ -111,14 +111,14 @@ class Asker:
                         self._answers[key] = Future()
                     waited[key] = self._answers[key]
         try:
-            found = self._answers_to(list(mine.values()))
+            answers = self._answers_to(list(mine.values()))
         except BaseException as error:
             self._forget(mine)
             for key in mine:
                 waited[key].set_exception(error)
             raise
-        self._forget([key for key, answer in zip(mine, found, strict=True) if answer.error is not None])
-        for key, answer in zip(mine, found, strict=True):
+        self._forget([key for key, answer in zip(mine, answers, strict=True) if answer.error is not None])
+        for key, answer in zip(mine, answers, strict=True):
             waited[key].set_result(answer)
         return [waited[key].result() for key in keys]
 
@@ -130,7 +130,7 @@ class Asker:
         with self._lock:
             for key in keys:
                 self._answers.pop(key, None)
-            surplus = len(self._answers) - _REMEMBERED
+            surplus = len(self._answers) - _MAX_CACHED
             done = [key for key, future in self._answers.items() if future.done()][: max(0, surplus)]
             for key in done:
                 del self._answers[key]
@@ -160,8 +160,8 @@ def _read(question: Question, reply: Reply) -> Answer:
         return Answer(question.read(without_thoughts(reply.text)))
     except MalformedAnswer as error:
         cut = ", and it was cut off at max_tokens" if reply.cut_off else ""
-        shown = " ".join(reply.text.split())[:200]
-        return Answer(error=f"malformed answer: {error}{cut}: {shown!r}")
+        excerpt = " ".join(reply.text.split())[:200]
+        return Answer(error=f"malformed answer: {error}{cut}: {excerpt!r}")
 
 
 def _once_more(chat: Chat, text: str, problem: str | None) -> Chat:

@@ -37,7 +37,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class Reply:
-    """The response to a chat: a text, or why there is none."""
+    """The response to a chat: a text, or the reason why there is none."""
 
     text: str = ""
     error: str | None = None
@@ -46,7 +46,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer is sampled; `temperature` 0 and a seed make it repeatable if the server respects them."""
+    """Settings with which an answer is sampled; `temperature` 0 and a seed make it repeatable if the server respects them."""
 
     max_tokens: int
     temperature: float
@@ -242,7 +242,7 @@ class Meter:
         self._ledger.settle(self.name, reserved, Usage(1, prompt_tokens + response_tokens, cost))
 
     def used_up(self, chat: Chat) -> str:
-        """Return why a call is refused, as an error message."""
+        """Return the error message for a call that the budget refuses."""
         spent, limits, call = self._ledger.spent(self.name), self._limits, self._budget.most(chat, self._max_tokens)
         counted = [
             (used, limit, takes, unit)
@@ -283,8 +283,8 @@ class PolicyEndpoint:
         self._generate = context.generate
         self._sampling = sampling
         self._meter = meter
-        self._num_flying = 0
-        self._landed = threading.Condition()
+        self._num_in_flight = 0
+        self._call_ended = threading.Condition()
 
     def ask(self, chats: Sequence[Chat]) -> list[Reply]:
         replies: dict[int, Reply] = {}
@@ -297,9 +297,9 @@ class PolicyEndpoint:
             try:
                 answers = self._answers(granted)
             finally:
-                with self._landed:
-                    self._num_flying -= len(granted)
-                    self._landed.notify_all()
+                with self._call_ended:
+                    self._num_in_flight -= len(granted)
+                    self._call_ended.notify_all()
             for (place, _, _), reply in zip(granted, answers, strict=True):
                 replies[place] = reply
             waiting = [(place, chat) for place, chat in waiting if place not in replies]
@@ -311,28 +311,30 @@ class PolicyEndpoint:
 
     def _reserve(self, waiting: Sequence[tuple[int, Chat]]) -> list[tuple[int, Chat, Usage]]:
         """Return the chats that the budget allows now. If it allows none, wait for reservations that other threads return."""
-        with self._landed:
+        with self._call_ended:
             while True:
                 granted = [
                     (place, chat, held) for place, chat in waiting if (held := self._meter.reserve(chat)) is not None
                 ]
-                self._num_flying += len(granted)
-                if granted or not self._num_flying:
+                self._num_in_flight += len(granted)
+                if granted or not self._num_in_flight:
                     return granted
-                self._landed.wait()
+                self._call_ended.wait()
 
     def _answers(self, granted: Sequence[tuple[int, Chat, Usage]]) -> list[Reply]:
         sampling = self._sampling
-        found: Sequence[str | Exception]
+        answers: Sequence[str | Exception]
         try:
-            found = self._generate([chat.messages for _, chat, _ in granted], sampling.max_tokens, sampling.temperature)
+            answers = self._generate(
+                [chat.messages for _, chat, _ in granted], sampling.max_tokens, sampling.temperature
+            )
         except Exception as error:  # noqa: BLE001 - whatever fails in the engine, a failed call is data
-            found = [error] * len(granted)
-        return [self._settled(chat, held, one) for (_, chat, held), one in zip(granted, found, strict=True)]
+            answers = [error] * len(granted)
+        return [self._settled(chat, held, one) for (_, chat, held), one in zip(granted, answers, strict=True)]
 
-    def _settled(self, chat: Chat, held: Usage, found: str | Exception) -> Reply:
-        if isinstance(found, Exception):
+    def _settled(self, chat: Chat, held: Usage, answer: str | Exception) -> Reply:
+        if isinstance(answer, Exception):
             self._meter.settle(held, 0, 0)
-            return Reply(error=f"the policy did not answer: {type(found).__name__}: {found}"[:500])
-        self._meter.settle(held, estimated_tokens(chat), tokens_of(found))
-        return Reply(found)
+            return Reply(error=f"the policy did not answer: {type(answer).__name__}: {answer}"[:500])
+        self._meter.settle(held, estimated_tokens(chat), tokens_of(answer))
+        return Reply(answer)

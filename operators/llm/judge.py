@@ -54,5 +54,5 @@ class Judge(AskingOperator):
     def judged(self, rows: Sequence[Judged]) -> StageOutcome:
         """Keep all rows, with these columns."""
         columns = zip(*rows, strict=True) if rows else ([], [], [])
-        found = zip(self.scores.items(), columns, strict=True)
-        return StageOutcome.keep_all(len(rows), {name: pa.array(values, kind) for (name, kind), values in found})
+        named = zip(self.scores.items(), columns, strict=True)
+        return StageOutcome.keep_all(len(rows), {name: pa.array(values, kind) for (name, kind), values in named})

@@ -43,7 +43,7 @@ class OpenAIEndpoint:
     def __init__(self, config: EndpointConfig, sampling: Sampling, meter: Meter) -> None:
         self._config, self._sampling, self._meter = config, sampling, meter
         self._structured = config.structured != "never"
-        self._num_flying = 0
+        self._num_in_flight = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
         self._thread.start()
@@ -54,7 +54,7 @@ class OpenAIEndpoint:
             raise
 
     async def _open(self) -> Server:
-        self._landed = asyncio.Condition()
+        self._call_ended = asyncio.Condition()
         return Server(self._config)
 
     def ask(self, chats: Sequence[Chat]) -> list[Reply]:
@@ -80,11 +80,11 @@ class OpenAIEndpoint:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _ask_one(self, chat: Chat) -> Reply:
-        found = await self._server.persist(lambda: self._try(chat))
-        if isinstance(found, Reply):
-            return found
-        times = f" ({found.tries} tries)" if found.tries > 1 else ""
-        return Reply(error=f"{found.error}{times}")
+        reply = await self._server.persist(lambda: self._try(chat))
+        if isinstance(reply, Reply):
+            return reply
+        times = f" ({reply.tries} tries)" if reply.tries > 1 else ""
+        return Reply(error=f"{reply.error}{times}")
 
     async def _try(self, chat: Chat) -> Reply | Failure:
         while True:
@@ -92,41 +92,41 @@ class OpenAIEndpoint:
             if reserved is None:
                 return Reply(error=await asyncio.to_thread(self._meter.used_up, chat))
             with_schema = chat.schema is not None and self._structured
-            found = await self._fly(chat, reserved, with_schema)
-            if isinstance(found, _Answer):
-                return found.reply
-            if not (with_schema and self._config.structured == "auto" and _refuses_schema(found)):
-                return found
+            outcome = await self._send(chat, reserved, with_schema)
+            if isinstance(outcome, _Answer):
+                return outcome.reply
+            if not (with_schema and self._config.structured == "auto" and _refuses_schema(outcome)):
+                return outcome
             # Servers without structured output refuse the request in various words; without the schema they may accept it.
             self._structured = False
 
     async def _reserve(self, chat: Chat) -> Usage | None:
         """Reserve the call's share of the budget. While other calls run, wait for reservations that they return."""
         while True:
-            async with self._landed:
-                flying = self._num_flying
+            async with self._call_ended:
+                in_flight = self._num_in_flight
                 reserved = await asyncio.to_thread(self._meter.reserve, chat)
                 if reserved is not None:
-                    self._num_flying += 1
+                    self._num_in_flight += 1
                     return reserved
-                if not flying:
+                if not in_flight:
                     return None
-                await self._landed.wait()
+                await self._call_ended.wait()
 
-    async def _fly(self, chat: Chat, reserved: Usage, with_schema: bool) -> _Answer | Failure:
-        found: _Answer | Failure = Failure("interrupted", again=False, billed=True)
+    async def _send(self, chat: Chat, reserved: Usage, with_schema: bool) -> _Answer | Failure:
+        outcome: _Answer | Failure = Failure("interrupted", again=False, billed=True)
         try:
             answer = await self._server.post("/chat/completions", self._body(chat, with_schema))
-            found = answer if isinstance(answer, Failure) else _read(answer, chat)
+            outcome = answer if isinstance(answer, Failure) else _read(answer, chat)
         finally:
-            if isinstance(found, _Answer):
-                await asyncio.to_thread(self._meter.settle, reserved, found.prompt_tokens, found.response_tokens)
-            elif not found.billed:
+            if isinstance(outcome, _Answer):
+                await asyncio.to_thread(self._meter.settle, reserved, outcome.prompt_tokens, outcome.response_tokens)
+            elif not outcome.billed:
                 await asyncio.to_thread(self._meter.settle, reserved, 0, 0)
-            async with self._landed:
-                self._num_flying -= 1
-                self._landed.notify_all()
-        return found
+            async with self._call_ended:
+                self._num_in_flight -= 1
+                self._call_ended.notify_all()
+        return outcome
 
     def _body(self, chat: Chat, with_schema: bool) -> dict[str, Any]:
         sampling = self._sampling

@@ -89,14 +89,14 @@ class Server:
         async with self._free:
             while True:
                 await self._pause()
-                found = await attempt()
-                if not isinstance(found, Failure):
-                    return found
+                outcome = await attempt()
+                if not isinstance(outcome, Failure):
+                    return outcome
                 tries += 1
-                wait_s = self._wait_s(found, tries)
-                if not found.again or tries > self._config.retries or wait_s is None:
-                    return replace(found, error=self._without_key(found.error), tries=tries)
-                if found.wait_s is None:
+                wait_s = self._wait_s(outcome, tries)
+                if not outcome.again or tries > self._config.retries or wait_s is None:
+                    return replace(outcome, error=self._without_key(outcome.error), tries=tries)
+                if outcome.wait_s is None:
                     await asyncio.sleep(wait_s)
                 else:
                     # A pause that the server asks for applies to all requests.

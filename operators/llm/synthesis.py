@@ -131,22 +131,22 @@ def correction(parent: Parent, request: str) -> Question:
 
 
 def _read_retelling(text: str, new_answer: bool) -> dict[str, str]:
-    found = json_object(text, "question") or {}
-    question = found.get("question")
-    made = {"prompt": question.strip() if isinstance(question, str) else ""}
+    answer = json_object(text, "question") or {}
+    question = answer.get("question")
+    task = {"prompt": question.strip() if isinstance(question, str) else ""}
     if new_answer:
-        made["answer"] = str(found.get("answer") if found.get("answer") is not None else "").strip()
-    missing = [name for name, value in made.items() if not value]
+        task["answer"] = str(answer.get("answer") if answer.get("answer") is not None else "").strip()
+    missing = [name for name, value in task.items() if not value]
     if missing:
         raise MalformedAnswer(f"it contains no {'question' if missing[0] == 'prompt' else 'answer'}")
-    return made
+    return task
 
 
 def _read_answer(text: str) -> str:
-    found = json_object(text, "answer")
-    if found is None or found["answer"] in (None, ""):
+    answer = json_object(text, "answer")
+    if answer is None or answer["answer"] in (None, ""):
         raise MalformedAnswer("it contains no answer")
-    return str(found["answer"])
+    return str(answer["answer"])
 
 
 def _not_empty(text: str) -> str:

@@ -39,12 +39,12 @@ class Template:
         self.marks = frozenset(mark.partition(" ")[0] for mark in re.findall(_MARK, text) if f"</{mark}>" in text)
         self._fenced = frozenset(name for _, within in _FENCED.findall(text) for name in _PLACEHOLDER.findall(within))
         unknown = sorted(self.names - set(allowed))
-        shown = ", ".join(f"{{{name}}}" for name in allowed)
+        placeholders = ", ".join(f"{{{name}}}" for name in allowed)
         if unknown:
-            raise ConfigError(f"the template has an unknown placeholder {{{unknown[0]}}}", allowed=shown)
+            raise ConfigError(f"the template has an unknown placeholder {{{unknown[0]}}}", allowed=placeholders)
         missing = [name for name in required if name not in self.names]
         if missing:
-            raise ConfigError(f"the template lacks the placeholder {{{missing[0]}}}", allowed=shown)
+            raise ConfigError(f"the template lacks the placeholder {{{missing[0]}}}", allowed=placeholders)
 
     def fill(self, values: Mapping[str, object]) -> str:
         """Return the text with values for placeholders; braces in a value stay as they are."""

@@ -66,17 +66,19 @@ class Expression:
         """
         self.text = text.strip()
         self.type = type
-        found = _References()
+        references = _References()
         with check_sandbox() as connection:
             tree = _parse(connection, self.text)
             selected = tree["statements"][0]["node"]["select_list"]
-            selected[0] = found.visit(selected[0], frozenset())
+            selected[0] = references.visit(selected[0], frozenset())
             select = _written(connection, tree)
-        self.rowwise = not found.has_window
-        self.columns = frozenset(found.columns)
-        self._query = _query(select, found, None if self.rowwise else _ROW)
+        self.rowwise = not references.has_window
+        self.columns = frozenset(references.columns)
+        self._query = _query(select, references, None if self.rowwise else _ROW)
         # A plain column needs no query.
-        alone = selected[0]["class"] == "COLUMN_REF" and len(selected[0]["column_names"]) == 1 and not found.members
+        alone = (
+            selected[0]["class"] == "COLUMN_REF" and len(selected[0]["column_names"]) == 1 and not references.members
+        )
         self._column: str | None = selected[0]["column_names"][0] if alone else None
         self._lock = threading.Lock()
         self._connection: duckdb.DuckDBPyConnection | None = None
@@ -101,17 +103,17 @@ class Expression:
             )
         try:
             with check_sandbox() as connection:
-                given = self._run(connection, schema.empty_table()).type
+                actual = self._run(connection, schema.empty_table()).type
         except duckdb.Error as error:
             raise ConfigError(
                 f"DuckDB refuses {self.text!r}: {message(error)}", allowed=f"columns: {allowed}"
             ) from error
         if self.type is None:
             # To DuckDB sums and literals with a decimal point are decimals of various widths.
-            self.type = pa.float64() if pa.types.is_decimal(given) else given
-        elif not _casts(given, self.type):
+            self.type = pa.float64() if pa.types.is_decimal(actual) else actual
+        elif not _casts(actual, self.type):
             words = _WORDS.get(self.type, str(self.type))
-            raise ConfigError(f"{self.text!r} is not {words}", value=str(given), allowed=words)
+            raise ConfigError(f"{self.text!r} is not {words}", value=str(actual), allowed=words)
         return self.type
 
     def evaluate(self, table: pa.Table) -> pa.Array:
@@ -142,11 +144,11 @@ class Expression:
             connection.close()
 
     def _run(self, connection: duckdb.DuckDBPyConnection, table: pa.Table) -> pa.Array:
-        given = table.select([name for name in table.column_names if name in self.columns])
+        columns = table.select([name for name in table.column_names if name in self.columns])
         if not self.columns or not self.rowwise:
             # A window returns rows in its own order, and without any column the number of rows would be lost.
-            given = given.append_column(_ROW, pa.array(np.arange(table.num_rows)))
-        with registered(connection, {"batch": given}), interruptible(connection.interrupt):
+            columns = columns.append_column(_ROW, pa.array(np.arange(table.num_rows)))
+        with registered(connection, {"batch": columns}), interruptible(connection.interrupt):
             result = connection.sql(self._query).to_arrow_table().combine_chunks()
         values = result["value"]
         if not self.rowwise:
@@ -230,8 +232,8 @@ def _null_by_zero(node: dict[str, Any]) -> dict[str, Any]:
     zero = {"class": "CONSTANT", "type": "VALUE_CONSTANT", "alias": "", "literal": {"kind": "INTEGER", "text": "0"}}
     dividend, divisor = node["arguments"]
     name = {"function_name": "nullif", "qualified_name": {"path": ["nullif"]}, "is_operator": False, "alias": ""}
-    known = {**node, **name, "arguments": [divisor, {"name": "", "expression": zero}]}
-    return {**node, "arguments": [dividend, {"name": "", "expression": known}]}
+    null_if_zero = {**node, **name, "arguments": [divisor, {"name": "", "expression": zero}]}
+    return {**node, "arguments": [dividend, {"name": "", "expression": null_if_zero}]}
 
 
 def _names(node: Any) -> Iterator[str]:
@@ -265,8 +267,8 @@ def _parse(connection: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
 
 def _written(connection: duckdb.DuckDBPyConnection, tree: dict[str, Any]) -> str:
     """Convert the tree back to the text `SELECT … AS value`."""
-    given = duckdb.ConstantExpression(json.dumps(tree)).cast("JSON")
-    return _called(connection, "json_deserialize_sql", given).removesuffix(" FROM batch")
+    serialized = duckdb.ConstantExpression(json.dumps(tree)).cast("JSON")
+    return _called(connection, "json_deserialize_sql", serialized).removesuffix(" FROM batch")
 
 
 def _called(connection: duckdb.DuckDBPyConnection, function: str, argument: duckdb.Expression) -> str:
@@ -274,11 +276,11 @@ def _called(connection: duckdb.DuckDBPyConnection, function: str, argument: duck
     return str(connection.values((duckdb.FunctionExpression(function, argument),)).fetchall()[0][0])
 
 
-def _query(select: str, found: _References, row: str | None) -> str:
+def _query(select: str, references: _References, row: str | None) -> str:
     """Return the expression as a query over the batch in which members of JSON columns are separate columns."""
-    members = [f"{_extract(column, name)} AS {quoted(key)}" for key, (column, name) in found.members.items()]
-    given = ", ".join([*(quoted(name) for name in sorted(found.columns)), *members, *([row] if row else [])])
-    return f"{select}{', ' + row if row else ''} FROM (SELECT {given or _ROW} FROM batch)"
+    members = [f"{_extract(column, name)} AS {quoted(key)}" for key, (column, name) in references.members.items()]
+    selected = ", ".join([*(quoted(name) for name in sorted(references.columns)), *members, *([row] if row else [])])
+    return f"{select}{', ' + row if row else ''} FROM (SELECT {selected or _ROW} FROM batch)"
 
 
 def _extract(column: str, name: str) -> str:
@@ -290,9 +292,11 @@ def _extract(column: str, name: str) -> str:
     return f"json_extract_string({column}, {place})"
 
 
-def _casts(given: pa.DataType, wanted: pa.DataType) -> bool:
-    if given == wanted or pa.types.is_null(given):
+def _casts(actual: pa.DataType, wanted: pa.DataType) -> bool:
+    if actual == wanted or pa.types.is_null(actual):
         return True
     kinds = pa.types
-    number = kinds.is_integer(given) or kinds.is_floating(given) or kinds.is_decimal(given) or kinds.is_boolean(given)
+    number = (
+        kinds.is_integer(actual) or kinds.is_floating(actual) or kinds.is_decimal(actual) or kinds.is_boolean(actual)
+    )
     return bool(kinds.is_floating(wanted) and number)

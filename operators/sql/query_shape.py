@@ -98,9 +98,9 @@ def refuse_changing(query: str, columns: Collection[str]) -> None:
 def _tree(query: str) -> dict[str, Any]:
     """Return DuckDB's tree of a query, which must not be changed (it is cached)."""
     with check_sandbox() as connection:
-        found = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
-    assert found is not None
-    tree: dict[str, Any] = json.loads(found[0])
+        row = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
+    assert row is not None
+    tree: dict[str, Any] = json.loads(row[0])
     return tree
 
 

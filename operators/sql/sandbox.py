@@ -68,16 +68,16 @@ def open_sandbox(allowed: Sequence[Path] = (), *, network: bool = False) -> duck
 
 
 def check_sandbox() -> duckdb.DuckDBPyConnection:
-    """Open a connection to a sandbox that all checks of this process share, which saves 20 ms each; for queries over no rows.
+    """Open a connection to the sandbox that all checks of this process share, which saves 20 ms each; for queries over no rows.
 
-    Nothing stays of a check: a query can only read, and tables are registered for a connection.
+    A check leaves nothing behind: a query can only read, and tables are registered for one connection.
     """
     return _sandbox_of(os.getpid()).cursor()
 
 
 @cache
 def _sandbox_of(pid: int) -> duckdb.DuckDBPyConnection:
-    # A fork must not use that of its parent.
+    # A forked process must not use the connection of its parent.
     return open_sandbox()
 
 

@@ -145,21 +145,21 @@ class Sql(Operator, revision=1):
     def _narrow(self, schema: pa.Schema, result: pa.Schema, tables: Mapping[str, pa.Table]) -> None:
         """Run the query only on the columns it reads, and take only those it changes, if the result is certainly the same."""
         self._query, self.reads, self.writes = self.config.query, None, None
-        found = shape(self.config.query, schema, result)
-        if found is None:
+        query_shape = shape(self.config.query, schema, result)
+        if query_shape is None:
             return
-        names = ", ".join(quoted(name) for name in dict.fromkeys(("experience_id", *found.changed)))
+        names = ", ".join(quoted(name) for name in dict.fromkeys(("experience_id", *query_shape.changed)))
         narrow = f"SELECT {names} FROM ({self.config.query.strip().rstrip(';')}\n)"
-        reads = found.reads | IDENTITY_COLUMNS
-        given = pa.schema([field for field in schema if field.name in reads]).empty_table()
+        reads = query_shape.reads | IDENTITY_COLUMNS
+        no_rows = pa.schema([field for field in schema if field.name in reads]).empty_table()
         try:
             with self._check() as connection:
-                again = _run(connection, narrow, {"batch": given, **tables})
+                again = _run(connection, narrow, {"batch": no_rows, **tables})
         except (duckdb.Error, OperatorError):
             return
         if all(again.schema.field(name).type == result.field(name).type for name in again.column_names):
             self._query, self.reads = narrow, reads
-            self.writes = frozenset(found.changed) - IDENTITY_COLUMNS
+            self.writes = frozenset(query_shape.changed) - IDENTITY_COLUMNS
 
     def prepare(self, context: StageContext) -> None:
         self._connection = self._open()
@@ -171,7 +171,7 @@ class Sql(Operator, revision=1):
         self._connection = self._tables = None
 
     def _check(self) -> duckdb.DuckDBPyConnection:
-        """A connection that a chain which is only checked does not keep."""
+        """Open a connection for a check, which does not keep it."""
         return check_sandbox() if self.config.allow == Allow() else self._open()
 
     def _open(self) -> duckdb.DuckDBPyConnection:
@@ -202,11 +202,11 @@ class Sql(Operator, revision=1):
                 allowed=f"columns of batch: {', '.join(table.column_names)}",
             ) from error
         _require_experience_id(result.schema)
-        given = table["experience_id"].combine_chunks()
+        ids = table["experience_id"].combine_chunks()
         returned = result["experience_id"].combine_chunks()
-        _refuse_new_rows(given, returned)
+        _refuse_new_rows(ids, returned)
         # Row of the result for each row of the batch; null where the query omitted it.
-        place = pc.index_in(given, value_set=returned)
+        place = pc.index_in(ids, value_set=returned)
         query = " ".join(self.config.query.split())
         if len(query) > MAX_QUERY_IN_REASON:
             query = query[: MAX_QUERY_IN_REASON - 1] + "…"
@@ -264,8 +264,8 @@ def _require_number(field: pa.Field) -> None:
         raise ConfigError(f"the query makes {field.name} something other than a number", value=str(field.type))
 
 
-def _refuse_new_rows(given: pa.Array, returned: pa.Array) -> None:
-    unknown = returned.filter(pc.invert(pc.fill_null(pc.is_in(returned, value_set=given), False)))
+def _refuse_new_rows(ids: pa.Array, returned: pa.Array) -> None:
+    unknown = returned.filter(pc.invert(pc.fill_null(pc.is_in(returned, value_set=ids), False)))
     unknown = pa.concat_arrays([unknown, returned.filter(pc.is_null(returned))]) if returned.null_count else unknown
     if len(unknown):
         raise OperatorError(

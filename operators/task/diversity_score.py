@@ -121,9 +121,9 @@ def neighbour_similarities(
         inside = np.flatnonzero(own >= 0)
         similarity[inside, own[inside]] = -np.inf
         best = _largest(similarity, neighbours)
-        there = np.isfinite(best)
-        best = np.where(there, np.clip(best, 0.0, 1.0), 0.0)
-        mean[block] = best.sum(axis=1) / np.maximum(there.sum(axis=1), 1)
+        has_neighbour = np.isfinite(best)
+        best = np.where(has_neighbour, np.clip(best, 0.0, 1.0), 0.0)
+        mean[block] = best.sum(axis=1) / np.maximum(has_neighbour.sum(axis=1), 1)
         nearest[block] = best.max(axis=1, initial=0.0)
     return mean, nearest
 

@@ -17,8 +17,8 @@ JSON_COLUMNS = ("features", "metadata")
 
 def columns_for(names: Iterable[str], schema: pa.Schema) -> frozenset[str]:
     """Return the columns that `numbers` reads for these names."""
-    known = frozenset(name for name in names if name in schema.names)
-    return known if known.issuperset(names) else known | {name for name in JSON_COLUMNS if name in schema.names}
+    columns = frozenset(name for name in names if name in schema.names)
+    return columns if columns.issuperset(names) else columns | {name for name in JSON_COLUMNS if name in schema.names}
 
 
 def keys_for(names: Iterable[str], schema: pa.Schema) -> frozenset[str]:

@@ -80,9 +80,9 @@ class QualityScore(Operator, revision=1):
         for name, (worst, best) in self.config.columns.items():
             columns.append(place_in_range(numbers(table, name), worst, best))
         stacked = np.stack(columns) if columns and table.num_rows else np.zeros((1, table.num_rows))
-        there = ~np.isnan(stacked)
-        quality = np.where(there, stacked, 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
-        quality[~there.any(axis=0)] = np.nan
+        has_value = ~np.isnan(stacked)
+        quality = np.where(has_value, stacked, 0.0).sum(axis=0) / np.maximum(has_value.sum(axis=0), 1)
+        quality[~has_value.any(axis=0)] = np.nan
         return StageOutcome.keep_all(table.num_rows, {"quality": as_array(quality)})
 
     def _measure(self, name: str) -> Callable[[str], float]:
@@ -97,8 +97,8 @@ class QualityScore(Operator, revision=1):
 
 
 def _alnum(text: str) -> float:
-    shown = [character for character in text if not character.isspace()]
-    return sum(map(str.isalnum, shown)) / len(shown) if shown else 0.0
+    characters = [character for character in text if not character.isspace()]
+    return sum(map(str.isalnum, characters)) / len(characters) if characters else 0.0
 
 
 def _special(text: str) -> float:

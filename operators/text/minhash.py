@@ -41,9 +41,9 @@ def _densified(bins: npt.NDArray[np.uint64], empty: np.uint64) -> npt.NDArray[np
     following = np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1][:, :NUM_BINS]
     distance = following - np.arange(NUM_BINS)
     borrowed = np.take_along_axis(bins, np.where(following < 2 * NUM_BINS, following, 0) % NUM_BINS, axis=1)
-    found: npt.NDArray[np.uint64] = borrowed + distance.astype(np.uint64) * np.uint64(1 << 41)
-    found[~full.any(axis=1)] = empty
-    return found
+    filled: npt.NDArray[np.uint64] = borrowed + distance.astype(np.uint64) * np.uint64(1 << 41)
+    filled[~full.any(axis=1)] = empty
+    return filled
 
 
 def band_size(threshold: float) -> int:
@@ -57,10 +57,10 @@ def band_size(threshold: float) -> int:
 def bands(signature: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.uint64]:
     """Return N × (128 / size) numbers; texts that are equal in one of them are candidates."""
     parts = signature.reshape(len(signature), NUM_BINS // size, size)
-    found = np.zeros(parts.shape[:2], np.uint64)
+    numbers = np.zeros(parts.shape[:2], np.uint64)
     with np.errstate(over="ignore"):
         for step in range(size):
-            found = (found ^ parts[:, :, step]) * np.uint64(0x9E3779B97F4A7C15)
-            found ^= found >> np.uint64(31)
+            numbers = (numbers ^ parts[:, :, step]) * np.uint64(0x9E3779B97F4A7C15)
+            numbers ^= numbers >> np.uint64(31)
         # The same values in another band are another candidate.
-        return found + np.arange(found.shape[1], dtype=np.uint64)
+        return numbers + np.arange(numbers.shape[1], dtype=np.uint64)

@@ -119,11 +119,11 @@ def _loaded(eights: Hashes, at: Rows, lengths: Rows) -> Hashes:
     # Combined from two aligned numbers: with unaligned loads NumPy would copy everything first.
     place = at >> 3
     shift = ((at & 7) << 3).astype(np.uint64)
-    found: Hashes = eights[place] >> shift
+    loaded: Hashes = eights[place] >> shift
     # A shift by 64 is not defined, so shift by one and by the rest.
-    found |= (eights[place + 1] << np.uint64(1)) << (np.uint64(63) - shift)
-    found &= _UNUSED[np.minimum(lengths, 8)]
-    return found
+    loaded |= (eights[place + 1] << np.uint64(1)) << (np.uint64(63) - shift)
+    loaded &= _UNUSED[np.minimum(lengths, 8)]
+    return loaded
 
 
 def _combined(hashes: Hashes, rows: Rows, n: int) -> tuple[Hashes, Rows]:
@@ -131,13 +131,13 @@ def _combined(hashes: Hashes, rows: Rows, n: int) -> tuple[Hashes, Rows]:
     if num <= 0:
         return hashes[:0], rows[:0]
     with np.errstate(over="ignore"):
-        found = hashes[:num].copy()
+        combined = hashes[:num].copy()
         for step in range(1, n):
-            found *= _FACTOR
-            found += hashes[step : step + num]
-        found = _mixed(found)
+            combined *= _FACTOR
+            combined += hashes[step : step + num]
+        combined = _mixed(combined)
     inside = rows[:num] == rows[n - 1 :]
-    return found[inside], rows[:num][inside]
+    return combined[inside], rows[:num][inside]
 
 
 def _mixed(values: Hashes) -> Hashes:

@@ -22,7 +22,7 @@ from rftcore.checks.trials import describe_rollouts, describe_stages
 from rftcore.config.run import RunConfig
 from rftcore.findings import Findings
 from rftcore.installation.packages import check_environment
-from rftcore.pipeline.trial import TrialBatch
+from rftcore.pipeline.rehearsal_trial import RehearsedBatch
 from rftcore.resolved import ResolvedRun
 from rftdata.attempts.sampling import checked_formula
 from rftdata.buffer import Buffer
@@ -106,8 +106,8 @@ def _try_out(
         for sample in samples:
             findings.describe(describe_rollouts(resolved, sample, tokenizer))
     rehearsed = [one for sample in samples if sample.is_trained for one in sample.rehearsed]
-    findings.describe(describe_stages(resolved, "task", buffer, TrialBatch([], 1), read_s))
-    batch = TrialBatch(rehearsed, config.algorithm.group_size)
+    findings.describe(describe_stages(resolved, "task", buffer, RehearsedBatch([], 1), read_s))
+    batch = RehearsedBatch(rehearsed, config.algorithm.group_size)
     findings.describe(describe_stages(resolved, "experience", buffer, batch, read_s))
 
 

@@ -13,7 +13,7 @@ from rftcore.checks.algorithm import check_recorded
 from rftcore.checks.tasks import TasksetSample
 from rftcore.config.run import RunConfig
 from rftcore.explorer.rehearsal import check_context, rehearse
-from rftcore.pipeline.trial import TrialBatch, refuse_to_generate, try_chain
+from rftcore.pipeline.rehearsal_trial import RehearsedBatch, refuse_to_generate, try_rehearsed_chain
 from rftcore.resolved import ResolvedRun
 from rftcore.workflows.task import Task
 from rftdata.buffer import Buffer
@@ -63,7 +63,7 @@ def describe_stages(
     resolved: ResolvedRun,
     pipeline: Literal["task", "experience"],
     buffer: Buffer | None,
-    batch: TrialBatch,
+    batch: RehearsedBatch,
     read_s: float,
 ) -> Iterator[str]:
     """Prepare every stage of a pipeline for its first batch, as the processes of a run do when they start, and try it.
@@ -84,7 +84,7 @@ def describe_stages(
         read_taskset=functools.partial(_task_texts, config, buffer, read_s),
     )
     try:
-        skipped = try_chain(chain, context, batch)
+        skipped = try_rehearsed_chain(chain, context, batch)
     except RftError as error:
         raise error.about(f"pipelines.{pipeline}") from error
     if chain.stages:

@@ -112,12 +112,12 @@ def diff(
 def versions(run: NewestRunOption = None, uri: BufferOption = None, as_json: JsonOption = False) -> None:
     """List the pipeline versions that decided on a run's experiences, with their stages and results."""
     from rftcore.cli.output import print_rows
-    from rftcore.pipeline.replay import described
+    from rftcore.pipeline.replay import format_stages
     from rftdata.pipeline.versions import versions_of_run
 
     with opened(uri, "rft pipeline") as buffer:
         stored = versions_of_run(buffer.find_run(run))
-    rows = [{**vars(version), "stages": version.stages and described(version.stages)} for version in stored]
+    rows = [{**vars(version), "stages": version.stages and format_stages(version.stages)} for version in stored]
     names = ("pipeline_version", "used", "num_kept", "num_dropped", "stages", "first_used_at")
     print_rows(rows, names, as_json=as_json)
 

@@ -1,6 +1,6 @@
 """Handling of a stage that blocks its pipeline worker forever: the process reports it and ends.
 
-The worker that replaces it must not end in the same way again and again. If the blocking group is known, because the stage names the
+The worker that replaces it must not end in the same way. If the blocking group is known, because the stage names the
 row or the batch has one group, it is set aside before the process ends, and the other groups are released. Otherwise all groups of the
 batch become suspects, which are decided on alone, so that the blocking group is found. If even the watcher of the time limits cannot run,
 nothing is stored, and a suspect is set aside after several workers have ended on it; the report that such a worker left is added to the
@@ -10,46 +10,42 @@ reason.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from operators.chain.blocking_rows import named_rows, setting_aside_blocking_rows
+from operators.chain.stage import MAX_REASON
 from rftdata.errors import TimeLimitError
 from rftdata.pipeline.records import SET_ASIDE, SealedBatch
 from rftdata.pipeline.verdicts import STAGE_FAILED
 from rftdata.run import Run
 from rftdata.user_code import blocked_process
-from rftdata.user_code.time_limits import when_blocked
 from rftdata.workers.finished_work import pipeline_errors
 
-MAX_REASON = 500
-_ROWS = re.compile(r" on \d+ rows? \((\d+)(?: to (\d+))?\)")
 
-
-@contextlib.contextmanager
-def setting_aside(batch: SealedBatch, store: Callable[[SealedBatch], object]) -> Iterator[None]:
+def setting_aside_blocking_group(
+    batch: SealedBatch, store: Callable[[SealedBatch], object]
+) -> contextlib.AbstractContextManager[None]:
     """If a stage blocks the process in this block, set its group aside, and end the process with a report.
 
     Args:
         store: receives the part of the batch that is set aside, with the decisions in its `failed`.
     """
 
-    def end(error: TimeLimitError) -> None:
-        try:
-            culprit = _culprit(batch, error)
-            if culprit is not None:
-                store(culprit.set_aside(f"{STAGE_FAILED}{error.what}"[:MAX_REASON]))
-        finally:
-            blocked_process.end_blocked_process(str(error), error.stack)
+    def set_aside(error: TimeLimitError) -> None:
+        group = _blocking_group(batch, error)
+        if group is not None:
+            store(group.set_aside(f"{STAGE_FAILED}{error.what}"[:MAX_REASON]))
 
-    with when_blocked(end):
-        yield
+    return setting_aside_blocking_rows(
+        set_aside, lambda error: blocked_process.end_blocked_process(str(error), error.stack)
+    )
 
 
-def _culprit(batch: SealedBatch, error: TimeLimitError) -> SealedBatch | None:
+def _blocking_group(batch: SealedBatch, error: TimeLimitError) -> SealedBatch | None:
     """Return the blocking group as a separate batch; None if it is not known."""
     group_ids = batch.group_ids
     if error.subject is not None:
@@ -67,7 +63,7 @@ def _culprit(batch: SealedBatch, error: TimeLimitError) -> SealedBatch | None:
     )
 
 
-def with_report(batch: SealedBatch, run: Run) -> SealedBatch:
+def with_blocking_report(batch: SealedBatch, run: Run) -> SealedBatch:
     """Return a batch set aside because workers ended on it, with the newest of their reports added to the reason."""
     is_aside = pc.equal(batch.failed["stage"], SET_ASIDE)
     if batch.table.num_rows or not pc.any(is_aside).as_py():
@@ -95,6 +91,6 @@ def _sentences(run: Run) -> Iterator[str]:
 
 
 def _is_about(sentence: str, ids: set[int]) -> bool:
-    """Return whether a report is about experiences of this group only."""
-    found = _ROWS.search(sentence)
-    return found is not None and {int(number) for number in found.groups() if number is not None} <= ids
+    """Return whether the rows that a report names are all of this group."""
+    rows = named_rows(sentence)
+    return rows is not None and ids.issuperset(rows)

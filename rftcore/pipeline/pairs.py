@@ -1,9 +1,10 @@
 """Preference pairs of a run, built by the operator `pair_builder` from the current rewards.
 
-The rewards are `rft.experience.reward`, with every label up to one moment (the pairs' `label_cut`) and without shaping by a
-pipeline. What the run's pipeline dropped is not compared: an answer that was cut off is no example. `include_dropped` compares it, too, because what is
-too long or too easy for one algorithm may be the contrast that another needs. A correction changes what the next build finds. Stored pairs are never
-changed; `rft.v_pair` shows which of them are still supported by the rewards, and what became of their answers.
+The rewards are `rft.experience.reward`, with every label up to one moment (the pairs' `label_cut`) and without shaping by a pipeline.
+Answers that the run's pipeline dropped are not compared: one that was cut off is no example. `include_dropped` compares them, too, because
+an answer that is too long or too easy for one algorithm may be the contrast that another needs. A correction changes what the next build
+finds. Stored pairs are never changed; `rft.v_pair` shows which of them are still supported by the rewards, and what became of their
+answers.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def build_pairs(
         ConflictError: another session's labels stay uncommitted, or the same pairs are being built elsewhere.
     """
     groups, num_new = 0, 0
-    found: list[Pair] = []
+    all_pairs: list[Pair] = []
     dropped: list[tuple[str, str]] = []
     settings = builder.config.model_dump(mode="json") | {"include_dropped": include_dropped}
     with building(run, dry_run=dry_run, include_dropped=include_dropped) as build:
@@ -74,18 +75,18 @@ def build_pairs(
             pairs = builder.pairs(table)
             num_new += build.store([(p.chosen_id, p.rejected_id) for p in pairs], author=author, builder=settings)
             groups += num_groups
-            found += pairs
-    count = max(1, len(found))
+            all_pairs += pairs
+    count = max(1, len(all_pairs))
     return BuiltPairs(
         run.name,
         groups,
-        len({pair.group_id for pair in found}),
-        len(found),
+        len({pair.group_id for pair in all_pairs}),
+        len(all_pairs),
         num_new,
-        chosen_longer=sum(pair.chosen_tokens > pair.rejected_tokens for pair in found) / count,
-        rejected_longer=sum(pair.chosen_tokens < pair.rejected_tokens for pair in found) / count,
-        chosen_tokens=sum(pair.chosen_tokens for pair in found) / count,
-        rejected_tokens=sum(pair.rejected_tokens for pair in found) / count,
+        chosen_longer=sum(pair.chosen_tokens > pair.rejected_tokens for pair in all_pairs) / count,
+        rejected_longer=sum(pair.chosen_tokens < pair.rejected_tokens for pair in all_pairs) / count,
+        chosen_tokens=sum(pair.chosen_tokens for pair in all_pairs) / count,
+        rejected_tokens=sum(pair.rejected_tokens for pair in all_pairs) / count,
         label_cut=build.label_cut,
         stored=not dry_run,
         dropped=drop_counts(dropped),

@@ -15,7 +15,7 @@ _LONGEST_WAIT_S = 60.0
 class Patience:
     """Determines how long to wait for a stage that fails on everything: longer each time, up to a limit.
 
-    A group that is alone in its batch, and of which no row passes, is set aside after a while if other groups passed before it. If
+    A group that is alone in its batch, and has no row that passes, is set aside after a while if other groups passed before it. If
     none ever did, the stage is considered broken.
 
     Args:
@@ -30,7 +30,7 @@ class Patience:
         self._ever_passed = False
 
     def has_more(self, batch: SealedBatch) -> bool:
-        """Return whether a batch of which no row passes is tried again, instead of being set aside."""
+        """Return whether a batch without a row that passes is tried again instead of being set aside."""
         if len(batch.group_ids) > 1 or not self._ever_passed or self._since is None:
             return True
         return self._clock() - self._since < min(_PATIENCE_ALONE_S, self._limit_s)

@@ -1,4 +1,7 @@
-"""Preview of a chain on a sample: per stage, rows in, kept and dropped with reasons, and changed fields. Nothing is stored."""
+"""Preview of a chain on a sample of stored groups or tasks: per stage, rows in, kept and dropped with reasons, and changed fields.
+
+Nothing is stored.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from operators.chain.chain import Chain
 from operators.chain.stage import Stage
 from rftdata.errors import QueryError
 from rftdata.pipeline.queue import read_groups, sample_groups
-from rftdata.pipeline.records import Known, SealedBatch
+from rftdata.pipeline.records import SealedBatch, StoredScores
 from rftdata.run import Run
 
 
@@ -29,11 +32,11 @@ class Change:
 
 @dataclass
 class StagePreview:
-    """The effect of one stage on the sample: of the rows that came in, it kept and dropped some, and the others wait for a person.
+    """The effect of one stage on the sample. Rows that it neither kept nor dropped wait for a person.
 
     Attributes:
         waiting: rows about which a person is asked, with the question.
-        undecided: the other rows of their groups, which are decided on with them.
+        undecided: the other rows of these groups, which are decided on together with them.
     """
 
     index: int
@@ -57,7 +60,7 @@ class Preview:
     decisions: list[dict[str, Any]]
 
 
-def sample(run: Run, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
+def read_sample(run: Run, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
     """Choose whole groups of a run with at least `rows` experiences together, or all; the choice depends on the seed.
 
     As in a replay, staleness is that at the time when a group was sealed.
@@ -74,12 +77,12 @@ def sample(run: Run, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
     return read_groups(run.database, chosen, chain.columns, as_sealed=True)
 
 
-def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Preview:
+def preview(chain: Chain, table: pa.Table, stored_scores: StoredScores | None = None) -> Preview:
     """Run a chain over a sample and record the effect of every stage.
 
     Args:
         table: whole groups, or tasks.
-        known: stored scores.
+        stored_scores: computed in earlier calls, and not computed again.
 
     Raises:
         StageError: a stage raised.
@@ -91,15 +94,15 @@ def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Previe
         came_in.update(before["experience_id"].to_pylist())
         stages.append(_stage(stage, before, after, outcome))
 
-    result = chain.run(table, known=known, watch=watch)
+    result = chain.run(table, stored_scores=stored_scores, watch=watch)
     decisions = result.decisions.to_pylist()
     for seen in stages:
         # The chain's group rule drops rows in the name of the stage that left their group too small.
-        known_ids = {key for key, _ in seen.dropped}
+        dropped_ids = {key for key, _ in seen.dropped}
         seen.dropped += [
             (row["experience_id"], row["reason"])
             for row in decisions
-            if row["stage"] == seen.stage and row["experience_id"] not in known_ids
+            if row["stage"] == seen.stage and row["experience_id"] not in dropped_ids
         ]
     ran = {(seen.index, seen.stage): seen for seen in stages}
     for run in result.stages:

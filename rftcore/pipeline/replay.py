@@ -16,21 +16,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pyarrow as pa
-
 from operators.chain.chain import Chain
-from operators.chain.rules import is_short
-from rftcore.pipeline.blocking_group import setting_aside
-from rftcore.pipeline.decide import decide
+from operators.chain.drop_rules import is_short
+from rftcore.pipeline.blocking_group import setting_aside_blocking_group
+from rftcore.pipeline.group_decisions import decide_groups_without_people
 from rftcore.pipeline.policy_endpoint import Policy
-from rftcore.pipeline.role import register, stage_context
+from rftcore.pipeline.role import register_stages, stage_context
 from rftcore.resolved import ResolvedRun
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError, QueryError
 from rftdata.pipeline.budget import RunUsage
 from rftdata.pipeline.queue import read_groups
-from rftdata.pipeline.records import Known, SealedBatch, Verdicts, remember
-from rftdata.pipeline.verdicts import known_scores
+from rftdata.pipeline.records import SealedBatch, Verdicts
+from rftdata.pipeline.verdicts import read_stored_scores
 from rftdata.pipeline.versions import commit_replay, groups_to_replay, has_sealed_groups, replaying
 from rftdata.run import NO_PIPELINE, Run
 from rftdata.workers.worker import Worker
@@ -63,10 +61,10 @@ class Replayed:
     """The result of a replay, or of one of its batches.
 
     Attributes:
-        num_groups, num_experiences, num_kept: decided, and kept of them.
+        num_groups, num_experiences: decided on; num_kept: experiences kept.
         num_not_made: number of tasks and groups that stages created, which a replay does not store.
         dropped_by: stage -> experiences it dropped.
-        short_by: stage -> those of them dropped only because it left fewer of their group than `min_group_size`.
+        short_by: stage -> experiences dropped only because it left fewer rollouts of their group than `min_group_size`.
         failed_by: stage -> experiences set aside because it raised on them.
         failed_scores: stage -> experiences without a score because a call failed.
         workers: the share of each process.
@@ -138,9 +136,9 @@ def replay(
         passed = False
         for group_ids in batches(run, name, resolved.config.pipelines.batch_groups):
             # If a group alone in its batch fails, the group is the cause if the batch before it passed, otherwise the stage.
-            found = replayer.decide(group_ids, patient=len(group_ids) > 1 or not passed)
-            passed = found.has_passed
-            done.add(found)
+            batch_result = replayer.decide(group_ids, patient=len(group_ids) > 1 or not passed)
+            passed = batch_result.has_passed
+            done.add(batch_result)
             report(done)
     return done
 
@@ -157,7 +155,7 @@ class Replayer:
     """Decides on batches of a replay in this process. A context manager; use `decide` within it.
 
     Args:
-        name: of the version.
+        name: name of the version.
 
     Raises:
         ConfigError: the version has other stages.
@@ -173,7 +171,7 @@ class Replayer:
             stack.callback(policy.close)
             stack.callback(self._chain.close)
             self._chain.prepare(stage_context(resolved.config, policy, RunUsage(run), buffer))
-            register(buffer, self._chain, name)
+            register_stages(buffer, self._chain, name)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Replayer:
@@ -198,19 +196,21 @@ class Replayer:
             commit_replay(self._run, self._worker.worker_id, self._name, aside, Verdicts(aside.failed))
 
         batch = read_groups(self._buffer.database, group_ids, chain.columns, as_sealed=True)
-        known = known_scores(self._buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
-        with setting_aside(batch, store_aside):
-            verdicts = without_people(chain, batch, known, patient=patient)
+        stored_scores = read_stored_scores(
+            self._buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist()
+        )
+        with setting_aside_blocking_group(batch, store_aside):
+            verdicts = decide_groups_without_people(chain, batch, stored_scores, patient=patient)
         commit_replay(self._run, self._worker.worker_id, self._name, batch, verdicts)
-        found = Replayed(self._name)
-        _record(found, batch, verdicts)
-        share = replace(self._share, num_groups=found.num_groups, num_experiences=found.num_experiences)
-        found.workers = [replace(share, seconds=time.monotonic() - started)]
-        return found
+        result = Replayed(self._name)
+        _record(result, batch, verdicts)
+        share = replace(self._share, num_groups=result.num_groups, num_experiences=result.num_experiences)
+        result.workers = [replace(share, seconds=time.monotonic() - started)]
+        return result
 
 
 def checked_name(chain: Chain, run: Run, version: str | None) -> str:
-    """Return the name of the version, which must be one that no run trains on, of a run that has something to decide on.
+    """Return the name of a replay's version. No run may train on it, and the run must have a group to decide on.
 
     Raises:
         ConfigError: a run trains on it, or it is not a valid name.
@@ -239,36 +239,14 @@ def checked_name(chain: Chain, run: Run, version: str | None) -> str:
     return name
 
 
-def without_people(chain: Chain, batch: SealedBatch, known: Known, *, patient: bool = True) -> Verdicts:
-    """Return the chain's decisions with every open question answered by its `otherwise`; `patient` as in `decide`."""
-    verdicts = decide(chain, batch, known, patient=patient)
-    answers: dict[int, dict[str, str]] = {}
-    computed, scored = list(verdicts.scores), {key: dict(scores) for key, scores in known.items()}
-    while verdicts.questions:
-        remember(scored, verdicts.scores)
-        for question in verdicts.questions:
-            answers.setdefault(question.experience_id, {})[question.review.name] = question.review.otherwise
-        batch.table = _answered(batch.table, answers)
-        verdicts = decide(chain, batch, scored, patient=patient)
-        computed += verdicts.scores
-    verdicts.scores = computed
-    return verdicts
-
-
-def _answered(table: pa.Table, answers: dict[int, dict[str, str]]) -> pa.Table:
-    reviews = [
-        json.dumps({**json.loads(reviews or "{}"), **answers[key]}) if key in answers else reviews
-        for key, reviews in zip(table["experience_id"].to_pylist(), table["reviews"].to_pylist(), strict=True)
-    ]
-    return table.set_column(table.column_names.index("reviews"), "reviews", pa.array(reviews, pa.string()))
-
-
 def _record(done: Replayed, batch: SealedBatch, verdicts: Verdicts) -> None:
     done.num_groups += len(batch.group_ids)
     done.num_experiences += verdicts.decisions.num_rows
     done.num_not_made += len(verdicts.created)
     newest = {
-        (key, found.score_key): (found.stage, error) for found in verdicts.scores for key, _, error, _ in found.rows()
+        (key, scores.score_key): (scores.stage, error)
+        for scores in verdicts.scores
+        for key, _, error, _ in scores.rows()
     }
     for stage, error in newest.values():
         if error is not None:
@@ -285,19 +263,19 @@ def _record(done: Replayed, batch: SealedBatch, verdicts: Verdicts) -> None:
             by_stage[stage] = by_stage.get(stage, 0) + 1
 
 
-def described(stages: Sequence[dict[str, Any]]) -> str:
+def format_stages(stages: Sequence[dict[str, Any]]) -> str:
     """Format stages with their arguments as in a configuration: `threshold {max: 12.0} > …`."""
-    return " > ".join(map(_described, stages))
+    return " > ".join(map(_format_stage, stages))
 
 
-def _described(stage: dict[str, dict[str, Any]]) -> str:
+def _format_stage(stage: dict[str, dict[str, Any]]) -> str:
     """Format one stage: `threshold {max: 12.0}`; arguments that are not set are left out."""
     ((name, spec),) = stage.items()
     # A user's stage also shows its code's digest, which differs where the arguments are the same.
     own = set(spec) == {"args", "code"}
-    given = {**(spec["args"] or {}), "code": str(spec["code"])[:12]} if own else spec
-    said = {key: value for key, value in given.items() if value not in (None, [], {})}
-    return name + (f" {{{', '.join(f'{key}: {_value(value)}' for key, value in said.items())}}}" if said else "")
+    settings = {**(spec["args"] or {}), "code": str(spec["code"])[:12]} if own else spec
+    stated = {key: value for key, value in settings.items() if value not in (None, [], {})}
+    return name + (f" {{{', '.join(f'{key}: {_value(value)}' for key, value in stated.items())}}}" if stated else "")
 
 
 def _value(value: Any) -> str:

@@ -14,9 +14,9 @@ from operators.base import StageContext
 from operators.chain.chain import Chain
 from operators.chain.stage import StageError
 from rftcore.config.run import RunConfig
-from rftcore.pipeline.blocking_group import setting_aside, with_report
-from rftcore.pipeline.created import Created
-from rftcore.pipeline.decide import decide
+from rftcore.pipeline.blocking_group import setting_aside_blocking_group, with_blocking_report
+from rftcore.pipeline.created_groups import CreatedGroups
+from rftcore.pipeline.group_decisions import decide_groups
 from rftcore.pipeline.patience import Patience
 from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.run.join import JoinedRun
@@ -25,7 +25,7 @@ from rftdata.errors import BufferUnavailableError
 from rftdata.pipeline.budget import RunUsage, UsageLedger
 from rftdata.pipeline.queue import SealedQueue, release_sealed_groups
 from rftdata.pipeline.records import SealedBatch, Verdicts
-from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts, known_scores
+from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts, read_stored_scores
 from rftdata.pipeline.versions import register_version
 from rftdata.run import NO_PIPELINE
 from rftdata.segments.compaction import BackgroundCompaction
@@ -60,10 +60,10 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
     chain = resolved.experience_chain
     policy = Policy(resolved, run)
     chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
-    register(buffer, chain)
+    register_stages(buffer, chain)
     check_pipeline(run, chain.version)
     queue = SealedQueue(run, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns)
-    created, patience, decided = Created(resolved, buffer, writer), Patience(config.pipelines.patience_s), 0
+    created, patience, decided = CreatedGroups(resolved, buffer, writer), Patience(config.pipelines.patience_s), 0
 
     def store_aside(aside: SealedBatch) -> None:
         """Store the verdict before a blocked process ends, and release the other groups, not as suspects."""
@@ -80,11 +80,13 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
                 worker.wait(1.0)
                 continue
             worker.set_state(f"decides on {len(batch.group_ids)} groups", activity="deciding")
-            batch = with_report(batch, run)
-            known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
+            batch = with_blocking_report(batch, run)
+            stored_scores = read_stored_scores(
+                buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist()
+            )
             try:
-                with setting_aside(batch, store_aside):
-                    verdicts = decide(chain, batch, known, patient=patience.has_more(batch))
+                with setting_aside_blocking_group(batch, store_aside):
+                    verdicts = decide_groups(chain, batch, stored_scores, patient=patience.has_more(batch))
             except StageError as error:
                 release_sealed_groups(run, worker.worker_id)
                 seconds = patience.failed(error)
@@ -123,7 +125,7 @@ def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, buffer:
     )
 
 
-def register(buffer: Buffer, chain: Chain, version: str | None = None) -> None:
+def register_stages(buffer: Buffer, chain: Chain, version: str | None = None) -> None:
     """Store the stages of a version.
 
     Raises:

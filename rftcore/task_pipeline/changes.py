@@ -19,7 +19,7 @@ _FIXED = frozenset(TASK_BATCH_SCHEMA.names) - {"prompt", "answer", "priority"}
 
 
 class Changes:
-    """Records what the stages of each pass add to tasks and change in them (`operators.chain.isolate.Recorder`).
+    """Records what the stages of each pass add to tasks and change in them (`operators.chain.isolation.Recorder`).
 
     Attributes:
         kept: the changes of successful passes, by task id.

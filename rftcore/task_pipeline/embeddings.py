@@ -44,8 +44,8 @@ class TaskEmbeddings:
         if path.startswith((".", "/")):
             path = str(self._base_dir / path)
         name = encoder_name(path, max_tokens)
-        found = known_vectors(self._database, name, task_ids, texts)
-        missing = [place for place in range(len(texts)) if place not in found]
+        vectors_by_place = known_vectors(self._database, name, task_ids, texts)
+        missing = [place for place in range(len(texts)) if place not in vectors_by_place]
         if missing:
             encoder = Encoder(path, max_tokens)
             for start in range(0, len(missing), _PORTION):
@@ -60,7 +60,11 @@ class TaskEmbeddings:
                         [texts[place] for place in places],
                         vectors,
                     )
-                found.update(zip(places, vectors))
+                vectors_by_place.update(zip(places, vectors))
             kept = f", kept as {self.kept_as}" if self._keep else ""
             print(f"tasks: {len(missing):,} texts encoded by {name}{kept}", file=sys.stderr, flush=True)
-        return np.stack([found[place] for place in range(len(texts))]) if texts else np.zeros((0, 1), np.float32)
+        return (
+            np.stack([vectors_by_place[place] for place in range(len(texts))])
+            if texts
+            else np.zeros((0, 1), np.float32)
+        )

@@ -40,7 +40,7 @@ class TaskNeeds:
         workflow = resolved.workflow
         functions: dict[str, object] = {f"the reward {name!r}": function for name, function in resolved.rewards.items()}
         functions[f"the workflow {resolved.config.explorer.workflow!r}"] = workflow
-        self._who = [who for who, function in functions.items() if getattr(function, "needs_answer", False)]
+        self._needing = [who for who, function in functions.items() if getattr(function, "needs_answer", False)]
         stages = chain.stages if chain is not None else []
         self._may_answer = any(stage.operator.writes is None or "answer" in stage.operator.writes for stage in stages)
         self._check_task = None if stages else getattr(workflow, "check_task", None)
@@ -70,10 +70,10 @@ class TaskNeeds:
 
     def _check(self, task: Mapping[str, Any]) -> None:
         assert self._check_task is not None
-        found = Task.from_row({"task_id": 0, "taskset": self._taskset.name, **task})
-        tokenizer = self._opened_tokenizer() if isinstance(found.prompt, list) else None
+        parsed = Task.from_row({"task_id": 0, "taskset": self._taskset.name, **task})
+        tokenizer = self._opened_tokenizer() if isinstance(parsed.prompt, list) else None
         try:
-            self._check_task(found, tokenizer, **self._resolved.config.explorer.workflow_args)
+            self._check_task(parsed, tokenizer, **self._resolved.config.explorer.workflow_args)
         except RftError as error:
             raise TaskSourceError(
                 f"row {task['row']} of the taskset {self._taskset.name!r}: {error.what}",
@@ -127,28 +127,28 @@ class TaskNeeds:
         Raises:
             TaskSourceError: an answer is needed, and none of them has one.
         """
-        if not self._who:
+        if not self._needing:
             return []
-        found = tasks_without_answer(buffer.database, self._taskset.name, _NAMED_KEYS)
-        self._refuse(found.num_tasks, found.num_lacking)
-        return list(self._sentences(found.num_tasks, found.num_lacking, found.task_keys))
+        unanswered = tasks_without_answer(buffer.database, self._taskset.name, _NAMED_KEYS)
+        self._refuse(unanswered.num_tasks, unanswered.num_lacking)
+        return list(self._sentences(unanswered.num_tasks, unanswered.num_lacking, unanswered.task_keys))
 
     def _refuse(self, num_tasks: int, num_lacking: int) -> None:
-        if not self._who or not num_tasks or num_lacking < num_tasks:
+        if not self._needing or not num_tasks or num_lacking < num_tasks:
             return
         column = self._taskset.answer or "answer"
         raise TaskSourceError(
-            f"no task of the taskset {self._taskset.name!r} has an answer (column {column!r}), which {_and(self._who)} needs",
+            f"no task of the taskset {self._taskset.name!r} has an answer (column {column!r}), which {_and(self._needing)} needs",
             value=self._taskset.source,
             allowed=f"other columns: {', '.join(sorted(self._columns))}" if self._columns else None,
             todo=f"name the column with the answer: `answer: …` in the taskset {self._taskset.name!r}, or use another reward",
         )
 
     def _sentences(self, num_tasks: int, num_lacking: int, keys: Sequence[str]) -> Iterator[str]:
-        if self._who and num_lacking:
+        if self._needing and num_lacking:
             more = ", …" if num_lacking > len(keys) else ""
             yield (
-                f"{num_lacking:,} of {num_tasks:,} tasks have no answer, which {_and(self._who)} needs: task keys "
+                f"{num_lacking:,} of {num_tasks:,} tasks have no answer, which {_and(self._needing)} needs: task keys "
                 f"{', '.join(keys)}{more}; add their answers to the source, or exclude these tasks"
             )
 

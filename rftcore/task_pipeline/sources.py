@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from operators.chain.chain import Chain
-from operators.chain.stage import at
+from operators.chain.stage import error_at_stage
 from rftcore.findings import Findings
 from rftcore.resolved import ResolvedRun
 from rftcore.task_pipeline.needs import TaskNeeds
@@ -101,16 +101,16 @@ def first_tasks(
 
 def _check_numbers(chain: Chain, taskset: TasksetConfig, tasks: Tasks) -> None:
     """Check that the numbers which stages look for in features and metadata exist, up to a stage that may add any."""
-    there = keys_of(tasks)
+    names = keys_of(tasks)
     for stage in chain.stages:
-        missing = sorted(stage.operator.keys - there)
+        missing = sorted(stage.operator.keys - names)
         if missing:
             error = OperatorError(
                 f"no task has the number {missing[0]!r}, neither as a column nor among its features or metadata",
-                allowed=", ".join(sorted(there)) or None,
+                allowed=", ".join(sorted(names)) or None,
                 todo="correct the name, or put the stage that computes it before this one",
             )
-            raise of_taskset(taskset.name, at(stage.index, stage.name, error))
+            raise of_taskset(taskset.name, error_at_stage(stage.index, stage.name, error))
         if stage.operator.writes is None:
             return
 

@@ -135,14 +135,14 @@ class StageRun:
     error: str | None = None
 
 
-class KnownScore(NamedTuple):
+class StoredScore(NamedTuple):
     """A stored score, and the digest of its input."""
 
     input_digest: int
     scores: Mapping[str, Any]
 
 
-Known = Mapping[str, Mapping[int, KnownScore]]
+StoredScores = Mapping[str, Mapping[int, StoredScore]]
 """Stored scores: score key -> experience_id (or task_id) -> score."""
 
 
@@ -169,12 +169,12 @@ class StageScores:
             yield key, row, row.get(self.error_column) if self.error_column else None, digest
 
 
-def remember(known: dict[str, dict[int, KnownScore]], scores: Iterable[StageScores]) -> None:
-    """Add scores to the known ones, except those that ended in an error or are never reused."""
+def remember(stored: dict[str, dict[int, StoredScore]], scores: Iterable[StageScores]) -> None:
+    """Add scores to the stored ones, except those that ended in an error or are never reused."""
     for found in scores:
         for key, row, error, digest in found.rows():
             if digest is not None and error is None:
-                known.setdefault(found.score_key, {})[key] = KnownScore(digest, row)
+                stored.setdefault(found.score_key, {})[key] = StoredScore(digest, row)
 
 
 @dataclass(frozen=True)

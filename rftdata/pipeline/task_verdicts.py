@@ -19,7 +19,7 @@ import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConfigError, OperatorError
-from rftdata.pipeline.records import KnownScore, StageScores, Verdicts
+from rftdata.pipeline.records import StageScores, StoredScore, Verdicts
 from rftdata.pipeline.verdicts import STAGE_FAILED, insert_stage_runs
 from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
 from rftdata.postgres.locks import holding
@@ -139,10 +139,11 @@ class TaskReader:
     """Reads tasks of one set with the columns that the stages need.
 
     Args:
-        columns: of `TASK_BATCH_SCHEMA`; the identity columns and `reward` are always included.
+        columns: of `TASK_BATCH_SCHEMA`, None for all; the identity columns and `reward` are always included.
     """
 
-    def __init__(self, database: Database, taskset: str, columns: Collection[str]) -> None:
+    def __init__(self, database: Database, taskset: str, columns: Collection[str] | None) -> None:
+        columns = TASK_BATCH_SCHEMA.names if columns is None else columns
         wanted = {*columns, "experience_id", "group_id", "rollout_index", "reward"} - {"priority"}
         self._database = database
         self._schema = pa.schema([column for column in TASK_BATCH_SCHEMA if column.name in wanted])
@@ -222,16 +223,16 @@ def _shown_prompt(prompt: Any) -> str:
     return json.dumps(prompt)
 
 
-def known_task_scores(
+def read_stored_task_scores(
     database: Database, task_ids: Sequence[int], score_keys: Sequence[str]
-) -> dict[str, dict[int, KnownScore]]:
+) -> dict[str, dict[int, StoredScore]]:
     """Return stored scores of the tasks: score key -> task id -> score."""
-    known: dict[str, dict[int, KnownScore]] = {}
+    stored: dict[str, dict[int, StoredScore]] = {}
     if score_keys:
-        for row in database.fetch("known_task_scores", task_ids=list(task_ids), score_keys=list(score_keys)):
-            score = KnownScore(row["input_digest"], row["scores"])
-            known.setdefault(row["score_key"], {})[row["task_id"]] = score
-    return known
+        for row in database.fetch("stored_task_scores", task_ids=list(task_ids), score_keys=list(score_keys)):
+            score = StoredScore(row["input_digest"], row["scores"])
+            stored.setdefault(row["score_key"], {})[row["task_id"]] = score
+    return stored
 
 
 def commit_task_verdicts(

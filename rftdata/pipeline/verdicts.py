@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConflictError, FencedError
 from rftdata.failpoints import failpoint
-from rftdata.pipeline.records import CreatedTask, KnownScore, Question, SealedBatch, StageRun, StageScores, Verdicts
+from rftdata.pipeline.records import CreatedTask, Question, SealedBatch, StageRun, StageScores, StoredScore, Verdicts
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Database, copy_rows, execute, fetch
 from rftdata.postgres.retry import ride_out
@@ -220,16 +220,16 @@ def insert_stage_runs(
     copy_rows(connection, "rft.operator_run", columns, rows)
 
 
-def known_scores(
+def read_stored_scores(
     database: Database, score_keys: Sequence[str], experience_ids: Sequence[int]
-) -> dict[str, dict[int, KnownScore]]:
+) -> dict[str, dict[int, StoredScore]]:
     """Return stored scores: score key -> experience_id -> score. Those that ended in an error are left out."""
-    known: dict[str, dict[int, KnownScore]] = {}
+    stored: dict[str, dict[int, StoredScore]] = {}
     if score_keys:
-        for row in database.fetch_by_index("known_scores", score_keys=score_keys, experience_ids=experience_ids):
-            score = KnownScore(row["input_digest"], row["scores"])
-            known.setdefault(row["score_key"], {})[row["experience_id"]] = score
-    return known
+        for row in database.fetch_by_index("stored_scores", score_keys=score_keys, experience_ids=experience_ids):
+            score = StoredScore(row["input_digest"], row["scores"])
+            stored.setdefault(row["score_key"], {})[row["experience_id"]] = score
+    return stored
 
 
 def store_scores(connection: Connection, scores: Sequence[StageScores]) -> None:

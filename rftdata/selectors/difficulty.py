@@ -34,8 +34,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from rftdata.errors import ConfigError
+from rftdata.selectors.arguments import feature_list, flag, number
 from rftdata.selectors.base import Floats, Ids, Observation, TaskIds
-from rftdata.selectors.checks import feature_list, flag, number
 from rftdata.selectors.table import DrawnSelector
 
 _SMOOTHING = 0.9

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rftdata.selectors.arguments import feature_list
 from rftdata.selectors.base import Ids, TaskIds
-from rftdata.selectors.checks import feature_list
 from rftdata.selectors.epochs import EpochSelector, Places
 
 

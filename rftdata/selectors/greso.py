@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rftdata.selectors.arguments import number
 from rftdata.selectors.base import Floats, Ids, Observation, TaskIds, changed_outcome
-from rftdata.selectors.checks import number
 from rftdata.selectors.shuffle import Shuffle, split_mix
 from rftdata.selectors.table import Flags
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rftdata.selectors.arguments import number
 from rftdata.selectors.base import Floats, Ids, Observation, TaskIds
-from rftdata.selectors.checks import number
 from rftdata.selectors.table import DrawnSelector, draw_distinct
 
 

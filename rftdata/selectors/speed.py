@@ -8,8 +8,8 @@ drops it, and its place is refilled up to `explorer.max_refill`. A screened grou
 from __future__ import annotations
 
 from rftdata.errors import ConfigError
+from rftdata.selectors.arguments import number, whole
 from rftdata.selectors.base import Screening, TaskIds
-from rftdata.selectors.checks import number, whole
 from rftdata.selectors.shuffle import Shuffle
 
 

@@ -108,7 +108,7 @@ FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason
 -- Make kept groups drawable, at the place that the run's sampler gives them.
 SELECT rft.ready_groups(%(group_ids)s::bigint[], %(priorities)s::float8[]);
 
--- name: known_scores (read)
+-- name: stored_scores (read)
 -- Scores that stages have already found for experiences.
 SELECT s.experience_id, s.score_key, s.input_digest, s.scores
 FROM unnest(%(experience_ids)s::bigint[]) AS e (experience_id)

@@ -213,7 +213,7 @@ made AS (
 UPDATE rft.taskset s SET num_tasks = s.num_tasks + (SELECT count(*) FROM made m WHERE m.taskset = s.taskset)
 WHERE s.taskset IN (SELECT taskset FROM made);
 
--- name: known_task_scores (read)
+-- name: stored_task_scores (read)
 -- Scores that stages have already found for tasks.
 SELECT task_id, score_key, input_digest, scores FROM rft.task_score
 WHERE task_id = ANY (%(task_ids)s::bigint[]) AND score_key = ANY (%(score_keys)s) AND input_digest IS NOT NULL;

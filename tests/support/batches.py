@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA
 from operators.chain.chain import Chain
-from rftdata.pipeline.records import KnownScore, StageScores
+from rftdata.pipeline.records import StageScores, StoredScore
 from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
 from rftdata.postgres.values import storable
 
@@ -58,20 +58,20 @@ def batch_of_tasks(*prompts: str, **columns: Sequence[object]) -> pa.Table:
     )
 
 
-def stored(scores: Sequence[StageScores]) -> dict[str, dict[int, KnownScore]]:
+def stored(scores: Sequence[StageScores]) -> dict[str, dict[int, StoredScore]]:
     """Return these scores as a chain receives them the next time."""
-    known: dict[str, dict[int, KnownScore]] = {}
+    known: dict[str, dict[int, StoredScore]] = {}
     for found in scores:
         for row, digest in zip(found.table.to_pylist(), found.input_digests.to_pylist()):
             if digest is not None:
-                known.setdefault(found.score_key, {})[row.pop("experience_id")] = KnownScore(digest, storable(row))
+                known.setdefault(found.score_key, {})[row.pop("experience_id")] = StoredScore(digest, storable(row))
     return known
 
 
 def replaced(
     chain: Chain, table: pa.Table, values: Mapping[int, Mapping[str, object]]
-) -> dict[str, dict[int, KnownScore]]:
+) -> dict[str, dict[int, StoredScore]]:
     """Stored scores of these experiences and no others by the first scoring stage of a chain, with values that it did not compute."""
     scores = chain.run(table).scores[0]
     known = stored([scores])[scores.score_key]
-    return {scores.score_key: {key: KnownScore(known[key].input_digest, values[key]) for key in values}}
+    return {scores.score_key: {key: StoredScore(known[key].input_digest, values[key]) for key in values}}

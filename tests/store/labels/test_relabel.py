@@ -11,7 +11,7 @@ import pytest
 
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
-from rftcore.pipeline.decide import decide
+from rftcore.pipeline.group_decisions import decide_groups
 from rftdata import Buffer, Group, Rollout
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.planning.claims import ClaimedGroup
@@ -36,7 +36,7 @@ def run_pipeline(roles: Roles, chain: Chain) -> list[int]:
     batch = roles.claim_sealed()
     if batch is None:
         return []
-    verdicts = decide(chain, batch)
+    verdicts = decide_groups(chain, batch)
     return commit_verdicts(roles.run, roles.worker_id, "p1", batch, verdicts)
 
 
@@ -237,7 +237,7 @@ def test_a_final_label_bypasses_shaping(buffer: Buffer, client: psycopg.Connecti
         batch = roles.claim_sealed()
         assert batch is not None
         halved = build_chain([{"sql": "SELECT * REPLACE (reward - 0.5 AS reward) FROM batch"}])
-        commit_verdicts(roles.run, roles.worker_id, "p1", batch, decide(halved, batch))
+        commit_verdicts(roles.run, roles.worker_id, "p1", batch, decide_groups(halved, batch))
         drawn = attempt.draw(1, 1, timeout_s=5)
         assert drawn is not None and drawn.rows["reward"].to_pylist() == [0.9, 0.5]
 

@@ -13,7 +13,7 @@ import yaml
 
 from rftcore.cli import run_command
 from rftcore.config.run import load_config
-from rftcore.pipeline.blocking_group import with_report
+from rftcore.pipeline.blocking_group import with_blocking_report
 from rftcore.resolved import ResolvedRun
 from rftdata import Buffer
 from rftdata.user_code import blocked_process
@@ -107,7 +107,7 @@ def verdicts(buffer: Buffer) -> dict[int, tuple[bool, str | None]]:
     return {row["experience_id"]: (row["kept"], row["reason"]) for row in rows}
 
 
-def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
+def test_a_worker_ends_with_a_report_and_the_next_decides_on_the_rest(
     buffer: Buffer, roles: Roles, config: Any, start: Start
 ) -> None:
     path = config(sleeps_on=3, loops_on=6)
@@ -176,7 +176,7 @@ def test_a_regular_expression_that_holds_the_interpreters_lock_ends_the_process_
     assert verdicts(buffer) == {}
 
 
-def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one_reported(
+def test_a_group_on_which_several_workers_ended_is_set_aside_with_the_report_of_one(
     buffer: Buffer, roles: Roles
 ) -> None:
     buffer.sql("UPDATE rft.worklist SET num_lost = 4 WHERE item_id = 2 AND consumer LIKE 'pipeline/%%'")
@@ -184,7 +184,7 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
     batch = roles.claim_sealed()
     assert batch is not None and batch.group_ids == [2]
     folder = roles.run.folder
-    assert set(with_report(batch, roles.run).failed["reason"].to_pylist()) == {
+    assert set(with_blocking_report(batch, roles.run).failed["reason"].to_pylist()) == {
         "4 pipeline workers crashed while they decided on it"
     }
 
@@ -194,7 +194,7 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
     report.write_text(
         "stage 1 of the pipeline (slow) on 2 rows (3 to 4) did not return within 9 s".ljust(200) + "\nThread 1\n"
     )
-    (reason,) = set(with_report(batch, roles.run).failed["reason"].to_pylist())
+    (reason,) = set(with_blocking_report(batch, roles.run).failed["reason"].to_pylist())
     assert reason.endswith("stage 1 of the pipeline (slow) on 2 rows (3 to 4) did not return within 9 s")
     for rows in ("4 to 3) in the newest", "1 to 8) in a batch"):
         worker = buffer.database.fetch(
@@ -205,5 +205,5 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
             worker_id=worker["worker_id"],
             error=f"stage 1 of the pipeline (slow) on 2 rows ({rows}\nstack",
         )
-    (reason,) = set(with_report(batch, roles.run).failed["reason"].to_pylist())
+    (reason,) = set(with_blocking_report(batch, roles.run).failed["reason"].to_pylist())
     assert reason.endswith("in the newest")

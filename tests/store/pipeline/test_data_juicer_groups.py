@@ -1,4 +1,4 @@
-"""A grouping in `pipelines.task` on a real database: tasks made of groups, their parents, and a set that grows."""
+"""A grouping in `pipelines.task` on a real database: tasks created from groups, their parents, and a set that grows."""
 
 from __future__ import annotations
 

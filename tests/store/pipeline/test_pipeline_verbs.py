@@ -122,7 +122,7 @@ def test_a_replay_decides_beside_the_verdicts_and_the_two_are_compared(
     assert shown == [("v1", "kept", "all stages"), ("shaped", "dropped", "reward_threshold")]
 
 
-def test_versions_do_not_differ_by_what_they_made_of_a_reward_that_is_final(
+def test_versions_do_not_differ_by_changes_of_a_final_reward(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     labels.set_rewards(run.buffer, {1: 0.25}, author="me", final=True)
@@ -133,7 +133,7 @@ def test_versions_do_not_differ_by_what_they_made_of_a_reward_that_is_final(
     assert 1 not in [row["experience_id"] for row in difference["rows"]]
 
 
-def test_a_replay_takes_unanswered_questions_for_answered(
+def test_a_replay_treats_unanswered_questions_as_answered(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages = '[{human_review: {where: "reward = 0", otherwise: drop}}]'
@@ -169,7 +169,7 @@ def test_what_makes_no_sense_is_refused(
     assert code != 0 and re.search(message, " ".join(err.split())), err
 
 
-def test_a_replay_without_a_name_is_never_what_a_run_trains_on(
+def test_a_replay_without_a_name_never_has_a_version_that_a_run_trains_on(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = json.loads(rft(capsys, "pipeline", "replay", config(SHAPED), "--json")[1])
@@ -253,7 +253,7 @@ def test_a_replay_of_a_run_without_groups_reports_it(
     assert buffer.sql("SELECT count(*) AS n FROM rft.pipeline")["n"].to_pylist() == [0]
 
 
-def test_a_replay_and_a_preview_judge_staleness_as_of_then(
+def test_a_replay_and_a_preview_use_the_staleness_when_a_group_was_sealed(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = run.policy(0)

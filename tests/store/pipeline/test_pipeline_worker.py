@@ -13,16 +13,15 @@ from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, Operator, R
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from rftcore.config.run import parse_config
-from rftcore.pipeline.decide import decide
+from rftcore.pipeline.group_decisions import decide_groups, decide_groups_without_people
 from rftcore.pipeline.policy_endpoint import Policy
-from rftcore.pipeline.replay import without_people
 from rftcore.pipeline.role import stage_context
 from rftcore.resolved import ResolvedRun
 from rftdata import Buffer, labels
 from rftdata.pipeline.budget import RunUsage
 from rftdata.pipeline.queue import SealedQueue, claim_sealed_groups, read_groups, release_sealed_groups
 from rftdata.pipeline.records import Verdicts
-from rftdata.pipeline.verdicts import commit_verdicts, known_scores
+from rftdata.pipeline.verdicts import commit_verdicts, read_stored_scores
 from rftdata.planning.planner import Planner
 from rftdata.workers.leases import release_lost_claims
 from tests.support.store_roles import Roles, own_group, two_sealed_groups
@@ -76,8 +75,8 @@ def run_pipeline(roles: Roles, chain: Chain, *, tries: int = 5) -> list[int]:
     batch = roles.claim_sealed()
     if batch is None:
         return []
-    known = known_scores(roles.database, chain.score_keys, batch.table["experience_id"].to_pylist())
-    decided = decide(chain, batch, known)
+    known = read_stored_scores(roles.database, chain.score_keys, batch.table["experience_id"].to_pylist())
+    decided = decide_groups(chain, batch, known)
     return commit_verdicts(roles.run, roles.worker_id, "p1", batch, decided, tries=tries)
 
 
@@ -127,7 +126,7 @@ def test_a_stage_that_asks_again_after_the_answer_does_not_keep_its_group(buffer
         {"experience_id": 1, "kept": True},
         {"experience_id": 2, "kept": True},
     ]
-    again = without_people(chain, read_groups(roles.database, [1, 2], chain.columns), {})
+    again = decide_groups_without_people(chain, read_groups(roles.database, [1, 2], chain.columns), {})
     assert [(d["experience_id"], d["kept"]) for d in again.decisions.to_pylist()] == [
         (1, True),
         (2, True),
@@ -172,7 +171,7 @@ def test_a_row_on_which_a_stage_fails_is_set_aside_and_its_group_continues(buffe
     assert errors and all("bad row" in row["error"] for row in errors)
 
 
-def test_what_waits_for_a_person_waits_and_continues_when_answered(buffer: Buffer, roles: Roles) -> None:
+def test_a_row_that_waits_for_a_person_continues_when_answered(buffer: Buffer, roles: Roles) -> None:
     chain = build_chain(
         [{"human_review": {"where": "reward = 0", "timeout": "1 h", "otherwise": "drop"}}], min_group_size=1
     )
@@ -204,7 +203,7 @@ def test_a_label_in_sql_is_an_answer(buffer: Buffer, roles: Roles) -> None:
     assert run_pipeline(roles, chain) == [1, 2]
 
 
-def test_a_deadline_passes_by_the_databases_clock_though_no_process_works(buffer: Buffer, roles: Roles) -> None:
+def test_a_deadline_passes_by_the_databases_clock_without_a_running_process(buffer: Buffer, roles: Roles) -> None:
     chain = build_chain([{"human_review": {"where": "reward = 0", "timeout": 60, "otherwise": "drop"}}])
     assert run_pipeline(roles, chain) == []
     buffer.database.run("end_waiting", run_id=roles.run_id)
@@ -234,7 +233,7 @@ def test_only_the_answer_of_a_review_can_be_changed(buffer: Buffer, roles: Roles
         buffer.sql("UPDATE rft.review SET deadline = now() WHERE review_id = 1")
 
 
-def test_lineage_shows_what_was_created_from_what(
+def test_lineage_shows_the_parents_of_created_rows(
     buffer: Buffer, roles: Roles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rftcore.cli import run_command
@@ -254,12 +253,14 @@ def test_lineage_shows_what_was_created_from_what(
     assert "was created from experience 1" in capsys.readouterr().out
 
 
-def test_a_made_group_is_stored_once_however_often_it_is_made(buffer: Buffer, roles: Roles, tmp_path: Path) -> None:
+def test_a_created_group_is_stored_once_however_often_it_is_created(
+    buffer: Buffer, roles: Roles, tmp_path: Path
+) -> None:
     import uuid
 
     batch = roles.claim_sealed()
     assert batch is not None
-    decided = decide(build_chain([{f"{__name__}:Twins": {}}]), batch)
+    decided = decide_groups(build_chain([{f"{__name__}:Twins": {}}]), batch)
     assert [made.parent_id for made in decided.created] == [1, 2, 3, 4]
     assert [stage.rows_created for stage in decided.stages] == [4]
     receipt = uuid.uuid5(uuid.NAMESPACE_OID, "twin of 1")
@@ -304,11 +305,11 @@ def test_two_workers_share_the_queue(buffer: Buffer) -> None:
         assert sorted(map(len, groups)) == [3, 5] and len({key for ids in groups for key in ids}) == 8
         for worker, batch in zip((roles.worker_id, other), claimed, strict=True):
             assert batch is not None
-            done = commit_verdicts(roles.run, worker, "p1", batch, decide(chain, batch))
+            done = commit_verdicts(roles.run, worker, "p1", batch, decide_groups(chain, batch))
             assert sorted(done) == sorted(batch.group_ids)
 
 
-def test_a_group_that_no_worker_survives_is_set_aside(buffer: Buffer) -> None:
+def test_a_group_on_which_every_worker_ends_is_set_aside(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=3)
     with roles.attempt():
         roles.plan()
@@ -344,7 +345,7 @@ def test_a_group_that_no_worker_survives_is_set_aside(buffer: Buffer) -> None:
     assert roles.decide() == [3]
 
 
-def test_a_suspect_gets_its_turn_while_others_wait_and_what_is_given_back_is_no_suspect(buffer: Buffer) -> None:
+def test_a_suspect_is_decided_on_while_others_wait_and_a_released_group_is_no_suspect(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=8)
     with roles.attempt():
         roles.plan()
@@ -389,7 +390,7 @@ def test_new_tasks_are_stored_with_the_verdicts_and_once(buffer: Buffer, roles: 
     ]
 
 
-def test_stages_receive_which_weights_the_policy_answers_with(buffer: Buffer) -> None:
+def test_stages_receive_the_version_of_the_weights_that_the_policy_answers_with(buffer: Buffer) -> None:
     config = parse_config(
         {
             "run": {"name": "t"},

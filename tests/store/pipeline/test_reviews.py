@@ -11,7 +11,7 @@ import pytest
 
 from operators.chain.build import build_chain
 from rftcore.pipeline import preview
-from rftcore.pipeline.decide import decide
+from rftcore.pipeline.group_decisions import decide_groups
 from rftdata import Buffer, Group, RftError, Rollout, labels
 from rftdata.maintenance.purge import purge
 from rftdata.pipeline.queue import claim_sealed_groups, read_groups
@@ -82,7 +82,7 @@ def to_replay(roles: Roles, version: str) -> list[int]:
     return [row["group_id"] for row in found]
 
 
-def test_a_replay_decides_again_on_what_was_answered_since(buffer: Buffer, asked: Roles) -> None:
+def test_a_replay_decides_again_on_rows_answered_since(buffer: Buffer, asked: Roles) -> None:
     def replay() -> list[int]:
         group_ids = to_replay(asked, "strict")
         batch = read_groups(buffer.database, group_ids)
@@ -91,7 +91,7 @@ def test_a_replay_decides_again_on_what_was_answered_since(buffer: Buffer, asked
                 connection,
                 "strict",
                 batch.label_cuts,
-                decide(build_chain([{"drop_truncated": {}}]), batch).decisions,
+                decide_groups(build_chain([{"drop_truncated": {}}]), batch).decisions,
             )
         return group_ids
 
@@ -116,7 +116,7 @@ def test_groups_without_experiences_are_neither_replayed_nor_shown(buffer: Buffe
     assert to_replay(roles, "any") == [last.group_id]
     chain = build_chain([{"drop_truncated": {}}])
     for seed in range(8):
-        assert preview.sample(roles.run, chain, 1, seed).group_ids == [last.group_id]
+        assert preview.read_sample(roles.run, chain, 1, seed).group_ids == [last.group_id]
 
 
 def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, asked: Roles) -> None:
@@ -136,7 +136,7 @@ def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, 
         3: ('{"review": "pass"}', True),
         4: (None, False),
     }
-    assert len(decide(build_chain(ASKS), batch).questions) == 1  # only the unanswered one
+    assert len(decide_groups(build_chain(ASKS), batch).questions) == 1  # only the unanswered one
     copied = rows(
         buffer,
         "SELECT e.parent_id, s.scores::text AS scores, s.error FROM rft.score s JOIN rft.experience e USING (experience_id)"
@@ -174,7 +174,7 @@ def test_a_reward_corrected_after_the_deadline_brings_back_no_row_that_was_dropp
         assert batch is not None
         decided = {
             row["experience_id"]: (row["kept"], row["reason"])
-            for row in decide(build_chain(ASKS), batch).decisions.to_pylist()
+            for row in decide_groups(build_chain(ASKS), batch).decisions.to_pylist()
         }
         assert decided == {1: (False, "review 'review': drop"), 2: (True, None)}
         assert dict(zip(*(batch.table[name].to_pylist() for name in ("experience_id", "reward"))))[1] == 0.75

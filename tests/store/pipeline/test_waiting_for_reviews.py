@@ -1,4 +1,4 @@
-"""A group that waits for a person keeps no trainer from groups that are ready, where explorers may be ahead; else it is named."""
+"""A group that waits for a person does not keep a trainer from ready groups if explorers may be ahead; otherwise it is named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def waits_for(roles: Roles, attempt: Attempt, step: int) -> str | None:
     return reported[-1]
 
 
-def test_groups_sampled_ahead_take_its_place_and_it_is_drawn_once_it_is_answered(buffer: Buffer, chain: Chain) -> None:
+def test_groups_sampled_ahead_replace_a_waiting_group_which_is_drawn_once_answered(
+    buffer: Buffer, chain: Chain
+) -> None:
     roles = Roles(buffer, batch_groups=4, offset=1)
     drawn: list[int] = []
     with roles.attempt() as attempt:
@@ -143,7 +145,7 @@ def test_each_lane_draws_ahead_from_itself(buffer: Buffer, chain: Chain) -> None
     assert [row["taskset"] for row in drawn if row["ahead"]] == [held[0]["taskset"]]
 
 
-def test_a_refused_draw_looks_once_at_what_can_come_and_at_what_waits_for_people(buffer: Buffer, chain: Chain) -> None:
+def test_a_refused_draw_queries_once_what_can_come_and_what_waits_for_people(buffer: Buffer, chain: Chain) -> None:
     roles = Roles(buffer, batch_groups=4, offset=0)
     with roles.attempt() as attempt:
         roles.plan()
@@ -161,7 +163,7 @@ def test_a_refused_draw_looks_once_at_what_can_come_and_at_what_waits_for_people
     assert calls == [{"funcname": "held_for_review", "calls": 1}, {"funcname": "outlook", "calls": 1}]
 
 
-def test_what_waits_for_people_is_found_without_reading_the_queues(buffer: Buffer, chain: Chain) -> None:
+def test_groups_that_wait_for_people_are_found_without_reading_the_queues(buffer: Buffer, chain: Chain) -> None:
     roles = Roles(buffer, batch_groups=4, offset=0)
     with roles.attempt():
         roles.plan()

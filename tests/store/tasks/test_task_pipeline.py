@@ -13,8 +13,9 @@ from rftcore.cli import run_command
 from rftcore.config.run import RunConfig, parse_config
 from rftcore.launch.preparation import prepare_run
 from rftcore.resolved import ResolvedRun
-from rftcore.task_pipeline import pipeline
-from rftcore.task_pipeline.pipeline import TasksDecided, decide_tasks, load_tasks
+from rftcore.task_pipeline import task_decisions
+from rftcore.task_pipeline.pipeline import load_tasks
+from rftcore.task_pipeline.task_decisions import TasksDecided, decide_tasks
 from rftdata import Buffer
 from rftdata.errors import ConfigError, OperatorError, TaskSourceError
 from rftdata.tasks import list_tasksets, load_taskset
@@ -108,7 +109,7 @@ def test_the_same_version_does_nothing_and_a_new_one_decides_beside_the_old(buff
     assert list(features) == ["quality"]  # the old version's scores stay in its verdicts
 
 
-def test_a_run_is_prepared_with_tasks_that_passed_only(buffer: Buffer, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_is_prepared_with_only_the_tasks_that_passed(buffer: Buffer, tmp_path: Path, tiny_model: Path) -> None:
     write(tmp_path, ROWS)
     (tmp_path / "model").symlink_to(tiny_model)
     prepare_run(ResolvedRun(configuration(tmp_path, [LEVELS, EASY])), buffer)
@@ -120,7 +121,7 @@ def test_a_run_is_prepared_with_tasks_that_passed_only(buffer: Buffer, tmp_path:
     assert buffer.sql(levels, [row["task_ids"]])["n"].to_pylist() == [0, 1, 2, 3]
 
 
-def test_a_source_that_grows_is_decided_on_for_its_new_rows_alone(buffer: Buffer, tmp_path: Path) -> None:
+def test_only_the_new_rows_of_a_growing_source_are_decided_on(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS[:10])
     config = configuration(tmp_path, [LEVELS, "task_priority"])
     load_tasks(ResolvedRun(config), buffer)
@@ -376,7 +377,7 @@ def test_a_mistake_in_one_set_is_reported_before_anything_of_another_is_stored(
     assert count(buffer, "rft.task") == 0 and list_tasksets(buffer.database) == []
 
 
-def test_a_mistake_in_a_set_makes_no_buffer(
+def test_a_mistake_in_a_set_creates_no_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -391,7 +392,7 @@ def test_a_mistake_in_a_set_makes_no_buffer(
         assert not (tmp_path / "buffer").exists()
 
 
-def test_a_set_that_cannot_be_decided_on_keeps_no_other_waiting(
+def test_other_sets_are_decided_on_when_one_cannot_be(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, ROWS)
@@ -475,7 +476,7 @@ def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -
 
 
 def test_an_interrupted_load_continues_where_it_stopped(buffer: Buffer, tmp_path: Path) -> None:
-    num_tasks = pipeline.BATCH_TASKS + 14
+    num_tasks = task_decisions.BATCH_TASKS + 14
     last = str(2 * (num_tasks - 1))
     (tmp_path / "mine.py").write_text(
         "import pathlib\n"
@@ -488,7 +489,7 @@ def test_an_interrupted_load_continues_where_it_stopped(buffer: Buffer, tmp_path
     config = configuration(tmp_path, ["./mine.py:stops"])
     with pytest.raises(KeyboardInterrupt):
         load_tasks(ResolvedRun(config), buffer)
-    assert statuses(buffer) == {"active": pipeline.BATCH_TASKS, "pending": 14}
+    assert statuses(buffer) == {"active": task_decisions.BATCH_TASKS, "pending": 14}
     (tmp_path / "go").touch()
     (done,) = load_tasks(ResolvedRun(config), buffer)
     assert (done.num_decided, done.num_active, count(buffer, "rft.task_verdict")) == (14, num_tasks, num_tasks)

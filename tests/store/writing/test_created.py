@@ -9,7 +9,7 @@ import pytest
 
 from operators.base import CreatedAnswer, CreatedGroup, CreatedTask
 from rftcore.config.run import RunConfig, parse_config
-from rftcore.pipeline.created import Created
+from rftcore.pipeline.created_groups import CreatedGroups
 from rftcore.resolved import ResolvedRun
 from rftdata import Buffer
 from tests.support.models import make_tiny_model
@@ -43,7 +43,7 @@ def sft(buffer: Buffer, model: str, **algorithm: Any) -> RunConfig:
     )
 
 
-def test_answers_that_stages_make_belong_to_the_task_of_their_parent(
+def test_answers_that_stages_create_belong_to_the_task_of_their_parent(
     buffer: Buffer, roles: Roles, tmp_path: Path
 ) -> None:
     """No task is made that a planner would try, and the selector learns nothing from what the policy did not sample."""
@@ -54,7 +54,7 @@ def test_answers_that_stages_make_belong_to_the_task_of_their_parent(
     counts = "SELECT (SELECT count(*) FROM rft.task) AS tasks, (SELECT count(*) FROM rft.task_observation) AS outcomes"
     before = rows(buffer, counts)
     with buffer.writer(roles.run) as writer:
-        created = Created(ResolvedRun(config), buffer, writer)
+        created = CreatedGroups(ResolvedRun(config), buffer, writer)
         assert created.store([CreatedGroup(None, 1, [answer], "k1"), CreatedGroup(None, 1, [answer], "k1")]) == []
         assert "does not exist any more" in str(created.store([CreatedGroup(None, 999, [answer], "k1")])[0].error)
     buffer.sql("UPDATE rft.experience SET reward = 0 WHERE source = 'synthesis'")
@@ -70,10 +70,10 @@ def test_answers_that_stages_make_belong_to_the_task_of_their_parent(
     ]
 
 
-def test_a_task_whose_first_group_cannot_be_stored_is_not_made(buffer: Buffer, roles: Roles, tmp_path: Path) -> None:
+def test_a_task_whose_first_group_cannot_be_stored_is_not_created(buffer: Buffer, roles: Roles, tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
     with buffer.writer(roles.run) as writer:
-        created = Created(ResolvedRun(sft(buffer, str(tmp_path))), buffer, writer)
+        created = CreatedGroups(ResolvedRun(sft(buffer, str(tmp_path))), buffer, writer)
         for reward, key in ((float("nan"), "bad"), (1.0, "good")):
             task = CreatedTask("made", key, {"prompt": "1", "answer": None, "metadata": {}}, 1, {"n": 1})
             created.store([CreatedGroup(task, 1, [CreatedAnswer([{"role": "user", "content": "1"}], "2", reward)])])
@@ -82,12 +82,14 @@ def test_a_task_whose_first_group_cannot_be_stored_is_not_made(buffer: Buffer, r
     ]
 
 
-def test_what_a_policy_did_not_sample_is_not_stored_for_an_algorithm_that_needs_samples(
+def test_answers_that_no_policy_sampled_are_not_stored_for_an_algorithm_that_needs_samples(
     buffer: Buffer, roles: Roles, tmp_path: Path
 ) -> None:
     make_tiny_model(tmp_path)
     config = sft(buffer, str(tmp_path), name="grpo", group_size=2)
     answer = CreatedAnswer([{"role": "user", "content": "1"}], "2", 1.0)
     with buffer.writer(roles.run) as writer:
-        (refused,) = Created(ResolvedRun(config), buffer, writer).store([CreatedGroup(None, 1, [answer, answer], "k")])
+        (refused,) = CreatedGroups(ResolvedRun(config), buffer, writer).store(
+            [CreatedGroup(None, 1, [answer, answer], "k")]
+        )
     assert "grpo needs the log-probabilities of samples" in str(refused.error)

@@ -1,4 +1,4 @@
-"""A chain gives every row one decision, keeps groups whole, and says clearly what is wrong with its YAML."""
+"""A chain gives every row one decision, keeps groups whole, and reports clearly what is wrong with its YAML."""
 
 from __future__ import annotations
 

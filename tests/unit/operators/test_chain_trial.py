@@ -9,7 +9,7 @@ import pytest
 from operators.base import UnavailableError
 from operators.chain.build import build_chain
 from operators.chain.stage import StageError
-from operators.chain.trial import try_stages
+from operators.chain.stage_trial import try_stages
 from tests.support.batches import batch_of_groups
 
 JUDGE: dict[str, Any] = {"llm_judge": {"endpoint": {"url": "http://127.0.0.1:9", "model": "m"}}}

@@ -1,4 +1,4 @@
-"""The catalogue of Data-Juicer's operators: what it says, that it is up to date, and what happens with another version."""
+"""The catalogue of Data-Juicer's operators: its contents, that it is up to date, and what happens with another version."""
 
 from __future__ import annotations
 

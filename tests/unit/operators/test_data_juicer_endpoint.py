@@ -72,7 +72,7 @@ def test_a_score_is_a_column_and_is_not_asked_for_again(serve: Any) -> None:
     assert len(server.requests) == 3
     # Another bound, the same score: the endpoint is not asked.
     strict = build_chain([quality(server, min_score=1.1)])
-    again = strict.run(table, known=stored([scores]))
+    again = strict.run(table, stored_scores=stored([scores]))
     assert again.decisions["kept"].to_pylist() == [False, False, False]
     assert again.decisions["reason"][2].as_py().startswith("llm_quality_score_filter: llm_quality_score is 0.6")
     assert len(server.requests) == 3

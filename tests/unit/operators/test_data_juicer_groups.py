@@ -1,4 +1,4 @@
-"""Groupers and aggregators of Data-Juicer: groups are a column, what is found out about them too, and on tasks a task is made of each."""
+"""Groupers and aggregators of Data-Juicer: groups and results are columns, and on tasks each group becomes a task."""
 
 from __future__ import annotations
 
@@ -143,16 +143,16 @@ def test_a_group_that_stays_the_same_is_not_asked_about_again(serve: Any, tokeni
     first = chain.run(tasks(["a", "a", "b", "b"]))
     assert len(server.requests) == 2
     known = stored(first.scores)
-    again = chain.run(tasks(["a", "a", "b", "b"]), known=known)
+    again = chain.run(tasks(["a", "a", "b", "b"]), stored_scores=known)
     assert len(server.requests) == 2 and made(again) == made(first)
     # Another row in one of the groups: that one is aggregated anew, into another task, and the other is not.
-    grown = chain.run(tasks(["a", "a", "b", "b", "b"], [*PROMPTS, "A dam broke."]), known=known)
+    grown = chain.run(tasks(["a", "a", "b", "b", "b"], [*PROMPTS, "A dam broke."]), stored_scores=known)
     assert len(server.requests) == 3
     assert made(grown)[0] == made(first)[0]
     assert made(grown)[1].task_key != made(first)[1].task_key
     assert made(grown)[1].features == {"parent_task_ids": [2, 3, 4]}
     # And another text in it.
-    chain.run(tasks(["a", "a", "b", "b"], ["Snow fell.", *PROMPTS[1:]]), known=known)
+    chain.run(tasks(["a", "a", "b", "b"], ["Snow fell.", *PROMPTS[1:]]), stored_scores=known)
     assert len(server.requests) == 4
 
 
@@ -301,7 +301,7 @@ def test_on_experiences_a_rollout_group_is_aggregated_into_a_column(serve: Any, 
     assert result.decisions["kept"].to_pylist() == [True, True, False, False, False]
     assert result.created == [] and len(server.requests) == 2
     # However batches are cut, groups are whole: what is stored is used again.
-    alone = chain.run(table.slice(2, 3).combine_chunks(), known=stored(result.scores))
+    alone = chain.run(table.slice(2, 3).combine_chunks(), stored_scores=stored(result.scores))
     assert alone.decisions["kept"].to_pylist() == [False] * 3 and len(server.requests) == 2
 
 

@@ -102,7 +102,7 @@ def test_filters_decide_by_all_images_of_an_experience() -> None:
     other = on_arrays(
         {"image_aspect_ratio_filter": {**ratio["image_aspect_ratio_filter"], "max_ratio": 10}}, arrays, asked
     )
-    assert other.run(table, known=stored(result.scores)).decisions["kept"].to_pylist() == [True] * 4
+    assert other.run(table, stored_scores=stored(result.scores)).decisions["kept"].to_pylist() == [True] * 4
     assert len(asked) == 1
     sizes = on_arrays({"image_size_filter": {"image_key": "arrays.pixels", "min_size": "1kb"}}, arrays)
     assert sizes.run(table).decisions["kept"].to_pylist() == [True, True, True, True]

@@ -1,4 +1,4 @@
-"""Calls to a model: retried, limited, counted, remembered; and a call that fails is data."""
+"""Calls to a model are retried, limited, counted and cached; a failed call is data."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_stored_scores_are_used_and_only_the_others_asked_for(serve: Serve, judg
     known = replaced(chain, batch(1), {100: {"judge_score": 2.0, "judge_reason": "stored", "judge_error": None}})
     chain = judge(server.url)  # without what it remembers
     before = len(server.requests)
-    (scores,) = chain.run(batch(3), known=known).scores
+    (scores,) = chain.run(batch(3), stored_scores=known).scores
     assert scores.table["experience_id"].to_pylist() == [101, 102]
     assert len(server.requests) == before + 2
 

@@ -1,4 +1,4 @@
-"""A formula in a configuration: what it gives, what it reads, and what it may not do."""
+"""A formula in a configuration: its values, what it reads, and what it must not do."""
 
 from __future__ import annotations
 

@@ -376,9 +376,9 @@ def test_a_group_with_one_unscored_row_is_compared_again_as_a_whole() -> None:
     kept = {"pairwise_score": 0.25, "pairwise_parts": "{}", "pairwise_error": None}
     table = batch([0, 0], [0, 0], response=["a", "bb", "ccc", "dddd"])
     known = replaced(prepared("pairwise_judge", longest_wins), table, dict.fromkeys(range(100, 104), kept))
-    assert chain.run(table, known=known).scores == []
+    assert chain.run(table, stored_scores=known).scores == []
     ((key, found),) = known.items()
-    result = chain.run(table, known={key: {place: found[place] for place in (100, 101, 102)}})
+    result = chain.run(table, stored_scores={key: {place: found[place] for place in (100, 101, 102)}})
     assert [row["experience_id"] for row in scores(result)] == [102, 103]
     assert len(asked) == 2
 
@@ -479,7 +479,7 @@ def test_a_group_with_a_row_that_has_nothing_beside_it_is_not_judged_again(stage
         key: {number: score for number, score in rows.items() if score.scores[error] is None}
         for key, rows in stored(first.scores).items()
     }
-    assert chain.run(table, known=known).scores == []
+    assert chain.run(table, stored_scores=known).scores == []
     assert asked == []
 
 

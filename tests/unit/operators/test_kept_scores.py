@@ -1,4 +1,4 @@
-"""Which stored scores are used again: those of the same input, and no others. What is computed now decides what is right."""
+"""Stored scores are used again for the same input and for no other; freshly computed scores are the reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def set_column(table: pa.Table, name: str, values: Sequence[object]) -> pa.Table
 
 
 def the_same_as_anew(chain: Chain, table: pa.Table, known: Any) -> bool:
-    return chain.run(table, known=known).decisions.equals(chain.run(table).decisions)
+    return chain.run(table, stored_scores=known).decisions.equals(chain.run(table).decisions)
 
 
 def test_a_score_of_a_column_that_looks_across_rows_is_not_used_for_other_rows() -> None:
@@ -37,9 +37,9 @@ def test_a_score_of_a_column_that_looks_across_rows_is_not_used_for_other_rows()
     )
     table = batch_of_groups([0, 1], [0, 1], num_response_tokens=[1, 2, 3, 4])
     known = stored(chain.run(table).scores)
-    assert chain.run(table, known=known).scores == []
+    assert chain.run(table, stored_scores=known).scores == []
     alone = table.slice(2, 2)  # a label sent the second group back
-    assert chain.run(alone, known=known).decisions["kept"].to_pylist() == [True, True]
+    assert chain.run(alone, stored_scores=known).decisions["kept"].to_pylist() == [True, True]
     assert the_same_as_anew(chain, alone, known)
 
 
@@ -63,11 +63,11 @@ def test_a_score_among_siblings_is_not_used_where_others_are_left() -> None:
     whole, asked = policy_chain(asked=[]), list[str]()
     known = stored(whole.run(TABLE).scores)
     fewer = policy_chain({"reward_threshold": {"min": 0.5}}, asked=asked)
-    (found,) = fewer.run(TABLE, known=known).scores
+    (found,) = fewer.run(TABLE, stored_scores=known).scores
     assert found.table["experience_id"].to_pylist() == [101, 102, 105] and len(asked) == 2
     # Those that are left in another way are the same siblings.
     again = policy_chain({"sql": "SELECT * FROM batch WHERE reward > 0"}, asked=[])
-    assert again.run(TABLE, known=stored([found])).scores == []
+    assert again.run(TABLE, stored_scores=stored([found])).scores == []
 
 
 def test_the_same_group_scorer_twice_keeps_the_scores_of_either_place() -> None:
@@ -77,7 +77,7 @@ def test_the_same_group_scorer_twice_keeps_the_scores_of_either_place() -> None:
         [2 / 3] * 3 + [1 / 3] * 3,
         [1.0, 1.0, 1.0],
     ]
-    assert chain.run(TABLE, known=stored(result.scores)).scores == []
+    assert chain.run(TABLE, stored_scores=stored(result.scores)).scores == []
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_a_score_of_a_column_that_was_corrected_is_computed_again(
     known = stored(chain.run(TABLE).scores)
     corrected = set_column(TABLE, column, values)
     changed = [a != b for a, b in zip(values, TABLE[column].to_pylist(), strict=True)]
-    (found,) = chain.run(corrected, known=known).scores
+    (found,) = chain.run(corrected, stored_scores=known).scores
     assert found.table.num_rows == sum(changed) and the_same_as_anew(chain, corrected, known)
-    assert chain.run(set_column(TABLE, "finish_reason", ["length"] * 6), known=known).scores == []
+    assert chain.run(set_column(TABLE, "finish_reason", ["length"] * 6), stored_scores=known).scores == []
 
 
 def test_a_file_that_a_query_may_read_is_part_of_what_it_decides(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_file_that_a_query_may_read_is_part_of_what_it_decides(tmp_path: Path)
     version, known = first.version, stored(first.run(TABLE).scores)
     second = chain("seventeen")
     assert second.version != version
-    assert second.run(TABLE, known=known).scores[0].table["n"].to_pylist() == [10] * 6
+    assert second.run(TABLE, stored_scores=known).scores[0].table["n"].to_pylist() == [10] * 6
     (tmp_path / "words.csv").write_text("w\nfour\n")
     same = build_chain([{"sql": second.stages[0].operator.config.model_dump()}], tmp_path)
     versions = [same.version]
@@ -129,11 +129,11 @@ def test_what_the_policy_said_is_used_while_its_weights_are_the_same() -> None:
     first = policy_chain(asked=asked)
     known = stored(first.run(TABLE).scores)
     num_asked = len(asked)
-    assert policy_chain(asked=asked).run(TABLE, known=known).scores == [] and len(asked) == num_asked
-    (found,) = policy_chain(asked=asked, version="2").run(TABLE, known=known).scores
+    assert policy_chain(asked=asked).run(TABLE, stored_scores=known).scores == [] and len(asked) == num_asked
+    (found,) = policy_chain(asked=asked, version="2").run(TABLE, stored_scores=known).scores
     assert found.table.num_rows == 6 and len(asked) == 2 * num_asked
     unknown = policy_chain(asked=asked, version=None)
-    (found,) = unknown.run(TABLE, known=known).scores
+    (found,) = unknown.run(TABLE, stored_scores=known).scores
     assert found.table.num_rows == 6 and stored([found]) == {}
 
 

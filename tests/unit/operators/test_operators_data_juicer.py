@@ -215,12 +215,12 @@ def test_statistics_are_scores_which_other_bounds_do_not_compute_again() -> None
     assert loose.score_keys == strict.score_keys == [scores.score_key]
     # Stored values that the operator would not compute show that it was not asked again.
     known = replaced(loose, table, {key: {"dj_text_len": 7.0} for key in (100, 101, 102)})
-    again = strict.run(table, known=known)
+    again = strict.run(table, stored_scores=known)
     assert again.decisions["reason"].to_pylist() == [None, None, None, "text_len 3 < min_len 4"]
     assert again.scores[0].table["experience_id"].to_pylist() == [103]
     # With all of them stored, nothing is computed.
     known = replaced(loose, table, {key: {"dj_text_len": 3.0} for key in (100, 101, 102, 103)})
-    assert strict.run(table, known=known).scores == []
+    assert strict.run(table, stored_scores=known).scores == []
 
 
 def test_an_argument_that_changes_the_statistic_changes_its_key() -> None:

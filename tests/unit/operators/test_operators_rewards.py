@@ -127,14 +127,14 @@ def test_a_tag_may_be_a_hash_and_is_the_same_when_it_is_stored() -> None:
     first = chain.run(table)
     assert max(first.scores[0].table["h"].to_pylist()) > 2**63
     assert first.decisions["kept"].to_pylist() == [True] * 20
-    again = chain.run(table, known=stored(first.scores))
+    again = chain.run(table, stored_scores=stored(first.scores))
     assert (again.scores, again.decisions["kept"].to_pylist()) == ([], [True] * 20)
 
 
 def test_tags_that_are_stored_are_not_computed_again() -> None:
     chain = build_chain([{"tag": {"columns": {"words": "len(string_split(response, ' '))"}}}])
     table = batch_of_groups([0, 1])
-    (scores,) = chain.run(table, known=replaced(chain, table, {100: {"words": 42}})).scores
+    (scores,) = chain.run(table, stored_scores=replaced(chain, table, {100: {"words": 42}})).scores
     assert scores.table["experience_id"].to_pylist() == [101]
 
 

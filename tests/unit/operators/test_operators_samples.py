@@ -1,4 +1,4 @@
-"""Samples and mixtures: the same groups every time, whole, and in the shares asked for."""
+"""Samples and mixtures: the same whole groups every time, in the requested shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that look at texts: copies, near copies, repetition, languages, what is in an evaluation set."""
+"""Operators that look at texts: copies, near copies, repetition, languages, contamination."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a stage is run: the columns it is given, scores that are known, parts at the same time, tries, and the rules none may break."""
+"""How a stage is run: the columns it receives, stored scores, concurrent parts, retries, and the rules that every stage obeys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from operators.chain.stage import RunOptions, StageError, identify
 from rftdata.errors import ConfigError
-from rftdata.pipeline.records import KnownScore
+from rftdata.pipeline.records import StoredScore
 from tests.support.batches import batch_of_groups, stored
 from tests.support.waiting import PATIENCE_S
 
@@ -95,7 +95,7 @@ def chain(*stages: object) -> Chain:
     return build_chain([stage if isinstance(stage, dict) else {name(stage): {}} for stage in stages])  # type: ignore[arg-type]
 
 
-def test_known_scores_are_not_computed_again_and_give_the_same() -> None:
+def test_stored_scores_are_not_computed_again_and_give_the_same() -> None:
     table = batch_of_groups([1.0, 0.0, 1.0])
     words = chain(Words, {"sql": "SELECT * REPLACE (words AS reward) FROM batch"})
     (key,) = words.score_keys
@@ -105,12 +105,12 @@ def test_known_scores_are_not_computed_again_and_give_the_same() -> None:
     known = stored([scored])
     third = known[key].pop(102)
     seen.clear()
-    second = words.run(table, known=known)
+    second = words.run(table, stored_scores=known)
     assert seen == [table["response"].to_pylist()[2:]]
     assert second.decisions.equals(first.decisions) and [s.table.num_rows for s in second.scores] == [1]
     seen.clear()
-    known[key][102] = KnownScore(third.input_digest, {"words": 40.0})
-    last = words.run(table, known=known)
+    known[key][102] = StoredScore(third.input_digest, {"words": 40.0})
+    last = words.run(table, stored_scores=known)
     assert seen == [] and last.scores == [] and last.decisions["reward"].to_pylist()[2] == 40.0
 
 

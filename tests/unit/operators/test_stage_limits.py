@@ -1,4 +1,4 @@
-"""Stages that do not return: which rows are set aside, what is said about them, and what building a chain waits for."""
+"""Stages that do not return: which rows are set aside, with which message, and how long building a chain waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from operators.base import Operator, StageConfig, StageOutcome
 from operators.chain.build import build_chain
 from operators.chain.stage import RunOptions, StageError, identify
-from rftcore.pipeline.decide import decide
+from rftcore.pipeline.group_decisions import decide_groups
 from rftdata.errors import ConfigError, PluginError, TimeLimitError, time_limit_behind
 from rftdata.pipeline.records import SealedBatch
 from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S, at_most
@@ -88,7 +88,7 @@ def test_the_row_at_which_a_rule_loops_is_set_aside_alone_and_the_reason_states_
     first = groups.table["experience_id"][0].as_py()
     late = (first + 1, first + 7)
     chain = build_chain([limited("loops_on", ids=late)])
-    decided = decide(chain, groups, patient=True)
+    decided = decide_groups(chain, groups, patient=True)
     found = decisions(decided)
     assert {key for key, (kept, _) in found.items() if not kept} == set(late)
     reason = found[late[0]][1]
@@ -104,7 +104,7 @@ def test_the_rows_of_a_stage_that_names_none_are_looked_for_by_halves() -> None:
     groups = batch((0.0, 1.0), (0.0, 1.0), (0.0, 1.0))
     late = groups.table["experience_id"][3].as_py()
     chain = build_chain([limited("LoopsOn", ids=[late])])
-    decided = decide(chain, groups, patient=True)
+    decided = decide_groups(chain, groups, patient=True)
     assert decided.failed == {late}
     assert all(kept for key, (kept, _) in decisions(decided).items() if key != late)
     errors = [stage.error for stage in decided.stages if stage.error]
@@ -117,38 +117,40 @@ def test_a_stage_that_exceeds_its_limit_on_everything_is_broken_and_not_tried_on
     chain = build_chain([limited(name, 0.05, ids=groups.table["experience_id"].to_pylist())])
     calls.clear()
     with pytest.raises(StageError) as raised:
-        decide(chain, groups, patient=True)
+        decide_groups(chain, groups, patient=True)
     assert time_limit_behind(raised.value) is not None
     assert len(calls) <= 8
     # Not patient, as where a group is alone: everything is set aside.
-    assert len(decide(chain, batch((0.0, 1.0))).failed) == 2
+    assert len(decide_groups(chain, batch((0.0, 1.0))).failed) == 2
 
 
 def test_a_stage_that_loops_on_every_row_is_broken_though_what_is_left_of_a_group_is_too_small_for_it() -> None:
     groups = batch((0.0, 1.0))
     stages = [limited("loops_on", 0.05, ids=groups.table["experience_id"].to_pylist())]
     with pytest.raises(StageError, match="did not return"):
-        decide(build_chain(stages, min_group_size=2), groups, patient=True)
+        decide_groups(build_chain(stages, min_group_size=2), groups, patient=True)
 
 
 def test_a_row_that_loops_is_set_aside_though_no_other_row_gets_to_the_stage() -> None:
     groups = batch((0.0, 1.0), (0.0, 1.0))
     late = groups.table["experience_id"][1].as_py()
     only = {"sql": f"SELECT * FROM batch WHERE experience_id = {late}"}
-    assert decide(build_chain([only, limited("loops_on", 0.05, ids=[late])]), groups, patient=True).failed == {late}
+    assert decide_groups(build_chain([only, limited("loops_on", 0.05, ids=[late])]), groups, patient=True).failed == {
+        late
+    }
 
 
 def test_all_rows_of_a_lone_group_that_loops_are_set_aside_where_others_passed_before() -> None:
     groups = batch((0.0, 1.0))
     chain = build_chain([limited("loops_on", 0.05, ids=groups.table["experience_id"].to_pylist())])
-    assert decide(chain, groups, patient=False).failed == set(groups.table["experience_id"].to_pylist())
+    assert decide_groups(chain, groups, patient=False).failed == set(groups.table["experience_id"].to_pylist())
 
 
 def test_parts_that_run_at_the_same_time_have_the_limit_each() -> None:
     groups = batch((0.0, 1.0), (0.0, 1.0))
     late = groups.table["experience_id"][2].as_py()
     stage = {f"{HERE}:loops_on": {"ids": [late], "run": {"timeout_s": 2, "concurrency": 4}}}
-    assert decide(build_chain([stage]), groups, patient=True).failed == {late}
+    assert decide_groups(build_chain([stage]), groups, patient=True).failed == {late}
 
 
 def test_decide_of_a_scoring_stage_has_the_limit_too() -> None:

@@ -101,7 +101,7 @@ def test_a_score_is_the_same_when_it_was_computed_and_when_it_was_stored() -> No
         {"share": 0.125, "text": "c", "whole": 8},
         {"share": None, "text": None, "whole": 0},
     ]
-    second = chain.run(table, known=stored(first.scores))
+    second = chain.run(table, stored_scores=stored(first.scores))
     assert second.scores == [] and second.decisions.equals(first.decisions)
 
 

@@ -1,4 +1,4 @@
-"""New tasks and experiences out of old ones: what is used, what is asked, what comes out, and that it comes out the same again."""
+"""Synthesised tasks and experiences: which rows are used, what is asked, what is created, and that it is repeatable."""
 
 from __future__ import annotations
 

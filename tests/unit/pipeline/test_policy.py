@@ -1,4 +1,4 @@
-"""The run's own model, asked by stages: every chat has an answer or an error of its own."""
+"""The run's own model, asked by stages: every chat has its own answer or error."""
 
 from __future__ import annotations
 

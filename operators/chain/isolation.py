@@ -29,7 +29,7 @@ from operators.chain.chain import Chain
 from operators.chain.stage import Stage, StageError
 from operators.groups import Ints
 from rftdata.errors import time_limit_behind
-from rftdata.pipeline.records import Known, Verdicts, dropped, remember
+from rftdata.pipeline.records import StoredScores, Verdicts, dropped, remember
 
 _PROBES = 8
 _FEW_PROBES = 3
@@ -45,16 +45,16 @@ class Recorder(Protocol):
         """Start a run. What was recorded since the last `keep` belongs to a failed run."""
 
     def watch(self, stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
-        """See `operators.chain.chain.Watch`."""
+        """Record the outcome of a stage; see `operators.chain.chain.Watch`."""
 
     def keep(self, verdicts: Verdicts) -> None:
-        """Keep what was recorded: the run succeeded."""
+        """Keep what was recorded, because the run succeeded."""
 
 
-def decide(
+def decide_despite_failures(
     chain: Chain,
     table: pa.Table,
-    known: Known | None = None,
+    stored_scores: StoredScores | None = None,
     *,
     patient: bool = False,
     as_whole: bool = False,
@@ -62,11 +62,11 @@ def decide(
     retried: bool = False,
     recorder: Recorder | None = None,
 ) -> Verdicts:
-    """Return verdicts on every row of a batch, even if stages raise on some of them.
+    """Decide on every row of a batch, even if stages raise on some of them.
 
     Args:
         table: whole units by group_id.
-        known: stored scores.
+        stored_scores: computed in earlier calls, and not computed again.
         patient: raise if a stage fails on everything that is tried, instead of setting all rows aside.
         as_whole: stages compare all rows, so they are decided together.
         min_group_size: overrides the chain's value.
@@ -77,15 +77,20 @@ def decide(
         StageError: with `patient`, the stage's error; with `as_whole`, the error of a batch in which no row fails alone; with `retried`,
             the error of an unavailable stage.
     """
-    return _Isolator(chain, known or {}, min_group_size, retried, recorder).decide(table, patient, as_whole)
+    return _Isolator(chain, stored_scores or {}, min_group_size, retried, recorder).decide(table, patient, as_whole)
 
 
 class _Isolator:
     def __init__(
-        self, chain: Chain, known: Known, min_group_size: int | None, retried: bool, recorder: Recorder | None
+        self,
+        chain: Chain,
+        stored_scores: StoredScores,
+        min_group_size: int | None,
+        retried: bool,
+        recorder: Recorder | None,
     ) -> None:
         self._chain = chain
-        self._known = {key: dict(scores) for key, scores in known.items()}
+        self._stored_scores = {key: dict(scores) for key, scores in stored_scores.items()}
         self._min_group_size = min_group_size
         self._retried = retried
         self._recorder = recorder
@@ -112,14 +117,14 @@ class _Isolator:
             self._recorder.start()
             watch = self._recorder.watch
         try:
-            verdicts = self._chain.run(table, self._min_group_size, known=self._known, watch=watch)
+            verdicts = self._chain.run(table, self._min_group_size, stored_scores=self._stored_scores, watch=watch)
         except StageError as error:
             # Keep the scores, so that no later try computes them again.
             self._found.scores += error.scores
-            remember(self._known, error.scores)
+            remember(self._stored_scores, error.scores)
             return self._checked(error)
         self._found.add(verdicts)
-        remember(self._known, verdicts.scores)
+        remember(self._stored_scores, verdicts.scores)
         if self._recorder is not None:
             self._recorder.keep(verdicts)
         return None
@@ -127,7 +132,7 @@ class _Isolator:
     def _error_of(self, table: pa.Table, min_group_size: int | None = 1) -> StageError | None:
         """Try a part without deciding on it; return its error."""
         try:
-            self._chain.run(table, min_group_size, known=self._known)
+            self._chain.run(table, min_group_size, stored_scores=self._stored_scores)
         except StageError as error:
             return self._checked(error)
         return None
@@ -223,8 +228,8 @@ class _Isolator:
         failure = self._try(rest)
         if failure is not None:
             self._set_aside(rest, failure)
-        for part, found in culprits:
-            self._set_aside(part, found)
+        for part, part_error in culprits:
+            self._set_aside(part, part_error)
 
     def _decide_whole(self, table: pa.Table, error: StageError) -> None:
         """Decide on rows that are compared with one another, without those that fail alone.
@@ -233,8 +238,8 @@ class _Isolator:
             StageError: the remaining rows fail as well.
         """
         culprits = list(self._culprits(table, error))
-        for part, found in culprits:
-            self._set_aside(part, found)
+        for part, part_error in culprits:
+            self._set_aside(part, part_error)
         rest = _without(table, culprits)
         failure = self._try(rest) if rest.num_rows else None
         if failure is not None:
@@ -254,7 +259,7 @@ class _Isolator:
 
 
 def _late_row(table: pa.Table, error: StageError) -> int | None:
-    """Return the row on which a stage exceeded its time limit, if known."""
+    """Return the row on which a stage exceeded its time limit, if stored_scores."""
     limit = time_limit_behind(error)
     if limit is None or limit.subject is None:
         return None

@@ -15,7 +15,7 @@ from rftdata.errors import OperatorError, QueryError
 from rftdata.limits import check_name, check_task_name
 
 
-def checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcome:
+def checked_outcome(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcome:
     """Return the outcome if it obeys the rules for all stages.
 
     Raises:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from operators.base import UnavailableError
 from operators.chain.apply import apply_stage
 from operators.chain.chain import Chain
-from operators.chain.stage import Stage, at, failed, written_columns
+from operators.chain.stage import Stage, error_at_stage, failed, written_columns
 from rftdata.errors import PluginError
 from rftdata.pipeline.records import Verdicts
 
@@ -57,7 +57,7 @@ def _applied(stage: Stage, table: pa.Table) -> pa.Table:
     try:
         outcome = apply_stage(once, table, {}).outcome
     except PluginError as error:
-        raise at(stage.index, stage.name, error) from error
+        raise error_at_stage(stage.index, stage.name, error) from error
     except Exception as error:
         for cause in (error, error.__cause__):  # an error of a row function is the cause of ours
             if isinstance(cause, UnavailableError):

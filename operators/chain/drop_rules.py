@@ -26,9 +26,9 @@ def short_groups(groups: Groups, rows: Ints, min_group_size: int, left: str) -> 
     """
     if min_group_size <= 1 or not len(rows):
         return None
-    there_R = np.zeros(groups.num_rollouts, np.bool_)
-    there_R[groups.rollout_N[rows]] = True
-    counts_G = np.bincount(groups.group_R[there_R], minlength=groups.num_groups)
+    remains_R = np.zeros(groups.num_rollouts, np.bool_)
+    remains_R[groups.rollout_N[rows]] = True
+    counts_G = np.bincount(groups.group_R[remains_R], minlength=groups.num_groups)
     group_of_row = groups.group_N[rows]
     counts = counts_G[group_of_row]
     short = counts < min_group_size
@@ -44,7 +44,7 @@ def short_groups(groups: Groups, rows: Ints, min_group_size: int, left: str) -> 
 
 
 def is_short(reason: str) -> bool:
-    """Whether a row was dropped since its group became too small, and not for what it is."""
+    """Return whether a row was dropped because its group became too small, and not for its own content."""
     return _LIMIT in reason
 
 
@@ -53,8 +53,8 @@ def without_reward(reward: pa.Array, before_value: str) -> pa.Array | None:
     finite = pc.fill_null(pc.is_finite(reward), False)
     if pc.all(finite, min_count=0).as_py():
         return None
-    shown = pc.fill_null(pc.cast(reward, pa.string()), "null")
-    reasons = pc.binary_join_element_wise(before_value, shown, "")
+    value = pc.fill_null(pc.cast(reward, pa.string()), "null")
+    reasons = pc.binary_join_element_wise(before_value, value, "")
     return pc.if_else(finite, pa.scalar(None, pa.string()), reasons)
 
 

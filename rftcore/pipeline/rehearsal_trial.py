@@ -1,4 +1,4 @@
-"""Trial of the experience chain on rehearsed rollouts, as `rft check --deep` does before a run. Nothing is stored."""
+"""Trial of the experience chain on rehearsed rollouts, for `rft check --deep` before a run. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from operators.base import Messages, StageContext, UnavailableError
 from operators.chain.chain import Chain
-from operators.chain.trial import try_stages
+from operators.chain.stage_trial import try_stages
 from rftcore.workflows.task import Task
 from rftdata.experience import Array, Rollout
 from rftdata.experience import Sequence as Trained
@@ -23,8 +23,8 @@ _MAX_GROUP_SIZE = 4
 _RIGHT, _WRONG = 1.0, 0.0
 
 
-class TrialBatch:
-    """Experiences as an explorer would store them: for each rehearsed rollout a group of copies, every second with another reward.
+class RehearsedBatch:
+    """Experiences as an explorer would store them: a group of copies for each rehearsed rollout, with another reward in every second copy.
 
     Args:
         group_size: of the run; at most four copies are made.
@@ -82,7 +82,7 @@ def _row(task: Task, features: Mapping[str, Any], sequence: Trained) -> dict[str
     }
 
 
-def try_chain(chain: Chain, context: StageContext, batch: TrialBatch) -> dict[str, str]:
+def try_rehearsed_chain(chain: Chain, context: StageContext, batch: RehearsedBatch) -> dict[str, str]:
     """Prepare a chain, try its stages, and close it; return the stages that were not tried, with the reason.
 
     Raises:
@@ -96,5 +96,5 @@ def try_chain(chain: Chain, context: StageContext, batch: TrialBatch) -> dict[st
 
 
 def refuse_to_generate(chats: Sequence[Messages], max_tokens: int, temperature: float) -> list[str | Exception]:
-    """Stand for the policy, which a check does not start."""
+    """Raise in place of the policy, which a check does not start."""
     raise UnavailableError("it asks the policy")
