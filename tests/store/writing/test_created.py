@@ -56,7 +56,7 @@ def test_answers_that_stages_create_belong_to_the_task_of_their_parent(
     with buffer.writer(roles.run) as writer:
         created = CreatedGroups(ResolvedRun(config), buffer, writer)
         assert created.store([CreatedGroup(None, 1, [answer], "k1"), CreatedGroup(None, 1, [answer], "k1")]) == []
-        assert "does not exist any more" in str(created.store([CreatedGroup(None, 999, [answer], "k1")])[0].error)
+        assert "no longer exists" in str(created.store([CreatedGroup(None, 999, [answer], "k1")])[0].error)
     buffer.sql("UPDATE rft.experience SET reward = 0 WHERE source = 'synthesis'")
     assert rows(buffer, counts) == before
     made = rows(
