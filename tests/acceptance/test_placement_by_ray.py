@@ -1,4 +1,4 @@
-"""Roles get the GPUs that were planned for them from Ray, which accepts GPUs that are only declared, and are watched there."""
+"""Ray gives roles their planned GPUs, and reports when they end. Its GPUs here are only declared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Probe:
-    """In place of a role: what its process sees."""
+    """An actor in place of a role; returns what its process sees."""
 
     def devices(self) -> list[int]:
         return [int(number) for number in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if number]
@@ -67,7 +67,7 @@ def config(explorers: int, parts: int, ranks: int) -> RunConfig:
     )
 
 
-def test_each_role_sees_its_own_gpus_and_again_after_a_restart_and_others_are_refused(four_gpus: None) -> None:
+def test_each_role_sees_its_own_gpus_also_after_a_restart_and_further_gpus_are_refused(four_gpus: None) -> None:
     (machine,) = machines()
     assert machine.num_gpus == 4
     placement = place(config(1, 2, 2), [machine])
@@ -94,7 +94,7 @@ def test_each_role_sees_its_own_gpus_and_again_after_a_restart_and_others_are_re
     ray.util.remove_placement_group(reserved)
 
 
-def test_roles_that_share_a_gpu_see_the_same(four_gpus: None) -> None:
+def test_roles_that_share_a_gpu_see_the_same_gpu(four_gpus: None) -> None:
     placement = place(config(4, 1, 2), machines(), engine_share=0.3)
     reserved = reserve(placement)
     seats = Seats(placement, reserved)
@@ -109,7 +109,7 @@ def test_roles_that_share_a_gpu_see_the_same(four_gpus: None) -> None:
 
 
 class Role:
-    """In place of a role: its process works, or dies at once."""
+    """An actor in place of a role, whose process works or exits at once."""
 
     def identity(self) -> ProcessIdentity:
         return identity()
@@ -142,7 +142,9 @@ class Lines(LineView):
         self.said.append(text)
 
 
-def test_an_explorer_that_dies_again_and_again_is_given_up_while_another_works(four_gpus: None, buffer: Buffer) -> None:
+def test_an_explorer_that_keeps_exiting_is_not_restarted_any_more_while_another_works(
+    four_gpus: None, buffer: Buffer
+) -> None:
     run = buffer.create_run(name="r", config={}, seed=1, steps=9, pipeline_version="none")
     view = Lines()
     roles = Roles(

@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def arguments(folder: Path, *more: object) -> list[object]:
-    """Of `rft run`; resumed once there is a run."""
+    """Return the arguments of `rft run`, which resume the run if it is stored."""
     resumed = ["--resume"] if (folder / "buffer" / "postgres").exists() else []
     return ["run", folder / "config.yaml", *resumed, "--buffer", folder / "buffer", *more]
 
@@ -100,13 +100,13 @@ def num_steps(folder: Path) -> int:
 
 
 def wait_for_steps(folder: Path, process: subprocess.Popen[str]) -> None:
-    """Until it has done two steps more."""
+    """Wait until the run has done two further steps."""
     before = num_steps(folder)
     wait_until(lambda: num_steps(folder) >= before + 2, "two steps more", process=process, pause_s=0.5)
 
 
 def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
-    """What it prints up to a line."""
+    """Return what the process prints up to a line."""
     assert process.stdout is not None
     read = ""
     for line in process.stdout:
@@ -129,7 +129,7 @@ def assert_interrupted(folder: Path, process: subprocess.Popen[str], number: sig
 
 
 def assert_kept(folder: Path) -> None:
-    """Stopped in good order: no role failed, and the trainer kept what it had trained."""
+    """Assert that the run stopped in good order: no role failed, and the trainer stored what it had trained."""
     trained = (
         "select max(trainer_step) as step, (select max(trainer_step) from rft.checkpoint) as kept from rft.train_step"
     )
@@ -227,7 +227,7 @@ def test_a_signal_to_every_process_ray_included_interrupts_the_run(folder: Path)
 
 
 def descendants(pid: int) -> list[int]:
-    """Children of a process, and theirs."""
+    """Return the children of a process, and theirs."""
     children = [
         int(folder.name)
         for folder in Path("/proc").iterdir()

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture
 def chain(warm: Warm, tmp_path: Path) -> Path:
-    """Two steps of imitation, then one of reinforcement with a reward that is broken until `fixed` exists."""
+    """Return a file with two steps of imitation, then one of reinforcement whose reward fails until `fixed` exists."""
     (tmp_path / "reward.py").write_text(
         "from itertools import count\n"
         "from pathlib import Path\n"

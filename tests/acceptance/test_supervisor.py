@@ -1,4 +1,4 @@
-"""How `rft run` ends when a role does not stop, or fails after its work; and that it does not join another Ray cluster."""
+"""`rft run` ends in good order when a role does not stop, or fails after its work, and ends a local Ray cluster completely."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def wait_for_a_step(folder: Path, process: subprocess.Popen[str]) -> dict[str, int]:
-    """The process id of each role once a step is done."""
+    """Return the process id of each role once a step is done."""
     buffer = folder / "buffer"
     running = buffer / "postgres" / "postmaster.pid"
     wait_until(
@@ -151,7 +151,7 @@ def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_
     assert run == [{"status": "interrupted", "outcome": "stopped by a person"}]
 
 
-def test_the_end_of_the_fork_server_ends_the_run_and_its_roles_which_are_resumed(folder: Path) -> None:
+def test_a_run_ends_with_its_fork_server_and_can_be_resumed(folder: Path) -> None:
     process = start(folder, "explorer.engine=none")
     buffer = folder / "buffer"
     pids = wait_for_a_step(folder, process)
@@ -192,7 +192,7 @@ def test_keep_running_resumes_a_run_whose_process_was_killed(folder: Path) -> No
     assert run_row == [{"status": "interrupted", "outcome": "stopped by SIGTERM"}]
 
 
-def test_roles_end_with_rft_run_whatever_else_has_its_files(folder: Path) -> None:
+def test_roles_end_with_rft_run_even_if_another_process_holds_its_files(folder: Path) -> None:
     process = start(folder, "explorer.engine=none", "tasks=[{name: t, source: './tasks.py:forking'}]")
     pids = wait_for_a_step(folder, process)
     forked = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
@@ -208,7 +208,7 @@ def test_roles_end_with_rft_run_whatever_else_has_its_files(folder: Path) -> Non
     process.stdout.close()
 
 
-def test_a_fork_server_that_does_not_answer_does_not_keep_the_run_from_ending(folder: Path) -> None:
+def test_a_run_ends_although_its_fork_server_does_not_answer(folder: Path) -> None:
     process = start(folder, "explorer.engine=none")
     pids = wait_for_a_step(folder, process)
     os.kill(psutil.Process(pids["trainer"]).ppid(), signal.SIGSTOP)
@@ -219,7 +219,7 @@ def test_a_fork_server_that_does_not_answer_does_not_keep_the_run_from_ending(fo
     wait_until_ended(pids.values())
 
 
-def test_a_lock_that_nobody_gives_back_does_not_keep_roles_from_being_killed(folder: Path) -> None:
+def test_roles_are_killed_although_a_lock_is_not_released(folder: Path) -> None:
     """A role that is suspended within a transaction holds such a lock, and the request to stop the run waits for it."""
     process = start(folder, "explorer.engine=none")
     pids = wait_for_a_step(folder, process)
@@ -232,7 +232,7 @@ def test_a_lock_that_nobody_gives_back_does_not_keep_roles_from_being_killed(fol
     assert process.returncode == 128 + signal.SIGTERM and "did not stop within 3 s: killed" in output, output
 
 
-def test_a_role_that_leaves_without_an_error_is_started_again_and_ends_the_run_in_the_end(folder: Path) -> None:
+def test_a_role_that_keeps_exiting_without_an_error_is_restarted_until_the_run_ends(folder: Path) -> None:
     process = start(folder, "explorer.engine=./engines.py:Leaves")
     output = printed_by(process)
     assert process.returncode == 1, output
@@ -240,7 +240,7 @@ def test_a_role_that_leaves_without_an_error_is_started_again_and_ends_the_run_i
     assert "4 processes in a row ended before they had finished anything" in output
 
 
-def test_a_signal_while_a_stage_ends_starts_no_other(folder: Path) -> None:
+def test_no_stage_starts_after_a_signal_at_the_end_of_the_stage_before(folder: Path) -> None:
     config = yaml.safe_load((folder / "config.yaml").read_text()) | {"steps": 2}
     config["explorer"]["engine"] = "./engines.py:Waits"
     config["stages"] = [{"name": "one"}, {"name": "two"}]

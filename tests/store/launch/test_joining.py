@@ -1,4 +1,4 @@
-"""Which stored run a configuration continues, how it ends, and the places it is given."""
+"""Which stored run a configuration continues, how roles join and leave it, and the paths that they receive."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def configured(name: str, buffer: Buffer, model: Path | str = "none") -> RunConf
 
 
 def store(buffer: Buffer, name: str) -> str:
-    """A run of that configured name; the name it got."""
+    """Store a run of a configured name; return the name it received."""
     config = stored_config(configured(name, buffer))
     return buffer.create_run(name=name, config=config, seed=1, steps=1, pipeline_version="p").name
 
@@ -170,7 +170,7 @@ def test_a_role_started_by_hand_makes_no_run_beside_one_that_has_finished(
     assert runs(buffer) == ["exp"]
 
 
-def test_only_a_trainer_takes_up_a_run_that_was_interrupted(buffer: Buffer, tmp_path: Path) -> None:
+def test_only_a_trainer_started_by_hand_continues_an_interrupted_run(buffer: Buffer, tmp_path: Path) -> None:
     for name in MODEL_FILES:
         (tmp_path / name).touch()
     store(buffer, "exp")
@@ -215,7 +215,7 @@ def test_a_role_whose_terminal_is_closed_continues(
             pipe.close()
 
 
-def test_a_role_that_waits_reports_for_what_and_which_role_is_missing(
+def test_a_waiting_role_reports_what_it_waits_for_and_which_roles_are_missing(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store(buffer, "exp")
@@ -241,7 +241,7 @@ def test_a_role_that_waits_reports_for_what_and_which_role_is_missing(
         assert "no trainer is at work in the run exp (start with rft train CONFIG)" in capsys.readouterr().out
 
 
-def test_a_replay_is_none_of_the_missing_roles_and_keeps_no_run_from_being_resumed(
+def test_a_replay_is_not_a_missing_role_and_does_not_prevent_a_resume(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store(buffer, "exp")
@@ -252,7 +252,9 @@ def test_a_replay_is_none_of_the_missing_roles_and_keeps_no_run_from_being_resum
     assert capsys.readouterr().out == ""
 
 
-def test_a_role_that_leaves_states_why(buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_role_that_leaves_its_run_reports_why(
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store(buffer, "exp")
     messages = StartedByHand(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "explorer")
     option = buffer_option(buffer.location)

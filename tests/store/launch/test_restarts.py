@@ -1,4 +1,4 @@
-"""How often a role that was blocked is started again, and what is recorded of its process."""
+"""Restarts of roles: how many are allowed, and what is recorded about the ended process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ended_process() -> int:
     return process.pid
 
 
-def test_a_role_that_finishes_nothing_is_started_again_three_times(buffer: Buffer, roles: Roles) -> None:
+def test_a_blocked_role_that_finishes_nothing_is_restarted_three_times(buffer: Buffer, roles: Roles) -> None:
     restarts = Restarts(roles.run)
     allowed = [restarts.allows(role("explorer 0")) for _ in range(MAX_FUTILE + 1)]
     assert allowed == [True] * MAX_FUTILE + [False]
@@ -58,7 +58,7 @@ def test_a_role_that_finishes_nothing_is_started_again_three_times(buffer: Buffe
     assert restarts.count(role("explorer 0")) == MAX_FUTILE
 
 
-def test_a_role_that_gets_on_is_started_again_ten_times_an_hour(
+def test_a_blocked_role_that_makes_progress_is_restarted_ten_times_an_hour(
     buffer: Buffer, roles: Roles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -77,7 +77,7 @@ def test_a_role_that_gets_on_is_started_again_ten_times_an_hour(
     assert allowed == [True] * MAX_BLOCKED_PER_HOUR + [False, True]
 
 
-def test_an_explorer_whose_groups_are_all_set_aside_is_started_again_five_times(buffer: Buffer) -> None:
+def test_an_explorer_whose_groups_are_all_set_aside_is_restarted_five_times(buffer: Buffer) -> None:
     """A group that was set aside counts as finished. A single bad task does not end the run, but a run in which every task blocks ends."""
     roles = Roles(buffer, num_tasks=100, batch_groups=1, max_refill=20)
     restarts, allowed = Restarts(roles.run), []
@@ -95,7 +95,7 @@ def test_an_explorer_whose_groups_are_all_set_aside_is_started_again_five_times(
     assert allowed == [True] * MAX_FRUITLESS + [False]
 
 
-def test_a_role_that_is_killed_before_it_finishes_anything_is_started_again_three_times_after_longer_and_longer_pauses(
+def test_a_role_that_is_killed_before_it_finishes_anything_is_restarted_three_times_after_growing_pauses(
     buffer: Buffer, roles: Roles
 ) -> None:
     buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = 1, pid_space = '{pid_space()}'")
@@ -105,7 +105,7 @@ def test_a_role_that_is_killed_before_it_finishes_anything_is_started_again_thre
     assert restarts.pause_s(role("explorer 1")) == 1  # each role for itself
 
 
-def test_a_role_that_is_killed_after_it_finished_a_group_is_started_again_thirty_times_an_hour(
+def test_a_role_that_is_killed_after_it_finished_a_group_is_restarted_thirty_times_an_hour(
     buffer: Buffer, roles: Roles
 ) -> None:
     buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = 1, pid_space = '{pid_space()}'")
@@ -120,7 +120,7 @@ def test_a_role_that_is_killed_after_it_finished_a_group_is_started_again_thirty
     assert restarts.exit_counts(killed) == f"{MAX_PER_HOUR + 1} processes ended within an hour"
 
 
-def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_once(
+def test_the_report_of_a_blocked_process_becomes_its_error_and_its_claims_are_released_at_once(
     buffer: Buffer, roles: Roles
 ) -> None:
     pid = ended_process()
@@ -143,7 +143,7 @@ def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_o
     assert not Path(report).exists()
 
 
-def test_the_report_of_a_process_of_the_same_number_on_another_host_is_not_taken(buffer: Buffer, roles: Roles) -> None:
+def test_the_report_of_a_process_with_the_same_id_on_another_host_is_ignored(buffer: Buffer, roles: Roles) -> None:
     folder = roles.run.folder
     for host in ("here", "there"):
         report = blocked_process.report_path(folder, 7, host)
@@ -154,9 +154,7 @@ def test_the_report_of_a_process_of_the_same_number_on_another_host_is_not_taken
     assert list(blocked_process.reports(folder)) == [("here", pid_space(), 7)]
 
 
-def test_a_process_that_died_of_something_else_is_recorded_and_no_reason_to_start_again(
-    buffer: Buffer, roles: Roles
-) -> None:
+def test_the_end_of_a_process_that_was_not_blocked_is_recorded(buffer: Buffer, roles: Roles) -> None:
     pid = ended_process()
     buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}, pid_space = '{pid_space()}'")
     process = role("explorer", ProcessWatch(HOST, pid))
@@ -165,7 +163,7 @@ def test_a_process_that_died_of_something_else_is_recorded_and_no_reason_to_star
     assert stored == [{"error": "the process was killed by signal 9", "crashed": False}]
 
 
-def test_a_fault_counts_for_the_group_that_the_process_held(buffer: Buffer, roles: Roles) -> None:
+def test_a_fault_counts_against_the_group_that_the_process_had_claimed(buffer: Buffer, roles: Roles) -> None:
     pid = ended_process()
     with roles.attempt():
         roles.plan()

@@ -34,7 +34,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
-    """What went to stderr, which must be one paragraph without a stack trace."""
+    """Return what was printed on stderr, which must be one paragraph without a stack trace."""
     text = capsys.readouterr().err
     assert text.count("\n") == 1 and text.startswith("rft: "), text
     assert "Traceback" not in text
@@ -167,9 +167,7 @@ def test_a_plug_in_that_does_not_exist_names_the_nearest(
     assert all(word in text for word in words), text
 
 
-def test_of_a_valid_configuration_what_differs_from_the_defaults_is_printed(
-    empty_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_prints_what_differs_from_the_defaults(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (empty_folder / "config.yaml").write_text(CONFIG)
     assert run_command(["check", "config.yaml", "--set", "steps=9", "--set", "sync.offset=0"]) == 0
     short = capsys.readouterr().out
@@ -236,7 +234,7 @@ def test_a_full_disk_is_not_a_defect_of_ours() -> None:
     assert code == 1 and "disk is full" in paragraph
 
 
-def test_anything_else_is_owned_up_to() -> None:
+def test_any_other_error_is_reported_as_a_defect() -> None:
     paragraph, code = explain(ZeroDivisionError("division\nby zero"))
     assert code == EXIT_DEFECT
     assert (
@@ -246,7 +244,7 @@ def test_anything_else_is_owned_up_to() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "sql", "select 1"], ["sql", "select 1", "--debug"]])
-def test_debug_shows_the_stack_trace_wherever_it_stands(
+def test_debug_anywhere_on_the_line_shows_the_stack_trace(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(arguments) == 1

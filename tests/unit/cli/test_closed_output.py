@@ -1,4 +1,4 @@
-"""A run outlives the pipe that it prints to, and other verbs end; a terminal that is closed: tests/acceptance/test_signals.py."""
+"""A run continues after the pipe that it prints to is closed, and other verbs end. For terminals see tests/acceptance/test_signals.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.stderr.write("continue it")
 """
 
 
-def test_messages_end_where_nothing_reads_them() -> None:
+def test_nothing_is_printed_any_more_after_the_reader_has_closed_the_pipe() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -60,7 +60,7 @@ def test_a_command_works_without_standard_files(closed: str, tmp_path: Path) -> 
     assert (done.stdout == "") == (">&-" in closed.replace("2>&-", ""))
 
 
-def test_a_parent_that_ignores_the_ends_of_its_children_does_not_matter(server_folders: Path) -> None:
+def test_a_command_works_under_a_parent_that_ignores_ends_of_children(server_folders: Path) -> None:
     command = [sys.executable, "-m", "rftcore", "db", "create", "--buffer", server_folders / "ignored"]
     done = subprocess.run(
         command,

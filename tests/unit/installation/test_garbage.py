@@ -1,4 +1,4 @@
-"""Imports without a search for cycles."""
+"""Large imports run without garbage collection."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ for statement in statements:
 
 
 def heavy_modules_after(*statements: str) -> list[list[str]]:
-    """The heavy modules after each of these statements, in a process of their own."""
+    """Return the heavy modules after each of these statements, in a separate process."""
     command = [sys.executable, "-c", PROBE, json.dumps(statements), json.dumps(HEAVY)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr

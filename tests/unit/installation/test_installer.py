@@ -40,7 +40,7 @@ def write_wheel(folder: Path, name: str, requires: tuple[str, ...] = ()) -> None
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with `engine`, which asks for torchvision, as the only source of packages; uv is not on the path."""
+    """Return a folder with `engine`, which requires torchvision, as the only source of packages; uv is not on the path."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     write_wheel(folder, "engine", ("torchvision",))
@@ -58,7 +58,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with pip alone; tests remove what they installed."""
+    """Return an interpreter with pip alone; tests remove what they installed."""
     environment = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     return environment / "bin" / "python"
@@ -114,7 +114,7 @@ def test_the_packages_that_break_cpu_torch_are_left_out() -> None:
     assert {"torchvision", "torchaudio", "torchcodec"} <= set(left_out())
 
 
-def test_it_needs_the_standard_library_alone() -> None:
+def test_the_installer_imports_only_the_standard_library() -> None:
     # -S: no site-packages, as in the interpreter that starts scripts/set_up.py.
     program = f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); import rftcore.installation.installer, rftcore.installation.imports"
     subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True)

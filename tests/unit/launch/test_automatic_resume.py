@@ -1,4 +1,4 @@
-"""`rft run --keep-running` resumes after ends that are not the user's, and leaves the others as they are."""
+"""`rft run --keep-running` resumes after ends that the user did not ask for; other ends are final."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sys.exit(code)
 
 
 def run(folder: Path, codes: str, steps: list[int], first: str = "first") -> tuple[int, list[str], list[str]]:
-    """Exit code, the arguments of each life, and what was said; `steps`: those trained after each life."""
+    """Return the exit code, the arguments of each start, and the reports; `steps` are those trained after each start."""
     lives, said = folder / "lives", list[str]()
     left = iter(steps)
     code = keep_running(
@@ -62,7 +62,7 @@ def test_a_run_that_fails_before_its_first_step_is_not_resumed(tmp_path: Path) -
     assert (code, lives, said) == (1, ["first"], ["--keep-running does not resume: no step was trained"])
 
 
-def test_a_run_that_was_not_stored_is_not_taken_for_another_of_its_name(tmp_path: Path) -> None:
+def test_a_run_that_was_not_stored_is_not_confused_with_another_of_its_name(tmp_path: Path) -> None:
     code, lives, said = run(tmp_path, "-9", [7], first="unstored")
     assert (code, lives, said) == (137, ["unstored"], ["--keep-running does not resume: no step was trained"])
 

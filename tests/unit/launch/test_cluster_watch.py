@@ -1,4 +1,4 @@
-"""A port of Ray that does not answer any more: lost at once, or after some time in which it may come back."""
+"""A port of Ray that stops answering counts as lost at once, or after a time in which it may return."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def listening(number: int) -> socket.socket:
 
 
 def let_pass(seconds: float, port: WatchedPort) -> None:
-    """Date its first failed connection back, in place of waiting."""
+    """Date its first failed connection back instead of waiting."""
     assert port.away_since is not None
     port.away_since -= seconds
 
 
-def test_a_head_that_nothing_starts_again_is_lost_with_the_first_refused_connection(number: int) -> None:
+def test_the_head_of_a_local_cluster_is_lost_with_the_first_refused_connection(number: int) -> None:
     port = WatchedPort("head", "127.0.0.1", number, patience_s=0)
     with listening(number):
         assert port.lost() is None

@@ -1,4 +1,4 @@
-"""How the end of a process that is not our child is described."""
+"""Descriptions of how a process ended that is not our child."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def grandchild(program: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
 
 
 def kernel_reports() -> bool:
-    """Whether this kernel reports the status of a process that its parent has collected."""
+    """Return whether this kernel reports the status of a reaped process."""
     child = subprocess.Popen(["true"])
     pidfd = os.pidfd_open(child.pid)
     try:

@@ -1,4 +1,4 @@
-"""Roles of one machine: their GPUs, and what the fork server reports of their processes."""
+"""Roles of one machine: their GPUs, and the reports of the fork server about their processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_each_role_sees_its_own_gpus_of_those_that_are_visible(
     assert devices_of(placement, visible) == expected
 
 
-def test_roles_that_share_a_gpu_see_the_same(tmp_path: Path) -> None:
+def test_roles_that_share_a_gpu_see_the_same_gpu(tmp_path: Path) -> None:
     placement = place(config(tmp_path, explorer={"num_explorers": 3}), [Machine("here", 2)], engine_share=0.3)
     devices = devices_of(placement, None)
     assert sorted(devices) == ["explorer 0", "explorer 1", "explorer 2", "trainer"]
@@ -86,7 +86,7 @@ print(json.dumps([ended.status, type(ended.error).__name__, str(ended.error)]))
 
 
 def role_in_a_new_process(buffer: str | Path, log: Path, action: str = "wait") -> list[Any]:
-    """Status and error of a pipeline worker."""
+    """Return status and error of a pipeline worker."""
     command = [sys.executable, "-c", ROLE, config(buffer).model_dump_json(), log, action]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -101,13 +101,13 @@ def test_the_error_of_a_role_reaches_the_supervisor_and_its_output_the_log(tmp_p
     assert re.fullmatch(r"== pipeline: process \d+, [^\n]+ ==\n", log.read_text()), "the supervisor reports the error"
 
 
-def test_a_log_that_cannot_be_written_ends_no_role(tmp_path: Path) -> None:
+def test_a_role_works_without_a_writable_log(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     status, error, _ = role_in_a_new_process(tmp_path / "logs", tmp_path / "logs" / "pipeline.log")
     assert status == 1 and error == "BufferUnavailableError"
 
 
-def test_a_role_is_killed_that_is_still_to_be_forked(tmp_path: Path) -> None:
+def test_a_role_can_be_killed_before_it_is_forked(tmp_path: Path) -> None:
     with socket.socket() as silent:  # a database that never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -146,7 +146,7 @@ server.close()
 
 
 @pytest.mark.parametrize("failing", ["fork", "pidfd_open"])
-def test_a_role_that_cannot_be_forked_has_ended_without_a_process(failing: str) -> None:
+def test_a_role_that_cannot_be_forked_is_reported_as_ended(failing: str) -> None:
     command = [sys.executable, "-c", NO_PROCESS, failing]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -162,7 +162,7 @@ def server() -> Iterator[ForkServer]:
     server.close()
 
 
-def test_signals_of_a_whole_machine_are_left_to_the_supervisor_and_a_kill_is_noticed(server: ForkServer) -> None:
+def test_roles_ignore_signals_that_the_supervisor_receives_too_and_a_kill_is_reported(server: ForkServer) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(server.pid, number)
     wait_until(lambda: os.getsid(server.pid) == server.pid, "a session of its own")
@@ -184,7 +184,7 @@ def test_a_server_that_is_suspended_is_closed_at_once(server: ForkServer) -> Non
     assert server.exit_status == -signal.SIGKILL
 
 
-def test_a_module_that_cannot_be_imported_is_left_to_the_roles() -> None:
+def test_a_module_that_cannot_be_imported_does_not_end_the_server() -> None:
     server = ForkServer(["rftcore.does_not_exist"], {})
     wait_until(lambda: os.getsid(server.pid) == server.pid, "a session of its own")
     assert server.events(0.0) == [] and server.exit_status is None and server.last_words() == ""

@@ -1,4 +1,4 @@
-"""Which roles have which GPUs, as one function decides it from the configuration and the machines."""
+"""The placement of roles on GPUs, for configurations and machines of all kinds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def machines(*gpus: int) -> list[Machine]:
 
 
 def bundles(found: Placement) -> list[tuple[str, int, str]]:
-    """(machine, GPUs, roles) of each bundle."""
+    """Return (machine, GPUs, roles) of each bundle."""
     return [(found.machines[b.machine].name, b.num_gpus, " ".join(b.roles)) for b in found.bundles]
 
 
@@ -66,7 +66,7 @@ def bundles(found: Placement) -> list[tuple[str, int, str]]:
         ({"explorers": 2, "ranks": 2}, [0], []),
     ],
 )
-def test_roles_have_gpus_of_their_own_or_share_them(
+def test_roles_have_their_own_gpus_or_share_them(
     settings: dict[str, int], gpus: list[int], expected: list[str]
 ) -> None:
     found = place(config(**settings), machines(*gpus), engine_share=0.4)

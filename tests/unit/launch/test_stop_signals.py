@@ -1,4 +1,4 @@
-"""Signal handlers are restored."""
+"""Signal handlers are restored when a run ends."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 """
 
 
-def test_a_handler_that_was_set_from_c_gives_way_to_the_default() -> None:
+def test_a_handler_that_was_set_from_c_becomes_the_default() -> None:
     done = subprocess.run([sys.executable, "-c", FROM_C], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""How the cores of a machine are divided among the processes of a run."""
+"""The division of a machine's cores among the processes of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_few_cores_are_shared_and_many_are_divided(
 
 
 @pytest.mark.parametrize(("given", "expected"), [("3", 3), ("0", 16), ("", 16), ("3,2", 3), ("²", 16)])
-def test_a_number_of_threads_that_the_environment_gives_is_kept(
+def test_a_number_of_threads_in_the_environment_is_kept(
     given: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", given)
