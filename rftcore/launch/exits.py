@@ -128,7 +128,7 @@ class ProcessWatch:
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of the process's log, or where it is; empty if nothing is known."""
         if not self.log:
             return ""

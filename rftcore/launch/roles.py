@@ -150,8 +150,8 @@ class Roles:
             self._paused.append((time.monotonic() + pause_s, process))
             return
         why = f"{why}; {self._restarts.exit_counts(process)}"
-        if process.watch is not None and (words := process.watch.last_words()):
-            self._view.message(f"the {process.name}: {words}")
+        if process.watch is not None and (tail := process.watch.log_tail()):
+            self._view.message(f"the {process.name}: {tail}")
         left = [other for other in (*self.running, *(entry[1] for entry in self._paused)) if other.role == process.role]
         if left:
             names = ", ".join(sorted(other.name for other in left))

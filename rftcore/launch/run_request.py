@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from rftdata.errors import ConfigError
 from rftdata.reports.progress import Progress
 
 if TYPE_CHECKING:
+    from rftcore.launch.launcher import Launcher
     from rftcore.launch.preparation import GoBack
 
 
@@ -127,12 +129,11 @@ def run_here(request: RunRequest) -> int:
     """Run it in this process; return the exit code."""
     with large_imports():  # here, so that mistakes in the configuration are reported at once
         from rftcore.launch import staged_runs, supervisor
-        from rftcore.launch.launchers import open_launcher
         from rftcore.launch.terminal.views import open_view
 
     follow_parent()
     stages, continuation = request.stages, request.continuation
-    with open_launcher(stages) as launcher, open_view(plain=request.plain) as view:
+    with _launcher(stages) as launcher, open_view(plain=request.plain) as view:
         if len(stages) > 1:
             return staged_runs.run_stages(stages, launcher, resume=continuation.resume, view=view)
         return supervisor.run(
@@ -143,6 +144,21 @@ def run_here(request: RunRequest) -> int:
             go_back=continuation.go_back(),
             view=view,
         )
+
+
+def _launcher(configs: Sequence[RunConfig]) -> Launcher:
+    """Return the Ray cluster if `RAY_ADDRESS` is set, otherwise this machine, which forks and is therefore opened before threads start.
+
+    Args:
+        configs: of the runs whose roles will be started.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        from rftcore.launch.ray_cluster.launcher import RayLauncher
+
+        return RayLauncher()
+    from rftcore.launch.local_processes.launcher import LocalLauncher
+
+    return LocalLauncher(configs)
 
 
 def run_until_final(request: RunRequest, report: Callable[[str], None]) -> int:

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from rftcore.config.run import RunConfig
-from rftcore.launch.ray_cluster.cluster import ProcessIdentity, Seats, identity, machines, reserve, stop_cluster
+from rftcore.launch.ray_cluster.cluster import ActorOptions, ProcessIdentity, identity, machines, reserve, stop_cluster
 from rftcore.launch.ray_cluster.launcher import RayLauncher, RoleActorProcess
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.roles import Roles
@@ -72,10 +72,10 @@ def test_each_role_sees_its_own_gpus_also_after_a_restart_and_further_gpus_are_r
     assert machine.num_gpus == 4
     placement = place(config(1, 2, 2), [machine])
     reserved = reserve(placement)
-    seats = Seats(placement, reserved)
+    actor_options = ActorOptions(placement, reserved)
 
     def probe(role: str) -> ray.actor.ActorHandle:
-        return ray.remote(Probe).options(**seats.options(role)).remote()
+        return ray.remote(Probe).options(**actor_options.of_role(role)).remote()
 
     explorer, trainer, pipeline = probe("explorer"), probe("trainer"), probe("pipeline")
     sampling, training = ray.get([explorer.devices.remote(), trainer.devices.remote()])
@@ -97,9 +97,9 @@ def test_each_role_sees_its_own_gpus_also_after_a_restart_and_further_gpus_are_r
 def test_roles_that_share_a_gpu_see_the_same_gpu(four_gpus: None) -> None:
     placement = place(config(4, 1, 2), machines(), engine_share=0.3)
     reserved = reserve(placement)
-    seats = Seats(placement, reserved)
+    actor_options = ActorOptions(placement, reserved)
     names = [f"explorer {index}" for index in range(4)]
-    actors = [ray.remote(Probe).options(**seats.options(name)).remote() for name in (*names, "trainer")]
+    actors = [ray.remote(Probe).options(**actor_options.of_role(name)).remote() for name in (*names, "trainer")]
     *sampling, training = ray.get([actor.devices.remote() for actor in actors])
     assert sampling[0::2] == [sampling[0]] * 2 and sampling[1::2] == [sampling[1]] * 2
     assert sorted(sampling[0] + sampling[1] + training) == [0, 1, 2, 3]

@@ -122,7 +122,7 @@ class ForkServer:
             self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """Return the last line that the server printed, which names an error; empty if there is none."""
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").split("\n")

@@ -97,8 +97,8 @@ class LocalLauncher(Launcher):
         if status is None:
             return None
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
-        words = f": {words}" if (words := self._server.last_words()) else ""
-        return f"{how} (process {self._server.pid}), and the roles ended with it{words}"
+        line = f": {line}" if (line := self._server.last_line()) else ""
+        return f"{how} (process {self._server.pid}), and the roles ended with it{line}"
 
     def stop(self) -> None:
         self.kill(list(self._roles.values()))

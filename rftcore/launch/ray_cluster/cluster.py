@@ -123,7 +123,7 @@ def reserve(placement: Placement, *, timeout_s: float = _RESERVE_S) -> Placement
     return reserved
 
 
-class Seats:
+class ActorOptions:
     """Ray's options for the process of each role.
 
     Args:
@@ -135,7 +135,7 @@ class Seats:
         self._placement, self._reserved = placement, reserved
         self._nodes = [node["NodeID"] for node in _nodes(ray.get_runtime_context().get_node_id())]
 
-    def options(self, role: str) -> dict[str, Any]:
+    def of_role(self, role: str) -> dict[str, Any]:
         """Return the options of a role's actor. CPUs are not reserved, because on a small machine roles take turns.
 
         A role without GPUs reserves a byte, because Ray places an actor that reserves nothing on any node, whatever its soft affinity.

@@ -15,7 +15,7 @@ from rftcore.garbage import collect_rarely
 from rftcore.launch.exits import RoleExitError
 from rftcore.launch.launcher import Launcher, RoleProcess, RoleTask, role_tasks, run_role
 from rftcore.launch.ray_cluster import cluster
-from rftcore.launch.ray_cluster.cluster import ProcessIdentity, Seats
+from rftcore.launch.ray_cluster.cluster import ActorOptions, ProcessIdentity
 from rftcore.launch.ray_cluster.watch import STOP_S, ClusterWatch
 from rftcore.launch.threads import Threads
 from rftcore.resolved import ResolvedRun
@@ -81,8 +81,8 @@ class RayLauncher(Launcher):
             ConfigError: see `cluster.reserve`.
         """
         self._watch = ClusterWatch(is_local=cluster.configured_address() is None)
-        seats = Seats(placement, cluster.reserve(placement))
-        return [_start(task, seats) for task in role_tasks(resolved, run.name, threads)]
+        actor_options = ActorOptions(placement, cluster.reserve(placement))
+        return [_start(task, actor_options) for task in role_tasks(resolved, run.name, threads)]
 
     def ended_roles(
         self, processes: list[RoleProcess], *, timeout_s: float
@@ -138,13 +138,13 @@ def _error(process: RoleActorProcess) -> BaseException | None:
     return None
 
 
-def _start(task: RoleTask, seats: Seats) -> RoleActorProcess:
+def _start(task: RoleTask, actor_options: ActorOptions) -> RoleActorProcess:
     environment = {**task.environment, **cluster.python_path()}
-    actor = RoleActor.options(runtime_env={"env_vars": environment}, **seats.options(task.name)).remote()
+    actor = RoleActor.options(runtime_env={"env_vars": environment}, **actor_options.of_role(task.name)).remote()
     return RoleActorProcess(
         name=task.name,
         role=task.role,
-        start=lambda: _start(task, seats),
+        start=lambda: _start(task, actor_options),
         actor=actor,
         identity=actor.identity.remote(),
         done=actor.run.remote(task.role, task.config, task.run, task.options),

@@ -26,7 +26,7 @@ from rftcore.config.run import RunConfig
 from rftcore.launch.exits import ProcessWatch
 from rftcore.launch.launcher import reachable
 from rftcore.launch.ray_cluster import cluster
-from rftcore.launch.ray_cluster.cluster import ProcessIdentity, Seats
+from rftcore.launch.ray_cluster.cluster import ActorOptions, ProcessIdentity
 from rftcore.launch.threads import thread_environment
 from rftcore.pipeline.replay import Replayed, Replayer, batches, checked_name
 from rftcore.resolved import ResolvedRun
@@ -179,7 +179,7 @@ class _Workers:
         self._done, self._num_lost = Replayed(version), 0
         machines = tuple(cluster.machines())
         names = [f"worker {number}" for number in range(num_workers)]
-        self._seats = Seats(
+        self._actor_options = ActorOptions(
             Placement(machines, (), False, {name: at % len(machines) for at, name in enumerate(names)}), None
         )
         self._workers = [self._start(name) for name in names]
@@ -204,7 +204,9 @@ class _Workers:
 
     def _start(self, name: str) -> _Worker:
         environment = {**thread_environment(1), **cluster.python_path()}
-        actor = _ReplayActor.options(runtime_env={"env_vars": environment}, **self._seats.options(name)).remote()
+        actor = _ReplayActor.options(
+            runtime_env={"env_vars": environment}, **self._actor_options.of_role(name)
+        ).remote()
         opened = actor.open.remote(self._config, self._run.run_id, self._version)
         return _Worker(name, actor, actor.identity.remote(), opened)
 

@@ -113,9 +113,9 @@ def test_the_last_lines_of_the_log_are_shown_without_lines_of_the_launcher(tmp_p
     log = tmp_path / "worker.err"
     log.write_text(":job_id:01\n" + "".join(f"line {number}\n" for number in range(40)) + ":task_name:run\n\n")
     here = ProcessWatch(os.uname().nodename, 1, str(log), ignored_lines=(":job_id:", ":task_name:"))
-    assert here.last_words().splitlines() == [f"its log ({log}) ends with:", *(f"line {n}" for n in range(25, 40))]
-    assert ProcessWatch("another-host", 1, str(log)).last_words() == f"its log is {log} on another-host"
+    assert here.log_tail().splitlines() == [f"its log ({log}) ends with:", *(f"line {n}" for n in range(25, 40))]
+    assert ProcessWatch("another-host", 1, str(log)).log_tail() == f"its log is {log} on another-host"
     container = ProcessWatch(os.uname().nodename, 1, str(log), "another")
-    assert container.last_words() == f"its log is {log} on {os.uname().nodename}"
+    assert container.log_tail() == f"its log is {log} on {os.uname().nodename}"
     log.write_text(":job_id:01\n")
-    assert here.last_words() == ""
+    assert here.log_tail() == ""

@@ -187,5 +187,5 @@ def test_a_server_that_is_suspended_is_closed_at_once(server: ForkServer) -> Non
 def test_a_module_that_cannot_be_imported_does_not_end_the_server() -> None:
     server = ForkServer(["rftcore.does_not_exist"], {})
     wait_until(lambda: os.getsid(server.pid) == server.pid, "a session of its own")
-    assert server.events(0.0) == [] and server.exit_status is None and server.last_words() == ""
+    assert server.events(0.0) == [] and server.exit_status is None and server.last_line() == ""
     server.close()
