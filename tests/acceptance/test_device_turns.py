@@ -1,6 +1,6 @@
-"""A run whose engine and trainer take turns (`explorer.sleep`): vLLM sleeps while the trainer trains, and samples with its weights afterwards.
+"""Engine and trainer share a device in device turns (`explorer.sleep`): vLLM sleeps while the trainer trains, and samples with its weights afterwards.
 
-On a CPU no memory is freed. All else is as on a GPU: rows, waits, vLLM's scheduler, weights that are gone after a sleep.
+On a CPU no memory is freed. Everything else is as on a GPU: rows, waits, vLLM's scheduler, weights that are gone after a sleep.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.warm_up import Warm
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_a_run_in_turns_trains_on_what_the_newest_weights_sampled(server_folders: Path, warm: Warm) -> None:
+def test_a_run_in_device_turns_trains_on_samples_of_the_newest_weights(server_folders: Path, warm: Warm) -> None:
     buffer = server_folders / "turns" / "buffer"
     engine = "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625}"
     more = ["explorer.engine=vllm", engine, "explorer.sleep=true", "eval.every=2"]
