@@ -16,10 +16,10 @@ from torch import Tensor
 
 from rftcore.sync.transfer.group import TransferGroup
 from rftcore.sync.transfer.hashes import hashes_of
-from rftcore.sync.transfer.membership import GroupMember
-from rftcore.sync.transfer.messages import (
+from rftcore.sync.transfer.member import (
     BUCKETS_AHEAD,
     Broadcast,
+    GroupMember,
     MessageMemory,
     await_hashes,
     exchange_header,

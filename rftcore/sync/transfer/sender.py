@@ -18,10 +18,10 @@ from torch._C._distributed_c10d import TCPStore
 from rftcore.sync.tensors import HeldRows
 from rftcore.sync.transfer.group import TransferGroup, always_wanted
 from rftcore.sync.transfer.hashes import hashes_of
-from rftcore.sync.transfer.membership import GroupMember
-from rftcore.sync.transfer.messages import (
+from rftcore.sync.transfer.member import (
     BUCKETS_AHEAD,
     Broadcast,
+    GroupMember,
     MessageMemory,
     await_hashes,
     exchange_header,
