@@ -1,4 +1,4 @@
-"""Whether the parts of an algorithm fit each other, and whether it can learn from answers that no policy sampled."""
+"""Refusal of algorithms whose parts do not fit each other, and of answers that an algorithm cannot learn from."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
-    """Whether the parts of an algorithm fit each other, and the groups are large enough for them.
+    """Refuse parts of an algorithm that do not fit each other, and groups that are too small for them.
 
     Raises:
-        ConfigError: which two do not fit, and what would.
+        ConfigError: names what does not fit, and what would.
     """
     config, loss, advantage = algorithm.config, algorithm.loss, algorithm.advantage
     name = config.loss.name
@@ -59,7 +59,7 @@ def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
 
 
 def _check_token_parts(algorithm: Algorithm) -> None:
-    """Parts that go with losses per token, or with advantages, only."""
+    """Refuse parts that need a loss per token, or advantages, if the algorithm has none."""
     config = algorithm.config
     per_token = {
         "kl": config.kl.is_on,
@@ -144,7 +144,7 @@ def _check_critic(algorithm: Algorithm) -> None:
 
 
 def check_answers(algorithm: Algorithm, smallest: int, answers: int) -> None:
-    """Whether a group of answers that a stage makes, and that no policy sampled, can be trained on.
+    """Refuse a group of answers that a stage creates, and that no policy sampled, if the algorithm cannot train on it.
 
     Args:
         smallest: the group size below which a group is dropped.

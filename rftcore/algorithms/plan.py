@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOutputs:
-    """What models computed of the tokens of one micro-batch; it carries the gradient.
+    """Outputs of the models for the tokens of one micro-batch; they carry the gradient.
 
     Attributes:
         index_N: int64; places of the tokens in the batch, whole sequences.
@@ -25,7 +25,7 @@ class TokenOutputs:
         logprobs_N: float32, nats; 0 for a loss of a scorer, which has none, and for a critic's no log-probability at all.
         entropy_N: float32, nats; None where no distributions were computed. Without an entropy bonus it carries no gradient.
         values_N: of a critic or a scorer.
-        read_N: what a `HeadTerm` read of each token's logits.
+        read_N: results of `HeadTerm.read`, one for each token.
     """
 
     index_N: Tensor
@@ -91,12 +91,12 @@ class Plan:
             # Tokens of experts, which no policy sampled, add 0.
             behavior_N = behavior_N.where(behavior_N.isfinite(), logprobs_N)
             metrics["logprob_diff"] = (logprobs_N - behavior_N).abs().sum() * share
-            # Samples come from the behaviour policy, so it is the `p` of the estimator.
+            # Samples come from the behaviour policy, so it is the policy p of the estimator.
             metrics["kl_behavior"] = k3(behavior_N, logprobs_N).sum() * share
         return metrics
 
     def view(self, outputs: TokenOutputs) -> TokenView:
-        """Return the view of a micro-batch: what was computed of its tokens, and what this plan fixed for them."""
+        """Return the view of a micro-batch: the models' outputs for its tokens, joined with what this plan fixed for them."""
         index_N, sequences, logprobs_N = outputs.index_N, outputs.sequences, outputs.logprobs_N
 
         def part(whole: Tensor | None) -> Tensor | None:

@@ -24,7 +24,7 @@ from rftdata.user_code.async_raise import RunningCall
 T = TypeVar("T")
 
 _TICK_S = 0.25
-# Shorter pauses are not reported: a garbage collection, a busy machine.
+# Shorter pauses, such as a garbage collection or a busy machine, are not reported.
 NOTICEABLE_S = 2.0
 _GRACE_S = 5.0
 _CLOSE_S = 10.0

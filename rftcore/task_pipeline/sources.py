@@ -59,7 +59,6 @@ def _check_taskset(resolved: ResolvedRun, taskset: TasksetConfig, buffer: Buffer
     chain = resolved.task_chain if taskset in config.tasks else None
     stages = chain.stages if chain is not None else []
     wants_numbers = any(stage.operator.keys for stage in stages)
-    rowwise = all(stage.operator.rowwise for stage in stages)
     reading = Reading()
     count = _FIRST_BATCH if wants_numbers else _FIRST_ROWS
     first = first_tasks(taskset, config.base_dir, buffer, count, reading, looking_s=looking_s)
@@ -73,7 +72,7 @@ def _check_taskset(resolved: ResolvedRun, taskset: TasksetConfig, buffer: Buffer
     if are_all and len(first) <= _FIRST_ROWS:
         needs.refuse_all()
     # If stages compare tasks, the whole set is one batch, and a number may first appear in any row of it.
-    if chain is not None and wants_numbers and first and (are_all or (rowwise and len(first) == _FIRST_BATCH)):
+    if chain is not None and wants_numbers and first and (are_all or (chain.rowwise and len(first) == _FIRST_BATCH)):
         _check_numbers(chain, taskset, first)
 
 
