@@ -1,4 +1,4 @@
--- The bare layout's tables; see bare_layout.py.
+-- Tables of the bare layout; see bare_layout.py.
 DROP SCHEMA IF EXISTS bare CASCADE;
 CREATE SCHEMA bare;
 CREATE TABLE bare.experience (

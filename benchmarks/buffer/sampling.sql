@@ -1,5 +1,5 @@
--- Fills a run with groups as a writer would leave them: drawable, with rollouts, experiences and every index. The arrays are those of
--- the experiences written before, shared by all. %(first)s: group ids from here on, so do ids of rollouts and experiences.
+-- Fills a run with groups like those of a writer: they can be drawn, and have rollouts, experiences and every index. All experiences share
+-- the arrays of those that were written before. %(first)s: first id of groups, and from it of rollouts and experiences.
 
 -- name: groups
 INSERT INTO rft.rollout_group (group_id, run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, claim_token,

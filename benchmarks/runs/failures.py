@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argument_parser("failures", __doc__)
     parser.add_argument("--rounds", type=integer(0), default=2, help="times that each kind of process is killed")
     parser.add_argument("--kinds", type=names(*KINDS), default=[*KINDS], help=f"some of {', '.join(KINDS)}")
-    parser.add_argument("--minutes", type=float, default=0.0, help="minutes of failures at random; 0 for none")
+    parser.add_argument("--minutes", type=positive, default=0.0, help="minutes of failures at random, by default none")
     parser.add_argument("--per-hour", type=positive, default=10.0, help="failures an hour")
     parser.add_argument("--step-s", type=positive, default=2.0, help="seconds of simulated work in a trainer step")
     parser.add_argument("--checkpoint-every", type=integer(), default=10, help="steps")

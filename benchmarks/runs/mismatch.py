@@ -49,7 +49,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 for old_logprobs in ("behavior", "recomputed"):
                     name = f"{preset}-{length}-{old_logprobs}"
                     algorithm = {"name": preset, "group_size": options.group_size, "old_logprobs": old_logprobs}
-                    # An explorer samples ahead: as many groups as make one step, the first ones.
+                    # The explorer samples ahead, so the first groups are selected, as many as one step needs.
                     source = f"SELECT group_id FROM rft.v_group WHERE run = '{sampled}' ORDER BY group_id LIMIT {options.groups}"
                     stored = {"algorithm": algorithm, "sampling": {"source": {"sql": source}, "epochs": 1}, "steps": 1}
                     if old_logprobs == "behavior":

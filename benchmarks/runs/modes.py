@@ -88,7 +88,7 @@ def settings(config: Path, layout: Layout, mode: str, seed: int) -> list[str]:
         f"run.name={mode}-{layout}-{seed}".replace("+", "-"),
         f"run.seed={seed}",
         f"explorer.num_explorers={layout.engines}",
-        # The groups of a step are divided among the explorers, and its last groups again.
+        # Each explorer claims half of its share at a time, so that the last groups of a step are divided too.
         f"explorer.claim_groups={max(1, batch // (2 * layout.engines))}",
         "sync.interval=1",
         f"sync.offset={ahead}",
