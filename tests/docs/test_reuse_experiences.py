@@ -58,6 +58,7 @@ def test_the_selections_of_earlier_runs_are_drawn_as_often_as_they_say(buffer: B
             buffer.database,
             config.source.sql.replace("'first'", "'roles'"),
             priority_exponent=config.priority.exponent if config.order == "prioritized" else None,
+            epochs=config.epochs,
         )
         run = buffer.create_run(
             name=f"again-{number}",
@@ -67,7 +68,6 @@ def test_the_selections_of_earlier_runs_are_drawn_as_often_as_they_say(buffer: B
             pipeline_version="none",
             mode="train",
             selected=selected,
-            epochs=config.epochs,
         )
         with buffer.attempt(run, sampling=config) as attempt:
             assert [draw(attempt, step, 2).num_groups for step in range(1, 6)] == [2, 2, 2, 2, 0]
