@@ -51,9 +51,9 @@ class Groups:
 
     def rollout_means(self, values_N: Floats) -> Floats:
         """Return R means over turns. NaN values are ignored; a rollout with no other value is NaN."""
-        known = ~np.isnan(values_N)
-        counts = np.bincount(self.rollout_N[known], minlength=self.num_rollouts)
-        sums = np.bincount(self.rollout_N[known], weights=values_N[known], minlength=self.num_rollouts)
+        has_value_N = ~np.isnan(values_N)
+        counts = np.bincount(self.rollout_N[has_value_N], minlength=self.num_rollouts)
+        sums = np.bincount(self.rollout_N[has_value_N], weights=values_N[has_value_N], minlength=self.num_rollouts)
         means: Floats = np.divide(sums, counts, out=np.full(self.num_rollouts, np.nan), where=counts > 0)
         return means
 
@@ -77,10 +77,10 @@ class Correct:
     def of(cls, groups: Groups, values: pa.Array, above: float) -> Correct:
         """Count a rollout as correct if its value is greater than `above`; without a number it is neither correct nor wrong."""
         values_R = groups.rollout_means(finite(values))
-        known = ~np.isnan(values_R)
-        correct = known & (np.nan_to_num(values_R, nan=-np.inf) > above)
-        counted = [np.bincount(groups.group_R[of], minlength=groups.num_groups) for of in (correct, known)]
-        return cls(correct, known, *counted)
+        has_value_R = ~np.isnan(values_R)
+        correct = has_value_R & (np.nan_to_num(values_R, nan=-np.inf) > above)
+        counted = [np.bincount(groups.group_R[of], minlength=groups.num_groups) for of in (correct, has_value_R)]
+        return cls(correct, has_value_R, *counted)
 
 
 def finite(values: pa.Array) -> Floats:

@@ -44,9 +44,9 @@ class Sample(Operator, revision=1):
 
         @model_validator(mode="after")
         def _one_of(self) -> Sample.Config:
-            given = [name for name in ("fraction", "max_groups", "max_rows") if getattr(self, name) is not None]
-            if len(given) != 1:
-                raise ValueError(f"give one of fraction, max_groups and max_rows, not {' and '.join(given) or 'none'}")
+            limits = [name for name in ("fraction", "max_groups", "max_rows") if getattr(self, name) is not None]
+            if len(limits) != 1:
+                raise ValueError(f"give one of fraction, max_groups and max_rows, not {' and '.join(limits) or 'none'}")
             if self.max_groups is not None and self.per == "group":
                 raise ValueError("max_groups counts groups of a batch or of a taskset, not of a group")
             return self
