@@ -1,4 +1,4 @@
-"""Every key of a configuration: its type, default and meaning, from the classes that validate it, with the keys of built-in plug-ins among them.
+"""Every key of a configuration: its type, default and meaning, from the classes that validate it and those of built-in plug-ins.
 
 `rft config`, `rft schema` and the page docs/reference/configuration.md show what this module returns. Stages of pipelines and parts of algorithms have
 pages of their own.
@@ -37,7 +37,7 @@ _ELSEWHERE = {
     "stages": "stages and their arguments",
     "config": "the stages of a file",
 }
-# Set by other keys, which the descriptions name.
+# Keys that other keys set, as their descriptions explain.
 _SET_ELSEWHERE = ("explorer.engine_args.adapter_rank",)
 
 
@@ -46,9 +46,9 @@ class Key:
     """One key.
 
     Attributes:
-        name: with the sections that lead to it: `trainer.learning_rate`; `tasks[].name` in an item of a list, `a.NAME.b` where the file gives the name.
+        name: with the sections that lead to it: `trainer.learning_rate`; `tasks[].name` in an item of a list, `a.NAME.b` where the file chooses the name.
         type: in words, with its bounds.
-        default: as YAML; `needed` if there is none, empty if that says nothing (no value, or the keys of a section).
+        default: as YAML; `needed` if there is none, empty for no value and for a section.
         meaning: a sentence or two.
         plugin: the built-in plug-in that has the key, as `selector.type: speed`; None for a key that is always there.
     """

@@ -1,9 +1,9 @@
 """Stored experiences as an iterable dataset of torch, or of the library `datasets`.
 
-Each process of a data loader opens the buffer for itself and reads its own share (`Buffer.scan`), so that every experience is read once
-whatever the number of workers and ranks. Each reads as of the moment at which it starts: experiences stored meanwhile may be in some
-shares and not in others, and never twice. Shares differ in size by some blocks of 64 experiences, so ranks that must take equally many steps
-stop at a number of steps of their own.
+Each process of a data loader opens the buffer and reads its own share (`Buffer.scan`), so that every experience is read once, for any number of
+workers and ranks. A process reads the buffer as it is when the process starts: experiences that are stored meanwhile may be in some shares and
+not in others, but never twice. Shares differ in size by some blocks of 64 experiences, so ranks that must take equally many steps have to agree
+on a number of steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ExperienceDataset(IterableDataset[Example]):
     Args:
         buffer: folder or URL of the buffer, or its configuration.
         columns, where, run: as in `Buffer.scan`.
-        rank, world_size: of this process among those that share the experiences; by default those of torch.distributed.
+        rank, world_size: place of this process among those that share the experiences; by default that of torch.distributed.
     """
 
     def __init__(

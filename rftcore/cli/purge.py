@@ -13,6 +13,7 @@ from rftcore.cli.session import BufferOption, JsonOption, author, opened
 if TYPE_CHECKING:
     from rftdata.maintenance.erasure import ErasureResult
     from rftdata.maintenance.purge import PurgeResult
+    from rftdata.maintenance.purge_request import PurgeSummary
 
 
 def purge(
@@ -72,13 +73,16 @@ def purge(
     if as_json:
         purged, erased = done.purged and asdict(done.purged), done.erased and asdict(done.erased)
         print_json({"purge": purged, "erased": erased, "num_tables_rewritten": done.num_tables_rewritten})
-        return
+    else:
+        _print_summary(done, dry_run)
+
+
+def _print_summary(done: PurgeSummary, dry_run: bool) -> None:
     if done.purged is not None:
         _print_purged(done.purged, dry_run)
     if done.num_tables_rewritten:
-        print(
-            f"{done.num_tables_rewritten} tables with texts were rewritten: no byte of purged texts is left in their files"
-        )
+        rewritten = f"{done.num_tables_rewritten} tables with texts were rewritten"
+        print(f"{rewritten}: no byte of purged texts is left in their files")
     if done.erased is not None:
         _print_erased(done.erased)
 

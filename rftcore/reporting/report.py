@@ -175,17 +175,13 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         last_checkpoint=checkpoints[-1] if checkpoints else None,
         gains=[
             gain
-            for gain in (
-                _gain(results, curve, best, steps.before_fork) for key, curve in curves.items() if alone[key] is None
-            )
-            if gain
+            for key, curve in curves.items()
+            if alone[key] is None and (gain := _gain(results, curve, best, steps.before_fork))
         ],
-        not_compared=[
-            f"{evaluation_title(key[0], key[1])}, {key[2]}: {why}" for key, why in alone.items() if why is not None
-        ],
+        not_compared=[f"{evaluation_title(*key[:2])}, {key[2]}: {why}" for key, why in alone.items() if why],
         train_curve=results.train_curve(),
         metric_curves=results.metric_curves(_METRICS),
-        evaluation_curves=[_curve(curve) for curve in _by_curve(evaluations).values()],
+        evaluation_curves=[_curve(curve) for curve in curves.values()],
         unscored=[
             f"{evaluation_title(e.purpose, e.taskset)}, {e.decoding}, step {e.trainer_step}: {e.error}"
             for e in evaluations
