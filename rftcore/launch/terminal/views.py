@@ -128,7 +128,7 @@ class LineView(View):
         self._quiet_s = quiet_s
         self._last: tuple[Any, ...] | None = None
         self._at = 0.0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @outlives_its_reader
     def message(self, text: str) -> None:
@@ -147,14 +147,14 @@ class LineView(View):
         self._last, self._at = state, now
         for dropped in snapshot.dropped:
             enough = dropped.num_decided >= _ENOUGH_ROWS and dropped.share >= _WORTH_A_MESSAGE
-            if enough and dropped.stage not in self._told:
-                self._told.add(dropped.stage)
-                sys.stdout.write(loss(dropped) + "\n")
+            if enough and dropped.stage not in self._reported:
+                self._reported.add(dropped.stage)
+                sys.stdout.write(describe_drops(dropped) + "\n")
         sys.stdout.write(line(snapshot) + "\n")
         sys.stdout.flush()
 
 
-def loss(dropped: Dropped) -> str:
+def describe_drops(dropped: Dropped) -> str:
     """Describe what a stage drops, and what helps."""
     name = dropped.stage.partition("#")[0]  # a chain may have a stage twice
     # Only of built-in stages: a display does not run a user's files.
@@ -201,7 +201,7 @@ def block(snapshot: Snapshot, width: int) -> Group:
     )
     for dropped in snapshot.dropped:
         if dropped.share >= _WORTH_A_LINE:
-            facts.add_row("dropped", loss(dropped))
+            facts.add_row("dropped", describe_drops(dropped))
     if snapshot.failures:
         facts.add_row("failures", Text(_failures(snapshot.failures), style="red"))
     metrics = _metrics(snapshot.metrics)
