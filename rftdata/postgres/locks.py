@@ -1,7 +1,7 @@
 """Locks across transactions, by name: a session holds them until the block or its process ends.
 
 No transaction stays open meanwhile, which would keep old versions of rows from being removed. An account that may only read cannot take or
-delay one: see `sql/migrations/versions/0001_initial/34_lock.sql`.
+delay one: see `sql/migrations/versions/0001_initial/40_lock.sql`.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_only_accounts_that_write_take_locks(buffer: Buffer, role: str, statemen
 
 def test_no_query_uses_an_advisory_lock_with_a_fixed_key() -> None:
     found = {file.name for file in sql_folder().rglob("*.sql") if re.search(r"pg_(try_)?advisory", file.read_text())}
-    assert found == {"34_lock.sql", "locks.sql"}
+    assert found == {"40_lock.sql", "locks.sql"}
 
 
 def test_a_lock_is_held_by_one_and_free_again_after_its_end(buffer: Buffer) -> None:
