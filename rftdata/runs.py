@@ -14,7 +14,7 @@ from rftdata.attempts.stored_selection import Selection
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import QueryError
 from rftdata.postgres.database import Database, Row
-from rftdata.postgres.locks import holding
+from rftdata.postgres.locks import Lock, holding
 from rftdata.run import NewRun, Run
 
 
@@ -96,7 +96,7 @@ class Runs:
     @contextmanager
     def joining(self) -> Iterator[None]:
         """Lock out other processes that look for a run and create a missing one."""
-        with holding(self.database, "join", wait_s=math.inf):
+        with holding(self.database, Lock("join"), wait_s=math.inf):
             yield
 
     def rewind(self, run: Run | str | int, step: int, *, keep_rollouts: bool = False) -> None:

@@ -32,8 +32,8 @@ FROM (SELECT array_agg(num_prompt_tokens) AS prompts, array_agg(num_response_tok
      LATERAL (SELECT (%(first)s::bigint + n) * %(group_size)s + i AS id, 1 + mod(n * 5 + i * 7, cardinality(s.rows)) AS place) k;
 
 -- name: worklist
-INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, priority, policy_step)
-SELECT 'trainer/' || %(run_id)s, 'group', %(first)s::bigint + n, n, 0.01 + mod(n * 7919, 1000) / 1000.0, 2147483647
+INSERT INTO rft.worklist (run_id, consumer, item_kind, item_id, sort_key, priority, policy_step)
+SELECT %(run_id)s, 'trainer', 'group', %(first)s::bigint + n, n, 0.01 + mod(n * 7919, 1000) / 1000.0, 2147483647
 FROM generate_series(0, %(num)s::bigint - 1) AS n;
 
 -- name: tasks
@@ -49,4 +49,4 @@ SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(num_groups
 
 -- name: sizes
 SELECT pg_database_size(current_database()) AS database_bytes,
-       (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND available) AS waiting;
+       (SELECT count(*) FROM rft.worklist WHERE run_id = %(run_id)s AND consumer = 'trainer' AND available) AS waiting;

@@ -26,7 +26,7 @@ from rftdata.exchange.groups import Origin, Placed, group_of, grouped, origin_of
 from rftdata.experience import Group
 from rftdata.limits import check_run_name, check_text
 from rftdata.postgres.database import Row as DatabaseRow
-from rftdata.postgres.locks import holding
+from rftdata.postgres.locks import Lock, holding
 from rftdata.postgres.values import storable
 from rftdata.run import NO_PIPELINE, Run
 
@@ -201,7 +201,9 @@ def _write(buffer: Buffer, contents: Contents, targets: dict[Origin, int], done:
     """Write the groups that the runs do not have, in one pass over the file, whatever number of runs it has."""
     batches = _LabelBatchIds(buffer)
     run_ids = sorted(set(targets.values()))
-    locks = [f"import/{run_id}" for run_id in run_ids]  # in one order, so that two imports do not wait for each other
+    locks = [
+        Lock("import", run_id) for run_id in run_ids
+    ]  # in one order, so that two imports do not wait for each other
     with holding(buffer.database, *locks, wait_s=math.inf), contextlib.ExitStack() as opened:
         file = {"run_ids": run_ids, "path": _path(contents)}
         contents.check_unchanged()

@@ -24,7 +24,7 @@ from rftdata.failpoints import failpoint
 from rftdata.maintenance.archive_writing import WrittenArchive, write_archive
 from rftdata.maintenance.erasure import vacuum
 from rftdata.postgres.database import Connection, Database, Row, execute, fetch
-from rftdata.postgres.locks import holding
+from rftdata.postgres.locks import Lock, holding
 from rftdata.run import Run
 from rftdata.segments.compaction import Compactor
 
@@ -115,7 +115,7 @@ def lock_archives(database: Database) -> Iterator[None]:
     Raises:
         ConflictError: another one does.
     """
-    with holding(database, "archive") as held_by:
+    with holding(database, Lock("archive")) as held_by:
         if held_by is not None:
             raise ConflictError(
                 f"another process is archiving or restoring a run of this buffer: {held_by}",

@@ -37,7 +37,7 @@ TABLES = {
     "group_prompt": "JOIN rft.rollout_group g ON g.group_id = t.group_id AND g.run_id = {run_id}",
     "group_baseline": "JOIN rft.rollout_group g ON g.group_id = t.group_id AND g.run_id = {run_id}",
     "score": "JOIN rft.experience e ON e.experience_id = t.experience_id JOIN rft.rollout_group g ON g.group_id = e.group_id AND g.run_id = {run_id}",
-    "worklist": "JOIN (VALUES ('trainer/'), ('pipeline/'), ('selection/')) AS c (kind) ON t.consumer = c.kind || {run_id}",
+    "worklist": "JOIN rft.run r ON r.run_id = t.run_id AND r.run_id = {run_id}",
 }
 
 

@@ -22,7 +22,7 @@ from rftdata.errors import ConfigError, OperatorError
 from rftdata.pipeline.records import StageScores, StoredScore, Verdicts
 from rftdata.pipeline.verdicts import STAGE_FAILED, insert_stage_runs
 from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
-from rftdata.postgres.locks import holding
+from rftdata.postgres.locks import Lock, holding
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 
@@ -96,7 +96,7 @@ def register_task_pipeline(database: Database, version: str, stages: Sequence[Ma
 @contextmanager
 def taskset_lock(database: Database, taskset: str) -> Iterator[None]:
     """Lock a set while it is decided on; other processes that load or decide on it wait."""
-    with holding(database, f"taskset/{taskset}", wait_s=math.inf):
+    with holding(database, Lock("taskset", object=taskset), wait_s=math.inf):
         yield
 
 

@@ -16,7 +16,7 @@ from rftdata.errors import ConfigError, ConflictError
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts, store_scores
 from rftdata.postgres.database import Database, execute, fetch, records
-from rftdata.postgres.locks import holding
+from rftdata.postgres.locks import Lock, holding
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 from rftdata.run import Run
@@ -136,7 +136,7 @@ def replaying(run: Run, version: str) -> Iterator[None]:
         ConflictError: another process replays it.
     """
     run.refuse_archived("stages need its texts and arrays")
-    with holding(run.database, f"replay/{run.run_id}/{version}") as held_by:
+    with holding(run.database, Lock("replay", run.run_id, version)) as held_by:
         if held_by is not None:
             raise ConflictError(
                 f"another process replays the version {version!r} of this run: {held_by}",

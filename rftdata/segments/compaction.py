@@ -33,7 +33,7 @@ import psycopg
 
 from rftdata.errors import RftError, SegmentCorruptError, SegmentFileClosedError
 from rftdata.postgres.database import Connection, Database, Row, fetch
-from rftdata.postgres.locks import holding
+from rftdata.postgres.locks import Lock, holding
 from rftdata.segments.base import ROLL_BYTES, Appended, SegmentAddress, SegmentStore, StoredFile
 
 DEFAULT_GRACE_S = 3600.0
@@ -111,7 +111,7 @@ def close_files(database: Database, uris: Sequence[str]) -> dict[str, int]:
 @contextlib.contextmanager
 def lock_moves(database: Database, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Hold the lock for moving segments; yield False if another process still holds it after `wait_s`."""
-    with holding(database, "compaction", wait_s=wait_s) as held_by:
+    with holding(database, Lock("compaction"), wait_s=wait_s) as held_by:
         yield held_by is None
 
 

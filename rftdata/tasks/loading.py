@@ -24,7 +24,7 @@ from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError, TaskSourceError
 from rftdata.limits import check_json
 from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
-from rftdata.postgres.locks import holding
+from rftdata.postgres.locks import Lock, holding
 from rftdata.tasks.rows import Reading, read_tasks
 from rftdata.tasks.sources import Fingerprint, fingerprint
 
@@ -74,7 +74,7 @@ def load_taskset(
             check.refuse_all()
         execute(connection, "analyze_staged_tasks")
         # Waits for a task pipeline that is deciding on the set; a later one waits until these rows are stored.
-        locks.enter_context(holding(database, f"taskset/{config.name}", wait_s=math.inf))
+        locks.enter_context(holding(database, Lock("taskset", object=config.name), wait_s=math.inf))
         _replace_changed(connection, config.name)
         num_over = _merge(connection, config, "pending" if pending else "active")
         if not pending:

@@ -58,7 +58,7 @@ SELECT r.status::text AS status,
         JOIN rft.run x ON x.run_id = c.run_id
         WHERE g.run_id = r.run_id AND NOT EXISTS (SELECT FROM rft.archive a WHERE a.run_id = c.run_id AND a.status = 'archived')) AS sharers,
        (SELECT array_agg(DISTINCT x.name ORDER BY x.name) FROM rft.run x
-        JOIN rft.worklist w ON w.consumer = 'selection/' || x.run_id AND w.item_kind = x.source_kind
+        JOIN rft.worklist w ON w.run_id = x.run_id AND w.consumer = 'selection' AND w.item_kind = x.source_kind
         CROSS JOIN LATERAL rft.selected_experiences(w.item_kind, w.item_id) s
         JOIN rft.experience e ON e.experience_id = s.experience_id
         WHERE x.status NOT IN ('finished', 'failed', 'interrupted') AND x.run_id <> r.run_id AND e.run_id = r.run_id) AS selecting
@@ -76,7 +76,7 @@ SELECT concat_ws(' ',
     (SELECT count(*) || ':' || coalesce(sum(hashtextextended(concat(s.ctid, s.xmin), 0)::numeric), 0)
      FROM rft.rollout_group g JOIN rft.experience e USING (group_id) JOIN rft.score s USING (experience_id) WHERE g.run_id = %(run_id)s),
     (SELECT count(*) || ':' || coalesce(sum(hashtextextended(concat(w.ctid, w.xmin), 0)::numeric), 0)
-     FROM rft.worklist w WHERE w.consumer IN ('trainer/' || %(run_id)s::bigint, 'pipeline/' || %(run_id)s::bigint, 'selection/' || %(run_id)s::bigint))
+     FROM rft.worklist w WHERE w.run_id = %(run_id)s)
     ) AS fingerprint;
 
 -- name: archive_totals (read)
@@ -110,7 +110,7 @@ WITH groups AS (
     WHERE run_id = %(run_id)s AND status = 'claimed'),
 items AS (
     UPDATE rft.worklist SET available = true, claimed_by = NULL, lease_until = NULL
-    WHERE consumer = 'pipeline/' || %(run_id)s::bigint AND NOT available)
+    WHERE run_id = %(run_id)s::bigint AND consumer = 'pipeline' AND NOT available)
 UPDATE rft.evaluation SET status = 'planned', claimed_by = NULL, lease_until = NULL WHERE run_id = %(run_id)s AND status = 'claimed';
 
 -- name: limit_archive_wait
@@ -128,7 +128,7 @@ SELECT (SELECT count(*) FROM rft.experience e WHERE e.group_id = ANY (g.ids)) AS
        (SELECT count(*) FROM rft.group_baseline b WHERE b.group_id = ANY (g.ids)) AS baselines,
        (SELECT count(*) FROM rft.experience e JOIN rft.score s USING (experience_id) WHERE e.group_id = ANY (g.ids)) AS scores,
        (SELECT count(*) FROM rft.worklist w
-        WHERE w.consumer IN ('trainer/' || %(run_id)s::bigint, 'pipeline/' || %(run_id)s::bigint, 'selection/' || %(run_id)s::bigint)) AS items,
+        WHERE w.run_id = %(run_id)s) AS items,
        cardinality(g.ids) AS groups
 FROM (SELECT ARRAY(SELECT group_id FROM rft.rollout_group WHERE run_id = %(run_id)s) AS ids) g;
 
@@ -159,7 +159,7 @@ WHERE s.experience_id = e.experience_id AND e.group_id = g.group_id AND g.run_id
 -- name: delete_archived_work
 -- Delete a run's items of worklists, which its archive holds.
 DELETE FROM rft.worklist
-WHERE consumer IN ('trainer/' || %(run_id)s::bigint, 'pipeline/' || %(run_id)s::bigint, 'selection/' || %(run_id)s::bigint);
+WHERE run_id = %(run_id)s;
 
 -- name: move_segments_to_archive
 -- Let an archive take the place of segments that still are as they were verified.

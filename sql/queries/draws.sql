@@ -44,7 +44,7 @@ FROM rft.run r WHERE r.run_id = %(run_id)s;
 -- Return drawable groups to the pipeline if their verdicts belong to another pipeline than the run's, or are older than a label or an
 -- answer that arrived while the group counted as drawn.
 SELECT rft.reopen_groups(array_agg(w.item_id))
-FROM rft.worklist w JOIN rft.run r ON w.consumer = 'trainer/' || r.run_id
+FROM rft.worklist w JOIN rft.run r ON w.run_id = r.run_id AND w.consumer = 'trainer'
 WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND (w.available OR w.resume_step IS NOT NULL)
   AND coalesce((SELECT max(v.label_cut) FROM rft.verdict v WHERE v.group_id = w.item_id AND v.pipeline_version = r.pipeline_version),
                CASE WHEN r.pipeline_version = 'none' THEN 0 ELSE -1 END)
@@ -78,9 +78,9 @@ SET available = g.status = 'ready' AND g.trainable, times_sampled = w.times_samp
 FROM (SELECT item_id, min(draw_key) AS draw_key FROM gone GROUP BY item_id) d
 JOIN rft.rollout_group g ON g.group_id = d.item_id
 JOIN rft.task t USING (task_id)
-LEFT JOIN rft.worklist before ON before.consumer = 'trainer/' || g.run_id AND before.item_kind = 'group' AND before.item_id = d.item_id
+LEFT JOIN rft.worklist before ON before.run_id = g.run_id AND before.consumer = 'trainer' AND before.item_kind = 'group' AND before.item_id = d.item_id
 LEFT JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, before.times_sampled - 1) n ON true
-WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = d.item_id
+WHERE w.run_id = %(run_id)s AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = d.item_id
 RETURNING w.item_id;
 
 -- name: count_uses
@@ -106,7 +106,7 @@ WITH lost AS (
     WHERE g.closed_reason IS DISTINCT FROM 'dropped by storage: ' || d.reason),
 off AS (
     UPDATE rft.worklist w SET available = false FROM lost l
-    WHERE w.consumer = 'trainer/' || l.run_id AND w.item_kind = 'group' AND w.item_id = l.group_id),
+    WHERE w.run_id = l.run_id AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = l.group_id),
 noted AS (
     INSERT INTO rft.verdict (experience_id, group_id, pipeline_version, kept, stage, reason, label_cut)
     SELECT e.experience_id, e.group_id, r.pipeline_version, false, 'storage', l.reason,

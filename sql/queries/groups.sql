@@ -75,7 +75,7 @@ ORDER BY g.place;
 
 -- name: wait_for_plan_lock
 -- Wait for other planners and writers of unplanned groups of the run: each assigns ordinals.
-SELECT rft.take_lock('plan/' || %(run_id)s::bigint);
+SELECT rft.take_lock('plan', %(run_id)s);
 
 -- name: insert_receipt
 -- Insert a batch's receipt. No row if the batch is already stored; waits if another session is storing it at this moment.
@@ -113,8 +113,8 @@ CROSS JOIN LATERAL jsonb_to_record(n.baseline) AS b (outcome rft.rollout_outcome
 WITH sealed AS (
     UPDATE rft.rollout_group SET status = 'sealed', sealed_at = clock_timestamp(), lease_until = NULL
     WHERE group_id = ANY (%(group_ids)s) RETURNING group_id, run_id, explore_step, ordinal)
-INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key)
-SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM sealed;
+INSERT INTO rft.worklist (run_id, consumer, item_kind, item_id, sort_key)
+SELECT run_id, 'pipeline', 'group', group_id, explore_step::bigint << 32 | ordinal FROM sealed;
 
 -- name: observe_groups
 -- Store the outcomes that selectors learn from, in the transaction that seals the groups. A trigger folds them into task_stat.

@@ -8,11 +8,11 @@ WITH me AS MATERIALIZED (
     FROM (SELECT stopped_at FROM rft.worker WHERE worker_id = %(worker_id)s FOR SHARE) w),
 suspect AS (
     SELECT ctid AS place FROM rft.worklist
-    WHERE %(suspects)s AND consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost > 0 AND (SELECT works FROM me)
+    WHERE %(suspects)s AND run_id = %(run_id)s AND consumer = 'pipeline' AND available AND times_sampled = 0 AND num_lost > 0 AND (SELECT works FROM me)
     ORDER BY sort_key LIMIT 1 FOR UPDATE SKIP LOCKED),
 others AS (
     SELECT ctid AS place FROM rft.worklist
-    WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost = 0 AND sort_key >= %(from_key)s
+    WHERE run_id = %(run_id)s AND consumer = 'pipeline' AND available AND times_sampled = 0 AND num_lost = 0 AND sort_key >= %(from_key)s
       AND (SELECT works FROM me) AND NOT EXISTS (SELECT FROM suspect)
     ORDER BY sort_key LIMIT %(count)s FOR UPDATE SKIP LOCKED),
 picked AS (SELECT place FROM others UNION ALL SELECT place FROM suspect)
@@ -23,7 +23,7 @@ RETURNING w.item_id AS group_id, w.sort_key, w.num_lost;
 -- name: release_items
 -- Release the groups of a claim whose answer the pipeline worker never received.
 UPDATE rft.worklist SET available = true, claimed_by = NULL, lease_until = NULL
-WHERE consumer = 'pipeline/' || %(run_id)s AND claimed_by = %(worker_id)s AND NOT available;
+WHERE run_id = %(run_id)s AND consumer = 'pipeline' AND claimed_by = %(worker_id)s AND NOT available;
 
 -- name: batch_of_groups
 -- The columns that stages see of an experience. Long texts are sent only if a stage reads them (`columns`). screened: why an explorer
@@ -85,7 +85,7 @@ SELECT rft.supersede_verdicts(%(experience_ids)s::bigint[], %(pipeline_version)s
 SELECT w.item_id AS group_id FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
 CROSS JOIN LATERAL (
     SELECT item_id FROM rft.worklist
-    WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = g.group_id
+    WHERE run_id = %(run_id)s AND consumer = 'pipeline' AND item_kind = 'group' AND item_id = g.group_id
       AND coalesce(claimed_by, 0) = %(worker_id)s AND NOT available
     FOR UPDATE) w;
 
@@ -96,7 +96,7 @@ WHERE ctid = ANY (ARRAY(
     SELECT x.place FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
     CROSS JOIN LATERAL (
         SELECT ctid AS place FROM rft.worklist
-        WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = g.group_id OFFSET 0) x));
+        WHERE run_id = %(run_id)s AND consumer = 'pipeline' AND item_kind = 'group' AND item_id = g.group_id OFFSET 0) x));
 
 -- name: close_groups
 -- Close groups that were dropped whole. The planner, which counts only groups that can still train, replaces them.
@@ -148,14 +148,14 @@ WHERE w.ctid = ANY (ARRAY(
     SELECT x.place FROM unnest(%(group_ids)s::bigint[]) AS g (group_id)
     CROSS JOIN LATERAL (
         SELECT ctid AS place FROM rft.worklist
-        WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = g.group_id OFFSET 0) x));
+        WHERE run_id = %(run_id)s AND consumer = 'pipeline' AND item_kind = 'group' AND item_id = g.group_id OFFSET 0) x));
 
 -- name: end_waiting
 -- Make groups available whose deadline has passed. A group locked by a label becomes available once the label is committed.
 UPDATE rft.worklist w SET available = true, lease_until = NULL
 WHERE w.ctid = ANY (ARRAY(
     SELECT ctid FROM rft.worklist
-    WHERE consumer = 'pipeline/' || %(run_id)s AND NOT available AND claimed_by IS NULL AND lease_until <= rft.clock()
+    WHERE run_id = %(run_id)s AND consumer = 'pipeline' AND NOT available AND claimed_by IS NULL AND lease_until <= rft.clock()
     FOR UPDATE SKIP LOCKED));
 
 -- name: insert_tasks

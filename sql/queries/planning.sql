@@ -1,6 +1,6 @@
 -- name: try_plan_lock
 -- Take the right to plan groups of the run; only one transaction at a time has it.
-SELECT rft.try_lock('plan/' || %(run_id)s::bigint) AS locked;
+SELECT rft.try_lock('plan', %(run_id)s) AS locked;
 
 -- name: planning_state
 -- One row per explorer step that may run now, with its groups. It is one statement, so that one snapshot sees a draw together with the
@@ -25,11 +25,11 @@ span AS (
 SELECT s.current_attempt_id, s.policy_step, step AS explore_step, c.planned - c.planned_before AS due, c.taken - c.taken_before AS taken,
        c.planned - c.taken AS surplus, n.base, n.refills, n.live,
        (SELECT count(*) FROM (
-            SELECT FROM rft.worklist WHERE consumer = 'trainer/' || s.run_id AND available AND times_sampled = 0
+            SELECT FROM rft.worklist WHERE run_id = s.run_id AND consumer = 'trainer' AND available AND times_sampled = 0
                 AND lane = ANY (rft.explorer_lanes(s.run_id)) AND sort_key < s.first_step::bigint << 32 LIMIT %(enough)s) w)
      + (SELECT count(*) FROM rft.rollout_group g WHERE run_id = s.run_id AND explore_step < s.first_step AND trainable
         AND status IN ('planned', 'claimed', 'sealed') AND rft.is_paced(g)
-        AND NOT EXISTS (SELECT FROM rft.worklist d WHERE d.consumer = 'trainer/' || s.run_id AND d.item_kind = 'group'
+        AND NOT EXISTS (SELECT FROM rft.worklist d WHERE d.run_id = s.run_id AND d.consumer = 'trainer' AND d.item_kind = 'group'
                         AND d.item_id = group_id AND d.times_sampled > 0)) AS spare
 FROM span s
 CROSS JOIN LATERAL generate_series(s.first_step, s.last_step) AS step
@@ -43,14 +43,14 @@ CROSS JOIN LATERAL (
                             AND rft.is_paced(g)
                             AND (g.status <> 'ready' OR w.available)) AS live
     FROM rft.rollout_group g
-    LEFT JOIN rft.worklist w ON w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
+    LEFT JOIN rft.worklist w ON w.run_id = g.run_id AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = g.group_id
     WHERE g.run_id = s.run_id AND g.explore_step = step AND g.left_by IS NULL) n
 ORDER BY step;
 
 -- name: pipeline_backlog (read)
 -- Number of groups that wait for a pipeline worker, counted up to `enough`.
 SELECT count(*) AS n FROM (
-    SELECT FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND available LIMIT %(enough)s) w;
+    SELECT FROM rft.worklist WHERE run_id = %(run_id)s AND consumer = 'pipeline' AND available LIMIT %(enough)s) w;
 
 -- name: next_ordinal (read)
 -- The ordinal of the next group of a run.

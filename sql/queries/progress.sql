@@ -53,8 +53,8 @@ GROUP BY v.stage ORDER BY num_dropped DESC, v.stage;
 -- Number of groups by status; ready ones wait for the trainer, those from a sort key on for a later step than its next.
 SELECT count(*) FILTER (WHERE status = 'planned') AS planned, count(*) FILTER (WHERE status = 'claimed') AS claimed,
        count(*) FILTER (WHERE status = 'sealed' AND left_by IS NULL) AS sealed,
-       (SELECT count(*) FROM rft.worklist WHERE consumer IN ('trainer/' || %(run_id)s::bigint, 'selection/' || %(run_id)s) AND available) AS ready,
-       (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s::bigint AND available AND sort_key >= %(step)s::bigint << 32) AS ready_later
+       (SELECT count(*) FROM rft.worklist WHERE run_id = %(run_id)s::bigint AND consumer IN ('trainer', 'selection') AND available) AS ready,
+       (SELECT count(*) FROM rft.worklist WHERE run_id = %(run_id)s::bigint AND consumer = 'trainer' AND available AND sort_key >= %(step)s::bigint << 32) AS ready_later
 FROM rft.rollout_group WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed', 'sealed');
 
 -- name: group_totals (read)

@@ -142,7 +142,7 @@ SELECT segment_id, array_agg(segment_row ORDER BY segment_row) AS rows FROM rft.
 -- trained on if a run that has not finished could draw it, now or again after going back to its last checkpoint, or trains on a stored
 -- selection that contains it.
 WITH chosen AS (
-    SELECT w.item_kind, w.item_id FROM rft.run r JOIN rft.worklist w ON w.consumer = 'selection/' || r.run_id AND w.item_kind = r.source_kind
+    SELECT w.item_kind, w.item_id FROM rft.run r JOIN rft.worklist w ON w.run_id = r.run_id AND w.consumer = 'selection' AND w.item_kind = r.source_kind
     WHERE r.status <> 'finished'),
 selected AS (
     SELECT item_id AS experience_id FROM chosen WHERE item_kind = 'experience'
@@ -167,7 +167,7 @@ SELECT g.group_id, t.taskset, count(*) AS num_experiences, max(e.created_at) AS 
                SELECT FROM rft.review v WHERE v.group_id = g.group_id AND v.answer IS NULL AND v.deadline > rft.clock())))
        OR (g.trainable AND r.status <> 'finished' AND (r.current_attempt_id IS NOT NULL OR r.run_id = %(starting_run_id)s::bigint) AND (
            NOT EXISTS (SELECT FROM rft.v_consumption c WHERE c.run_id = g.run_id AND c.item_id = g.group_id)
-           OR EXISTS (SELECT FROM rft.worklist w WHERE w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
+           OR EXISTS (SELECT FROM rft.worklist w WHERE w.run_id = g.run_id AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = g.group_id
                       AND (w.available OR w.resume_step IS NOT NULL))))
        AS protected
 FROM rft.rollout_group g

@@ -23,14 +23,14 @@ gone AS (
     FROM locked l WHERE g.group_id = l.group_id RETURNING g.group_id, g.run_id, g.attempt_id, g.ordinal, g.task_id),
 undecided AS (
     DELETE FROM rft.worklist w USING gone
-    WHERE w.consumer = 'pipeline/' || gone.run_id AND w.item_kind = 'group' AND w.item_id = gone.group_id),
+    WHERE w.run_id = gone.run_id AND w.consumer = 'pipeline' AND w.item_kind = 'group' AND w.item_id = gone.group_id),
 unfinished AS (DELETE FROM rft.partial_tokens p USING gone WHERE p.group_id = gone.group_id),
 seen AS (
     -- Selectors no longer learn from them.
     UPDATE rft.task_observation o SET applied = true, applied_in = NULL, applied_seq = NULL FROM gone
     WHERE o.run_id = gone.run_id AND o.task_id = gone.task_id AND o.attempt_id = gone.attempt_id AND o.ordinal = gone.ordinal)
 UPDATE rft.worklist w SET available = false FROM gone
-WHERE w.consumer = 'trainer/' || gone.run_id AND w.item_kind = 'group' AND w.item_id = gone.group_id;
+WHERE w.run_id = gone.run_id AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = gone.group_id;
 
 -- name: cut_partial_tokens
 -- Of unfinished answers for groups that are kept, delete what was sampled from the first token of an undone policy on, so that it is not continued.

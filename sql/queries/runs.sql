@@ -110,7 +110,7 @@ SELECT rft.return_draws(%(run_id)s, %(attempt_id)s);
 -- name: bound_policy_steps
 -- Groups sampled by policies after the checkpoint, which this history does not contain, age from the checkpoint on.
 UPDATE rft.worklist SET policy_step = %(start_step)s
-WHERE consumer = 'trainer/' || %(run_id)s AND policy_step > %(start_step)s AND policy_step < 2147483647;
+WHERE run_id = %(run_id)s AND consumer = 'trainer' AND policy_step > %(start_step)s AND policy_step < 2147483647;
 
 -- name: return_aged
 -- Reopen groups that aged out: ageing out is an event of an attempt, so going back undoes it.
@@ -121,7 +121,7 @@ back AS (
     UPDATE rft.rollout_group g SET trainable = true, closed_reason = NULL FROM locked l WHERE g.group_id = l.group_id
     RETURNING g.group_id)
 UPDATE rft.worklist w SET available = true FROM back
-WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = back.group_id;
+WHERE w.run_id = %(run_id)s AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = back.group_id;
 
 -- name: insert_run_models
 -- Record the models with which a run starts or continues; those that are recorded already stay as they are. A folder that several

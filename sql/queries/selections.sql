@@ -109,20 +109,20 @@ WHERE run_id = %(run_id)s RETURNING *;
 
 -- name: queue_selection
 -- Fill the run's queue: one row per item, at the time of its first draw. Policy age does not count.
-INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, policy_step, draw_weight, draw_key)
-SELECT 'selection/' || r.run_id, r.source_kind, i.item_id, 0, 2147483647, i.weight, rft.selection_time(r.seed, 0, i.item_id, i.weight)
+INSERT INTO rft.worklist (run_id, consumer, item_kind, item_id, sort_key, policy_step, draw_weight, draw_key)
+SELECT r.run_id, 'selection', r.source_kind, i.item_id, 0, 2147483647, i.weight, rft.selection_time(r.seed, 0, i.item_id, i.weight)
 FROM rft.run r, unnest(%(item_ids)s::bigint[], %(weights)s::double precision[]) AS i (item_id, weight) WHERE r.run_id = %(run_id)s;
 
 -- name: queue_left_out
 -- Record the experiences of selected groups that are not drawn with them.
-INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, policy_step, lane, available)
-SELECT 'selection/' || %(run_id)s::bigint, 'experience', l.experience_id, 0, 2147483647, 'left out', false
+INSERT INTO rft.worklist (run_id, consumer, item_kind, item_id, sort_key, policy_step, lane, available)
+SELECT %(run_id)s, 'selection', 'experience', l.experience_id, 0, 2147483647, 'left out', false
 FROM unnest(%(experience_ids)s::bigint[]) AS l (experience_id);
 
 -- name: queued_left_out (read)
 -- The experiences that are not drawn with the selected groups of a run.
 SELECT e.group_id, e.experience_id FROM rft.worklist w JOIN rft.experience e ON e.experience_id = w.item_id
-WHERE w.consumer = 'selection/' || %(run_id)s::bigint AND w.item_kind = 'experience' AND w.lane = 'left out' ORDER BY e.experience_id;
+WHERE w.run_id = %(run_id)s::bigint AND w.consumer = 'selection' AND w.item_kind = 'experience' AND w.lane = 'left out' ORDER BY e.experience_id;
 
 -- name: analyze_worklist
 -- Analyze the queue. A queue of a million rows that the planner believes empty would be sorted at every draw.
@@ -131,7 +131,7 @@ SELECT rft.analyze_worklist();
 -- name: queued_selection (read)
 -- The items of a stored selection, with their weights.
 SELECT item_id, draw_weight FROM rft.worklist
-WHERE consumer = 'selection/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind AND lane = '' ORDER BY item_id;
+WHERE run_id = %(run_id)s AND consumer = 'selection' AND item_kind = %(kind)s::rft.item_kind AND lane = '' ORDER BY item_id;
 
 -- name: restore_selection
 -- Set a stored selection to where the history of an attempt left it.

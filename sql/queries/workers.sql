@@ -36,10 +36,10 @@ evaluations AS (
     WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed')
 UPDATE rft.worklist w SET lease_until = rft.clock() + %(lease_s)s * interval '1 s'
 FROM (
-    SELECT consumer, item_kind, item_id FROM rft.worklist
-    WHERE consumer = 'pipeline/' || %(run_id)s AND claimed_by = %(worker_id)s AND NOT available
+    SELECT run_id, consumer, item_kind, item_id FROM rft.worklist
+    WHERE run_id = %(run_id)s AND consumer = 'pipeline' AND claimed_by = %(worker_id)s AND NOT available
     FOR UPDATE SKIP LOCKED) mine
-WHERE (w.consumer, w.item_kind, w.item_id) = (mine.consumer, mine.item_kind, mine.item_id);
+WHERE (w.run_id, w.consumer, w.item_kind, w.item_id) = (mine.run_id, mine.consumer, mine.item_kind, mine.item_id);
 
 -- name: stop_worker
 -- Record that a process has ended, even if another process has recorded meanwhile that it is gone.
@@ -61,7 +61,7 @@ WHERE worker_id = (
 SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND sealed_at IS NOT NULL)
        + (SELECT count(*) FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('done', 'failed')) AS explorer,
        (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND ready_at IS NOT NULL)
-       + (SELECT count(*) FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND num_lost >= 4) AS pipeline,
+       + (SELECT count(*) FROM rft.worklist WHERE run_id = %(run_id)s AND consumer = 'pipeline' AND num_lost >= 4) AS pipeline,
        (SELECT count(*) FROM rft.train_step WHERE run_id = %(run_id)s) AS trainer;
 
 -- name: work_of_process (read)
@@ -112,8 +112,8 @@ observed AS (
     INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)
     SELECT run_id, attempt_id, ordinal, task_id, 0, 0 FROM sealed),
 queued AS (
-    INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key)
-    SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM sealed),
+    INSERT INTO rft.worklist (run_id, consumer, item_kind, item_id, sort_key)
+    SELECT run_id, 'pipeline', 'group', group_id, explore_step::bigint << 32 | ordinal FROM sealed),
 evaluations AS (
     UPDATE rft.evaluation e
     SET status = CASE WHEN w.crashed AND e.num_lost >= 2 THEN 'failed' ELSE 'planned' END::rft.evaluation_status,
@@ -128,9 +128,9 @@ evaluations AS (
 items AS (
     UPDATE rft.worklist l SET available = true, claimed_by = NULL, lease_until = NULL, num_lost = l.num_lost + lost.crashed::integer
     FROM (
-        SELECT i.consumer, i.item_kind, i.item_id, w.crashed FROM rft.worklist i JOIN rft.worker w ON w.worker_id = i.claimed_by
-        WHERE i.consumer = 'pipeline/' || %(run_id)s AND NOT i.available AND (w.stopped_at IS NOT NULL OR i.lease_until < rft.clock())
+        SELECT i.run_id, i.consumer, i.item_kind, i.item_id, w.crashed FROM rft.worklist i JOIN rft.worker w ON w.worker_id = i.claimed_by
+        WHERE i.run_id = %(run_id)s AND i.consumer = 'pipeline' AND NOT i.available AND (w.stopped_at IS NOT NULL OR i.lease_until < rft.clock())
         FOR UPDATE OF i SKIP LOCKED) lost
-    WHERE (l.consumer, l.item_kind, l.item_id) = (lost.consumer, lost.item_kind, lost.item_id)
+    WHERE (l.run_id, l.consumer, l.item_kind, l.item_id) = (lost.run_id, lost.consumer, lost.item_kind, lost.item_id)
     RETURNING 1)
 SELECT (SELECT count(*) FROM groups) + (SELECT count(*) FROM evaluations) + (SELECT count(*) FROM items) AS released;

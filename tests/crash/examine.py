@@ -251,7 +251,7 @@ def _nothing_waits_for_ever(buffer: Buffer, findings: Findings) -> None:
         " WHERE g.status IN ('sealed', 'ready') AND g.trainable"
         " AND NOT EXISTS (SELECT FROM rft.worklist w WHERE w.item_kind = 'group' AND w.item_id = g.group_id"
         "   AND (w.available OR w.claimed_by IS NOT NULL)"
-        "   AND w.consumer = CASE g.status WHEN 'sealed' THEN 'pipeline/' ELSE 'trainer/' END || g.run_id)"
+        "   AND w.run_id = g.run_id AND w.consumer = CASE g.status WHEN 'sealed' THEN 'pipeline' ELSE 'trainer' END::rft.consumer)"
         " AND NOT EXISTS (SELECT FROM rft.v_attempt_history h JOIN rft.draw d ON d.attempt_id = h.attempt_id"
         "   AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)"
         "   WHERE h.history_id = r.current_attempt_id AND d.item_id = g.group_id)"

@@ -366,7 +366,7 @@ def test_two_ranks_of_a_step_agree_on_an_empty_batch(buffer: Buffer, selected: b
     if selected:
         roles.insert(own_group())
     run = selecting(buffer, "SELECT experience_id FROM rft.experience", "selected") if selected else roles.run
-    can_be_drawn = "UPDATE rft.worklist SET available = %s WHERE consumer = 'selection/' || %s"
+    can_be_drawn = "UPDATE rft.worklist SET available = %s WHERE run_id = %s AND consumer = 'selection'"
     with buffer.attempt(run) as attempt:
         if selected:
             buffer.sql(can_be_drawn, [False, run.run_id])
@@ -439,7 +439,7 @@ def test_groups_ready_under_another_pipeline_are_decided_again_after_a_resume(bu
         with pytest.raises(FencedError, match="another pipeline version"):
             roles.decide(version="p1")
         assert attempt.draw(1, 2, timeout_s=0.1) is None
-        buffer.sql("UPDATE rft.worklist SET available = true, claimed_by = NULL WHERE consumer LIKE 'pipeline/%'")
+        buffer.sql("UPDATE rft.worklist SET available = true, claimed_by = NULL WHERE consumer = 'pipeline'")
         roles.decide(version="p2")
         assert roles.plan() == 0
         assert len(drawn(attempt.draw(1, 2, timeout_s=5))) == 2
@@ -569,5 +569,5 @@ def test_groups_sampled_by_a_policy_that_this_history_never_had_age_from_its_che
     with roles.attempt(publish=False) as attempt:
         roles.insert(*[roles.result(group, [0.0, 1.0]) for group in late])
         roles.decide()
-        steps = buffer.sql("SELECT DISTINCT policy_step FROM rft.worklist WHERE consumer LIKE 'trainer/%%'", [])
+        steps = buffer.sql("SELECT DISTINCT policy_step FROM rft.worklist WHERE consumer = 'trainer'", [])
         assert steps["policy_step"].to_pylist() == [0]

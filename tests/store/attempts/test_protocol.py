@@ -380,7 +380,7 @@ class Protocol(RuleBasedStateMachine):
         # The next draw wakes those that have rested long enough before it picks any.
         waiting = self.rows(
             "SELECT w.item_id FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id"
-            " WHERE w.consumer = 'trainer/' || %s::bigint"
+            " WHERE w.run_id = %s::bigint AND w.consumer = 'trainer'"
             " AND (w.available OR (w.resume_step <= %s AND g.status = 'ready' AND g.trainable))",
             [self.roles.run_id, self.tried],
         )

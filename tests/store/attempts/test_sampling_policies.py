@@ -95,7 +95,7 @@ def test_a_formula_follows_writes_labels_and_draws(buffer: Buffer) -> None:
 
 
 def weights(buffer: Buffer) -> dict[int, float]:
-    rows = buffer.sql("SELECT item_id, draw_weight FROM rft.worklist WHERE consumer LIKE 'trainer/%%' ORDER BY 1", [])
+    rows = buffer.sql("SELECT item_id, draw_weight FROM rft.worklist WHERE consumer = 'trainer' ORDER BY 1", [])
     return {row["item_id"]: row["draw_weight"] for row in rows.to_pylist()}
 
 

@@ -246,7 +246,9 @@ class TestResume:
 
     def test_the_queue_itself_is_part_of_the_check(self, stored: Buffer) -> None:
         run = selecting(stored)
-        stored.sql("DELETE FROM rft.worklist WHERE consumer = 'selection/' || %s AND item_id = 7", [run.run_id])
+        stored.sql(
+            "DELETE FROM rft.worklist WHERE run_id = %s AND consumer = 'selection' AND item_id = 7", [run.run_id]
+        )
         with pytest.raises(SelectionChangedError, match="23 of 24 rows"):
             stored.attempt(run)
 

@@ -294,8 +294,8 @@ def plan_nodes(node: dict[str, Any]) -> list[tuple[str, str]]:
 def test_claims_are_found_by_index_among_everything_that_waits(buffer: Buffer, query: str) -> None:
     run_id = Roles(buffer).run_id
     buffer.sql(
-        "INSERT INTO rft.worklist (consumer, item_id, sort_key) SELECT c || %s, n, n"
-        " FROM generate_series(1, 20000) AS n, unnest(ARRAY['trainer/', 'pipeline/9']) AS c",
+        "INSERT INTO rft.worklist (run_id, consumer, item_id, sort_key) SELECT r, c, n, n"
+        " FROM generate_series(1, 20000) AS n, (VALUES (%s::bigint, 'trainer'::rft.consumer), (9, 'pipeline')) AS v (r, c)",
         [run_id],
     )
     buffer.sql(

@@ -355,6 +355,7 @@ _NOT_OF_A_RUN = {
     "attempt_history",
     "endpoint_usage",
     "gpu_turn",
+    "lock",
     "weight_receiver",
     "weight_receipt",
     "worker",
@@ -376,7 +377,6 @@ OF_OLD = {
     "group_id": "group_id IN (SELECT group_id FROM rft.rollout_group WHERE run_id = 1)",
     "experience_id": "experience_id IN (SELECT experience_id FROM rft.experience WHERE run_id = 1)",
     "attempt_id": "attempt_id IN (SELECT attempt_id FROM rft.run_attempt WHERE run_id = 1)",
-    "consumer": "consumer IN ('trainer/1', 'pipeline/1', 'selection/1')",
 }
 
 

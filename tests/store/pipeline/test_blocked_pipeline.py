@@ -179,8 +179,8 @@ def test_a_regular_expression_that_holds_the_interpreters_lock_ends_the_process_
 def test_a_group_on_which_several_workers_ended_is_set_aside_with_the_report_of_one(
     buffer: Buffer, roles: Roles
 ) -> None:
-    buffer.sql("UPDATE rft.worklist SET num_lost = 4 WHERE item_id = 2 AND consumer LIKE 'pipeline/%%'")
-    buffer.sql("UPDATE rft.worklist SET available = false WHERE item_id <> 2 AND consumer LIKE 'pipeline/%%'")
+    buffer.sql("UPDATE rft.worklist SET num_lost = 4 WHERE item_id = 2 AND consumer = 'pipeline'")
+    buffer.sql("UPDATE rft.worklist SET available = false WHERE item_id <> 2 AND consumer = 'pipeline'")
     batch = roles.claim_sealed()
     assert batch is not None and batch.group_ids == [2]
     folder = roles.run.folder

@@ -259,8 +259,8 @@ def test_the_end_of_waiting_does_not_wait_for_labels(buffer: Buffer, asked: Role
 
 def test_groups_that_wait_are_found_without_reading_the_queue(buffer: Buffer, asked: Roles) -> None:
     buffer.sql(
-        "INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, available)"
-        " SELECT 'pipeline/' || %s, 'group', 1000 + n, n, true FROM generate_series(1, 20000) n",
+        "INSERT INTO rft.worklist (run_id, consumer, item_kind, item_id, sort_key, available)"
+        " SELECT %s, 'pipeline', 'group', 1000 + n, n, true FROM generate_series(1, 20000) n",
         [asked.run_id],
     )
     buffer.sql("ANALYZE rft.worklist")

@@ -124,7 +124,7 @@ def test_many_reviews_are_listed_briefly_and_a_deadline_that_has_passed_is_no_re
         roles.explore()
         run_pipeline(roles, chain)
         assert waits_for(roles, attempt, 1) == "the review of groups 1, 2, 3 and 2 more"
-        buffer.sql("UPDATE rft.worklist SET lease_until = rft.clock() WHERE consumer LIKE 'pipeline/%'")
+        buffer.sql("UPDATE rft.worklist SET lease_until = rft.clock() WHERE consumer = 'pipeline'")
         assert waits_for(roles, attempt, 1) is None
 
 
@@ -170,8 +170,8 @@ def test_groups_that_wait_for_people_are_found_without_reading_the_queues(buffer
         roles.explore(doubtful)
         run_pipeline(roles, chain)
     buffer.sql(
-        "INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, available) SELECT c || %s, 'group', 1000 + n, n, a"
-        " FROM generate_series(1, 20000) n, (VALUES ('pipeline/', true), ('trainer/', false)) AS v (c, a)",
+        "INSERT INTO rft.worklist (run_id, consumer, item_kind, item_id, sort_key, available) SELECT %s, c, 'group', 1000 + n, n, a"
+        " FROM generate_series(1, 20000) n, (VALUES ('pipeline'::rft.consumer, true), ('trainer', false)) AS v (c, a)",
         [roles.run_id],
     )
     buffer.sql("ANALYZE rft.worklist")

@@ -15,7 +15,7 @@ from rftdata.errors import ConflictError
 from rftdata.maintenance import purge
 from rftdata.maintenance.archive import archive
 from rftdata.postgres.database import Connection, Database, sql_folder
-from rftdata.postgres.locks import holding
+from rftdata.postgres.locks import Lock, holding
 from rftdata.segments.compaction import Compactor, lock_moves
 from tests.support.store_roles import Roles, own_group
 from tests.support.waiting import wait_until
@@ -65,7 +65,7 @@ def test_advisory_locks_of_a_reader_stop_nothing(buffer: Buffer, roles: Roles, t
 def test_a_reader_that_waits_for_a_holder_gets_no_lock(buffer: Buffer) -> None:
     with psycopg.connect(buffer.config.uri, autocommit=True) as reader, ThreadPoolExecutor(1) as threads:
         reader.execute("SET ROLE rft_reader")
-        with holding(buffer.database, "compaction"):
+        with holding(buffer.database, Lock("compaction")):
             taken = threads.submit(reader.execute, KEYS[2])  # type: ignore[arg-type]
             wait_until(lambda: buffer.sql(f"{ADVISORY} AND NOT granted").num_rows, "a reader that waits")
         taken.result()
@@ -82,7 +82,7 @@ def test_a_reader_that_waits_for_a_holder_gets_no_lock(buffer: Buffer) -> None:
         "INSERT INTO rft.lock (name) VALUES ('compaction')",
         "SELECT rft.take_lock('compaction')",
         "SELECT rft.try_lock('compaction')",
-        "SELECT rft.hold_lock('compaction', 'me', 7)",
+        "SELECT rft.hold_lock('compaction', 0, '', 'me', 7)",
         "COMMENT ON SCHEMA rft IS 'mine'",
         "SELECT run_id FROM rft.run FOR KEY SHARE",
     ],
@@ -102,12 +102,12 @@ def test_no_query_uses_an_advisory_lock_with_a_fixed_key() -> None:
 
 def test_a_lock_is_held_by_one_and_free_again_after_its_end(buffer: Buffer) -> None:
     with (
-        holding(buffer.database, "x") as first,
-        holding(buffer.database, "x") as second,
-        holding(buffer.database, "y") as other,
+        holding(buffer.database, Lock("x")) as first,
+        holding(buffer.database, Lock("x")) as second,
+        holding(buffer.database, Lock("y")) as other,
     ):
         assert (first, other) == (None, None) and second is not None and "process" in second
-    with holding(buffer.database, "x") as again:
+    with holding(buffer.database, Lock("x")) as again:
         assert again is None
 
 
@@ -138,19 +138,19 @@ def test_trying_does_not_wait_for_a_holder_even_at_the_first_use_of_a_name(buffe
 
 
 def test_the_lock_of_a_process_that_was_killed_is_free(buffer: Buffer) -> None:
-    with holding(buffer.database, "x"):
+    with holding(buffer.database, Lock("x")):
         buffer.sql("SELECT pg_terminate_backend(pid) FROM rft.lock WHERE name = 'x'")
-        with holding(buffer.database, "x", wait_s=math.inf) as held_by:
+        with holding(buffer.database, Lock("x"), wait_s=math.inf) as held_by:
             assert held_by is None
 
 
 def test_waiting_ends_with_the_holder(buffer: Buffer) -> None:
     def hold() -> str | None:
-        with holding(buffer.database, "x", wait_s=math.inf) as held_by:
+        with holding(buffer.database, Lock("x"), wait_s=math.inf) as held_by:
             return held_by
 
     with ThreadPoolExecutor(4) as threads:
-        with holding(buffer.database, "x"):
+        with holding(buffer.database, Lock("x")):
             waiting = [threads.submit(hold) for _ in range(4)]
             wait_until(lambda: buffer.sql(f"{ADVISORY} AND NOT granted").num_rows == 4, "four that wait")
         assert [future.result() for future in waiting] == [None] * 4
@@ -158,7 +158,7 @@ def test_waiting_ends_with_the_holder(buffer: Buffer) -> None:
 
 def test_the_error_names_the_holder(buffer: Buffer, roles: Roles) -> None:
     with (
-        holding(buffer.database, "archive"),
+        holding(buffer.database, Lock("archive")),
         pytest.raises(ConflictError, match=r"archiving or restoring .*: .*, process \d+"),
     ):
         archive(buffer, roles.run.run_id, author="ada")
@@ -190,12 +190,12 @@ def test_an_import_holds_the_locks_of_all_its_runs_on_one_connection(
 
 def test_of_several_locks_all_are_held_or_none(buffer: Buffer) -> None:
     database = buffer.database
-    with holding(database, "b"), holding(database, "a", "b", "c") as held_by:
+    with holding(database, Lock("b")), holding(database, Lock("a"), Lock("b"), Lock("c")) as held_by:
         assert held_by is not None
-        with holding(database, "a", "c") as held_by:
+        with holding(database, Lock("a"), Lock("c")) as held_by:
             assert held_by is None
             for name in "abc":
-                with holding(database, name) as held_by:
+                with holding(database, Lock(name)) as held_by:
                     assert held_by is not None
-    with holding(database, "a", "b", "c") as held_by:
+    with holding(database, Lock("a"), Lock("b"), Lock("c")) as held_by:
         assert held_by is None

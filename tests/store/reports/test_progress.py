@@ -58,7 +58,8 @@ def test_a_snapshot_of_a_run_at_work(buffer: rftdata.Buffer, run: StoredRun) -> 
 def test_ready_groups_are_those_the_trainer_could_draw(buffer: rftdata.Buffer, run: StoredRun) -> None:
     group = run.group(0, [1.0, 0.0])
     buffer.sql(
-        "INSERT INTO rft.worklist (consumer, item_id, sort_key) VALUES (%s, %s, 0)", [f"trainer/{run.run_id}", group]
+        "INSERT INTO rft.worklist (run_id, consumer, item_id, sort_key) VALUES (%s, 'trainer', %s, 0)",
+        [run.run_id, group],
     )
     assert Progress(run.run).snapshot().queue.ready == 1
 
@@ -116,9 +117,9 @@ def test_groups_that_are_ready_for_later_steps_are_not_what_the_trainer_waits_fo
     run.worker("trainer", state="waits", waiting_for="2 ready groups for step 2")
     run.worker("explorer", state="samples 1 groups")
     run.worker("pipeline", state="waits", waiting_for="sealed groups")
-    put = "INSERT INTO rft.worklist (consumer, item_id, sort_key) VALUES (%s, %s, %s::bigint << 32)"
+    put = "INSERT INTO rft.worklist (run_id, consumer, item_id, sort_key) VALUES (%s, 'trainer', %s, %s::bigint << 32)"
     for explore_step in (1, 2, 2, 3):
-        buffer.sql(put, [f"trainer/{run.run_id}", run.group(explore_step, [1.0, 0.0]), explore_step])
+        buffer.sql(put, [run.run_id, run.group(explore_step, [1.0, 0.0]), explore_step])
     snapshot = Progress(run.run).snapshot()
     assert (snapshot.queue.ready, snapshot.queue.ready_later) == (4, 3)
     assert "(1 ready for it, 3 ready for later steps, which sampling.over_sampling would let it take, 0 being" in str(

@@ -157,7 +157,7 @@ def test_an_orphan_whose_writer_is_alive_costs_a_new_file_and_no_row(buffer: Buf
 
     with buffer.database.connection() as held, buffer.writer(run) as writer:
         held.execute("BEGIN")
-        held.execute("SELECT rft.take_lock(%s)", [f"plan/{run.run_id}"])
+        held.execute("SELECT rft.take_lock('plan', %s)", [run.run_id])
         answer = writer.submit(own_group())
         wait_until(lambda: writer._store.appender._offset > 0)  # type: ignore[attr-defined]
         fcntl.flock(writer._store.appender._file, fcntl.LOCK_UN)  # type: ignore[attr-defined]

@@ -178,7 +178,7 @@ def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Bu
     """The first try is killed on the server while it waits for a lock; the second stores everything."""
     with psycopg.connect(buffer.config.uri, autocommit=True) as other, buffer.writer(run) as writer:
         other.execute("BEGIN")
-        other.execute("SELECT rft.take_lock(%s)", [f"plan/{run.run_id}"])
+        other.execute("SELECT rft.take_lock('plan', %s)", [run.run_id])
         written: list[int] = []
         thread = threading.Thread(target=lambda: written.extend(writer.insert(own_group())))
         thread.start()

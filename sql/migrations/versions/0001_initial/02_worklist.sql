@@ -3,9 +3,13 @@
 CREATE TYPE rft.item_kind AS ENUM ('group', 'pair', 'experience');
 COMMENT ON TYPE rft.item_kind IS 'What one row of a worklist is.';
 
+CREATE TYPE rft.consumer AS ENUM ('trainer', 'pipeline', 'selection');
+COMMENT ON TYPE rft.consumer IS 'trainer: draws groups that were decided on; pipeline: decides on sealed groups; selection: a trainer that draws from a stored selection.';
+
 -- Draws take rows from one end of an index. Their dead entries must be cleared before they are as many as the queue (autovacuum).
 CREATE TABLE rft.worklist (
-    consumer text NOT NULL,
+    run_id bigint NOT NULL,
+    consumer rft.consumer NOT NULL,
     item_kind rft.item_kind NOT NULL DEFAULT 'group',
     item_id bigint NOT NULL,
     sort_key bigint NOT NULL,
@@ -20,18 +24,19 @@ CREATE TABLE rft.worklist (
     claimed_by bigint,
     lease_until timestamptz,
     num_lost smallint NOT NULL DEFAULT 0,
-    PRIMARY KEY (consumer, item_kind, item_id)
+    PRIMARY KEY (run_id, consumer, item_kind, item_id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000);
-CREATE INDEX worklist_age ON rft.worklist (consumer, policy_step) WHERE available;
+CREATE INDEX worklist_age ON rft.worklist (run_id, consumer, policy_step) WHERE available;
 CREATE INDEX worklist_claimed ON rft.worklist (claimed_by) WHERE claimed_by IS NOT NULL;
-CREATE INDEX worklist_fresh ON rft.worklist (consumer, sort_key) WHERE available AND times_sampled = 0;
-CREATE INDEX worklist_draw ON rft.worklist (consumer, lane, draw_key) WHERE available;
-CREATE INDEX worklist_resting ON rft.worklist (consumer, resume_step) WHERE resume_step IS NOT NULL;
+CREATE INDEX worklist_fresh ON rft.worklist (run_id, consumer, sort_key) WHERE available AND times_sampled = 0;
+CREATE INDEX worklist_draw ON rft.worklist (run_id, consumer, lane, draw_key) WHERE available;
+CREATE INDEX worklist_resting ON rft.worklist (run_id, consumer, resume_step) WHERE resume_step IS NOT NULL;
 -- Groups that wait for people, by the time of their return, so that a queue of many thousands need not be read for them.
-CREATE INDEX worklist_waiting ON rft.worklist (consumer, lease_until)
+CREATE INDEX worklist_waiting ON rft.worklist (run_id, consumer, lease_until)
     WHERE NOT available AND claimed_by IS NULL AND lease_until IS NOT NULL;
-COMMENT ON TABLE rft.worklist IS 'Claimable work of one consumer: `trainer/RUN` draws groups, `pipeline/RUN` decides on them, `selection/RUN` draws from a stored selection. Narrow and hot on purpose.';
-COMMENT ON COLUMN rft.worklist.consumer IS 'The consumer.';
+COMMENT ON TABLE rft.worklist IS 'Items that wait for a consumer of a run: a queue for each run and consumer. Narrow and hot on purpose.';
+COMMENT ON COLUMN rft.worklist.run_id IS 'The run whose trainer or pipeline takes the item.';
+COMMENT ON COLUMN rft.worklist.consumer IS 'The consumer that takes the item. The columns below are of this consumer only where they name one.';
 COMMENT ON COLUMN rft.worklist.item_kind IS 'Kind of the item.';
 COMMENT ON COLUMN rft.worklist.item_id IS 'The item''s key in its own table.';
 COMMENT ON COLUMN rft.worklist.sort_key IS 'First-in-first-out order: explore step, then ordinal.';

@@ -136,7 +136,7 @@ BEGIN
     -- planned as comparing each with each.
     FOR item IN SELECT g.group_id, g.run_id FROM rft.rollout_group g WHERE g.group_id = ANY (touched) ORDER BY g.group_id LOOP
         PERFORM FROM rft.worklist
-        WHERE consumer = 'trainer/' || item.run_id AND item_kind = 'group' AND item_id = item.group_id FOR UPDATE;
+        WHERE run_id = item.run_id AND consumer = 'trainer' AND item_kind = 'group' AND item_id = item.group_id FOR UPDATE;
     END LOOP;
     -- A group that was drawn is decided again only if it can be drawn again.
     WITH open AS (
@@ -145,19 +145,19 @@ BEGIN
         WHERE g.group_id = ANY (touched) AND g.status IN ('sealed', 'ready') AND g.left_by IS NULL
           AND (g.status = 'sealed' OR NOT EXISTS (
               SELECT FROM rft.worklist w
-              WHERE w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.times_sampled > 0
+              WHERE w.run_id = g.run_id AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.times_sampled > 0
                 AND NOT EXISTS (
                     SELECT FROM rft.task t CROSS JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, w.times_sampled) l
                     WHERE t.task_id = g.task_id AND (l.max_times_sampled IS NULL OR l.max_times_sampled > w.times_sampled))))
         RETURNING g.group_id, g.run_id, g.explore_step, g.ordinal)
-    INSERT INTO rft.worklist AS w (consumer, item_kind, item_id, sort_key)
-    SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM open
-    ON CONFLICT (consumer, item_kind, item_id) DO UPDATE SET available = true, claimed_by = NULL, lease_until = NULL;
+    INSERT INTO rft.worklist AS w (run_id, consumer, item_kind, item_id, sort_key)
+    SELECT run_id, 'pipeline', 'group', group_id, explore_step::bigint << 32 | ordinal FROM open
+    ON CONFLICT (run_id, consumer, item_kind, item_id) DO UPDATE SET available = true, claimed_by = NULL, lease_until = NULL;
 
     -- Not restricted to available rows: the planner would use their index instead of the key if there were few at the last ANALYZE.
     FOR item IN SELECT g.group_id, g.run_id FROM rft.rollout_group g WHERE g.group_id = ANY (touched) LOOP
         UPDATE rft.worklist SET available = false
-        WHERE consumer = 'trainer/' || item.run_id AND item_kind = 'group' AND item_id = item.group_id;
+        WHERE run_id = item.run_id AND consumer = 'trainer' AND item_kind = 'group' AND item_id = item.group_id;
     END LOOP;
 
     PERFORM pg_notify('rft_sealed', '');

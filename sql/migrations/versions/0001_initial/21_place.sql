@@ -77,15 +77,15 @@ BEGIN
 
     SELECT array_agg(coalesce((
         SELECT w.times_sampled FROM rft.worklist w
-        WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = i.item_id), 0) ORDER BY i.place) INTO times
+        WHERE w.run_id = of_run AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = i.item_id), 0) ORDER BY i.place) INTO times
     FROM unnest(of_groups) WITH ORDINALITY AS i (item_id, place);
     weighed := rft.formula_values(of_run, of_groups, of_priorities, times);
 
     -- The age is that of the oldest token, or of the step at which this history left that policy's attempt. A group that no policy
     -- sampled (demonstrations) does not age.
     WITH written AS (
-        INSERT INTO rft.worklist AS w (consumer, item_kind, item_id, sort_key, priority, lane, draw_weight, draw_key, policy_step)
-        SELECT 'trainer/' || of_run, 'group', p.item_id, p.sort_key, of_priorities[p.nth], p.lane, p.draw_weight,
+        INSERT INTO rft.worklist AS w (run_id, consumer, item_kind, item_id, sort_key, priority, lane, draw_weight, draw_key, policy_step)
+        SELECT of_run, 'trainer', 'group', p.item_id, p.sort_key, of_priorities[p.nth], p.lane, p.draw_weight,
                CASE WHEN NOT p.is_race OR k.item_id IS NULL THEN p.draw_key
                     -- The remaining distance, at the new weight.
                     ELSE p.clock + greatest(k.draw_key - p.clock, 0) * k.draw_weight / p.draw_weight END,
@@ -97,8 +97,8 @@ BEGIN
         JOIN rft.run u ON u.run_id = of_run
         LEFT JOIN LATERAL (
             SELECT item_id, draw_key, draw_weight FROM rft.worklist
-            WHERE consumer = 'trainer/' || of_run AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) k ON true
-        ON CONFLICT (consumer, item_kind, item_id) DO UPDATE
+            WHERE run_id = of_run AND consumer = 'trainer' AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) k ON true
+        ON CONFLICT (run_id, consumer, item_kind, item_id) DO UPDATE
         SET available = w.resume_step IS NULL, priority = excluded.priority, lane = excluded.lane, draw_weight = excluded.draw_weight,
             draw_key = excluded.draw_key
         RETURNING xmax = 0 AS is_new)
@@ -124,16 +124,16 @@ DECLARE
 BEGIN
     DELETE FROM rft.sampler_insert WHERE run_id = of_run;
     UPDATE rft.sampler s SET num_inserted = CASE WHEN s.samples_per_insert IS NULL THEN 0 ELSE (
-        SELECT count(*) FROM rft.worklist w WHERE w.consumer = 'trainer/' || of_run AND w.available AND w.times_sampled = 0) END
+        SELECT count(*) FROM rft.worklist w WHERE w.run_id = of_run AND w.consumer = 'trainer' AND w.available AND w.times_sampled = 0) END
     WHERE s.run_id = of_run;
     -- Locked in the order in which labels lock them.
     SELECT array_agg(l.item_id), array_agg(l.priority), array_agg(l.times_sampled) INTO items, priorities, times FROM (
         SELECT w.item_id, w.priority, w.times_sampled FROM rft.worklist w
-        WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' ORDER BY w.item_id FOR UPDATE) l;
+        WHERE w.run_id = of_run AND w.consumer = 'trainer' AND w.item_kind = 'group' ORDER BY w.item_id FOR UPDATE) l;
     weighed := rft.formula_values(of_run, items, priorities, times);
     FOR p IN SELECT * FROM rft.place_items(of_run, items, weighed, times) LOOP
         UPDATE rft.worklist w SET lane = p.lane, draw_weight = p.draw_weight, draw_key = p.draw_key
-        WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = p.item_id
+        WHERE w.run_id = of_run AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = p.item_id
           AND (w.lane, w.draw_weight, w.draw_key) IS DISTINCT FROM (p.lane, p.draw_weight, p.draw_key);
     END LOOP;
 END
@@ -156,13 +156,13 @@ BEGIN
         FROM (SELECT * FROM unnest(of_items, of_priorities) AS u (item_id, priority) ORDER BY u.item_id) n
         CROSS JOIN LATERAL (
             SELECT item_id, times_sampled FROM rft.worklist
-            WHERE consumer = 'trainer/' || of_run AND item_kind = 'group' AND item_id = n.item_id FOR UPDATE) w) l;
+            WHERE run_id = of_run AND consumer = 'trainer' AND item_kind = 'group' AND item_id = n.item_id FOR UPDATE) w) l;
     weighed := rft.formula_values(of_run, items, priorities, times);
     FOR p IN SELECT * FROM rft.place_items(of_run, items, weighed, times) LOOP
         UPDATE rft.worklist w
         SET priority = priorities[p.nth], draw_weight = p.draw_weight,
             draw_key = CASE WHEN p.is_race THEN p.clock + greatest(w.draw_key - p.clock, 0) * w.draw_weight / p.draw_weight ELSE w.draw_key END
-        WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = p.item_id;
+        WHERE w.run_id = of_run AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = p.item_id;
     END LOOP;
     RETURN coalesce(cardinality(items), 0);
 END

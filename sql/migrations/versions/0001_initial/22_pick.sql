@@ -58,12 +58,11 @@ CREATE FUNCTION rft.pick_first(l rft.sampler_lane, below bigint, oldest integer,
 LANGUAGE plpgsql SET enable_sort = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    queue CONSTANT text := 'trainer/' || l.run_id;
     picked rft.pick[];
 BEGIN
     SELECT array_agg((l.lane, p.item_id, NULL)::rft.pick ORDER BY p.draw_key) INTO picked FROM (
         SELECT w.item_id, w.draw_key FROM rft.worklist w
-        WHERE w.consumer = queue AND w.lane = l.lane AND w.available AND w.sort_key < below AND w.policy_step >= oldest
+        WHERE w.run_id = l.run_id AND w.consumer = 'trainer' AND w.lane = l.lane AND w.available AND w.sort_key < below AND w.policy_step >= oldest
           AND w.item_id <> ALL (besides)
         ORDER BY w.draw_key LIMIT count FOR UPDATE SKIP LOCKED) p;
     RETURN coalesce(picked, '{}');
@@ -79,7 +78,6 @@ CREATE FUNCTION rft.pick_ranked(
 LANGUAGE plpgsql SET enable_sort = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    queue CONSTANT text := 'trainer/' || l.run_id;
     candidates CONSTANT integer := greatest(512, 16 * count);
     start CONSTANT double precision := exp(-rft.race_time(seed, step, -1));
     picked rft.pick[] := '{}';
@@ -88,12 +86,12 @@ BEGIN
     FOR c IN
         WITH near AS MATERIALIZED (
             (SELECT item_id, draw_weight, 0 AS round, draw_key FROM rft.worklist
-             WHERE consumer = queue AND lane = l.lane AND available AND draw_key >= start AND sort_key < below AND policy_step >= oldest
+             WHERE run_id = l.run_id AND consumer = 'trainer' AND lane = l.lane AND available AND draw_key >= start AND sort_key < below AND policy_step >= oldest
                AND item_id <> ALL (besides)
              ORDER BY draw_key LIMIT candidates)
             UNION ALL
             (SELECT item_id, draw_weight, 1, draw_key FROM rft.worklist
-             WHERE consumer = queue AND lane = l.lane AND available AND draw_key < start AND sort_key < below AND policy_step >= oldest
+             WHERE run_id = l.run_id AND consumer = 'trainer' AND lane = l.lane AND available AND draw_key < start AND sort_key < below AND policy_step >= oldest
                AND item_id <> ALL (besides)
              ORDER BY draw_key LIMIT candidates)),
         ranked AS MATERIALIZED (
@@ -103,7 +101,7 @@ BEGIN
     LOOP
         EXIT WHEN cardinality(picked) >= count;
         PERFORM FROM rft.worklist
-        WHERE consumer = queue AND item_kind = 'group' AND item_id = c.item_id AND available FOR UPDATE SKIP LOCKED;
+        WHERE run_id = l.run_id AND consumer = 'trainer' AND item_kind = 'group' AND item_id = c.item_id AND available FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             picked := picked || (l.lane, c.item_id, c.weight)::rft.pick;
         END IF;

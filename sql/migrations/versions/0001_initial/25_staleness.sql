@@ -4,23 +4,22 @@ CREATE FUNCTION rft.age_out(of_run bigint, step integer, staleness_limit integer
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    queue CONSTANT text := 'trainer/' || of_run;
     old record;
     aged boolean := false;
 BEGIN
     -- The minimum is a single index lookup.
-    IF coalesce((SELECT min(policy_step) FROM rft.worklist WHERE consumer = queue AND available), 2147483647) >= step - 1 - staleness_limit THEN
+    IF coalesce((SELECT min(policy_step) FROM rft.worklist WHERE run_id = of_run AND consumer = 'trainer' AND available), 2147483647) >= step - 1 - staleness_limit THEN
         RETURN;
     END IF;
     -- A group that was drawn before leaves the worklist without a replacement.
     FOR old IN
         SELECT w.item_id FROM rft.worklist w
-        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.available AND w.policy_step < step - 1 - staleness_limit ORDER BY w.item_id
+        WHERE w.run_id = of_run AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.available AND w.policy_step < step - 1 - staleness_limit ORDER BY w.item_id
     LOOP
         PERFORM FROM rft.rollout_group WHERE group_id = old.item_id FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         UPDATE rft.worklist SET available = false
-        WHERE consumer = queue AND item_kind = 'group' AND item_id = old.item_id AND available
+        WHERE run_id = of_run AND consumer = 'trainer' AND item_kind = 'group' AND item_id = old.item_id AND available
         RETURNING item_id, policy_step, times_sampled INTO old;
         IF FOUND AND old.times_sampled = 0 THEN
             UPDATE rft.rollout_group
@@ -48,7 +47,7 @@ AS $$
           AND g.claimed_policy_step = oldest
           AND NOT EXISTS (
               SELECT FROM rft.worklist w
-              WHERE w.consumer = 'pipeline/' || of_run AND w.item_kind = 'group' AND w.item_id = g.group_id AND NOT w.available
+              WHERE w.run_id = of_run AND w.consumer = 'pipeline' AND w.item_kind = 'group' AND w.item_id = g.group_id AND NOT w.available
                 AND w.claimed_by IS NULL AND w.lease_until > rft.clock()))
 $$;
 COMMENT ON FUNCTION rft.is_last_chance IS 'Returns whether groups are still sampled or decided on that this step is the last to take, because their policy (claimed_policy_step) is the oldest that it accepts.';

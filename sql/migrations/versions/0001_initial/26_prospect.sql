@@ -36,7 +36,7 @@ AS $$
     WITH held AS MATERIALIZED (
         SELECT g.group_id, later_too OR g.explore_step < step AS counts, g.explore_step < step AND rft.is_paced(g) AS paced
         FROM rft.worklist w CROSS JOIN LATERAL (SELECT * FROM rft.rollout_group WHERE group_id = w.item_id OFFSET 0) g
-        WHERE w.consumer = 'pipeline/' || of_run AND NOT w.available AND w.claimed_by IS NULL
+        WHERE w.run_id = of_run AND w.consumer = 'pipeline' AND NOT w.available AND w.claimed_by IS NULL
           AND w.item_kind = 'group' AND w.lease_until > rft.clock() AND g.trainable AND g.status = 'sealed' AND g.left_by IS NULL
           AND (short_lanes IS NULL OR EXISTS (
               SELECT FROM rft.task t CROSS JOIN LATERAL rft.lane_of(of_run, g.source, t.taskset, 0) l
@@ -57,7 +57,6 @@ CREATE FUNCTION rft.batch_prospects(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    queue CONSTANT text := 'trainer/' || of_run;
     below CONSTANT bigint := step::bigint << 32;
     supplied CONSTANT text[] := rft.explorer_lanes(of_run);
     stored_only CONSTANT boolean := (SELECT mode = 'train' FROM rft.run WHERE run_id = of_run);
@@ -81,7 +80,7 @@ BEGIN
          LATERAL (
              SELECT count(*) AS fresh FROM (
                  SELECT FROM rft.worklist
-                 WHERE consumer = queue AND available AND times_sampled = 0 AND sort_key < below AND lane = ANY (supplied)
+                 WHERE run_id = of_run AND consumer = 'trainer' AND available AND times_sampled = 0 AND sort_key < below AND lane = ANY (supplied)
                  LIMIT wanted) y) n,
          LATERAL (
              SELECT allowed = wanted AND bool_or(x.waiting > (SELECT count(*) FROM unnest(picked) p WHERE p.lane = s.lane)) AS waiting
@@ -89,7 +88,7 @@ BEGIN
              CROSS JOIN LATERAL (
                  SELECT count(*) AS waiting FROM (
                      SELECT FROM rft.worklist q
-                     WHERE q.consumer = queue AND q.lane = s.lane AND q.available AND q.sort_key < below
+                     WHERE q.run_id = of_run AND q.consumer = 'trainer' AND q.lane = s.lane AND q.available AND q.sort_key < below
                      LIMIT s.places) y) x) w;
     -- Counts like the planner, which plans the groups due for a step, and replacements for lost ones.
     may_come := f.waiting OR f.undecided > f.num_groups

@@ -21,7 +21,6 @@ CREATE FUNCTION rft.record_draws(of_run bigint, of_attempt bigint, step integer,
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    queue CONSTANT text := 'trainer/' || of_run;
     version CONSTANT text := (SELECT pipeline_version FROM rft.run WHERE run_id = of_run);
 BEGIN
     WITH item AS (
@@ -31,7 +30,7 @@ BEGIN
                WHEN 'rank' THEN power(min(p.weight) OVER (PARTITION BY p.lane) / p.weight, n.importance_exponent) END AS importance
         FROM unnest(picked) WITH ORDINALITY AS p (lane, item_id, weight, place)
         CROSS JOIN LATERAL (
-            SELECT * FROM rft.worklist WHERE consumer = queue AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) w
+            SELECT * FROM rft.worklist WHERE run_id = of_run AND consumer = 'trainer' AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) w
         JOIN rft.sampler_lane n ON n.run_id = of_run AND n.lane = p.lane)
     INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, reward_used, staleness,
         importance_weight, draw_key, times_sampled)
@@ -67,7 +66,7 @@ BEGIN
         SELECT count(*) AS num_drawn, max(w.draw_key) AS clock FROM unnest(picked) p
         CROSS JOIN LATERAL (
             SELECT draw_key FROM rft.worklist
-            WHERE consumer = 'trainer/' || of_run AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) w
+            WHERE run_id = of_run AND consumer = 'trainer' AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) w
         WHERE p.lane = s.lane) p;
 END
 $$;
@@ -93,7 +92,7 @@ BEGIN
         outcome := 'fenced';
         RETURN;
     END IF;
-    PERFORM rft.take_lock('draw/' || of_run);
+    PERFORM rft.take_lock('draw', of_run);
     outcome := 'drawn';
     SELECT * INTO before FROM rft.batch b WHERE b.attempt_id = of_attempt AND b.trainer_step = step;
     IF FOUND THEN
@@ -154,7 +153,7 @@ BEGIN
             SELECT x.place FROM unnest(picked) p
             CROSS JOIN LATERAL (
                 SELECT ctid AS place FROM rft.worklist
-                WHERE consumer = 'trainer/' || of_run AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) x));
+                WHERE run_id = of_run AND consumer = 'trainer' AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) x));
     END IF;
 END
 $$;

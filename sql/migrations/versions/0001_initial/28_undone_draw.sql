@@ -5,7 +5,6 @@ CREATE FUNCTION rft.return_draws(of_run bigint, of_attempt bigint) RETURNS void
 LANGUAGE plpgsql SET enable_nestloop = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    queue CONSTANT text := 'trainer/' || of_run;
     parent bigint;
     start_step integer;
     items bigint[];
@@ -33,7 +32,7 @@ BEGIN
             LEFT JOIN rft.attempt_history p ON p.history_id = parent AND p.attempt_id = d.attempt_id
                 AND (p.last_step IS NULL OR d.trainer_step <= p.last_step)
             WHERE d.item_kind = 'group' AND d.item_id = w.item_id) u
-        WHERE w.consumer = queue AND w.item_kind = 'group' AND (NOT w.available OR w.times_sampled > 0)),
+        WHERE w.run_id = of_run AND w.consumer = 'trainer' AND w.item_kind = 'group' AND (NOT w.available OR w.times_sampled > 0)),
     due AS (
         SELECT u.*, n.lane AS lane_now,
                CASE WHEN NOT m.may THEN NULL WHEN u.times > 0 AND u.last_step + n.cooldown_steps > start_step
@@ -51,7 +50,7 @@ BEGIN
         SET available = d.available_now, times_sampled = d.times, resume_step = d.resume_now, lane = coalesce(d.lane_now, ''),
             draw_key = coalesce(d.undone_key, w.draw_key)
         FROM due d JOIN locked l ON l.group_id = d.item_id
-        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = d.item_id
+        WHERE w.run_id = of_run AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = d.item_id
         RETURNING w.item_id, w.priority, w.times_sampled)
     SELECT array_agg(item_id), array_agg(priority), array_agg(times_sampled) INTO items, priorities, times FROM returned;
     PERFORM rft.correct_uses(of_run);
@@ -59,7 +58,7 @@ BEGIN
     IF items IS NOT NULL THEN
         FOR placed IN SELECT * FROM rft.place_items(of_run, items, rft.formula_values(of_run, items, priorities, times), times) LOOP
             UPDATE rft.worklist SET draw_weight = placed.draw_weight
-            WHERE consumer = queue AND item_kind = 'group' AND item_id = placed.item_id AND draw_weight IS DISTINCT FROM placed.draw_weight;
+            WHERE run_id = of_run AND consumer = 'trainer' AND item_kind = 'group' AND item_id = placed.item_id AND draw_weight IS DISTINCT FROM placed.draw_weight;
         END LOOP;
     END IF;
 END

@@ -18,7 +18,6 @@ CREATE FUNCTION rft.restore_selection(of_run bigint, of_attempt bigint) RETURNS 
 LANGUAGE plpgsql SET enable_nestloop = off
 AS $$
 DECLARE
-    queue CONSTANT text := 'selection/' || of_run;
     r rft.run;
 BEGIN
     SELECT * INTO r FROM rft.run WHERE run_id = of_run;
@@ -31,11 +30,11 @@ BEGIN
     due AS (
         SELECT w.item_id, t.times, r.source_weighted OR t.times < r.source_epochs AS available
         FROM rft.worklist w LEFT JOIN used u USING (item_id) CROSS JOIN LATERAL (SELECT coalesce(u.times, 0) AS times) t
-        WHERE w.consumer = queue AND w.item_kind = r.source_kind)
+        WHERE w.run_id = of_run AND w.consumer = 'selection' AND w.item_kind = r.source_kind)
     UPDATE rft.worklist w SET available = d.available, times_sampled = d.times,
         draw_key = rft.selection_time(r.seed, d.times, d.item_id, w.draw_weight)
     FROM due d
-    WHERE w.consumer = queue AND w.item_kind = r.source_kind AND w.item_id = d.item_id
+    WHERE w.run_id = of_run AND w.consumer = 'selection' AND w.item_kind = r.source_kind AND w.item_id = d.item_id
       AND (w.available, w.times_sampled) IS DISTINCT FROM (d.available, d.times);
 END
 $$;
@@ -60,7 +59,6 @@ CREATE FUNCTION rft.pick_selected(r rft.run, step integer, wanted integer) RETUR
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    queue CONSTANT text := 'selection/' || r.run_id;
     -- With weights no item is ever used up. The run ends after as many draws as it would have without weights.
     num_left CONSTANT bigint := CASE WHEN r.source_weighted
         THEN greatest(0, r.source_rows * r.source_epochs - (step - 1) * least(wanted, r.source_rows)) ELSE wanted END;
@@ -68,13 +66,13 @@ DECLARE
 BEGIN
     SELECT coalesce(array_agg(item_id ORDER BY draw_key, item_id), '{}') INTO picked FROM (
         SELECT item_id, draw_key FROM rft.worklist
-        WHERE consumer = queue AND lane = '' AND available AND item_kind = r.source_kind
+        WHERE run_id = r.run_id AND consumer = 'selection' AND lane = '' AND available AND item_kind = r.source_kind
         ORDER BY draw_key, item_id LIMIT least(wanted, num_left) FOR UPDATE) p;
     UPDATE rft.worklist
     SET available = r.source_weighted OR times_sampled + 1 < r.source_epochs,
         times_sampled = times_sampled + 1,
         draw_key = rft.selection_time(r.seed, times_sampled + 1, item_id, draw_weight)
-    WHERE consumer = queue AND item_kind = r.source_kind AND item_id = ANY (picked);
+    WHERE run_id = r.run_id AND consumer = 'selection' AND item_kind = r.source_kind AND item_id = ANY (picked);
     RETURN picked;
 END
 $$;
@@ -87,7 +85,6 @@ CREATE FUNCTION rft.draw_selected(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    queue CONSTANT text := 'selection/' || of_run;
     r rft.run;
     before rft.batch;
     picked bigint[];
@@ -98,7 +95,7 @@ BEGIN
         outcome := 'fenced';
         RETURN;
     END IF;
-    PERFORM rft.take_lock('draw/' || of_run);
+    PERFORM rft.take_lock('draw', of_run);
     outcome := 'drawn';
     SELECT * INTO before FROM rft.batch b WHERE b.attempt_id = of_attempt AND b.trainer_step = step;
     IF FOUND THEN
@@ -118,11 +115,11 @@ BEGIN
         FROM unnest(picked) WITH ORDINALITY AS p (item_id, place)
         CROSS JOIN LATERAL (
             SELECT draw_weight FROM rft.worklist
-            WHERE consumer = queue AND item_kind = r.source_kind AND item_id = p.item_id OFFSET 0) w) i
+            WHERE run_id = of_run AND consumer = 'selection' AND item_kind = r.source_kind AND item_id = p.item_id OFFSET 0) w) i
     CROSS JOIN LATERAL rft.selected_experiences(r.source_kind, i.item_id) m
     WHERE NOT EXISTS (
         SELECT FROM rft.worklist l
-        WHERE l.consumer = queue AND l.item_kind = 'experience' AND l.item_id = m.experience_id AND l.lane = 'left out');
+        WHERE l.run_id = of_run AND l.consumer = 'selection' AND l.item_kind = 'experience' AND l.item_id = m.experience_id AND l.lane = 'left out');
     IF cardinality(picked) < wanted THEN
         reason := format('%s of %s: the stored selection has no more', cardinality(picked), wanted);
     END IF;

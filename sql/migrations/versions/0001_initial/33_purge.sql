@@ -140,9 +140,9 @@ BEGIN
     WHERE error IS NOT NULL AND rollout_id IN (SELECT rollout_id FROM rft.experience WHERE experience_id = ANY (ids));
 
     DELETE FROM rft.worklist w USING rft.rollout_group g
-    WHERE g.group_id = ANY (groups) AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.consumer = 'pipeline/' || g.run_id;
+    WHERE g.group_id = ANY (groups) AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.run_id = g.run_id AND w.consumer = 'pipeline';
     UPDATE rft.worklist w SET available = false, resume_step = NULL FROM rft.rollout_group g
-    WHERE g.group_id = ANY (groups) AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.consumer = 'trainer/' || g.run_id;
+    WHERE g.group_id = ANY (groups) AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.run_id = g.run_id AND w.consumer = 'trainer';
     UPDATE rft.rollout_group SET status = 'abandoned', trainable = false, closed_reason = why, lease_until = NULL
     WHERE group_id = ANY (groups);
 

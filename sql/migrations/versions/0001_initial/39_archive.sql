@@ -116,10 +116,6 @@ BEGIN
             FROM (SELECT DISTINCT i.id FROM new_rows p CROSS JOIN LATERAL (VALUES (p.chosen_id), (p.rejected_id)) AS i (id)) n
             CROSS JOIN LATERAL (SELECT run_id FROM rft.experience WHERE experience_id = n.id OFFSET 0) e
             JOIN rft.archive a ON a.run_id = e.run_id WHERE a.status = 'archived' LIMIT 1;
-        WHEN 'consumer' THEN
-            SELECT a.run_id INTO found_run FROM (SELECT DISTINCT consumer FROM new_rows) n
-            JOIN rft.archive a ON n.consumer IN ('trainer/' || a.run_id, 'pipeline/' || a.run_id, 'selection/' || a.run_id)
-            WHERE a.status = 'archived' LIMIT 1;
     END CASE;
     IF found_run IS NOT NULL THEN
         SELECT name INTO found_name FROM rft.run WHERE run_id = found_run;
@@ -147,11 +143,10 @@ BEGIN
         ('DELETE', 'attempt_id', ARRAY['draw', 'batch', 'sampler_step']),
         ('INSERT', 'run_id', ARRAY['rollout_group', 'run_attempt', 'experience', 'review', 'sampler', 'sampler_lane', 'sampler_insert',
             'task_observation', 'task_stat', 'selector_state', 'selector_snapshot', 'policy_version', 'checkpoint', 'train_step', 'run_model',
-            'evaluation', 'weight_transfer', 'operator_run', 'write_receipt', 'group_origin', 'import_file']),
+            'evaluation', 'weight_transfer', 'operator_run', 'write_receipt', 'group_origin', 'import_file', 'worklist']),
         ('INSERT', 'group_id', ARRAY['rollout', 'group_prompt', 'group_baseline', 'partial_tokens', 'verdict']),
         ('INSERT', 'experience_id', ARRAY['score', 'label', 'experience_origin']),
         ('INSERT', 'pair', ARRAY['preference_pair']),
-        ('INSERT', 'consumer', ARRAY['worklist']),
         ('INSERT', 'attempt_id', ARRAY['draw', 'batch', 'sampler_step'])
         ) AS v (event, key, tables)
     LOOP
