@@ -32,7 +32,6 @@ from rftcore.algorithms.inputs import refuse_missing_columns, refuse_missing_rew
 from rftcore.algorithms.kl import adapted, with_gradient_of_k2
 from rftcore.algorithms.parts import AlgorithmParts
 from rftcore.algorithms.plan import Plan, TokenOutputs
-from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -203,7 +202,7 @@ class Algorithm:
             kl_coef=self._kl_coef,
             metrics=metrics,
             over_update_B=self.loss.over_update(batch, signals, everything_B),
-            **self._weights(batch, counted_N, self._factor(corrected_N, kept_N), everything_B),
+            **_update_weights(self, batch, counted_N, self._factor(corrected_N, kept_N), everything_B),
         )
 
     def restrict(self, plan: Plan, members_B: Tensor | None, signals: Signals | None = None) -> Plan:
@@ -227,52 +226,21 @@ class Algorithm:
         factor_N = self._factor(plan.corrected_N, plan.kept_N)
         over_update_B = self.loss.over_update(plan.batch, plan.signals, members_B)
         return replace(
-            plan, over_update_B=over_update_B, **self._weights(plan.batch, plan.counted_N, factor_N, members_B)
+            plan, over_update_B=over_update_B, **_update_weights(self, plan.batch, plan.counted_N, factor_N, members_B)
         )
 
     def _factor(self, corrected_N: Tensor, kept_N: Tensor | None) -> Tensor:
         """Return the factor of masks and corrections for each token's weight in the policy loss, float32 [N]."""
         return corrected_N if kept_N is None or self.loss.reads_mask else corrected_N * kept_N
 
-    def _weights(self, batch: StepBatch, counted_N: Tensor, factor_N: Tensor, members_B: Tensor) -> dict[str, Any]:
-        """Return the fields of a plan that depend on the sequences of the update."""
-        config = self.config
-        members_N, expert_N = members_B[batch.sequence_N], batch.expert_B[batch.sequence_N]
-        drawn_N = batch.importance_weights_B[batch.sequence_N]
-
-        def weigh(tokens_N: Tensor) -> Tensor:
-            return token_weights(batch.sequence_N, batch.num_sequences, self.aggregation, tokens_N) * drawn_N
-
-        weights_N = weigh(members_N & counted_N)
-        policy_weights_N, expert_weights_N = weights_N * factor_N, None
-        if config.expert is not None:
-            coef = config.expert.coef.at(batch.step)
-            expert_weights_N, policy_weights_N = coef * weigh(members_N & expert_N), (1.0 - coef) * policy_weights_N
-        num_tokens = int(members_N.sum())
-        num_units, unit_weights_B = num_tokens, batch.importance_weights_B
-        if self.loss.unit == "sequence":
-            num_units = len(batch.sequence_N[members_N].unique())
-        elif self.pairwise:
-            whole_B = batch.whole_pairs_B
-            num_units, unit_weights_B = int((members_B & whole_B).sum()) // 2, unit_weights_B * whole_B
-        return {
-            "policy_weights_N": policy_weights_N,
-            "expert_weights_N": expert_weights_N,
-            "kl_weights_N": weights_N if self.kl is not None and config.kl.where == "loss" else None,
-            "entropy_weights_N": weights_N if config.entropy.coef > 0 else None,
-            "unit_weights_B": unit_weights_B / max(1, num_units),
-            "num_units": num_units,
-            "num_tokens": num_tokens,
-        }
-
     def objective(self, plan: Plan, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what a micro-batch adds to the batch's loss and to its metrics, which are means over the whole batch."""
         index_N, view = outputs.index_N, plan.view(outputs)
-        total, metrics = self._weighted(plan, index_N, view, self.loss, plan.policy_weights_N)
+        total, metrics = _weighted(plan, index_N, view, self.loss, plan.policy_weights_N)
         metrics |= plan.distances(outputs, from_behavior=self.uses_behavior_logprobs)
         if self.expert is not None:
             assert plan.expert_weights_N is not None
-            loss, expert_metrics = self._weighted(plan, index_N, view, self.expert, plan.expert_weights_N)
+            loss, expert_metrics = _weighted(plan, index_N, view, self.expert, plan.expert_weights_N)
             total = total + loss
             metrics |= {f"expert_{name}": value for name, value in expert_metrics.items()} | {
                 "expert_loss": loss.detach()
@@ -302,20 +270,6 @@ class Algorithm:
         drawn_N = plan.batch.importance_weights_B[plan.batch.sequence_N[outputs.index_N]].to(value_loss.loss_U.device)
         loss = (value_loss.loss_U * drawn_N).sum() * share
         return loss, metrics | {"value_loss": loss.detach()}
-
-    def refuse_adapters(self) -> None:
-        """Refuse `trainer.lora` for an algorithm that trains a new head.
-
-        Raises:
-            ConfigError: adapters would leave the new head random.
-        """
-        if self.trains_scorer:
-            raise ConfigError(
-                "trainer.lora cannot train a reward model: adapters leave its new head untrained",
-                value=self.name,
-                allowed="algorithms that train a language model",
-                todo="leave trainer.lora out",
-            )
 
     def observe(self, plan: Plan, metrics: Mapping[str, float]) -> None:
         """Adapt the KL coefficient after a step with these metrics."""
@@ -362,22 +316,56 @@ class Algorithm:
         metrics = {"kl_reference": penalty_N.mean().item() if len(penalty_N) else 0.0}
         return replace(batch, token_rewards_N=rewards_N - self._kl_coef * penalty_N), metrics
 
-    def _weighted(
-        self, plan: Plan, index_N: Tensor, view: TokenView, term: Term, weights_N: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        term_loss: Loss = term(view)
-        share = 1.0 / max(1, plan.num_units)
-        if term.unit == "token":
-            metrics = {name: value.detach().sum() * share for name, value in term_loss.metrics_U.items()}
-            return (term_loss.loss_U * weights_N[index_N].to(term_loss.loss_U.device)).sum(), metrics
-        sequences = view.sequences
-        sequence_U = 2 * sequences.pair_P if term.unit == "pair" else sequences.sequence_S
-        weights_U = plan.unit_weights_B[sequence_U].to(term_loss.loss_U.device)
-        counted_U = weights_U > 0
-        metrics = {
-            name: value.detach().where(counted_U, 0.0).sum() * share for name, value in term_loss.metrics_U.items()
-        }
-        return (term_loss.loss_U * weights_U).sum(), metrics
+
+def _update_weights(
+    algorithm: Algorithm, batch: StepBatch, counted_N: Tensor, factor_N: Tensor, members_B: Tensor
+) -> dict[str, Any]:
+    """Return the fields of a plan that depend on the sequences of the update."""
+    config = algorithm.config
+    members_N, expert_N = members_B[batch.sequence_N], batch.expert_B[batch.sequence_N]
+    drawn_N = batch.importance_weights_B[batch.sequence_N]
+
+    def weigh(tokens_N: Tensor) -> Tensor:
+        return token_weights(batch.sequence_N, batch.num_sequences, algorithm.aggregation, tokens_N) * drawn_N
+
+    weights_N = weigh(members_N & counted_N)
+    policy_weights_N, expert_weights_N = weights_N * factor_N, None
+    if config.expert is not None:
+        coef = config.expert.coef.at(batch.step)
+        expert_weights_N, policy_weights_N = coef * weigh(members_N & expert_N), (1.0 - coef) * policy_weights_N
+    num_tokens = int(members_N.sum())
+    num_units, unit_weights_B = num_tokens, batch.importance_weights_B
+    if algorithm.loss.unit == "sequence":
+        num_units = len(batch.sequence_N[members_N].unique())
+    elif algorithm.pairwise:
+        whole_B = batch.whole_pairs_B
+        num_units, unit_weights_B = int((members_B & whole_B).sum()) // 2, unit_weights_B * whole_B
+    return {
+        "policy_weights_N": policy_weights_N,
+        "expert_weights_N": expert_weights_N,
+        "kl_weights_N": weights_N if algorithm.kl is not None and config.kl.where == "loss" else None,
+        "entropy_weights_N": weights_N if config.entropy.coef > 0 else None,
+        "unit_weights_B": unit_weights_B / max(1, num_units),
+        "num_units": num_units,
+        "num_tokens": num_tokens,
+    }
+
+
+def _weighted(
+    plan: Plan, index_N: Tensor, view: TokenView, term: Term, weights_N: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the weighted loss of a term on a micro-batch, and its share of the batch's metrics."""
+    term_loss: Loss = term(view)
+    share = 1.0 / max(1, plan.num_units)
+    if term.unit == "token":
+        metrics = {name: value.detach().sum() * share for name, value in term_loss.metrics_U.items()}
+        return (term_loss.loss_U * weights_N[index_N].to(term_loss.loss_U.device)).sum(), metrics
+    sequences = view.sequences
+    sequence_U = 2 * sequences.pair_P if term.unit == "pair" else sequences.sequence_S
+    weights_U = plan.unit_weights_B[sequence_U].to(term_loss.loss_U.device)
+    counted_U = weights_U > 0
+    metrics = {name: value.detach().where(counted_U, 0.0).sum() * share for name, value in term_loss.metrics_U.items()}
+    return (term_loss.loss_U * weights_U).sum(), metrics
 
 
 def _share(kept_N: Tensor) -> float:

@@ -165,3 +165,18 @@ def check_answers(algorithm: Algorithm, smallest: int, answers: int) -> None:
             allowed=f"{smallest} or more: algorithm.min_group_size, by default 2 (1 where group_size is 1)",
             todo=todo,
         )
+
+
+def refuse_adapters(algorithm: Algorithm) -> None:
+    """Refuse `trainer.lora` for an algorithm that trains a new head.
+
+    Raises:
+        ConfigError: adapters would leave the new head random.
+    """
+    if algorithm.trains_scorer:
+        raise ConfigError(
+            "trainer.lora cannot train a reward model: adapters leave its new head untrained",
+            value=algorithm.name,
+            allowed="algorithms that train a language model",
+            todo="leave trainer.lora out",
+        )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rftcore.algorithms.compatibility import refuse_adapters
 from rftcore.explorer.teacher import open_teacher
 from rftcore.findings import Findings
 from rftcore.resolved import ResolvedRun
@@ -71,7 +72,7 @@ def check_models_fit(resolved: ResolvedRun) -> None:
             divide the policy, or vLLM is to keep adapters beside a mixture of experts.
     """
     if resolved.config.trainer.lora is not None:
-        resolved.algorithm.refuse_adapters()
+        refuse_adapters(resolved.algorithm)
     policy, *others = resolved.models
     if not resolved.algorithm.trains_scorer and gives_scores(policy.folder):
         raise ModelError(

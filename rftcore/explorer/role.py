@@ -117,14 +117,8 @@ class Explorer:
             stop=tuple(self.config.stop),
         )
         source = "import" if self.config.engine == "none" else "explorer"
-        groups_per_step = max(1, int(config.trainer.batch_groups * config.sampling.fresh_share()))
-        self.outage = Outage(self.config.patience_s, groups_per_step, partial(num_succeeded, joined.run))
-        self.failures = RunFailures(
-            joined.run,
-            self.outage,
-            groups_per_step,
-            min(self.config.max_failed_steps, config.steps or self.config.max_failed_steps),
-        )
+        self.failures = _failures(joined)
+        self.outage = self.failures.outage
         self.scorer = Scorer(
             resolved.rewards,
             config.base_dir,
@@ -134,26 +128,38 @@ class Explorer:
         )
         self.drafts = Drafts(joined.run, engine, self.config.keep_partial_s)
         self.max_staleness = config.sampling.max_staleness
-        self.runner = RolloutRunner(
-            engine=engine,
-            workflow=resolved.workflow,
-            workflow_args=self.config.workflow_args,
-            scorer=self.scorer,
-            timeout_s=self.config.rollout_timeout_s,
-            source=source,
-            slots=asyncio.Semaphore(ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
-            on_failure=self.failures.record,
-            has_baseline=resolved.has_greedy_baseline,
-            drafts=self.drafts,
-        )
+        self.runner = self._runner(source)
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s),
             self._show_blocking,
             end_blocked_process,
             report_path(joined.run.folder, os.getpid()),
         )
-        self.evaluator = Evaluator(
-            worker=worker,
+        self.evaluator = self._evaluator()
+        self.planner = Planner(joined.run, config.plan(source))
+        self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
+        self.writer = joined.buffer.writer(joined.run)
+        self.teacher: Teacher | None = None
+        self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the claimed group of each task
+        self._has_claimed = False
+
+    def _runner(self, source: str) -> RolloutRunner:
+        return RolloutRunner(
+            engine=self.engine,
+            workflow=self.resolved.workflow,
+            workflow_args=self.config.workflow_args,
+            scorer=self.scorer,
+            timeout_s=self.config.rollout_timeout_s,
+            source=source,
+            slots=asyncio.Semaphore(ROLLOUTS_PER_SEQUENCE * self.resolved.engine(worker_index=0).max_num_seqs),
+            on_failure=self.failures.record,
+            has_baseline=self.resolved.has_greedy_baseline,
+            drafts=self.drafts,
+        )
+
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(
+            worker=self.worker,
             weights=self.weights,
             runner=self.runner,
             workflows=self.workflows,
@@ -163,12 +169,6 @@ class Explorer:
             only_evaluates=self.only_evaluates,
             lease_s=self.config.lease_s,
         )
-        self.planner = Planner(joined.run, config.plan(source))
-        self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
-        self.writer = joined.buffer.writer(joined.run)
-        self.teacher: Teacher | None = None
-        self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the claimed group of each task
-        self._has_claimed = False
 
     async def explore(self) -> None:
         """Explore until the run ends or is asked to stop."""
@@ -349,3 +349,13 @@ class Explorer:
         self.worker.progress["num_generated_tokens"] = self.engine.num_generated_tokens
         if tokens and seconds > 0:
             self.worker.progress["tokens_per_s"] = round(tokens / seconds, 1)
+
+
+def _failures(joined: JoinedRun) -> RunFailures:
+    """Return the watch over failures of a run's rollouts, with that over outages."""
+    config = joined.resolved.config
+    explorer = config.explorer
+    groups_per_step = max(1, int(config.trainer.batch_groups * config.sampling.fresh_share()))
+    outage = Outage(explorer.patience_s, groups_per_step, partial(num_succeeded, joined.run))
+    max_failed_steps = min(explorer.max_failed_steps, config.steps or explorer.max_failed_steps)
+    return RunFailures(joined.run, outage, groups_per_step, max_failed_steps)

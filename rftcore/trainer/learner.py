@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from rftcore.algorithms.algorithm import Algorithm
+from rftcore.algorithms.compatibility import refuse_adapters
 from rftcore.sync.device_names import torch_device
 from rftcore.sync.files.weights_stream import Layout, write_rows
 from rftcore.sync.tensors import HeldRows, WireTensor
@@ -285,4 +286,4 @@ def _refuse_untrainable(arguments: LearnerArguments, algorithm: Algorithm) -> No
             todo="set steps, or lr_schedule: constant",
         )
     if arguments.config.lora is not None:
-        algorithm.refuse_adapters()
+        refuse_adapters(algorithm)
