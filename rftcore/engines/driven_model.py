@@ -66,9 +66,9 @@ class DrivenModel(ABC):
         """Return whether weights must be loaded after `_wake_up`."""
         return True
 
+    @abstractmethod
     def _wake_up(self, weights_only: bool) -> None:
         """Take the device's memory again, or only that for weights."""
-        raise RftError(f"{type(self).__name__} does not sleep", todo="set explorer.sleep: false")
 
     @abstractmethod
     def _name_version(self, policy_version_id: int) -> None:

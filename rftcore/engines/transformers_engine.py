@@ -180,6 +180,9 @@ class TransformersEngine(DrivenEngine):
             self._receiver = TransferReceiver()
         return self._receiver.receive(plan, 0, lambda tensors: self._put_weights(tensors, plan.adapters))
 
+    def _wake_up(self, weights_only: bool) -> None:
+        """Do nothing: this engine never sleeps."""
+
     def _name_version(self, policy_version_id: int) -> None:
         """Do nothing: a batch takes its version from `policy_version_id` when it has ended."""
 

@@ -79,7 +79,7 @@ def test_unfinished_requests_are_reported_without_waiting_for_the_running_batch(
             return super()._step()
 
     monkeypatch.setattr(
-        driver, "_TELL_S", 2 * PATIENCE_S
+        driver, "_UNFINISHED_S", 2 * PATIENCE_S
     )  # an answer that waits for the batch does not come before its end
     engine = Long(make_tiny_model(tmp_path / "model"), CONFIG)
     prompt = engine.tokenizer.encode("u:1+2=\na:")
