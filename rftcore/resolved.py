@@ -35,7 +35,7 @@ from rftdata.attempts.run_models import ModelUse
 from rftdata.config import SelectorConfig
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, RftError
-from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA
 from rftdata.selectors import Selector, check_selector
 
 if TYPE_CHECKING:

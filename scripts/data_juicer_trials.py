@@ -30,7 +30,7 @@ from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from operators.data_juicer.catalogue import facts
 from rftdata.errors import ConfigError, PluginError
-from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA
 
 LIMIT_S = 90.0
 

@@ -81,7 +81,8 @@ def _work(
     from operators.chain.build import build_chain
     from rftcore.pipeline.group_decisions import decide_groups
     from rftdata.pipeline.queue import SealedQueue
-    from rftdata.pipeline.verdicts import commit_verdicts, read_stored_scores
+    from rftdata.pipeline.scores import EXPERIENCE_SCORES
+    from rftdata.pipeline.verdicts import commit_verdicts
 
     chain = build_chain(stages, min_group_size=2)
     chain.prepare()
@@ -93,7 +94,7 @@ def _work(
         barrier.wait()
         started = time.time()
         while (batch := queue.claim(BATCH_GROUPS)) is not None:
-            stored_scores = read_stored_scores(database, chain.score_keys, batch.table["experience_id"].to_pylist())
+            stored_scores = EXPERIENCE_SCORES.read(database, chain.score_keys, batch.table["experience_id"].to_pylist())
             decided = decide_groups(chain, batch, stored_scores)
             commit_verdicts(run, worker, "benchmark", batch, decided)
         seconds.put((started, time.time()))

@@ -15,7 +15,8 @@ from operators.chain.outcome_rules import check_created, checked_outcome, checke
 from operators.chain.parts import in_parts
 from operators.chain.stage import Stage
 from rftdata.errors import OperatorError
-from rftdata.pipeline.records import StageScores, StoredScore, StoredScores, as_stored
+from rftdata.pipeline.records import as_stored
+from rftdata.pipeline.scores import StageScores, StoredScore, StoredScores
 from rftdata.user_code.time_limits import call
 
 

@@ -39,7 +39,8 @@ from operators.chain.drop_rules import short_groups, turned_non_finite, without_
 from operators.chain.groupings import passed_by
 from operators.chain.stage import Stage, error_at_stage, failed
 from rftdata.errors import OperatorError, PluginError, RftError, TimeLimitError
-from rftdata.pipeline.records import StageRun, StoredScores, Verdicts
+from rftdata.pipeline.records import StageRun, Verdicts
+from rftdata.pipeline.scores import StoredScores
 from rftdata.run import NO_PIPELINE
 from rftdata.user_code.time_limits import call
 

@@ -29,7 +29,8 @@ from operators.chain.chain import Chain
 from operators.chain.stage import Stage, StageError
 from operators.groups import Ints
 from rftdata.errors import time_limit_behind
-from rftdata.pipeline.records import StoredScores, Verdicts, dropped, remember
+from rftdata.pipeline.records import Verdicts, dropped
+from rftdata.pipeline.scores import StoredScores, remember
 
 _PROBES = 8
 _FEW_PROBES = 3

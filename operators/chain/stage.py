@@ -13,7 +13,8 @@ from pydantic import Field
 
 from operators.base import Operator, StageConfig
 from rftdata.errors import ConfigError, OperatorError, RftError, TimeLimitError
-from rftdata.pipeline.records import StageRun, StageScores, Verdicts
+from rftdata.pipeline.records import StageRun, Verdicts
+from rftdata.pipeline.scores import StageScores
 from rftdata.pipeline.verdicts import STAGE_FAILED
 
 MAX_REASON = 500

@@ -15,8 +15,8 @@ from rftcore.resolved import ResolvedRun
 from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError
-from rftdata.tasks.features import all_have_number, set_by_hand
 from rftdata.tasks.loading import is_current
+from rftdata.tasks.stored import all_have_number, set_by_hand
 
 
 class FeatureCheck:

@@ -18,10 +18,10 @@ from rftcore.resolved import ResolvedRun
 from rftcore.workflows.task import Task
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError, RftError, RolloutsFailedError
-from rftdata.pipeline.task_verdicts import source_batch
+from rftdata.pipeline.task_batches import source_batch
 from rftdata.tasks import read_tasks
-from rftdata.tasks.loading import taskset_texts
 from rftdata.tasks.sources import reading_for
+from rftdata.tasks.stored import taskset_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

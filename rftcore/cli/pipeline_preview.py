@@ -97,13 +97,13 @@ def _preview_experiences(resolved: ResolvedRun, buffer: Buffer, run: Run, rows: 
     from rftcore.pipeline.policy_endpoint import Policy
     from rftcore.pipeline.role import stage_context
     from rftdata.pipeline.budget import RunUsage
-    from rftdata.pipeline.verdicts import read_stored_scores
+    from rftdata.pipeline.scores import EXPERIENCE_SCORES
 
     config, chain = resolved.config, resolved.experience_chain
     table = preview.read_sample(run, chain, rows, seed).table
     policy = Policy(resolved, run)
     chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
-    stored_scores = read_stored_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
+    stored_scores = EXPERIENCE_SCORES.read(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
     result = preview.preview(chain, table, stored_scores)
     chain.close()
     policy.close()

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from operators.chain.chain import Chain
 from operators.chain.isolation import decide_despite_failures
-from rftdata.pipeline.records import SealedBatch, StoredScores, Verdicts, remember
+from rftdata.pipeline.records import SealedBatch, Verdicts
+from rftdata.pipeline.scores import StoredScores, remember
 
 
 def decide_groups(

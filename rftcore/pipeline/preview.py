@@ -16,7 +16,8 @@ from operators.chain.chain import Chain
 from operators.chain.stage import Stage
 from rftdata.errors import QueryError
 from rftdata.pipeline.queue import read_groups, sample_groups
-from rftdata.pipeline.records import SealedBatch, StoredScores
+from rftdata.pipeline.records import SealedBatch
+from rftdata.pipeline.scores import StoredScores
 from rftdata.run import Run
 
 

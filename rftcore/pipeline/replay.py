@@ -28,7 +28,7 @@ from rftdata.errors import ConfigError, QueryError
 from rftdata.pipeline.budget import RunUsage
 from rftdata.pipeline.queue import read_groups
 from rftdata.pipeline.records import SealedBatch, Verdicts
-from rftdata.pipeline.verdicts import read_stored_scores
+from rftdata.pipeline.scores import EXPERIENCE_SCORES
 from rftdata.pipeline.versions import commit_replay, groups_to_replay, has_sealed_groups, replaying
 from rftdata.run import NO_PIPELINE, Run
 from rftdata.workers.worker import Worker
@@ -196,7 +196,7 @@ class Replayer:
             commit_replay(self._run, self._worker.worker_id, self._name, aside, Verdicts(aside.failed))
 
         batch = read_groups(self._buffer.database, group_ids, chain.columns, as_sealed=True)
-        stored_scores = read_stored_scores(
+        stored_scores = EXPERIENCE_SCORES.read(
             self._buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist()
         )
         with setting_aside_blocking_group(batch, store_aside):

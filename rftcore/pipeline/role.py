@@ -25,7 +25,8 @@ from rftdata.errors import BufferUnavailableError
 from rftdata.pipeline.budget import RunUsage, UsageLedger
 from rftdata.pipeline.queue import SealedQueue, release_sealed_groups
 from rftdata.pipeline.records import SealedBatch, Verdicts
-from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts, read_stored_scores
+from rftdata.pipeline.scores import EXPERIENCE_SCORES
+from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts
 from rftdata.pipeline.versions import register_version
 from rftdata.run import NO_PIPELINE
 from rftdata.segments.compaction import BackgroundCompaction
@@ -81,7 +82,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
                 continue
             worker.set_state(f"decides on {len(batch.group_ids)} groups", activity="deciding")
             batch = with_blocking_report(batch, run)
-            stored_scores = read_stored_scores(
+            stored_scores = EXPERIENCE_SCORES.read(
                 buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist()
             )
             try:

@@ -17,7 +17,8 @@ from operators.chain.blocking_rows import named_rows, setting_aside_blocking_row
 from operators.chain.stage import MAX_REASON
 from rftdata.errors import TimeLimitError
 from rftdata.pipeline.records import SET_ASIDE, Verdicts, dropped
-from rftdata.pipeline.task_verdicts import BLOCKED, TaskBatch
+from rftdata.pipeline.task_batches import TaskBatch
+from rftdata.pipeline.task_verdicts import BLOCKED
 from rftdata.user_code.blocked_process import report_or_print
 
 

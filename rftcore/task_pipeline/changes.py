@@ -13,7 +13,8 @@ from operators.base import StageOutcome
 from operators.chain.stage import Stage
 from rftdata.errors import OperatorError
 from rftdata.pipeline.records import Verdicts
-from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA, TaskBatch, TaskChange
+from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA, TaskBatch
+from rftdata.pipeline.task_verdicts import TaskChange
 
 _FIXED = frozenset(TASK_BATCH_SCHEMA.names) - {"prompt", "answer", "priority"}
 

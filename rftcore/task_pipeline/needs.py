@@ -17,7 +17,7 @@ from rftcore.workflows.task import Task
 from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import ModelError, RftError, TaskSourceError
-from rftdata.tasks.loading import tasks_without_answer
+from rftdata.tasks.stored import tasks_without_answer
 
 _NAMED_KEYS = 3
 # Rendering a chat takes a millisecond, and errors of a template show in the first chats.

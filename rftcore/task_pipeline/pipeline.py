@@ -20,9 +20,11 @@ from rftcore.task_pipeline.needs import TaskNeeds
 from rftcore.task_pipeline.sources import check_tasks
 from rftcore.task_pipeline.task_decisions import TasksDecided, decide_tasksets
 from rftdata.buffer import Buffer
-from rftdata.pipeline.task_verdicts import TaskReader, decidable_tasks, register_task_pipeline, source_batch
-from rftdata.tasks.loading import load_taskset, taskset_texts
+from rftdata.pipeline.task_batches import TaskReader, source_batch
+from rftdata.pipeline.task_verdicts import decidable_tasks, register_task_pipeline
+from rftdata.tasks.loading import load_taskset
 from rftdata.tasks.rows import read_tasks
+from rftdata.tasks.stored import taskset_texts
 
 
 def load_tasks(resolved: ResolvedRun, buffer: Buffer, *, again: bool = False) -> list[TasksDecided]:

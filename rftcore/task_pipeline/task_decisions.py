@@ -26,18 +26,17 @@ from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import OperatorError, TaskSourceError
 from rftdata.pipeline.records import Question, Verdicts
+from rftdata.pipeline.scores import TASK_SCORES
+from rftdata.pipeline.task_batches import TaskBatch, TaskReader
 from rftdata.pipeline.task_verdicts import (
-    TaskBatch,
     TaskChange,
-    TaskReader,
     commit_task_verdicts,
     decidable_tasks,
-    read_stored_task_scores,
     tasks_by_maker,
     taskset_lock,
-    taskset_state,
     undecided_tasks,
 )
+from rftdata.tasks.stored import taskset_state
 
 BATCH_TASKS = 4096
 """Tasks per batch for stages that look at no other rows; verdicts are stored after each batch."""
@@ -155,7 +154,7 @@ def _decide_batch(
         StageError: the stage itself is wrong, not a task.
         OperatorError: a stage does something that stages may not do to tasks.
     """
-    stored_scores = read_stored_task_scores(buffer.database, batch.table["experience_id"].to_pylist(), chain.score_keys)
+    stored_scores = TASK_SCORES.read(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
     changes = Changes(batch)
     verdicts = decide_despite_failures(
         chain,

@@ -6,13 +6,14 @@ an Arrow table, so that they are not copied row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rftdata.pipeline.scores import StageScores
 from rftdata.postgres.values import storable
 
 SET_ASIDE = "pipeline"
@@ -133,48 +134,6 @@ class StageRun:
     seconds: float
     rows_created: int = 0
     error: str | None = None
-
-
-class StoredScore(NamedTuple):
-    """A stored score, and the digest of its input."""
-
-    input_digest: int
-    scores: Mapping[str, Any]
-
-
-StoredScores = Mapping[str, Mapping[int, StoredScore]]
-"""Stored scores: score key -> experience_id (or task_id) -> score."""
-
-
-@dataclass(frozen=True)
-class StageScores:
-    """The scores that a stage computed in this batch.
-
-    Attributes:
-        table: `experience_id` and its score columns, one row per experience.
-        input_digests: digest of each row's input (see `operators.chain.input_digests`); null: the score is never reused.
-        error_column: the score column with the reason why a row has no score; None: every row has one.
-    """
-
-    stage: str
-    score_key: str
-    table: pa.Table
-    input_digests: pa.Array
-    error_column: str | None = None
-
-    def rows(self) -> Iterator[tuple[int, dict[str, Any], str | None, int | None]]:
-        """Yield (experience_id, scores, error, input digest) of each row."""
-        for row, digest in zip(self.table.to_pylist(), self.input_digests.to_pylist(), strict=True):
-            key = row.pop("experience_id")
-            yield key, row, row.get(self.error_column) if self.error_column else None, digest
-
-
-def remember(stored: dict[str, dict[int, StoredScore]], scores: Iterable[StageScores]) -> None:
-    """Add scores to the stored ones, except those that ended in an error or are never reused."""
-    for found in scores:
-        for key, row, error, digest in found.rows():
-            if digest is not None and error is None:
-                stored.setdefault(found.score_key, {})[key] = StoredScore(digest, row)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConflictError, FencedError
 from rftdata.failpoints import failpoint
-from rftdata.pipeline.records import CreatedTask, Question, SealedBatch, StageRun, StageScores, StoredScore, Verdicts
+from rftdata.pipeline.records import CreatedTask, Question, SealedBatch, StageRun, Verdicts
+from rftdata.pipeline.scores import EXPERIENCE_SCORES
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Database, copy_rows, execute, fetch
 from rftdata.postgres.retry import ride_out
@@ -72,7 +73,7 @@ def _commit_verdicts(
             for row in fetch(connection, "still_claimed", run_id=run_id, worker_id=worker_id, group_ids=batch.group_ids)
         }
         asked = held & {question.group_id for question in verdicts.questions}
-        store_scores(connection, verdicts.scores)
+        EXPERIENCE_SCORES.store(connection, verdicts.scores)
         ask(connection, run_id, [question for question in verdicts.questions if question.group_id in held])
         make_tasks(connection, verdicts.tasks)
         done = held - asked
@@ -218,38 +219,6 @@ def insert_stage_runs(
         for s in stages
     )
     copy_rows(connection, "rft.operator_run", columns, rows)
-
-
-def read_stored_scores(
-    database: Database, score_keys: Sequence[str], experience_ids: Sequence[int]
-) -> dict[str, dict[int, StoredScore]]:
-    """Return stored scores: score key -> experience_id -> score. Those that ended in an error are left out."""
-    stored: dict[str, dict[int, StoredScore]] = {}
-    if score_keys:
-        for row in database.fetch_by_index("stored_scores", score_keys=score_keys, experience_ids=experience_ids):
-            score = StoredScore(row["input_digest"], row["scores"])
-            stored.setdefault(row["score_key"], {})[row["experience_id"]] = score
-    return stored
-
-
-def store_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
-    """Write scores, replacing those of the same stage."""
-    newest = {
-        (key, found.score_key): (found.stage, values, error, digest)
-        for found in scores
-        for key, values, error, digest in found.rows()
-    }
-    if newest:
-        execute(
-            connection,
-            "store_scores",
-            experience_ids=[key for key, _ in newest],
-            score_keys=[key for _, key in newest],
-            stages=[stage for stage, *_ in newest.values()],
-            scores=[Jsonb(storable(values)) for _, values, _, _ in newest.values()],
-            errors=[error for _, _, error, _ in newest.values()],
-            input_digests=[digest for *_, digest in newest.values()],
-        )
 
 
 def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> None:

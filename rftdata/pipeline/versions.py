@@ -14,7 +14,8 @@ from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConfigError, ConflictError
 from rftdata.pipeline.records import SealedBatch, Verdicts
-from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts, store_scores
+from rftdata.pipeline.scores import EXPERIENCE_SCORES
+from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts
 from rftdata.postgres.database import Database, execute, fetch, records
 from rftdata.postgres.locks import Lock, holding
 from rftdata.postgres.retry import ride_out
@@ -178,6 +179,6 @@ def _commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, v
         if not missing:
             return
         is_missing = pc.is_in(verdicts.decisions["group_id"], pa.array(missing, pa.int64()))
-        store_scores(connection, verdicts.scores)
+        EXPERIENCE_SCORES.store(connection, verdicts.scores)
         insert_verdicts(connection, version, batch.label_cuts, verdicts.decisions.filter(is_missing))
         insert_stage_runs(connection, version, verdicts.stages, run_id=run.run_id, worker_id=worker_id)

@@ -13,17 +13,15 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from rftdata.config import TasksetConfig
-from rftdata.errors import ConfigError, TaskSourceError
+from rftdata.errors import TaskSourceError
 from rftdata.limits import check_json
-from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
+from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch
 from rftdata.postgres.locks import Lock, holding
 from rftdata.tasks.rows import Reading, read_tasks
 from rftdata.tasks.sources import Fingerprint, fingerprint
@@ -230,37 +228,3 @@ def _replace_changed(connection: Connection, taskset: str) -> None:
 def _shown(payload: dict[str, Any]) -> str:
     text = json.dumps(payload, ensure_ascii=False)
     return text if len(text) <= 300 else f"{text[:299]}…"
-
-
-def taskset_texts(database: Database, taskset: str) -> pa.Table:
-    """Return `task_key`, `prompt` and `answer` (texts) of a set's tasks, in the order in which they were stored.
-
-    Raises:
-        ConfigError: the buffer has no such set, or the set has no task.
-    """
-    rows = database.fetch("taskset_texts", taskset=taskset)
-    if not rows:
-        known = ", ".join(row["taskset"] for row in list_tasksets(database))
-        raise ConfigError("the buffer has no task of this set", value=taskset, allowed=known or "none is loaded yet")
-    names = ("task_key", "prompt", "answer")
-    return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in names})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unanswered:
-    """Tasks of a set that can be selected, how many of them have no answer or a blank one, and the keys of the first of these."""
-
-    num_tasks: int
-    num_lacking: int
-    task_keys: list[str]
-
-
-def tasks_without_answer(database: Database, taskset: str, num_keys: int) -> Unanswered:
-    """Count the tasks of a set that have no answer; with up to `num_keys` of their keys."""
-    rows = database.fetch("tasks_without_answer", taskset=taskset, num_keys=num_keys)
-    return records(Unanswered, rows)[0]
-
-
-def list_tasksets(database: Database) -> list[Row]:
-    """Return the tasksets of the buffer, with the number of selectable tasks and the means of their scores."""
-    return database.fetch("list_tasksets")

@@ -110,17 +110,17 @@ SELECT rft.ready_groups(%(group_ids)s::bigint[], %(priorities)s::float8[]);
 
 -- name: stored_scores (read)
 -- Scores that stages have already found for experiences.
-SELECT s.experience_id, s.score_key, s.input_digest, s.scores
-FROM unnest(%(experience_ids)s::bigint[]) AS e (experience_id)
+SELECT r.row_id, s.score_key, s.input_digest, s.scores
+FROM unnest(%(row_ids)s::bigint[]) AS r (row_id)
 CROSS JOIN unnest(%(score_keys)s::text[]) AS k (score_key)
 CROSS JOIN LATERAL (
     SELECT * FROM rft.score
-    WHERE experience_id = e.experience_id AND score_key = k.score_key AND error IS NULL AND input_digest IS NOT NULL OFFSET 0) s;
+    WHERE experience_id = r.row_id AND score_key = k.score_key AND error IS NULL AND input_digest IS NOT NULL OFFSET 0) s;
 
 -- name: store_scores
 -- Store the scores that stages found for experiences.
 INSERT INTO rft.score AS s (experience_id, score_key, stage, scores, error, input_digest)
-SELECT * FROM unnest(%(experience_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(errors)s::text[],
+SELECT * FROM unnest(%(row_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(errors)s::text[],
                      %(input_digests)s::bigint[]) AS n (experience_id, score_key, stage, scores, error, input_digest)
 ORDER BY experience_id, score_key
 ON CONFLICT (experience_id, score_key) DO UPDATE

@@ -215,15 +215,22 @@ WHERE s.taskset IN (SELECT taskset FROM made);
 
 -- name: stored_task_scores (read)
 -- Scores that stages have already found for tasks.
-SELECT task_id, score_key, input_digest, scores FROM rft.task_score
-WHERE task_id = ANY (%(task_ids)s::bigint[]) AND score_key = ANY (%(score_keys)s) AND input_digest IS NOT NULL;
+SELECT r.row_id, s.score_key, s.input_digest, s.scores
+FROM unnest(%(row_ids)s::bigint[]) AS r (row_id)
+CROSS JOIN unnest(%(score_keys)s::text[]) AS k (score_key)
+CROSS JOIN LATERAL (
+    SELECT * FROM rft.task_score
+    WHERE task_id = r.row_id AND score_key = k.score_key AND error IS NULL AND input_digest IS NOT NULL OFFSET 0) s;
 
--- name: save_task_scores
+-- name: store_task_scores
 -- Store the scores that stages found for tasks.
-INSERT INTO rft.task_score AS s (task_id, score_key, stage, scores, input_digest)
-SELECT * FROM unnest(%(task_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(input_digests)s::bigint[])
+INSERT INTO rft.task_score AS s (task_id, score_key, stage, scores, error, input_digest)
+SELECT * FROM unnest(%(row_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(errors)s::text[],
+                     %(input_digests)s::bigint[]) AS n (task_id, score_key, stage, scores, error, input_digest)
+ORDER BY task_id, score_key
 ON CONFLICT (task_id, score_key) DO UPDATE
-SET scores = excluded.scores, input_digest = excluded.input_digest, scored_at = clock_timestamp();
+SET scores = excluded.scores, error = excluded.error, input_digest = excluded.input_digest, scored_at = clock_timestamp()
+WHERE (s.scores, s.error, s.input_digest) IS DISTINCT FROM (excluded.scores, excluded.error, excluded.input_digest);
 
 -- name: stage_task_verdicts
 -- The table into which verdicts on tasks are written.

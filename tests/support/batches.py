@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA
 from operators.chain.chain import Chain
-from rftdata.pipeline.records import StageScores, StoredScore
-from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.scores import StageScores, StoredScore
+from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA
 from rftdata.postgres.values import storable
 
 

@@ -21,7 +21,8 @@ from rftdata import Buffer, labels
 from rftdata.pipeline.budget import RunUsage
 from rftdata.pipeline.queue import SealedQueue, claim_sealed_groups, read_groups, release_sealed_groups
 from rftdata.pipeline.records import Verdicts
-from rftdata.pipeline.verdicts import commit_verdicts, read_stored_scores
+from rftdata.pipeline.scores import EXPERIENCE_SCORES
+from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.planning.planner import Planner
 from rftdata.workers.leases import release_lost_claims
 from tests.support.store_roles import Roles, own_group, two_sealed_groups
@@ -75,7 +76,7 @@ def run_pipeline(roles: Roles, chain: Chain, *, tries: int = 5) -> list[int]:
     batch = roles.claim_sealed()
     if batch is None:
         return []
-    known = read_stored_scores(roles.database, chain.score_keys, batch.table["experience_id"].to_pylist())
+    known = EXPERIENCE_SCORES.read(roles.database, chain.score_keys, batch.table["experience_id"].to_pylist())
     decided = decide_groups(chain, batch, known)
     return commit_verdicts(roles.run, roles.worker_id, "p1", batch, decided, tries=tries)
 

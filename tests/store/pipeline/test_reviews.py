@@ -15,18 +15,9 @@ from rftcore.pipeline.group_decisions import decide_groups
 from rftdata import Buffer, Group, RftError, Rollout, labels
 from rftdata.maintenance.purge import purge
 from rftdata.pipeline.queue import claim_sealed_groups, read_groups
-from rftdata.pipeline.records import (
-    CreatedTask,
-    Question,
-    Review,
-    StageRun,
-    StageScores,
-    Verdicts,
-    concatenated,
-    dropped,
-    kept,
-)
-from rftdata.pipeline.verdicts import ask, commit_verdicts, insert_stage_runs, insert_verdicts, store_scores
+from rftdata.pipeline.records import CreatedTask, Question, Review, StageRun, Verdicts, concatenated, dropped, kept
+from rftdata.pipeline.scores import EXPERIENCE_SCORES, StageScores
+from rftdata.pipeline.verdicts import ask, commit_verdicts, insert_stage_runs, insert_verdicts
 from rftdata.postgres.database import queries
 from tests.store.pipeline.test_pipeline_worker import opened_again, rows, run_pipeline
 from tests.support.store_roles import Roles, two_sealed_groups
@@ -122,7 +113,7 @@ def test_groups_without_experiences_are_neither_replayed_nor_shown(buffer: Buffe
 def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, asked: Roles) -> None:
     with buffer.database.transaction() as connection:
         table = pa.table({"experience_id": [1, 2], "judge": [0.5, None], "why": [None, "away"]})
-        store_scores(connection, [StageScores("judge", "key", table, pa.nulls(2, pa.int64()), "why")])
+        EXPERIENCE_SCORES.store(connection, [StageScores("judge", "key", table, pa.nulls(2, pa.int64()), "why")])
     answer(buffer, "drop", "experience_id = 1")
     answer(buffer, "pass", "experience_id = 2")
     labels.set_rewards(buffer, {3: 0.25}, author="ada")

@@ -215,9 +215,10 @@ def test_a_grade_that_failed_is_not_kept(buffer: Buffer, tmp_path: Path) -> None
     write(tmp_path, ROWS[:4])
     config = configuration(tmp_path, ["./mine.py:Grade"])
     load_tasks(ResolvedRun(config), buffer)
-    assert count(buffer, "rft.task_score") == 3
+    assert count(buffer, "rft.task_score WHERE error IS NULL") == 3
+    assert count(buffer, "rft.task_score WHERE error = 'no answer'") == 1
     assert features(buffer)[2] == {"error": "no answer"}
     (tmp_path / "up").touch()
     load_tasks(ResolvedRun(config), buffer, again=True)
-    assert count(buffer, "rft.task_score") == 4
+    assert count(buffer, "rft.task_score WHERE error IS NULL") == 4
     assert features(buffer)[2] == {"grade": 1.0}

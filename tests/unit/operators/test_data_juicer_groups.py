@@ -18,7 +18,7 @@ from operators.chain.chain import Chain
 from operators.chain.stage import StageError
 from rftdata.errors import ConfigError
 from rftdata.pipeline.records import Verdicts
-from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA
 from tests.support.batches import batch_of_groups, batch_of_tasks, stored
 from tests.support.chat_server import Body, ChatServer, Says
 from tests.support.models import make_tiny_model

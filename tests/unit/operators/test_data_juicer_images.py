@@ -18,7 +18,7 @@ from operators.chain.stage import StageError
 from operators.data_juicer.images import read_images
 from operators.data_juicer.runtime import select
 from rftdata.errors import ConfigError, OperatorError
-from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA
 from tests.support.batches import batch_of_groups, stored
 
 Arrays = dict[int, Any]

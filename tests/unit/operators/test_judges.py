@@ -20,7 +20,7 @@ from operators.chain.resolve import resolve_stage
 from operators.experience.rubric import weighted_score
 from rftdata.errors import ConfigError
 from rftdata.pipeline.records import Verdicts
-from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA
 from tests.support.batches import batch_of_groups, batch_of_tasks, replaced, stored
 
 Policy = Callable[[str], str]

@@ -16,7 +16,7 @@ from operators.chain.chain import Chain
 from operators.chain.resolve import resolve_stage
 from operators.task.diversity_score import neighbour_similarities
 from rftdata.errors import ConfigError, OperatorError
-from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA
 
 
 def tasks(count: int, **columns: list[Any]) -> pa.Table:

@@ -18,7 +18,7 @@ from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from operators.chain.stage import RunOptions, StageError, identify
 from rftdata.errors import ConfigError
-from rftdata.pipeline.records import StoredScore
+from rftdata.pipeline.scores import StoredScore
 from tests.support.batches import batch_of_groups, stored
 from tests.support.waiting import PATIENCE_S
 

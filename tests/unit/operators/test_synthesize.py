@@ -16,7 +16,7 @@ from operators.chain.chain import Chain
 from operators.llm.synthesis import same_answer
 from rftdata.errors import ConfigError, OperatorError, PluginError
 from rftdata.pipeline.records import Verdicts
-from rftdata.pipeline.task_verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA
 from tests.support.batches import batch_of_groups, batch_of_tasks
 
 

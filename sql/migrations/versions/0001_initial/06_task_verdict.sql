@@ -32,16 +32,18 @@ CREATE TABLE rft.task_score (
     score_key text NOT NULL,
     stage text NOT NULL,
     scores jsonb NOT NULL,
+    error text,
     input_digest bigint,
     scored_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (task_id, score_key)
 );
-COMMENT ON TABLE rft.task_score IS 'Scores of a task by one stage; reused by every pipeline version with the same stage.';
+COMMENT ON TABLE rft.task_score IS 'Scores of a task by one stage; reused by every pipeline version with the same stage while its input is unchanged.';
 COMMENT ON COLUMN rft.task_score.task_id IS 'The task.';
 COMMENT ON COLUMN rft.task_score.score_key IS 'Digest of the stage, its arguments, and the earlier stages that change what it reads.';
 COMMENT ON COLUMN rft.task_score.stage IS 'The stage''s name.';
 COMMENT ON COLUMN rft.task_score.scores IS 'Its columns and their values.';
-COMMENT ON COLUMN rft.task_score.input_digest IS 'Digest of the columns that the stage read; with another digest the task is scored again. NULL: always.';
+COMMENT ON COLUMN rft.task_score.error IS 'Why there is no score (a call that failed); such a row is scored again. NULL if there is a score.';
+COMMENT ON COLUMN rft.task_score.input_digest IS 'Digest of the columns that the stage read and, if it compares tasks, those of all tasks of the batch. With another digest the task is scored again. NULL: always.';
 COMMENT ON COLUMN rft.task_score.scored_at IS 'When.';
 
 CREATE FUNCTION rft.changed_payload(payload jsonb, new_prompt text, new_answer text, answer_changed boolean) RETURNS jsonb

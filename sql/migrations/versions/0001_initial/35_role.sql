@@ -69,7 +69,7 @@ AS $$
         ('task', true, false, '{task_key, payload, features, manual_features, source_payload, source_features, status, task_verdict_id, left_source_at}'),
         ('task_embedding', true, false, '{text_digest, embedding, embedded_at}'),
         ('task_observation', true, false, '{applied, applied_in, applied_seq}'),
-        ('task_score', true, false, '{scores, input_digest, scored_at}'),
+        ('task_score', true, false, '{scores, error, input_digest, scored_at}'),
         ('task_stat', true, false, '{alpha, beta, attempts, mean_reward, last_selected_at}'),
         ('task_verdict', true, false, '{}'),
         ('taskset', true, false, '{*}'),
