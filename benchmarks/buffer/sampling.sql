@@ -3,10 +3,10 @@
 
 -- name: groups
 INSERT INTO rft.rollout_group (group_id, run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, claim_token,
-    is_adopted, sealed_at, ready_at)
+    is_adopted, sealed_at, ready_at, decided_by)
 OVERRIDING SYSTEM VALUE
 SELECT %(first)s::bigint + n, %(run_id)s, -%(run_id)s, n, t.ids[1 + mod(n, cardinality(t.ids))], 0, %(group_size)s,
-       CASE WHEN mod(n, 4) = 0 THEN 'human' ELSE 'import' END::rft.experience_source, 'ready', 1, true, now(), now()
+       CASE WHEN mod(n, 4) = 0 THEN 'human' ELSE 'import' END::rft.experience_source, 'ready', 1, true, now(), now(), 'none'
 FROM (SELECT array_agg(task_id ORDER BY task_id) AS ids FROM rft.task) t, generate_series(0, %(num)s::bigint - 1) AS n;
 
 -- name: rollouts

@@ -149,7 +149,7 @@ class Run:
     def _step(self, attempt: Attempt, run: rftdata.Run, step: int) -> None:
         """Seal the planned groups and publish the next policy version."""
         self.buffer.sql(
-            "WITH done AS (UPDATE rft.rollout_group SET status = 'ready', sealed_at = now(), trainable = false WHERE run_id = %s AND"
+            "WITH done AS (UPDATE rft.rollout_group SET status = 'ready', decided_by = 'none', sealed_at = now(), trainable = false WHERE run_id = %s AND"
             " status = 'planned' RETURNING *) INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)"
             " SELECT run_id, attempt_id, ordinal, task_id, (task_id + ordinal) %% 9, 8 FROM done",
             [run.run_id],

@@ -32,7 +32,7 @@ from rftdata.limits import (
     may_be_unstorable,
 )
 
-LABEL_SOURCES = ("sql", "web", "set", "import", "undo", "judge")
+LABEL_SOURCES = ("sql", "set", "import", "undo")
 # What the rows of a group, and those of a rollout, have in common.
 OF_GROUP = (
     "run_id",

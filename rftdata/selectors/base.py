@@ -36,7 +36,7 @@ class Observation:
     Attributes:
         successes: sum of rewards clipped to [0, 1]; for a correction, the change.
         trials: number of rollouts that count; for a correction, the change.
-        kind: as in rft.observation_kind: explicit, implicit, manual or correction.
+        kind: as in rft.observation_kind: explicit, manual or correction.
         group: ordinal in the run of the tried or corrected group; None for a person's outcome.
         seq: the plan in which the run learned it; the same for all outcomes of one call of `observe`.
         corrects: for a correction, `seq` of the corrected outcome.

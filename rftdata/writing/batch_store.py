@@ -112,14 +112,7 @@ class BatchStore:
         with connection.pipeline():  # one round trip
             send(connection, "plan_by_index")
             # First of all: if an earlier try of this batch is still being committed, this waits for its end.
-            new = send(
-                connection,
-                "insert_receipt",
-                receipt=batch.receipt,
-                run_id=self._run_id,
-                num_groups=len(batch.groups),
-                num_experiences=len(batch.sequences),
-            )
+            new = send(connection, "insert_receipt", receipt=batch.receipt, run_id=self._run_id)
             run = send(connection, "pipeline_of_run", run_id=self._run_id)
             held = _lock_claimed(connection, claimed) if claimed else None
             reserved = send(

@@ -79,8 +79,7 @@ SELECT rft.take_lock('plan', %(run_id)s);
 
 -- name: insert_receipt
 -- Insert a batch's receipt. No row if the batch is already stored; waits if another session is storing it at this moment.
-INSERT INTO rft.write_receipt (receipt, run_id, num_groups, num_experiences)
-VALUES (%(receipt)s, %(run_id)s, %(num_groups)s, %(num_experiences)s) ON CONFLICT DO NOTHING;
+INSERT INTO rft.write_receipt (receipt, run_id) VALUES (%(receipt)s, %(run_id)s) ON CONFLICT DO NOTHING;
 
 -- name: reserve_ids
 -- Ids for a segment and for the groups, rollouts and experiences of one write.

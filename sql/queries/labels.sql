@@ -37,7 +37,7 @@ WHERE experience_id = ANY (%(experience_ids)s) ORDER BY experience_id, label_id;
 
 -- name: label_history (read)
 -- Labels, newest first; only those of an experience or batch if one is named.
-SELECT label_id, experience_id, field, old_value, new_value, final, author, session_user_name, source::text AS source, reason,
+SELECT label_id, experience_id, old_value, new_value, final, author, session_user_name, source::text AS source, reason,
        label_batch_id, labelled_at
 FROM rft.label
 WHERE (%(experience_id)s::bigint IS NULL OR experience_id = %(experience_id)s)

@@ -44,8 +44,7 @@ GROUP BY 1, 2;
 -- name: progress_dropped (read)
 -- Of the experiences on which the chain has decided, from an explorer step on, those that each stage dropped. num_decided: of all stages together.
 SELECT v.stage, min(rft.general_reason(v.reason)) AS reason, count(*) AS num_dropped, (sum(count(*)) OVER ())::bigint AS num_decided
-FROM rft.rollout_group g JOIN rft.run r USING (run_id)
-JOIN rft.verdict v ON v.group_id = g.group_id AND v.newest_of = coalesce(g.decided_by, r.pipeline_version)
+FROM rft.rollout_group g JOIN rft.verdict v ON v.group_id = g.group_id AND v.newest_of = g.decided_by
 WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s AND g.status = 'ready'
 GROUP BY v.stage ORDER BY num_dropped DESC, v.stage;
 

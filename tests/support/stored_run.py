@@ -109,10 +109,12 @@ class StoredRun:
             " ON CONFLICT (taskset, task_key) DO UPDATE SET status = 'active' RETURNING task_id",
             self.name,
         )
-        extra = {"is_refill": False, "trainable": True, "closed_reason": None, **columns}
+        decided_by = "v1" if status == "ready" else None
+        extra = {"is_refill": False, "trainable": True, "closed_reason": None, "decided_by": decided_by, **columns}
         key = self._one(
             "INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, status,"
-            " is_refill, trainable, closed_reason) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING group_id",
+            " is_refill, trainable, closed_reason, decided_by)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING group_id",
             self.run_id,
             self.attempt_id,
             self._ordinal,

@@ -265,7 +265,9 @@ def test_tasks_that_are_used_up_do_not_end_a_run_whose_step_has_its_groups(buffe
     with roles.attempt() as attempt:
         assert roles.plan() == 3
         sealed(roles, *roles.claim())
-        roles.buffer.sql("UPDATE rft.rollout_group SET trainable = false, status = 'ready' WHERE group_id = 3")
+        roles.buffer.sql(
+            "UPDATE rft.rollout_group SET trainable = false, status = 'ready', decided_by = 'p1' WHERE group_id = 3"
+        )
         roles.buffer.sql("UPDATE rft.worklist SET available = false WHERE item_id = 3")
         assert roles.plan() == 0, "the group that is lost is not one that the step needs"
         assert drawn(attempt, 1) == [1, 2]

@@ -436,8 +436,8 @@ def test_without_labels_every_batch_is_drawn_once_and_ahead_of_its_step(training
     training.train()
     assert training.rows("select count(*) as n, max(draw_id) as last from rft.draw") == [{"n": 12, "last": 12}]
     ahead = training.rows(
-        "select count(*) as n from rft.train_step s join rft.draw d on d.trainer_step = s.trainer_step + 1 and d.slot = 0"
-        " where d.drawn_at < s.finished_at"
+        "select count(*) as n from rft.train_step s join rft.batch b on b.trainer_step = s.trainer_step + 1"
+        " where b.drawn_at < s.finished_at"
     )
     assert ahead == [{"n": 5}]
 

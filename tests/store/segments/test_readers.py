@@ -118,8 +118,8 @@ def test_the_newest_label_is_found_by_index_right_after_many_were_written(buffer
     roles = Roles(buffer)
     groups = roles.insert(own_group(rewards=[0.0] * 50))
     buffer.sql(
-        "INSERT INTO rft.label (experience_id, field, author, label_batch_id)"
-        " SELECT 1000 + n, 'reward', 'a person', 1 FROM generate_series(1, 30000) AS n"
+        "INSERT INTO rft.label (experience_id, author, label_batch_id)"
+        " SELECT 1000 + n, 'a person', 1 FROM generate_series(1, 30000) AS n"
     )
     with psycopg.connect(buffer.config.uri, autocommit=True) as client:
         touched = pages_touched(

@@ -37,19 +37,19 @@ CREATE INDEX worklist_waiting ON rft.worklist (run_id, consumer, lease_until)
 COMMENT ON TABLE rft.worklist IS 'Items that wait for a consumer of a run: a queue for each run and consumer. Narrow and hot on purpose.';
 COMMENT ON COLUMN rft.worklist.run_id IS 'The run whose trainer or pipeline takes the item.';
 COMMENT ON COLUMN rft.worklist.consumer IS 'The consumer that takes the item. The columns below are of this consumer only where they name one.';
-COMMENT ON COLUMN rft.worklist.item_kind IS 'Kind of the item.';
+COMMENT ON COLUMN rft.worklist.item_kind IS 'Kind of the item, which tells the table of its key.';
 COMMENT ON COLUMN rft.worklist.item_id IS 'The item''s key in its own table.';
 COMMENT ON COLUMN rft.worklist.sort_key IS 'First-in-first-out order: explore step, then ordinal.';
 COMMENT ON COLUMN rft.worklist.priority IS 'Set by pipeline or trainer; the sampler''s formula may use it.';
 COMMENT ON COLUMN rft.worklist.policy_step IS 'Trainer step of the policy that sampled the group''s oldest token, by which the claiming statement checks staleness. 2147483647: no policy sampled it, so it is never stale.';
-COMMENT ON COLUMN rft.worklist.available IS 'Whether it can be claimed now.';
+COMMENT ON COLUMN rft.worklist.available IS 'Whether a consumer can take it now.';
 COMMENT ON COLUMN rft.worklist.lane IS 'Trainer: its lane of rft.sampler_lane; empty: no lane accepts it. Stored selection: empty, or `left out` for an experience that is not drawn with its selected group.';
 COMMENT ON COLUMN rft.worklist.draw_key IS 'Trainer and stored selection: the least is drawn first.';
 COMMENT ON COLUMN rft.worklist.draw_weight IS 'Trainer only: the probability to be drawn next is this divided by the sum of its lane (prioritized); its priority (rank); else 1.';
 COMMENT ON COLUMN rft.worklist.times_sampled IS 'Trainer and stored selection: number of draws in the current history, folded again when an attempt starts.';
 COMMENT ON COLUMN rft.worklist.resume_step IS 'Trainer only: the step from which a group that was drawn can be drawn again; NULL: no cooldown.';
-COMMENT ON COLUMN rft.worklist.claimed_by IS 'Pipeline only: the worker that holds it.';
-COMMENT ON COLUMN rft.worklist.lease_until IS 'Pipeline only: until when the claim is valid.';
+COMMENT ON COLUMN rft.worklist.claimed_by IS 'Pipeline only: the worker that holds it; NULL if none does.';
+COMMENT ON COLUMN rft.worklist.lease_until IS 'Pipeline only: until when the claim is valid; of a group that waits for people, until when it waits. NULL if neither.';
 COMMENT ON COLUMN rft.worklist.num_lost IS 'Pipeline only: how many workers crashed while they held it. After the first crash it is claimed alone; after four it is set aside.';
 
 -- ANALYZE requires a right that workers do not have. It would only warn, and the planner would treat a queue of a million rows as empty.

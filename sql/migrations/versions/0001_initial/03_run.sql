@@ -42,15 +42,15 @@ COMMENT ON COLUMN rft.run.planned_steps IS 'Trainer steps the run should reach.'
 COMMENT ON COLUMN rft.run.pipeline_version IS 'The experience pipeline whose verdicts this run trains on.';
 COMMENT ON COLUMN rft.run.current_attempt_id IS 'The attempt that may claim, publish and checkpoint; all others are fenced.';
 COMMENT ON COLUMN rft.run.stop_requested IS 'Set to make every role stop at the next safe point.';
-COMMENT ON COLUMN rft.run.outcome IS 'How it ended, in a sentence.';
+COMMENT ON COLUMN rft.run.outcome IS 'How it ended, in a sentence; NULL while it has not.';
 COMMENT ON COLUMN rft.run.source_sql IS 'The query whose result this run trains on; NULL for runs that train on their own groups.';
 COMMENT ON COLUMN rft.run.source_kind IS 'Kind of the selected items: experiences, pairs or whole groups.';
-COMMENT ON COLUMN rft.run.source_rows IS 'Number of selected rows.';
+COMMENT ON COLUMN rft.run.source_rows IS 'Number of selected items.';
 COMMENT ON COLUMN rft.run.source_hash IS 'SHA-256 of the selection: ids, checksums of the token arrays, weights and, where labels are pinned, the rewards.';
 COMMENT ON COLUMN rft.run.source_epochs IS 'How often each row is trained on; with weights, on average.';
 COMMENT ON COLUMN rft.run.source_weighted IS 'Whether rows are drawn with probabilities proportional to weights, instead of each once in an epoch.';
 COMMENT ON COLUMN rft.run.label_cut IS 'Newest label that counts for this run; later ones do not change its batches. NULL: rewards are read when drawn.';
-COMMENT ON COLUMN rft.run.created_at IS 'When the run was stored.';
+COMMENT ON COLUMN rft.run.created_at IS 'When it was stored.';
 COMMENT ON COLUMN rft.run.finished_at IS 'When its status last became finished, interrupted or failed.';
 
 CREATE TABLE rft.run_attempt (
@@ -74,14 +74,14 @@ COMMENT ON COLUMN rft.run_attempt.attempt_id IS 'Key and fencing token: a higher
 COMMENT ON COLUMN rft.run_attempt.run_id IS 'The run it belongs to.';
 COMMENT ON COLUMN rft.run_attempt.parent_attempt_id IS 'The attempt it continues; NULL for the first.';
 COMMENT ON COLUMN rft.run_attempt.from_checkpoint_id IS 'The checkpoint it started at; NULL when it started from the initial weights.';
-COMMENT ON COLUMN rft.run_attempt.host IS 'Machine of the trainer.';
-COMMENT ON COLUMN rft.run_attempt.pid IS 'Process of the trainer.';
+COMMENT ON COLUMN rft.run_attempt.host IS 'Host name of the trainer''s machine.';
+COMMENT ON COLUMN rft.run_attempt.pid IS 'Process id of the trainer on that machine.';
 COMMENT ON COLUMN rft.run_attempt.pid_space IS 'Where this id counts: a boot of a kernel and a process id namespace, since containers may have one host name. Empty if not known.';
 COMMENT ON COLUMN rft.run_attempt.pid_started IS 'When the process started, in clock ticks since the start of its kernel, since ids are used again. 0 if not known.';
 COMMENT ON COLUMN rft.run_attempt.lease_until IS 'Until when the holder counts as alive without renewing (database clock). Liveness only; safety comes from the id.';
 COMMENT ON COLUMN rft.run_attempt.started_at IS 'When it took the lease.';
 COMMENT ON COLUMN rft.run_attempt.ended_at IS 'When it released the lease; NULL while alive or after a crash.';
-COMMENT ON COLUMN rft.run_attempt.outcome IS 'How it ended, in a sentence.';
+COMMENT ON COLUMN rft.run_attempt.outcome IS 'How it ended, in a sentence; NULL while alive or after a crash.';
 COMMENT ON COLUMN rft.run_attempt.receipt IS 'Created by the process before its first try to start, by which it finds the attempt again if the answer was lost; NULL for one that ended at once.';
 
 CREATE TABLE rft.attempt_history (

@@ -24,8 +24,8 @@ CREATE INDEX worker_run ON rft.worker (run_id);
 COMMENT ON TABLE rft.worker IS 'A process that works, or worked, for a run.';
 COMMENT ON COLUMN rft.worker.worker_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.worker.run_id IS 'The run it works for.';
-COMMENT ON COLUMN rft.worker.role IS 'Its role.';
-COMMENT ON COLUMN rft.worker.host IS 'Its machine.';
+COMMENT ON COLUMN rft.worker.role IS 'What the process does.';
+COMMENT ON COLUMN rft.worker.host IS 'Host name of its machine.';
 COMMENT ON COLUMN rft.worker.pid IS 'Its process id there.';
 COMMENT ON COLUMN rft.worker.pid_space IS 'Where this id counts: a boot of a kernel and a process id namespace, since containers may have one host name. Empty if not known.';
 COMMENT ON COLUMN rft.worker.pid_started IS 'When its process started, in clock ticks since the start of its kernel, since ids are used again. 0 if not known.';
@@ -48,9 +48,9 @@ CREATE TABLE rft.worker_span (
     PRIMARY KEY (worker_id, ordinal)
 );
 COMMENT ON TABLE rft.worker_span IS 'What a worker did when: times of one activity each, one after another, up to its last heartbeat. Where it changed its activity often between two heartbeats, the times of each activity are put together.';
-COMMENT ON COLUMN rft.worker_span.worker_id IS 'The worker.';
+COMMENT ON COLUMN rft.worker_span.worker_id IS 'The worker that was active.';
 COMMENT ON COLUMN rft.worker_span.ordinal IS 'Number of the span, from 0.';
 COMMENT ON COLUMN rft.worker_span.activity IS 'starting, waiting, asleep (its device is another process''s), sampling, evaluating, transferring (loading weights into an engine), checking, deciding, replaying, training, publishing, checkpointing, watching or working.';
 COMMENT ON COLUMN rft.worker_span.detail IS 'What it waited for; NULL for work.';
-COMMENT ON COLUMN rft.worker_span.started_at IS 'Its beginning.';
-COMMENT ON COLUMN rft.worker_span.ended_at IS 'Its end, or the last heartbeat within it.';
+COMMENT ON COLUMN rft.worker_span.started_at IS 'When the activity began.';
+COMMENT ON COLUMN rft.worker_span.ended_at IS 'When it ended, or the last heartbeat within it.';

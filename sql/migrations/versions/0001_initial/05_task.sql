@@ -8,11 +8,11 @@ CREATE TABLE rft.taskset (
     loaded_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 COMMENT ON TABLE rft.taskset IS 'A named set of tasks and its source.';
-COMMENT ON COLUMN rft.taskset.taskset IS 'Its name.';
+COMMENT ON COLUMN rft.taskset.taskset IS 'Its name in the configuration.';
 COMMENT ON COLUMN rft.taskset.source IS 'File, generator or query it was read from.';
 COMMENT ON COLUMN rft.taskset.args IS 'Arguments of the source and the split taken from it.';
-COMMENT ON COLUMN rft.taskset.num_tasks IS 'Number of its tasks.';
-COMMENT ON COLUMN rft.taskset.loaded_at IS 'When it was read.';
+COMMENT ON COLUMN rft.taskset.num_tasks IS 'Number of its stored tasks, excluded ones included.';
+COMMENT ON COLUMN rft.taskset.loaded_at IS 'When its source was last read.';
 
 CREATE TYPE rft.task_status AS ENUM ('active', 'excluded', 'pending');
 COMMENT ON TYPE rft.task_status IS 'active: may be selected; excluded: kept, but not selected; pending: new, waits for the verdict of its task pipeline.';
@@ -37,7 +37,7 @@ CREATE INDEX task_active ON rft.task (taskset, task_id) WHERE status = 'active';
 CREATE INDEX task_parent ON rft.task ((features ->> 'parent_experience_id')) WHERE features ? 'parent_experience_id';
 COMMENT ON TABLE rft.task IS 'A task.';
 COMMENT ON COLUMN rft.task.task_id IS 'Key, never reused; selectors read a taskset in this order.';
-COMMENT ON COLUMN rft.task.taskset IS 'The set it belongs to.';
+COMMENT ON COLUMN rft.task.taskset IS 'The taskset that it belongs to, for good.';
 COMMENT ON COLUMN rft.task.task_key IS 'Stable id from its source, so that loading the source again finds the same row.';
 COMMENT ON COLUMN rft.task.payload IS 'prompt or messages, answer, and what the reward needs (metadata).';
 COMMENT ON COLUMN rft.task.features IS 'Numbers and tags selectors may use (difficulty, length, …): those of the source, overridden by those of the task pipeline, overridden by those that a person set. May be set by UPDATE.';
@@ -48,7 +48,7 @@ COMMENT ON COLUMN rft.task.status IS 'Whether it may be selected. May be set by 
 COMMENT ON COLUMN rft.task.status_pinned IS 'Whether a person set the status, so that pipelines do not change it. Set it to false to let them again.';
 COMMENT ON COLUMN rft.task.task_verdict_id IS 'The current verdict; NULL before the first.';
 COMMENT ON COLUMN rft.task.left_source_at IS 'When a load found that its source does not contain it (any more); NULL while it does, and for tasks that stages created.';
-COMMENT ON COLUMN rft.task.created_at IS 'When it was loaded.';
+COMMENT ON COLUMN rft.task.created_at IS 'When it was first stored.';
 
 -- Moving a task to another set would change both sets. There is no reason to do so, and tasks leave rft.task in no other way.
 CREATE FUNCTION rft.refuse_task_move() RETURNS trigger
@@ -123,7 +123,7 @@ CREATE TABLE rft.task_change (
 );
 CREATE INDEX task_change_taskset ON rft.task_change (taskset);
 COMMENT ON TABLE rft.task_change IS 'Statements that changed tasks of a set, one row for each or for several; their sum grows with every commit. Rows instead of a counter, for which writers would wait for each other.';
-COMMENT ON COLUMN rft.task_change.taskset IS 'The set.';
+COMMENT ON COLUMN rft.task_change.taskset IS 'The taskset whose tasks changed.';
 COMMENT ON COLUMN rft.task_change.num_changes IS 'Number of statements that the row represents.';
 
 CREATE FUNCTION rft.note_task_change() RETURNS trigger

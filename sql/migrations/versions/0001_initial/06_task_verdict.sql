@@ -16,8 +16,8 @@ CREATE TABLE rft.task_verdict (
 CREATE INDEX task_verdict_task ON rft.task_verdict (task_id);
 COMMENT ON TABLE rft.task_verdict IS 'Decision of one task pipeline version on a task, append-only; rft.task names the current one.';
 COMMENT ON COLUMN rft.task_verdict.task_verdict_id IS 'Key, never reused.';
-COMMENT ON COLUMN rft.task_verdict.task_id IS 'The task.';
-COMMENT ON COLUMN rft.task_verdict.pipeline_version IS 'The chain that decided.';
+COMMENT ON COLUMN rft.task_verdict.task_id IS 'The task that was decided on.';
+COMMENT ON COLUMN rft.task_verdict.pipeline_version IS 'The version of the task pipeline that decided.';
 COMMENT ON COLUMN rft.task_verdict.kept IS 'Whether it may be selected.';
 COMMENT ON COLUMN rft.task_verdict.stage IS 'The stage that dropped it; NULL when kept.';
 COMMENT ON COLUMN rft.task_verdict.reason IS 'Why it was dropped, as a sentence; NULL when kept.';
@@ -25,7 +25,7 @@ COMMENT ON COLUMN rft.task_verdict.features IS 'Columns that stages added or cha
 COMMENT ON COLUMN rft.task_verdict.prompt IS 'The prompt as changed by stages; NULL if unchanged.';
 COMMENT ON COLUMN rft.task_verdict.answer IS 'The answer as changed by stages, if answer_changed.';
 COMMENT ON COLUMN rft.task_verdict.answer_changed IS 'Whether a stage changed the answer.';
-COMMENT ON COLUMN rft.task_verdict.decided_at IS 'When.';
+COMMENT ON COLUMN rft.task_verdict.decided_at IS 'When it was stored.';
 
 CREATE TABLE rft.task_score (
     task_id bigint NOT NULL,
@@ -38,13 +38,13 @@ CREATE TABLE rft.task_score (
     PRIMARY KEY (task_id, score_key)
 );
 COMMENT ON TABLE rft.task_score IS 'Scores of a task by one stage; reused by every pipeline version with the same stage while its input is unchanged.';
-COMMENT ON COLUMN rft.task_score.task_id IS 'The task.';
+COMMENT ON COLUMN rft.task_score.task_id IS 'The task that was scored.';
 COMMENT ON COLUMN rft.task_score.score_key IS 'Digest of the stage, its arguments, and the earlier stages that change what it reads.';
 COMMENT ON COLUMN rft.task_score.stage IS 'The stage''s name.';
-COMMENT ON COLUMN rft.task_score.scores IS 'Its columns and their values.';
+COMMENT ON COLUMN rft.task_score.scores IS 'Object of the stage''s score columns and their values.';
 COMMENT ON COLUMN rft.task_score.error IS 'Why there is no score (a call that failed); such a row is scored again. NULL if there is a score.';
-COMMENT ON COLUMN rft.task_score.input_digest IS 'Digest of the columns that the stage read and, if it compares tasks, those of all tasks of the batch. With another digest the task is scored again. NULL: always.';
-COMMENT ON COLUMN rft.task_score.scored_at IS 'When.';
+COMMENT ON COLUMN rft.task_score.input_digest IS 'Digest of the columns that the stage read; with another digest the task is scored again. NULL: always.';
+COMMENT ON COLUMN rft.task_score.scored_at IS 'When it was last computed.';
 
 CREATE FUNCTION rft.changed_payload(payload jsonb, new_prompt text, new_answer text, answer_changed boolean) RETURNS jsonb
 LANGUAGE sql IMMUTABLE

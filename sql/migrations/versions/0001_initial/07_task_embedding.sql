@@ -10,11 +10,11 @@ CREATE TABLE rft.task_embedding (
     PRIMARY KEY (task_id, model)
 );
 COMMENT ON TABLE rft.task_embedding IS 'The vector of a task''s prompt by one model.';
-COMMENT ON COLUMN rft.task_embedding.task_id IS 'The task.';
+COMMENT ON COLUMN rft.task_embedding.task_id IS 'The task whose prompt was encoded.';
 COMMENT ON COLUMN rft.task_embedding.model IS 'The encoder: its name, and a digest of its files if it is a folder.';
 COMMENT ON COLUMN rft.task_embedding.text_digest IS 'xxh3-64 of the text, as a signed number: a changed text is encoded again.';
 COMMENT ON COLUMN rft.task_embedding.embedding IS 'Mean-pooled hidden states, not normalised. real[], or vector once rft.use_pgvector() has found the extension.';
-COMMENT ON COLUMN rft.task_embedding.embedded_at IS 'When.';
+COMMENT ON COLUMN rft.task_embedding.embedded_at IS 'When it was encoded; the newest is the default of rft.similar_tasks.';
 
 CREATE FUNCTION rft.use_pgvector() RETURNS text
 LANGUAGE plpgsql

@@ -31,16 +31,17 @@ CREATE TABLE rft.rollout_group (
     sealed_at timestamptz,
     ready_at timestamptz,
     decided_by text,
-    UNIQUE (run_id, ordinal)
+    UNIQUE (run_id, ordinal),
+    CONSTRAINT rollout_group_was_decided CHECK (status <> 'ready' OR decided_by IS NOT NULL)
 ) WITH (fillfactor = 80);
 CREATE INDEX rollout_group_open ON rft.rollout_group (run_id, explore_step, ordinal) WHERE status IN ('planned', 'claimed', 'sealed');
 CREATE INDEX rollout_group_step ON rft.rollout_group (run_id, explore_step);
 COMMENT ON TABLE rft.rollout_group IS 'A planned set of rollouts of one task; also the explorer''s work item.';
 COMMENT ON COLUMN rft.rollout_group.group_id IS 'Key, never reused.';
-COMMENT ON COLUMN rft.rollout_group.run_id IS 'The run.';
-COMMENT ON COLUMN rft.rollout_group.attempt_id IS 'The attempt that planned it.';
-COMMENT ON COLUMN rft.rollout_group.ordinal IS 'Its place in planning order.';
-COMMENT ON COLUMN rft.rollout_group.task_id IS 'The task.';
+COMMENT ON COLUMN rft.rollout_group.run_id IS 'The run that the group was planned for, or imported or written into.';
+COMMENT ON COLUMN rft.rollout_group.attempt_id IS 'The attempt that was current when it was planned; minus the run''s id for a group added before the first attempt.';
+COMMENT ON COLUMN rft.rollout_group.ordinal IS 'Its number in the run, from 0: planned and unplanned groups in the order in which they were added.';
+COMMENT ON COLUMN rft.rollout_group.task_id IS 'The task that every rollout attempts.';
 COMMENT ON COLUMN rft.rollout_group.explore_step IS 'The step it was planned for, from 0; a refill keeps the step of the group it replaces.';
 COMMENT ON COLUMN rft.rollout_group.planned_policy_step IS 'The trainer step of the policy when the group was planned; NULL for a group that was not planned.';
 COMMENT ON COLUMN rft.rollout_group.group_size IS 'Number of planned rollouts.';
@@ -51,15 +52,15 @@ COMMENT ON COLUMN rft.rollout_group.is_adopted IS 'Whether the group was importe
 COMMENT ON COLUMN rft.rollout_group.trainable IS 'False once it was dropped, abandoned or aged out; pacing then does not count it.';
 COMMENT ON COLUMN rft.rollout_group.closed_reason IS 'Why it cannot train; NULL while it can.';
 COMMENT ON COLUMN rft.rollout_group.left_by IS 'The attempt that went back to before the group was planned. The group stays stored but no longer counts. NULL while it counts.';
-COMMENT ON COLUMN rft.rollout_group.claimed_by IS 'The worker that holds it.';
+COMMENT ON COLUMN rft.rollout_group.claimed_by IS 'The explorer that holds it, or that sealed it; NULL if none has.';
 COMMENT ON COLUMN rft.rollout_group.claim_token IS 'Counts claims; a write under an older token is refused (fencing).';
 COMMENT ON COLUMN rft.rollout_group.claimed_policy_step IS 'The trainer step of the policy of its explorer when it claimed the group; none of the group''s tokens is older. NULL for a group that was never claimed.';
-COMMENT ON COLUMN rft.rollout_group.lease_until IS 'Until when the claim is valid without a heartbeat.';
+COMMENT ON COLUMN rft.rollout_group.lease_until IS 'Until when the claim is valid without a heartbeat; NULL while no explorer holds it.';
 COMMENT ON COLUMN rft.rollout_group.num_lost IS 'How many explorers crashed while they held it, in the current attempt of the run. After the second crash it is sampled alone; after the third it is sealed, and its missing rollouts are recorded as failed.';
-COMMENT ON COLUMN rft.rollout_group.planned_at IS 'When planned.';
-COMMENT ON COLUMN rft.rollout_group.sealed_at IS 'When its last rollout got an outcome.';
-COMMENT ON COLUMN rft.rollout_group.ready_at IS 'Time of its latest verdicts.';
-COMMENT ON COLUMN rft.rollout_group.decided_by IS 'The pipeline version of its latest verdicts. That of its run may be another since: a resumed run does not decide again on what was trained on or given up. NULL: no pipeline has decided.';
+COMMENT ON COLUMN rft.rollout_group.planned_at IS 'When it was planned, or added without a plan.';
+COMMENT ON COLUMN rft.rollout_group.sealed_at IS 'When its last rollout got an outcome; NULL before.';
+COMMENT ON COLUMN rft.rollout_group.ready_at IS 'Time of its latest verdicts; NULL before the first.';
+COMMENT ON COLUMN rft.rollout_group.decided_by IS 'The pipeline version of its latest verdicts. That of its run may be another since: a resumed run does not decide again on what was trained on or given up. NULL: no pipeline has decided on it yet, so none of its verdicts counts.';
 
 CREATE TYPE rft.rollout_outcome AS ENUM ('ok', 'failed', 'timeout', 'cancelled');
 COMMENT ON TYPE rft.rollout_outcome IS 'ok: finished and scored; failed: workflow or reward raised; timeout: took too long; cancelled: stopped by the explorer.';
@@ -77,13 +78,13 @@ CREATE TABLE rft.rollout (
 CREATE INDEX rollout_group_id ON rft.rollout (group_id);
 COMMENT ON TABLE rft.rollout IS 'One rollout, including failed ones; immutable.';
 COMMENT ON COLUMN rft.rollout.rollout_id IS 'Key, never reused.';
-COMMENT ON COLUMN rft.rollout.group_id IS 'Its group.';
+COMMENT ON COLUMN rft.rollout.group_id IS 'The group that it belongs to.';
 COMMENT ON COLUMN rft.rollout.rollout_index IS 'Its place in the group, from 0.';
 COMMENT ON COLUMN rft.rollout.outcome IS 'How it ended.';
 COMMENT ON COLUMN rft.rollout.reward IS 'The verifier''s reward; NULL if it gave none.';
 COMMENT ON COLUMN rft.rollout.num_turns IS 'Number of sampled turns.';
-COMMENT ON COLUMN rft.rollout.seconds IS 'Wall time of the rollout.';
-COMMENT ON COLUMN rft.rollout.error IS 'The exception, when it failed.';
+COMMENT ON COLUMN rft.rollout.seconds IS 'Wall time of the rollout, in seconds.';
+COMMENT ON COLUMN rft.rollout.error IS 'The exception, or why it was stopped; NULL if it succeeded.';
 
 CREATE TRIGGER rollout_facts
     BEFORE UPDATE OR DELETE OR TRUNCATE ON rft.rollout FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();
@@ -104,7 +105,7 @@ CREATE TABLE rft.group_baseline (
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 COMMENT ON TABLE rft.group_baseline IS 'The greedy rollout of a group, whose reward is a baseline for the others (ReMax). It is never trained on. Only groups whose run asked for it have one; immutable.';
-COMMENT ON COLUMN rft.group_baseline.group_id IS 'The group.';
+COMMENT ON COLUMN rft.group_baseline.group_id IS 'The group whose rollouts it is compared with.';
 COMMENT ON COLUMN rft.group_baseline.outcome IS 'How it ended. Unless it is ok, the whole group is dropped.';
 COMMENT ON COLUMN rft.group_baseline.reward IS 'Its reward, with the rewards of its tokens; NULL if it failed.';
 COMMENT ON COLUMN rft.group_baseline.reward_parts IS 'The reward''s parts by function name.';
@@ -114,8 +115,8 @@ COMMENT ON COLUMN rft.group_baseline.num_turns IS 'Number of sampled turns.';
 COMMENT ON COLUMN rft.group_baseline.num_response_tokens IS 'Number of tokens of all its answers.';
 COMMENT ON COLUMN rft.group_baseline.finish_reason IS 'stop, length or abort, of the last turn.';
 COMMENT ON COLUMN rft.group_baseline.policy_version_min IS 'Policy version of its oldest token; NULL if this system did not sample it.';
-COMMENT ON COLUMN rft.group_baseline.seconds IS 'Wall time.';
-COMMENT ON COLUMN rft.group_baseline.error IS 'The exception, when it failed.';
+COMMENT ON COLUMN rft.group_baseline.seconds IS 'Wall time of the rollout, in seconds.';
+COMMENT ON COLUMN rft.group_baseline.error IS 'The exception of a failed rollout; NULL if it succeeded.';
 COMMENT ON COLUMN rft.group_baseline.created_at IS 'When it was stored.';
 
 CREATE TRIGGER group_baseline_facts

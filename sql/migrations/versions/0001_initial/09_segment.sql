@@ -17,9 +17,9 @@ CREATE TABLE rft.segment_file (
 );
 COMMENT ON TABLE rft.segment_file IS 'A file of segments, to which one writer appends.';
 COMMENT ON COLUMN rft.segment_file.file_id IS 'Key, never reused.';
-COMMENT ON COLUMN rft.segment_file.uri IS 'Name in the segment folder.';
+COMMENT ON COLUMN rft.segment_file.uri IS 'Name of the file in the segment folder.';
 COMMENT ON COLUMN rft.segment_file.size_bytes IS 'Committed bytes; bytes beyond are not referenced.';
-COMMENT ON COLUMN rft.segment_file.created_at IS 'When.';
+COMMENT ON COLUMN rft.segment_file.created_at IS 'When its writer began it.';
 COMMENT ON COLUMN rft.segment_file.closed_at IS 'Since when no segment may be committed to it, because its writer is assumed to be gone. NULL: its writer appends.';
 COMMENT ON COLUMN rft.segment_file.retired_at IS 'Since when it contains no segment; it is removed after a grace period. NULL while it contains one.';
 COMMENT ON COLUMN rft.segment_file.removed_at IS 'When the file was removed. The row stays, so that no writer commits to the name again.';
@@ -40,21 +40,17 @@ COMMENT ON COLUMN rft.segment.segment_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.segment.file_id IS 'The file that currently contains it.';
 COMMENT ON COLUMN rft.segment.offset_bytes IS 'Its offset in the file.';
 COMMENT ON COLUMN rft.segment.length_bytes IS 'Its length: one Arrow IPC stream of schema and one record batch.';
-COMMENT ON COLUMN rft.segment.num_rows IS 'Rows of the record batch.';
+COMMENT ON COLUMN rft.segment.num_rows IS 'Number of rows of the record batch.';
 COMMENT ON COLUMN rft.segment.checksum IS 'xxh3-64 of the bytes, hexadecimal.';
 COMMENT ON COLUMN rft.segment.first_checksum IS 'Checksum of its bytes as first written, if a purge has written them again since. The arrays of the other rows are unchanged, and stored selections identify them by it.';
-COMMENT ON COLUMN rft.segment.created_at IS 'When.';
+COMMENT ON COLUMN rft.segment.created_at IS 'When it was first written; unchanged by compaction, purges and archives.';
 
 CREATE TABLE rft.write_receipt (
     receipt uuid PRIMARY KEY,
     run_id bigint NOT NULL,
-    num_groups integer NOT NULL,
-    num_experiences integer NOT NULL,
     written_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 COMMENT ON TABLE rft.write_receipt IS 'A committed write, for which a retry with the same receipt inserts nothing.';
 COMMENT ON COLUMN rft.write_receipt.receipt IS 'Created by the writer before its first try.';
-COMMENT ON COLUMN rft.write_receipt.run_id IS 'The run.';
-COMMENT ON COLUMN rft.write_receipt.num_groups IS 'Number of written groups.';
-COMMENT ON COLUMN rft.write_receipt.num_experiences IS 'Number of written experiences.';
-COMMENT ON COLUMN rft.write_receipt.written_at IS 'When.';
+COMMENT ON COLUMN rft.write_receipt.run_id IS 'The run into which was written.';
+COMMENT ON COLUMN rft.write_receipt.written_at IS 'When the transaction that wrote began.';

@@ -12,7 +12,7 @@ CREATE TABLE rft.group_prompt (
 ALTER TABLE rft.group_prompt
     ALTER COLUMN prompt SET STORAGE EXTERNAL, ALTER COLUMN messages SET STORAGE EXTERNAL;
 COMMENT ON TABLE rft.group_prompt IS 'One prompt of a group, shared by the rollouts that answer it. Immutable; a purge deletes it with the last experience that refers to it.';
-COMMENT ON COLUMN rft.group_prompt.group_id IS 'The group.';
+COMMENT ON COLUMN rft.group_prompt.group_id IS 'The group whose rollouts share the prompt.';
 COMMENT ON COLUMN rft.group_prompt.prompt_digest IS 'BLAKE2b of prompt and messages, 16 bytes. Empty: the row that purged experiences refer to.';
 COMMENT ON COLUMN rft.group_prompt.prompt IS 'What the model saw, as text.';
 COMMENT ON COLUMN rft.group_prompt.messages IS 'The first messages of the chat, common to all experiences with this prompt; NULL if they have no chat.';

@@ -38,10 +38,10 @@ CREATE INDEX experience_parent ON rft.experience (parent_id) WHERE parent_id IS 
 COMMENT ON TABLE rft.experience IS 'One trainable sequence: a rollout, or a turn of one. Facts are immutable; reward and reward_final are opinions and may be updated.';
 COMMENT ON COLUMN rft.experience.experience_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.experience.run_id IS 'The run that stored it.';
-COMMENT ON COLUMN rft.experience.group_id IS 'Its group.';
-COMMENT ON COLUMN rft.experience.rollout_id IS 'Its rollout.';
+COMMENT ON COLUMN rft.experience.group_id IS 'The group of its rollout.';
+COMMENT ON COLUMN rft.experience.rollout_id IS 'The rollout that it is, or is a turn of.';
 COMMENT ON COLUMN rft.experience.turn_index IS 'The turn of the rollout, from 0.';
-COMMENT ON COLUMN rft.experience.source IS 'Where it comes from.';
+COMMENT ON COLUMN rft.experience.source IS 'Where the response comes from.';
 COMMENT ON COLUMN rft.experience.parent_id IS 'The experience it was created from.';
 COMMENT ON COLUMN rft.experience.prompt_digest IS 'Its prompt: the row of rft.group_prompt with this group and digest. rft.v_experience has the text.';
 COMMENT ON COLUMN rft.experience.response IS 'What the model answered, as text, without the special tokens that begin, end or fill a text.';

@@ -33,7 +33,7 @@ COMMENT ON TABLE rft.operator_run IS 'One stage on one batch.';
 COMMENT ON COLUMN rft.operator_run.operator_run_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.operator_run.run_id IS 'The run; NULL for tasks, which belong to no run.';
 COMMENT ON COLUMN rft.operator_run.taskset IS 'The taskset whose tasks were decided on; NULL for experiences.';
-COMMENT ON COLUMN rft.operator_run.pipeline_version IS 'The chain.';
+COMMENT ON COLUMN rft.operator_run.pipeline_version IS 'The version of the chain that the stage belongs to.';
 COMMENT ON COLUMN rft.operator_run.worker_id IS 'The worker that ran it; NULL for tasks.';
 COMMENT ON COLUMN rft.operator_run.stage_index IS 'The stage''s place in the chain, from 1; 0 is the chain''s own group-size rule.';
 COMMENT ON COLUMN rft.operator_run.stage IS 'The stage''s name.';
@@ -41,9 +41,9 @@ COMMENT ON COLUMN rft.operator_run.rows_in IS 'Number of rows it received.';
 COMMENT ON COLUMN rft.operator_run.rows_kept IS 'Number of rows it kept.';
 COMMENT ON COLUMN rft.operator_run.rows_dropped IS 'Number of rows it dropped.';
 COMMENT ON COLUMN rft.operator_run.rows_created IS 'Number of tasks or groups it created.';
-COMMENT ON COLUMN rft.operator_run.seconds IS 'Wall time.';
+COMMENT ON COLUMN rft.operator_run.seconds IS 'Wall time of the stage for this batch, in seconds.';
 COMMENT ON COLUMN rft.operator_run.error IS 'The error it raised; NULL if none.';
-COMMENT ON COLUMN rft.operator_run.ran_at IS 'When.';
+COMMENT ON COLUMN rft.operator_run.ran_at IS 'When the verdicts of the batch were stored.';
 
 -- Budgets of stages that call a model: what a run has spent, across restarts and workers.
 CREATE TABLE rft.endpoint_usage (
@@ -56,7 +56,7 @@ CREATE TABLE rft.endpoint_usage (
     PRIMARY KEY (run_id, name)
 );
 COMMENT ON TABLE rft.endpoint_usage IS 'What the stages of a run have spent on model calls, for comparison with their budgets. Calls in flight count with an estimate.';
-COMMENT ON COLUMN rft.endpoint_usage.run_id IS 'The run.';
+COMMENT ON COLUMN rft.endpoint_usage.run_id IS 'The run whose stages called the model.';
 COMMENT ON COLUMN rft.endpoint_usage.name IS 'The budget''s name: the stage''s own unless several share one.';
 COMMENT ON COLUMN rft.endpoint_usage.num_calls IS 'Number of requests, including retries.';
 COMMENT ON COLUMN rft.endpoint_usage.num_tokens IS 'Tokens of prompts and answers. A call without an answer counts with its estimate.';

@@ -21,16 +21,16 @@ CREATE INDEX verdict_group ON rft.verdict (group_id);
 CREATE UNIQUE INDEX verdict_newest ON rft.verdict (experience_id, newest_of);
 COMMENT ON TABLE rft.verdict IS 'Decision of one pipeline version on an experience, append-only but for is_newest; the newest of a version counts.';
 COMMENT ON COLUMN rft.verdict.verdict_id IS 'Key, never reused.';
-COMMENT ON COLUMN rft.verdict.experience_id IS 'The experience.';
-COMMENT ON COLUMN rft.verdict.group_id IS 'Its group.';
-COMMENT ON COLUMN rft.verdict.pipeline_version IS 'The chain that decided.';
+COMMENT ON COLUMN rft.verdict.experience_id IS 'The experience that was decided on.';
+COMMENT ON COLUMN rft.verdict.group_id IS 'Group of the experience, repeated here so that a group''s verdicts are found without its experiences.';
+COMMENT ON COLUMN rft.verdict.pipeline_version IS 'The version of the chain that decided; only that of rft.rollout_group.decided_by counts for training.';
 COMMENT ON COLUMN rft.verdict.kept IS 'Whether it may train.';
 COMMENT ON COLUMN rft.verdict.stage IS 'The stage that dropped it; NULL when kept.';
 COMMENT ON COLUMN rft.verdict.reason IS 'Why it was dropped, as a sentence; NULL when kept.';
 COMMENT ON COLUMN rft.verdict.priority IS 'If the order is by priority, higher ones are drawn earlier.';
 COMMENT ON COLUMN rft.verdict.reward IS 'The shaped reward; NULL if no stage shaped it.';
 COMMENT ON COLUMN rft.verdict.label_cut IS 'Newest label of the group, or answer to a question about it, when the verdict was made.';
-COMMENT ON COLUMN rft.verdict.decided_at IS 'When.';
+COMMENT ON COLUMN rft.verdict.decided_at IS 'When it was stored.';
 COMMENT ON COLUMN rft.verdict.is_newest IS 'Whether it is the newest of its version on the experience, which counts. Call rft.supersede_verdicts before adding a verdict.';
 COMMENT ON COLUMN rft.verdict.newest_of IS 'pipeline_version if is_newest, else NULL; with the experience it is a key.';
 
@@ -88,13 +88,13 @@ CREATE TABLE rft.score (
     PRIMARY KEY (experience_id, score_key)
 );
 COMMENT ON TABLE rft.score IS 'Scores of an experience by one stage; reused by every pipeline version with the same stage while its input is unchanged.';
-COMMENT ON COLUMN rft.score.experience_id IS 'The experience.';
+COMMENT ON COLUMN rft.score.experience_id IS 'The experience that was scored.';
 COMMENT ON COLUMN rft.score.score_key IS 'Digest of the stage, its arguments, and the earlier stages that change what it reads.';
 COMMENT ON COLUMN rft.score.stage IS 'The stage''s name.';
-COMMENT ON COLUMN rft.score.scores IS 'Its columns and their values.';
+COMMENT ON COLUMN rft.score.scores IS 'Object of the stage''s score columns and their values.';
 COMMENT ON COLUMN rft.score.error IS 'Why there is no score (a call that failed); such a row is scored again. NULL if there is a score.';
 COMMENT ON COLUMN rft.score.input_digest IS 'Digest of the stage''s input: the columns it reads and, if it compares siblings, those of all remaining siblings. With another digest the row is scored again. NULL: always.';
-COMMENT ON COLUMN rft.score.scored_at IS 'When.';
+COMMENT ON COLUMN rft.score.scored_at IS 'When it was last computed.';
 
 CREATE FUNCTION rft.compare_verdicts(of_run bigint, version_a text, version_b text)
 RETURNS TABLE (

@@ -24,19 +24,19 @@ CREATE INDEX review_open ON rft.review (deadline) WHERE answer IS NULL;
 CREATE INDEX review_group ON rft.review (group_id);
 COMMENT ON TABLE rft.review IS 'A question to a person about an experience. Its group waits for the answer, at most until the deadline.';
 COMMENT ON COLUMN rft.review.review_id IS 'Key, never reused.';
-COMMENT ON COLUMN rft.review.experience_id IS 'The experience.';
-COMMENT ON COLUMN rft.review.group_id IS 'Its group.';
+COMMENT ON COLUMN rft.review.experience_id IS 'The experience that the question is about.';
+COMMENT ON COLUMN rft.review.group_id IS 'Group of the experience, which waits for the answer.';
 COMMENT ON COLUMN rft.review.run_id IS 'The run whose pipeline asked.';
 COMMENT ON COLUMN rft.review.name IS 'Name of the question; an experience is asked each question once.';
 COMMENT ON COLUMN rft.review.question IS 'The text shown to the person.';
 COMMENT ON COLUMN rft.review.otherwise IS 'The answer that applies at the deadline if none was given, whether or not a process runs at that time. Fixed when the question is asked; later changes of the stage have no effect.';
 COMMENT ON COLUMN rft.review.answer IS 'A person''s answer; NULL while there is none. May be set by UPDATE; a label on the experience counts as pass.';
 COMMENT ON COLUMN rft.review.answer_id IS 'Number of the answer, from the sequence of label_id: a verdict''s label_cut covers answers like labels. An answer that is changed or withdrawn gets a new number; NULL if none was given in time.';
-COMMENT ON COLUMN rft.review.author IS 'The author of the answer: the setting rft.author, else the session user.';
-COMMENT ON COLUMN rft.review.session_user_name IS 'The database user that answered.';
+COMMENT ON COLUMN rft.review.author IS 'The author of the answer: the setting rft.author, else the session user; NULL while there is no answer.';
+COMMENT ON COLUMN rft.review.session_user_name IS 'The database account that answered, which the author cannot choose; NULL while there is no answer.';
 COMMENT ON COLUMN rft.review.asked_at IS 'When it was asked (by the clock of leases).';
 COMMENT ON COLUMN rft.review.deadline IS 'Until when an answer counts; at most ten years after the question. A later answer is recorded without effect, and an answer given in time can then no longer be changed.';
-COMMENT ON COLUMN rft.review.answered_at IS 'When it was answered.';
+COMMENT ON COLUMN rft.review.answered_at IS 'When it was answered (by the clock of leases); NULL while there is no answer.';
 
 -- Only the answer may change; its author, account and time are recorded here. Its group returns to the pipeline at once. A purge may empty
 -- the question. rft.reopen_answered assigns the answer's number.

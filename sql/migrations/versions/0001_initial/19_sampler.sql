@@ -16,7 +16,7 @@ CREATE TABLE rft.sampler (
     num_inserted bigint NOT NULL DEFAULT 0
 );
 COMMENT ON TABLE rft.sampler IS 'How a run samples; written by each attempt when it starts.';
-COMMENT ON COLUMN rft.sampler.run_id IS 'The run.';
+COMMENT ON COLUMN rft.sampler.run_id IS 'The run that samples by these settings.';
 COMMENT ON COLUMN rft.sampler.max_staleness IS 'Groups whose oldest token is older than this many trainer steps are not drawn.';
 COMMENT ON COLUMN rft.sampler.formula IS 'An expression over the columns of rft.formula_columns, as rft.checked_formula printed it, whoever wrote it; NULL: the priority itself.';
 COMMENT ON COLUMN rft.sampler.samples_per_insert IS 'Groups drawn per group that became ready; NULL: no limit.';
@@ -33,8 +33,8 @@ CREATE TABLE rft.sampler_insert (
 );
 CREATE INDEX sampler_insert_run ON rft.sampler_insert (run_id);
 COMMENT ON TABLE rft.sampler_insert IS 'Groups that became ready since the last draw, a row per transaction so that writers do not wait for each other; the next draw adds them up.';
-COMMENT ON COLUMN rft.sampler_insert.run_id IS 'The run.';
-COMMENT ON COLUMN rft.sampler_insert.num_groups IS 'Number of groups.';
+COMMENT ON COLUMN rft.sampler_insert.run_id IS 'The run whose groups became ready.';
+COMMENT ON COLUMN rft.sampler_insert.num_groups IS 'Number of groups that one transaction made ready.';
 
 CREATE TABLE rft.sampler_lane (
     run_id bigint NOT NULL REFERENCES rft.run,
@@ -52,8 +52,8 @@ CREATE TABLE rft.sampler_lane (
     PRIMARY KEY (run_id, lane)
 );
 COMMENT ON TABLE rft.sampler_lane IS 'One queue of a run''s sampler: which groups it contains, in which order they are drawn, and its share of a batch.';
-COMMENT ON COLUMN rft.sampler_lane.run_id IS 'The run.';
-COMMENT ON COLUMN rft.sampler_lane.lane IS 'Its name.';
+COMMENT ON COLUMN rft.sampler_lane.run_id IS 'The run whose sampler has this lane.';
+COMMENT ON COLUMN rft.sampler_lane.lane IS 'Its name in the configuration.';
 COMMENT ON COLUMN rft.sampler_lane.place IS 'Order of the lanes: a group is in the first lane that accepts it and has uses left.';
 COMMENT ON COLUMN rft.sampler_lane.source IS 'The lane accepts groups of this source; NULL: any.';
 COMMENT ON COLUMN rft.sampler_lane.taskset IS 'The lane accepts groups of this taskset; NULL: any.';
@@ -78,10 +78,10 @@ CREATE TABLE rft.sampler_step (
 );
 CREATE INDEX sampler_step_newest ON rft.sampler_step (attempt_id, draw_number);
 COMMENT ON TABLE rft.sampler_step IS 'State of each lane after a step, append-only, so that going back to a checkpoint restores it. Only policies that need it write here.';
-COMMENT ON COLUMN rft.sampler_step.attempt_id IS 'The attempt.';
-COMMENT ON COLUMN rft.sampler_step.trainer_step IS 'Its step.';
-COMMENT ON COLUMN rft.sampler_step.lane IS 'The lane.';
-COMMENT ON COLUMN rft.sampler_step.epoch IS 'The policy''s epoch.';
+COMMENT ON COLUMN rft.sampler_step.attempt_id IS 'The attempt that drew.';
+COMMENT ON COLUMN rft.sampler_step.trainer_step IS 'The step for which it drew.';
+COMMENT ON COLUMN rft.sampler_step.lane IS 'The lane whose state it is.';
+COMMENT ON COLUMN rft.sampler_step.epoch IS 'The epoch of the policy (rft.sampler) at the draw; counts of another epoch are not continued.';
 COMMENT ON COLUMN rft.sampler_step.draw_number IS 'Grows with every draw of a history.';
 COMMENT ON COLUMN rft.sampler_step.num_assigned IS 'Number of places of batches assigned to the lane by its ratio, up to this step.';
 COMMENT ON COLUMN rft.sampler_step.num_drawn IS 'Number of groups drawn from it, up to this step.';

@@ -13,7 +13,6 @@ CREATE TABLE rft.draw (
     staleness integer NOT NULL,
     importance_weight double precision,
     draw_key double precision,
-    drawn_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     times_sampled integer CHECK (times_sampled > 0),
     newest_of bigint GENERATED ALWAYS AS (CASE WHEN times_sampled IS NOT NULL THEN experience_id END) STORED,
     UNIQUE (attempt_id, trainer_step, slot)
@@ -27,15 +26,14 @@ COMMENT ON COLUMN rft.draw.draw_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.draw.attempt_id IS 'The attempt that drew.';
 COMMENT ON COLUMN rft.draw.trainer_step IS 'The step it was drawn for, from 1.';
 COMMENT ON COLUMN rft.draw.slot IS 'Its position in the batch, from 0.';
-COMMENT ON COLUMN rft.draw.item_kind IS 'Kind of the drawn item.';
-COMMENT ON COLUMN rft.draw.item_id IS 'The drawn item.';
-COMMENT ON COLUMN rft.draw.experience_id IS 'The experience used.';
-COMMENT ON COLUMN rft.draw.pair_id IS 'The preference pair, if pairs are drawn.';
+COMMENT ON COLUMN rft.draw.item_kind IS 'Kind of the item that was drawn as a whole.';
+COMMENT ON COLUMN rft.draw.item_id IS 'The key of that item: a group, or of a stored selection a pair or an experience.';
+COMMENT ON COLUMN rft.draw.experience_id IS 'The experience that was trained on; a group or pair has a row for each.';
+COMMENT ON COLUMN rft.draw.pair_id IS 'The preference pair that the experience is one side of; NULL if pairs are not drawn.';
 COMMENT ON COLUMN rft.draw.reward_used IS 'The reward at the time of the draw: verdict.reward, else experience.reward.';
 COMMENT ON COLUMN rft.draw.staleness IS 'Trainer step - 1 - trainer step of the group''s oldest policy version; 0 if no policy sampled it.';
 COMMENT ON COLUMN rft.draw.importance_weight IS 'Factor of its loss, which corrects for the probability of the draw; NULL: 1.';
 COMMENT ON COLUMN rft.draw.draw_key IS 'The group''s worklist.draw_key at the draw, if it may be drawn again; going back restores it.';
-COMMENT ON COLUMN rft.draw.drawn_at IS 'When.';
 COMMENT ON COLUMN rft.draw.times_sampled IS 'For the newest draw of an experience in the current history of its run: the number of its draws there. NULL for all other draws, and those of stored selections.';
 COMMENT ON COLUMN rft.draw.newest_of IS 'experience_id if times_sampled is not NULL, else NULL.';
 

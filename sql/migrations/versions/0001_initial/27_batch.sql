@@ -12,9 +12,9 @@ CREATE TABLE rft.batch (
 COMMENT ON TABLE rft.batch IS 'What an attempt drew for a step, so that every process of the step gets the same, an empty batch included. Released with its draws.';
 COMMENT ON COLUMN rft.batch.attempt_id IS 'The attempt that drew.';
 COMMENT ON COLUMN rft.batch.trainer_step IS 'The step it was drawn for, from 1.';
-COMMENT ON COLUMN rft.batch.num_items IS 'Number of drawn items.';
+COMMENT ON COLUMN rft.batch.num_items IS 'Number of drawn groups, or of items of a stored selection.';
 COMMENT ON COLUMN rft.batch.reason IS 'Why the batch is short; NULL for a full one.';
-COMMENT ON COLUMN rft.batch.drawn_at IS 'When.';
+COMMENT ON COLUMN rft.batch.drawn_at IS 'When it was drawn: before the step begins, or during the step before it.';
 
 -- OFFSET 0: items are looked up by their keys, whatever length of the queue the planner assumes.
 CREATE FUNCTION rft.record_draws(of_run bigint, of_attempt bigint, step integer, picked rft.pick[], reuses boolean) RETURNS void

@@ -27,24 +27,24 @@ CREATE TABLE rft.evaluation (
 );
 COMMENT ON TABLE rft.evaluation IS 'One taskset answered by one policy version; also the explorer''s work item.';
 COMMENT ON COLUMN rft.evaluation.evaluation_id IS 'Key, never reused.';
-COMMENT ON COLUMN rft.evaluation.run_id IS 'The run.';
-COMMENT ON COLUMN rft.evaluation.policy_version_id IS 'The version evaluated.';
-COMMENT ON COLUMN rft.evaluation.trainer_step IS 'The step that produced it.';
+COMMENT ON COLUMN rft.evaluation.run_id IS 'The run whose policy is evaluated.';
+COMMENT ON COLUMN rft.evaluation.policy_version_id IS 'The policy version that answers.';
+COMMENT ON COLUMN rft.evaluation.trainer_step IS 'The step that produced that version; 0 for the initial weights.';
 COMMENT ON COLUMN rft.evaluation.purpose IS 'validation: may be used to select checkpoints; test: read once, at the end.';
-COMMENT ON COLUMN rft.evaluation.taskset IS 'The questions.';
+COMMENT ON COLUMN rft.evaluation.taskset IS 'The taskset whose tasks are the questions.';
 COMMENT ON COLUMN rft.evaluation.decoding IS 'greedy: temperature 0; sampled: as in training.';
-COMMENT ON COLUMN rft.evaluation.uri IS 'The weights to load.';
-COMMENT ON COLUMN rft.evaluation.checksum IS 'Their checksum.';
+COMMENT ON COLUMN rft.evaluation.uri IS 'The file of weights that the engine loads.';
+COMMENT ON COLUMN rft.evaluation.checksum IS 'Checksum of that file, as in rft.policy_version.';
 COMMENT ON COLUMN rft.evaluation.status IS 'State of the evaluation.';
-COMMENT ON COLUMN rft.evaluation.claimed_by IS 'The worker that holds it.';
-COMMENT ON COLUMN rft.evaluation.lease_until IS 'Until when the claim is valid.';
+COMMENT ON COLUMN rft.evaluation.claimed_by IS 'The worker that answers, or that answered last; NULL while it waits.';
+COMMENT ON COLUMN rft.evaluation.lease_until IS 'Until when the claim is valid without a heartbeat; NULL while no worker holds it.';
 COMMENT ON COLUMN rft.evaluation.num_lost IS 'How many explorers crashed while they held it. After the third it counts as failed.';
-COMMENT ON COLUMN rft.evaluation.num_tasks IS 'Number of answered questions.';
-COMMENT ON COLUMN rft.evaluation.mean_reward IS 'Mean over the questions.';
-COMMENT ON COLUMN rft.evaluation.seconds IS 'Wall time.';
+COMMENT ON COLUMN rft.evaluation.num_tasks IS 'Number of answered questions; NULL until it is done.';
+COMMENT ON COLUMN rft.evaluation.mean_reward IS 'Mean reward over the questions; NULL until it is done.';
+COMMENT ON COLUMN rft.evaluation.seconds IS 'Wall time in seconds; NULL until it is done.';
 COMMENT ON COLUMN rft.evaluation.error IS 'Why it failed; if done, how many answers failed and count 0.';
 COMMENT ON COLUMN rft.evaluation.planned_at IS 'When it was planned.';
-COMMENT ON COLUMN rft.evaluation.finished_at IS 'When it ended.';
+COMMENT ON COLUMN rft.evaluation.finished_at IS 'When it was done or failed; NULL before.';
 
 CREATE TABLE rft.evaluation_answer (
     evaluation_id bigint NOT NULL,
@@ -57,10 +57,10 @@ CREATE TABLE rft.evaluation_answer (
     PRIMARY KEY (evaluation_id, task_id)
 );
 COMMENT ON TABLE rft.evaluation_answer IS 'The answer to one question of an evaluation; gains are paired by task.';
-COMMENT ON COLUMN rft.evaluation_answer.evaluation_id IS 'The evaluation.';
-COMMENT ON COLUMN rft.evaluation_answer.task_id IS 'The question.';
+COMMENT ON COLUMN rft.evaluation_answer.evaluation_id IS 'The evaluation that asked.';
+COMMENT ON COLUMN rft.evaluation_answer.task_id IS 'The task that is the question.';
 COMMENT ON COLUMN rft.evaluation_answer.reward IS 'Reward of the answer; 0 if scoring failed.';
-COMMENT ON COLUMN rft.evaluation_answer.response IS 'The answer.';
+COMMENT ON COLUMN rft.evaluation_answer.response IS 'The answer, as text.';
 COMMENT ON COLUMN rft.evaluation_answer.num_response_tokens IS 'Its length in tokens.';
 COMMENT ON COLUMN rft.evaluation_answer.finish_reason IS 'stop, length or abort.';
 COMMENT ON COLUMN rft.evaluation_answer.error IS 'The exception, when scoring failed.';

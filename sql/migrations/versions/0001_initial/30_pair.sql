@@ -25,11 +25,11 @@ COMMENT ON COLUMN rft.preference_pair.chosen_id IS 'The better experience.';
 COMMENT ON COLUMN rft.preference_pair.rejected_id IS 'The worse one, an answer to the same prompt.';
 COMMENT ON COLUMN rft.preference_pair.source IS 'Origin of the preference.';
 COMMENT ON COLUMN rft.preference_pair.author IS 'Who compared them, or had them built.';
-COMMENT ON COLUMN rft.preference_pair.session_user_name IS 'The database user.';
+COMMENT ON COLUMN rft.preference_pair.session_user_name IS 'The database account that stored it, which the author cannot choose.';
 COMMENT ON COLUMN rft.preference_pair.margin IS 'How much better the chosen one is, if a person gave a margin; NULL for built pairs, whose margin follows from the rewards (rft.v_pair).';
 COMMENT ON COLUMN rft.preference_pair.builder IS 'Built pairs: settings of the operator pair_builder, and whether answers that the chain dropped were compared.';
 COMMENT ON COLUMN rft.preference_pair.label_cut IS 'Built pairs: newest label contained in the rewards from which they were built.';
-COMMENT ON COLUMN rft.preference_pair.created_at IS 'When.';
+COMMENT ON COLUMN rft.preference_pair.created_at IS 'When it was stored.';
 
 CREATE FUNCTION rft.refuse_pair_change() RETURNS trigger
 LANGUAGE plpgsql

@@ -55,8 +55,8 @@ CREATE TABLE rft.import_file (
     PRIMARY KEY (run_id, path)
 );
 COMMENT ON TABLE rft.import_file IS 'A file that was imported into a run; the newest import of its path.';
-COMMENT ON COLUMN rft.import_file.run_id IS 'The run.';
+COMMENT ON COLUMN rft.import_file.run_id IS 'The run that it was imported into.';
 COMMENT ON COLUMN rft.import_file.path IS 'The absolute path of the file or folder, on the machine that imported it.';
 COMMENT ON COLUMN rft.import_file.digest IS 'xxh3-128 of its bytes, hexadecimal. An interrupted import continues only with the same content.';
-COMMENT ON COLUMN rft.import_file.started_at IS 'When.';
+COMMENT ON COLUMN rft.import_file.started_at IS 'When the newest import of the file began.';
 COMMENT ON COLUMN rft.import_file.finished_at IS 'When all of its groups were stored; NULL if the import was interrupted.';

@@ -20,12 +20,12 @@ COMMENT ON TABLE rft.purge IS 'One purge: who removed texts and arrays permanent
 COMMENT ON COLUMN rft.purge.purge_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.purge.kind IS 'Whether a person or a rule asked for it.';
 COMMENT ON COLUMN rft.purge.selection IS 'The condition or the rules that chose the experiences.';
-COMMENT ON COLUMN rft.purge.reason IS 'The reason.';
-COMMENT ON COLUMN rft.purge.author IS 'The person who gives the reason.';
-COMMENT ON COLUMN rft.purge.session_user_name IS 'The database user.';
+COMMENT ON COLUMN rft.purge.reason IS 'Why, in the words of the person or rule.';
+COMMENT ON COLUMN rft.purge.author IS 'The person who gave the reason.';
+COMMENT ON COLUMN rft.purge.session_user_name IS 'The database account that purged.';
 COMMENT ON COLUMN rft.purge.tasks_too IS 'Whether the tasks of the experiences also lost their texts.';
 COMMENT ON COLUMN rft.purge.num_experiences IS 'Number of experiences purged so far.';
-COMMENT ON COLUMN rft.purge.num_array_bytes IS 'Number of bytes by which their segments shrank.';
+COMMENT ON COLUMN rft.purge.num_array_bytes IS 'Number of bytes by which segments shrank so far.';
 COMMENT ON COLUMN rft.purge.started_at IS 'When it began.';
 COMMENT ON COLUMN rft.purge.finished_at IS 'When the last of them was purged; NULL if it was interrupted.';
 
@@ -38,8 +38,8 @@ CREATE TABLE rft.purged_experience (
 );
 CREATE INDEX purged_experience_segment ON rft.purged_experience (segment_id);
 COMMENT ON TABLE rft.purged_experience IS 'One experience whose text and arrays are gone; its row in rft.experience keeps ids, counts, rewards and lineage.';
-COMMENT ON COLUMN rft.purged_experience.experience_id IS 'The experience.';
-COMMENT ON COLUMN rft.purged_experience.purge_id IS 'The purge.';
+COMMENT ON COLUMN rft.purged_experience.experience_id IS 'The experience that was purged.';
+COMMENT ON COLUMN rft.purged_experience.purge_id IS 'The purge that removed its text and arrays.';
 COMMENT ON COLUMN rft.purged_experience.segment_id IS 'Its segment.';
 COMMENT ON COLUMN rft.purged_experience.segment_row IS 'Its row in that segment, which is now empty.';
 COMMENT ON COLUMN rft.purged_experience.purged_at IS 'When it was purged.';
@@ -57,9 +57,9 @@ CREATE INDEX retired_range_due ON rft.retired_range (retired_at) WHERE erased_at
 COMMENT ON TABLE rft.retired_range IS 'Bytes of a segment file that hold purged arrays and that no segment refers to any more. They are overwritten once no reader can hold them.';
 COMMENT ON COLUMN rft.retired_range.retired_range_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.retired_range.purge_id IS 'The purge that retired them.';
-COMMENT ON COLUMN rft.retired_range.uri IS 'The file.';
-COMMENT ON COLUMN rft.retired_range.offset_bytes IS 'Their offset in the file.';
-COMMENT ON COLUMN rft.retired_range.length_bytes IS 'Their number.';
+COMMENT ON COLUMN rft.retired_range.uri IS 'Name of the file in the segment folder.';
+COMMENT ON COLUMN rft.retired_range.offset_bytes IS 'Offset of the range in the file.';
+COMMENT ON COLUMN rft.retired_range.length_bytes IS 'Length of the range.';
 COMMENT ON COLUMN rft.retired_range.retired_at IS 'When segments stopped referring to them.';
 COMMENT ON COLUMN rft.retired_range.erased_at IS 'When they were overwritten; NULL before.';
 

@@ -33,8 +33,7 @@ COMMENT ON VIEW rft.v_consumption IS 'Draws at or before a committed checkpoint 
 CREATE VIEW rft.v_left_out AS
 SELECT v.experience_id, v.group_id, g.run_id, v.stage, rft.general_reason(v.reason) AS reason
 FROM rft.verdict v
-JOIN rft.rollout_group g USING (group_id)
-JOIN rft.run r ON r.run_id = g.run_id AND coalesce(g.decided_by, r.pipeline_version) = v.newest_of
+JOIN rft.rollout_group g ON g.group_id = v.group_id AND g.decided_by = v.newest_of
 WHERE NOT v.kept
   AND NOT EXISTS (SELECT FROM rft.label l WHERE l.experience_id = v.experience_id AND l.label_id > v.label_cut)
   AND NOT (g.status = 'sealed' AND NOT EXISTS (
@@ -63,7 +62,7 @@ LEFT JOIN rft.task t ON t.task_id = g.task_id
 LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 LEFT JOIN rft.group_baseline b ON b.group_id = e.group_id
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
-LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = coalesce(g.decided_by, r.pipeline_version)
+LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = g.decided_by
 LEFT JOIN rft.draw u ON u.newest_of = e.experience_id
 LEFT JOIN LATERAL (
     SELECT array_agg(d.trainer_step ORDER BY d.trainer_step) AS steps
@@ -88,7 +87,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT max(u.times_sampled) AS times_sampled, bool_or(v.kept) AS kept
     FROM rft.experience e
-    LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = coalesce(g.decided_by, r.pipeline_version)
+    LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = g.decided_by
     LEFT JOIN rft.draw u ON u.newest_of = e.experience_id
     WHERE e.group_id = g.group_id) s ON true;
 COMMENT ON VIEW rft.v_group IS 'Groups with the outcomes of their rollouts. state: like that of their experiences; drawn if one was, dropped if all were.';
@@ -112,7 +111,7 @@ JOIN rft.run_attempt a USING (attempt_id)
 JOIN rft.run r USING (run_id)
 JOIN rft.experience e USING (experience_id)
 JOIN rft.rollout_group g ON g.group_id = e.group_id
-LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = coalesce(g.decided_by, r.pipeline_version)
+LEFT JOIN rft.verdict v ON v.experience_id = e.experience_id AND v.newest_of = g.decided_by
 LEFT JOIN LATERAL (
     SELECT * FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step
     ORDER BY c.trainer_step LIMIT 1) c ON true;
@@ -139,8 +138,8 @@ COMMENT ON VIEW rft.v_train_step IS 'The steps of a run''s current history: one 
 CREATE VIEW rft.v_dropped AS
 SELECT r.name AS run, g.run_id, v.stage, v.reason, count(*) AS num_experiences, count(DISTINCT v.group_id) AS num_groups
 FROM rft.verdict v
-JOIN rft.rollout_group g USING (group_id)
-JOIN rft.run r ON r.run_id = g.run_id AND coalesce(g.decided_by, r.pipeline_version) = v.newest_of
+JOIN rft.rollout_group g ON g.group_id = v.group_id AND g.decided_by = v.newest_of
+JOIN rft.run r ON r.run_id = g.run_id
 WHERE NOT v.kept
 GROUP BY r.name, g.run_id, v.stage, v.reason;
 COMMENT ON VIEW rft.v_dropped IS 'Dropped experiences by stage and reason, according to the newest verdicts of the pipeline that decided.';
@@ -208,9 +207,8 @@ JOIN rft.run r ON r.run_id = c.run_id
 JOIN rft.rollout_group g ON g.group_id = c.group_id
 JOIN rft.task t USING (task_id)
 JOIN rft.rollout_group jg ON jg.group_id = j.group_id
-JOIN rft.run jr ON jr.run_id = j.run_id
-LEFT JOIN rft.verdict cv ON cv.experience_id = c.experience_id AND cv.newest_of = coalesce(g.decided_by, r.pipeline_version)
-LEFT JOIN rft.verdict jv ON jv.experience_id = j.experience_id AND jv.newest_of = coalesce(jg.decided_by, jr.pipeline_version)
+LEFT JOIN rft.verdict cv ON cv.experience_id = c.experience_id AND cv.newest_of = g.decided_by
+LEFT JOIN rft.verdict jv ON jv.experience_id = j.experience_id AND jv.newest_of = jg.decided_by
 LEFT JOIN rft.draw cu ON cu.newest_of = c.experience_id
 LEFT JOIN rft.draw ju ON ju.newest_of = j.experience_id
 LEFT JOIN rft.group_prompt gp ON gp.group_id = c.group_id AND gp.prompt_digest = c.prompt_digest;

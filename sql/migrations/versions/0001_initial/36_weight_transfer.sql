@@ -9,8 +9,8 @@ CREATE TABLE rft.weight_receiver (
 );
 CREATE INDEX weight_receiver_run ON rft.weight_receiver (run_id);
 COMMENT ON TABLE rft.weight_receiver IS 'An explorer of a run whose trainer may send weights straight into engines.';
-COMMENT ON COLUMN rft.weight_receiver.worker_id IS 'The explorer.';
-COMMENT ON COLUMN rft.weight_receiver.run_id IS 'The run it works for.';
+COMMENT ON COLUMN rft.weight_receiver.worker_id IS 'The explorer whose engine can take weights.';
+COMMENT ON COLUMN rft.weight_receiver.run_id IS 'The run that it samples for.';
 COMMENT ON COLUMN rft.weight_receiver.device IS 'cpu, or the id of its engine''s GPU; several with commas; empty for an engine that loads files only.';
 COMMENT ON COLUMN rft.weight_receiver.ready IS 'Whether it takes weights now; false while it answers evaluations.';
 COMMENT ON COLUMN rft.weight_receiver.wanted_version IS 'The policy version that it missed and needs as a file; NULL if it misses none.';
@@ -45,9 +45,9 @@ CREATE INDEX weight_transfer_run ON rft.weight_transfer (run_id, policy_version_
 CREATE INDEX weight_transfer_tensors ON rft.weight_transfer (attempt_id) WHERE tensors IS NOT NULL;
 COMMENT ON TABLE rft.weight_transfer IS 'One offer of a policy version to the engines that are there, and its transfer.';
 COMMENT ON COLUMN rft.weight_transfer.transfer_id IS 'Key, never reused; grows with time.';
-COMMENT ON COLUMN rft.weight_transfer.run_id IS 'The run.';
+COMMENT ON COLUMN rft.weight_transfer.run_id IS 'The run whose trainer offers.';
 COMMENT ON COLUMN rft.weight_transfer.attempt_id IS 'The attempt whose trainer offers.';
-COMMENT ON COLUMN rft.weight_transfer.policy_version_id IS 'The weights.';
+COMMENT ON COLUMN rft.weight_transfer.policy_version_id IS 'The weights that are offered.';
 COMMENT ON COLUMN rft.weight_transfer.status IS 'State of the transfer.';
 COMMENT ON COLUMN rft.weight_transfer.group_id IS 'The transfer for which the communication group was formed: an earlier one while the members stay the same. NULL until it is sent.';
 COMMENT ON COLUMN rft.weight_transfer.backend IS 'nccl, ipc (trainer and engines share a GPU), or gloo.';
@@ -91,8 +91,8 @@ CREATE TABLE rft.weight_receipt (
     PRIMARY KEY (transfer_id, worker_id)
 );
 COMMENT ON TABLE rft.weight_receipt IS 'An explorer''s answer to an offer of weights.';
-COMMENT ON COLUMN rft.weight_receipt.transfer_id IS 'The offer.';
-COMMENT ON COLUMN rft.weight_receipt.worker_id IS 'The explorer.';
+COMMENT ON COLUMN rft.weight_receipt.transfer_id IS 'The transfer that was offered.';
+COMMENT ON COLUMN rft.weight_receipt.worker_id IS 'The explorer that answers.';
 COMMENT ON COLUMN rft.weight_receipt.status IS 'State of the transfer to this explorer.';
 COMMENT ON COLUMN rft.weight_receipt.host IS 'Machine of the engine.';
 COMMENT ON COLUMN rft.weight_receipt.device IS 'cpu, or the id of the GPU; several with commas.';

@@ -10,7 +10,7 @@ CREATE TABLE rft.gpu_turn (
     PRIMARY KEY (run_id, machine, device)
 );
 COMMENT ON TABLE rft.gpu_turn IS 'A device on which the processes of a run take turns: the engine sleeps while the trainer trains.';
-COMMENT ON COLUMN rft.gpu_turn.run_id IS 'The run.';
+COMMENT ON COLUMN rft.gpu_turn.run_id IS 'The run whose processes share the device.';
 COMMENT ON COLUMN rft.gpu_turn.machine IS 'The machine, by the start of its kernel, which its containers share. For the device cpu also the container, which has memory of its own.';
 COMMENT ON COLUMN rft.gpu_turn.device IS 'The id of the GPU, or cpu.';
 COMMENT ON COLUMN rft.gpu_turn.holder IS 'The worker whose turn it is. One that has stopped has no turn. NULL if none has taken it.';

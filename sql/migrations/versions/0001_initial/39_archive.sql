@@ -17,7 +17,7 @@ CREATE TABLE rft.archive (
     archived_at timestamptz
 );
 COMMENT ON TABLE rft.archive IS 'A run whose texts, arrays and scores are in Parquet files (rft archive). Its row goes when the run is restored (rft restore-run).';
-COMMENT ON COLUMN rft.archive.run_id IS 'The run.';
+COMMENT ON COLUMN rft.archive.run_id IS 'The run that is archived.';
 COMMENT ON COLUMN rft.archive.status IS 'State of the archive.';
 COMMENT ON COLUMN rft.archive.schema_version IS 'Version of the schema whose rows the files hold.';
 COMMENT ON COLUMN rft.archive.num_groups IS 'Number of its groups.';
@@ -25,7 +25,7 @@ COMMENT ON COLUMN rft.archive.num_experiences IS 'Number of its experiences, whi
 COMMENT ON COLUMN rft.archive.num_tokens IS 'Number of their tokens, prompts included.';
 COMMENT ON COLUMN rft.archive.array_bytes IS 'Bytes of the segments that the archive replaces.';
 COMMENT ON COLUMN rft.archive.author IS 'Who archived it.';
-COMMENT ON COLUMN rft.archive.session_user_name IS 'The database user.';
+COMMENT ON COLUMN rft.archive.session_user_name IS 'The database account that archived it.';
 COMMENT ON COLUMN rft.archive.started_at IS 'When its first file was begun.';
 COMMENT ON COLUMN rft.archive.archived_at IS 'When the rows were moved; NULL before.';
 
@@ -39,11 +39,11 @@ CREATE TABLE rft.archive_file (
     PRIMARY KEY (run_id, path)
 );
 COMMENT ON TABLE rft.archive_file IS 'A Parquet file of an archive.';
-COMMENT ON COLUMN rft.archive_file.run_id IS 'The run.';
+COMMENT ON COLUMN rft.archive_file.run_id IS 'The run whose rows it holds.';
 COMMENT ON COLUMN rft.archive_file.path IS 'Its path below the folder of the archives.';
 COMMENT ON COLUMN rft.archive_file.table_name IS 'The table whose rows it holds. experience: the columns of rft.v_experience and the arrays. segment: how the arrays were stored.';
 COMMENT ON COLUMN rft.archive_file.num_rows IS 'Number of its rows.';
-COMMENT ON COLUMN rft.archive_file.num_bytes IS 'Its size.';
+COMMENT ON COLUMN rft.archive_file.num_bytes IS 'Its size in bytes.';
 COMMENT ON COLUMN rft.archive_file.checksum IS 'xxh3-64 of its bytes, hexadecimal.';
 
 CREATE TABLE rft.archived_segment (
@@ -57,13 +57,13 @@ CREATE TABLE rft.archived_segment (
 );
 CREATE INDEX archived_segment_run ON rft.archived_segment (run_id);
 COMMENT ON TABLE rft.archived_segment IS 'The row of rft.segment, without its address, of a segment whose arrays are in an archive.';
-COMMENT ON COLUMN rft.archived_segment.segment_id IS 'The segment.';
-COMMENT ON COLUMN rft.archived_segment.run_id IS 'The archived run.';
-COMMENT ON COLUMN rft.archived_segment.length_bytes IS 'As in rft.segment.';
-COMMENT ON COLUMN rft.archived_segment.num_rows IS 'As in rft.segment.';
+COMMENT ON COLUMN rft.archived_segment.segment_id IS 'Its key in rft.segment, to which it returns when the run is restored.';
+COMMENT ON COLUMN rft.archived_segment.run_id IS 'The run in whose archive its arrays are.';
+COMMENT ON COLUMN rft.archived_segment.length_bytes IS 'Length in bytes, as in rft.segment.';
+COMMENT ON COLUMN rft.archived_segment.num_rows IS 'Rows of the record batch, as in rft.segment.';
 COMMENT ON COLUMN rft.archived_segment.checksum IS 'As in rft.segment; the restored bytes are compared with it.';
-COMMENT ON COLUMN rft.archived_segment.first_checksum IS 'As in rft.segment.';
-COMMENT ON COLUMN rft.archived_segment.created_at IS 'As in rft.segment.';
+COMMENT ON COLUMN rft.archived_segment.first_checksum IS 'Checksum before a purge, as in rft.segment; NULL if none has written it again.';
+COMMENT ON COLUMN rft.archived_segment.created_at IS 'When it was first written, as in rft.segment.';
 
 CREATE FUNCTION rft.why_no_arrays(of_segment bigint) RETURNS text
 LANGUAGE sql STABLE
