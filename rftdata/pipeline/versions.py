@@ -161,7 +161,7 @@ def commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, ve
     """Store verdicts of a replay beside the existing ones; the groups stay where they are.
 
     A group that the version has already decided on, with the same labels and answers or newer ones, is left out: another process of
-    the replay, or an earlier try, stored its verdicts, and ended before it could say so.
+    the replay, or an earlier try, stored its verdicts, and ended before it could report that.
     """
     ride_out(lambda: _commit_replay(run, worker_id, version, batch, verdicts))
 

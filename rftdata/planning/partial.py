@@ -1,4 +1,4 @@
-"""Answers for groups that are not complete: kept in the buffer by the explorer that samples them, continued by whoever claims the group next.
+"""Partial answers of groups: stored by the explorer that samples them, continued by the explorer that claims the group next.
 
 They are work in progress, and no facts: the group's seal and the run's end by its last step delete them, and nothing but the next claim reads them.
 """

@@ -1,4 +1,4 @@
-"""Every task once per epoch, whichever tasks are excluded or loaded during one.
+"""Every task once per epoch, even if tasks are excluded or loaded during the epoch.
 
 A task's place in an epoch depends on the task alone, so removing or adding tasks does not move the others. The state of an epoch is
 the highest id when it began and the place of the last chosen task. Excluded tasks are skipped; tasks loaded later, which have higher

@@ -49,7 +49,7 @@ class TaskTable:
 
 
 def draw_distinct(rng: np.random.Generator, wanted: Flags, count: int) -> Ids:
-    """Draw `count` different positions uniformly among the wanted ones, of which there are at least that many.
+    """Draw `count` different positions uniformly among the wanted ones; there must be at least `count` of them.
 
     The draw depends on the flags only, not on their history, so a rebuilt selector draws the same.
     """

@@ -122,7 +122,7 @@ SELECT set_config('lock_timeout', '5s', true);
 LOCK TABLE rft.archive IN EXCLUSIVE MODE;
 
 -- name: rows_of_archive (read)
--- Numbers of the rows of a run of which an archive holds something. What is inserted while they are moved changes them.
+-- Numbers of the rows whose content an archive holds. Rows that are inserted while the content is moved change them.
 SELECT (SELECT count(*) FROM rft.experience e WHERE e.group_id = ANY (g.ids)) AS experiences,
        (SELECT count(*) FROM rft.group_prompt p WHERE p.group_id = ANY (g.ids)) AS prompts,
        (SELECT count(*) FROM rft.group_baseline b WHERE b.group_id = ANY (g.ids)) AS baselines,

@@ -42,7 +42,7 @@ SELECT (SELECT count(*) FROM rft.segment) AS segments, (SELECT coalesce(sum(num_
 SELECT * FROM rft.broken_references();
 
 -- name: wrong_states
--- Stored parts of the states of experiences that differ from what verdicts, draws and histories say.
+-- Stored parts of the states of experiences that differ from what follows from verdicts, draws and histories.
 SELECT 'verdict' AS part, w.verdict_id AS part_id, w.experience_id FROM rft.wrong_verdicts() w
 UNION ALL
 SELECT 'draw', w.draw_id, w.experience_id FROM rft.run r CROSS JOIN LATERAL rft.wrong_uses(r.run_id) w

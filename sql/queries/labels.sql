@@ -4,7 +4,7 @@ SELECT set_config('rft.author', %(author)s, true), set_config('rft.reason', %(re
        set_config('rft.label_source', %(source)s, true), set_config('rft.label_batch', %(label_batch_id)s, true);
 
 -- name: sql_settings
--- Settings of a session in which a person writes SQL, and which nobody else gets: the author of labels, and the search path.
+-- Settings of a session in which a person writes SQL, and of no other session: the author of labels, and the search path.
 SELECT set_config('rft.author', %(author)s, false), set_config('search_path', 'rft, public', false);
 
 -- name: begin_label_batches

@@ -172,7 +172,7 @@ ON CONFLICT (taskset, task_key) DO NOTHING;
 UPDATE rft.task SET features = features || %(features)s WHERE taskset = %(taskset)s AND task_key = %(task_key)s;
 
 -- name: task_of_experience (read)
--- The task of which an experience is an attempt.
+-- The task that an experience attempts.
 SELECT t.taskset, t.task_key FROM rft.experience e JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)
 WHERE e.experience_id = %(experience_id)s;
 

@@ -76,7 +76,7 @@ GROUP BY regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']
 
 -- name: report_closed (read)
 -- Reasons of closed groups. Steps and row ids are removed, because they would make every reason unique.
-SELECT rft.general_reason(regexp_replace(coalesce(closed_reason, 'no reason given'), '^aged out:.*', 'aged out')) AS reason, count(*) AS num_groups
+SELECT CASE WHEN aged_out THEN 'aged out' ELSE rft.general_reason(coalesce(closed_reason, 'no reason given')) END AS reason, count(*) AS num_groups
 FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
 

@@ -17,7 +17,7 @@ WITH locked AS (
     WHERE run_id = %(run_id)s AND planned_policy_step >= %(step)s AND left_by IS NULL ORDER BY group_id FOR UPDATE),
 gone AS (
     UPDATE rft.rollout_group g
-    SET left_by = %(attempt_id)s, trainable = false, closed_reason = 'the run went back to step ' || %(step)s::integer,
+    SET left_by = %(attempt_id)s, trainable = false, closed_reason = 'the run went back to step ' || %(step)s::integer, aged_out = false,
         status = CASE WHEN status IN ('planned', 'claimed') THEN 'abandoned' ELSE status END,
         claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
     FROM locked l WHERE g.group_id = l.group_id RETURNING g.group_id, g.run_id, g.attempt_id, g.ordinal, g.task_id),
@@ -118,7 +118,7 @@ FROM rft.sampler s WHERE s.run_id = %(parent_run_id)s;
 WITH source AS (
     SELECT g.* FROM rft.rollout_group g
     WHERE g.run_id = %(parent_run_id)s AND g.left_by IS NULL AND g.status IN ('sealed', 'ready')
-      AND (g.trainable OR g.closed_reason LIKE 'aged out%%') AND (%(keep_rollouts)s OR coalesce(g.planned_policy_step < %(step)s, true))
+      AND (g.trainable OR g.aged_out) AND (%(keep_rollouts)s OR coalesce(g.planned_policy_step < %(step)s, true))
       AND NOT EXISTS (
           SELECT FROM rft.draw d
           JOIN rft.v_attempt_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = d.attempt_id

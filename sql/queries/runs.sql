@@ -116,9 +116,9 @@ WHERE run_id = %(run_id)s AND consumer = 'trainer' AND policy_step > %(start_ste
 -- Reopen groups that aged out: ageing out is an event of an attempt, so going back undoes it.
 WITH locked AS (
     SELECT group_id FROM rft.rollout_group
-    WHERE run_id = %(run_id)s AND NOT trainable AND closed_reason LIKE 'aged out%%' ORDER BY group_id FOR UPDATE),
+    WHERE run_id = %(run_id)s AND aged_out ORDER BY group_id FOR UPDATE),
 back AS (
-    UPDATE rft.rollout_group g SET trainable = true, closed_reason = NULL FROM locked l WHERE g.group_id = l.group_id
+    UPDATE rft.rollout_group g SET trainable = true, closed_reason = NULL, aged_out = false FROM locked l WHERE g.group_id = l.group_id
     RETURNING g.group_id)
 UPDATE rft.worklist w SET available = true FROM back
 WHERE w.run_id = %(run_id)s AND w.consumer = 'trainer' AND w.item_kind = 'group' AND w.item_id = back.group_id;

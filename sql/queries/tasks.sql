@@ -33,7 +33,7 @@ SELECT EXISTS (SELECT FROM rft.rollout_group g JOIN rft.task t USING (task_id) W
 
 -- name: replace_tasks
 -- Replace changed tasks. A task with new content has no verdict; the old verdict stays stored, and the status stays until the next one.
--- Features set by hand stay. The change of source_features tells a trigger that the source has changed.
+-- Features set by hand stay. By the change of source_features a trigger knows that the source has changed.
 UPDATE rft.task t
 SET payload = s.payload, features = s.features || t.manual_features, source_payload = NULL, source_features = s.features,
     task_verdict_id = NULL

@@ -37,7 +37,7 @@ CREATE INDEX worklist_waiting ON rft.worklist (run_id, consumer, lease_until)
 COMMENT ON TABLE rft.worklist IS 'Items that wait for a consumer of a run: a queue for each run and consumer. Narrow and hot on purpose.';
 COMMENT ON COLUMN rft.worklist.run_id IS 'The run whose trainer or pipeline takes the item.';
 COMMENT ON COLUMN rft.worklist.consumer IS 'The consumer that takes the item. The columns below are of this consumer only where they name one.';
-COMMENT ON COLUMN rft.worklist.item_kind IS 'Kind of the item, which tells the table of its key.';
+COMMENT ON COLUMN rft.worklist.item_kind IS 'Kind of the item, which determines the table of item_id.';
 COMMENT ON COLUMN rft.worklist.item_id IS 'The item''s key in its own table.';
 COMMENT ON COLUMN rft.worklist.sort_key IS 'First-in-first-out order: explore step, then ordinal.';
 COMMENT ON COLUMN rft.worklist.priority IS 'Set by pipeline or trainer; the sampler''s formula may use it.';

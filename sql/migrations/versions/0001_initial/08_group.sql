@@ -21,6 +21,7 @@ CREATE TABLE rft.rollout_group (
     is_adopted boolean NOT NULL DEFAULT false,
     trainable boolean NOT NULL DEFAULT true,
     closed_reason text,
+    aged_out boolean NOT NULL DEFAULT false,
     left_by bigint,
     claimed_by bigint,
     claim_token bigint NOT NULL DEFAULT 0,
@@ -32,6 +33,7 @@ CREATE TABLE rft.rollout_group (
     ready_at timestamptz,
     decided_by text,
     UNIQUE (run_id, ordinal),
+    CHECK (NOT (trainable AND aged_out)),
     CONSTRAINT rollout_group_was_decided CHECK (status <> 'ready' OR decided_by IS NOT NULL)
 ) WITH (fillfactor = 80);
 CREATE INDEX rollout_group_open ON rft.rollout_group (run_id, explore_step, ordinal) WHERE status IN ('planned', 'claimed', 'sealed');
@@ -51,6 +53,7 @@ COMMENT ON COLUMN rft.rollout_group.is_refill IS 'Whether it was planned in plac
 COMMENT ON COLUMN rft.rollout_group.is_adopted IS 'Whether the group was imported or written by a person, and not planned. In a lane that explorers supply it takes the place of a planned group.';
 COMMENT ON COLUMN rft.rollout_group.trainable IS 'False once it was dropped, abandoned or aged out; pacing then does not count it.';
 COMMENT ON COLUMN rft.rollout_group.closed_reason IS 'Why it cannot train; NULL while it can.';
+COMMENT ON COLUMN rft.rollout_group.aged_out IS 'Whether it cannot train because it became too old (max_staleness). Going back makes such a group drawable again.';
 COMMENT ON COLUMN rft.rollout_group.left_by IS 'The attempt that went back to before the group was planned. The group stays stored but no longer counts. NULL while it counts.';
 COMMENT ON COLUMN rft.rollout_group.claimed_by IS 'The explorer that holds it, or that sealed it; NULL if none has.';
 COMMENT ON COLUMN rft.rollout_group.claim_token IS 'Counts claims; a write under an older token is refused (fencing).';
@@ -142,7 +145,7 @@ BEGIN
     -- A group that was drawn is decided again only if it can be drawn again.
     WITH open AS (
         UPDATE rft.rollout_group g
-        SET status = 'sealed', trainable = true, closed_reason = NULL
+        SET status = 'sealed', trainable = true, closed_reason = NULL, aged_out = false
         WHERE g.group_id = ANY (touched) AND g.status IN ('sealed', 'ready') AND g.left_by IS NULL
           AND (g.status = 'sealed' OR NOT EXISTS (
               SELECT FROM rft.worklist w

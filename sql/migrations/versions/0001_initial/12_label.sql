@@ -10,7 +10,7 @@ CREATE TABLE rft.label_batch (
 );
 COMMENT ON TABLE rft.label_batch IS 'Labels that are undone together, and the account to which they belong.';
 COMMENT ON COLUMN rft.label_batch.label_batch_id IS 'Key, never reused.';
-COMMENT ON COLUMN rft.label_batch.session_user_name IS 'The database user that began it; nobody else can add labels to it.';
+COMMENT ON COLUMN rft.label_batch.session_user_name IS 'The database account that began it; other accounts cannot add labels to it.';
 COMMENT ON COLUMN rft.label_batch.began_at IS 'When its id was taken; its labels follow.';
 
 CREATE FUNCTION rft.begin_label_batches(num integer) RETURNS SETOF bigint

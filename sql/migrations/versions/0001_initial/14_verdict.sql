@@ -19,7 +19,7 @@ CREATE INDEX verdict_group ON rft.verdict (group_id);
 -- Unique, so that a join with the verdicts that count is left out of queries that read nothing of them. The planner does that for no partial
 -- index (docs/decisions/0037). Superseded verdicts have NULL and are found by their experience.
 CREATE UNIQUE INDEX verdict_newest ON rft.verdict (experience_id, newest_of);
-COMMENT ON TABLE rft.verdict IS 'Decision of one pipeline version on an experience, append-only but for is_newest; the newest of a version counts.';
+COMMENT ON TABLE rft.verdict IS 'Decision of one pipeline version on an experience, append-only except for is_newest; the newest of a version counts.';
 COMMENT ON COLUMN rft.verdict.verdict_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.verdict.experience_id IS 'The experience that was decided on.';
 COMMENT ON COLUMN rft.verdict.group_id IS 'Group of the experience, repeated here so that a group''s verdicts are found without its experiences.';

@@ -18,7 +18,7 @@ CREATE TABLE rft.sampler (
 COMMENT ON TABLE rft.sampler IS 'How a run samples; written by each attempt when it starts.';
 COMMENT ON COLUMN rft.sampler.run_id IS 'The run that samples by these settings.';
 COMMENT ON COLUMN rft.sampler.max_staleness IS 'Groups whose oldest token is older than this many trainer steps are not drawn.';
-COMMENT ON COLUMN rft.sampler.formula IS 'An expression over the columns of rft.formula_columns, as rft.checked_formula printed it, whoever wrote it; NULL: the priority itself.';
+COMMENT ON COLUMN rft.sampler.formula IS 'An expression over the columns of rft.formula_columns, as rft.checked_formula printed it, for every writer; NULL: the priority itself.';
 COMMENT ON COLUMN rft.sampler.samples_per_insert IS 'Groups drawn per group that became ready; NULL: no limit.';
 COMMENT ON COLUMN rft.sampler.min_size_to_sample IS 'Groups that must have become ready before the first draw, where the ratio is limited.';
 COMMENT ON COLUMN rft.sampler.error_buffer IS 'Number of samples by which the ratio may be exceeded.';

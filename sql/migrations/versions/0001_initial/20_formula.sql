@@ -30,8 +30,8 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.formula_columns IS 'Returns the values of a group that a priority formula may use. priority: set by pipeline or trainer; rewards: of its experiences, as currently used for training; num_response_tokens: mean; num_labels: number of relabels; policy_step: trainer step of the oldest policy, NULL if no policy sampled; task_pass_rate, task_attempts: the run''s statistics of its task.';
 
--- A formula is text that others execute, so whoever writes it, it has to be one expression over the columns above and use nothing but what
--- every PostgreSQL has: no function, type or operator that somebody has made, whose code would run with the rights of those who draw.
+-- A formula is text that other accounts execute. It must therefore be one expression over the columns above, and use only what is part of
+-- PostgreSQL: the code of a user's function, type or operator would run with the rights of the account that draws.
 -- PostgreSQL itself decides. A view is only parsed, and pg_depend then names what of it is not PostgreSQL's own, before anything could run. A
 -- generated column allows one expression over the table's columns, with no subqueries and nothing that differs between calls; constant parts
 -- of it are computed. A semicolon would end the statement.

@@ -71,6 +71,7 @@ BEGIN
     END IF;
     SELECT run_id INTO of_run FROM rft.rollout_group WHERE group_id = of_groups[1];
     UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), trainable = true, closed_reason = NULL,
+        aged_out = false,
         decided_by = (SELECT pipeline_version FROM rft.run WHERE run_id = of_run),
         sealed_at = coalesce(g.sealed_at, clock_timestamp()), lease_until = NULL
     WHERE g.group_id = ANY (of_groups);

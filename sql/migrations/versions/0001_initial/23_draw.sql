@@ -21,7 +21,7 @@ CREATE INDEX draw_item ON rft.draw (item_id);
 CREATE INDEX draw_experience ON rft.draw (experience_id);
 -- Unique, as verdict_newest is.
 CREATE UNIQUE INDEX draw_newest ON rft.draw (newest_of);
-COMMENT ON TABLE rft.draw IS 'The use of an experience in a step of an attempt; append-only but for times_sampled.';
+COMMENT ON TABLE rft.draw IS 'The use of an experience in a step of an attempt; append-only except for times_sampled.';
 COMMENT ON COLUMN rft.draw.draw_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.draw.attempt_id IS 'The attempt that drew.';
 COMMENT ON COLUMN rft.draw.trainer_step IS 'The step it was drawn for, from 1.';

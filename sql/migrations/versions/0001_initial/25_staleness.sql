@@ -23,7 +23,7 @@ BEGIN
         RETURNING item_id, policy_step, times_sampled INTO old;
         IF FOUND AND old.times_sampled = 0 THEN
             UPDATE rft.rollout_group
-            SET trainable = false, closed_reason = format(
+            SET trainable = false, aged_out = true, closed_reason = format(
                 'aged out: staleness %s at step %s, max_staleness %s', step - 1 - old.policy_step, step, staleness_limit)
             WHERE group_id = old.item_id;
             aged := true;

@@ -143,7 +143,7 @@ BEGIN
     WHERE g.group_id = ANY (groups) AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.run_id = g.run_id AND w.consumer = 'pipeline';
     UPDATE rft.worklist w SET available = false, resume_step = NULL FROM rft.rollout_group g
     WHERE g.group_id = ANY (groups) AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.run_id = g.run_id AND w.consumer = 'trainer';
-    UPDATE rft.rollout_group SET status = 'abandoned', trainable = false, closed_reason = why, lease_until = NULL
+    UPDATE rft.rollout_group SET status = 'abandoned', trainable = false, closed_reason = why, aged_out = false, lease_until = NULL
     WHERE group_id = ANY (groups);
 
     -- Results and questions may quote the purged text. Open questions are no longer shown, since the group is abandoned. A stage's error

@@ -53,7 +53,7 @@ AS $$
         ('preference_pair', true, false, '{}'),
         ('review', true, false, '{answer}'),
         ('rollout', true, false, '{}'),
-        ('rollout_group', true, false, '{status, trainable, closed_reason, claimed_by, claim_token, claimed_policy_step, lease_until, num_lost, sealed_at, ready_at, decided_by, left_by}'),
+        ('rollout_group', true, false, '{status, trainable, closed_reason, aged_out, claimed_by, claim_token, claimed_policy_step, lease_until, num_lost, sealed_at, ready_at, decided_by, left_by}'),
         ('run', true, false, '{status, config, planned_steps, pipeline_version, current_attempt_id, stop_requested, outcome, source_sql, source_kind, source_rows, source_hash, source_epochs, source_weighted, label_cut, finished_at}'),
         ('run_attempt', true, false, '{lease_until, ended_at, outcome}'),
         ('run_model', true, false, '{}'),
@@ -86,7 +86,7 @@ $$;
 COMMENT ON FUNCTION rft.worker_rights() IS 'Returns what rft_worker may write, a row per table; it and the other roles read everything.';
 
 -- Idempotent; runs after every migration, to cover what is new, and after a restore, which brings no rights. PostgreSQL lets PUBLIC execute
--- every new function; between its creation and this nobody else has seen it, since both are in one transaction.
+-- every new function; no other session sees the function before this, since both are in one transaction.
 CREATE FUNCTION rft.grant_roles() RETURNS text[]
 LANGUAGE plpgsql
 AS $$
@@ -106,7 +106,7 @@ BEGIN
         EXECUTE format('GRANT USAGE ON SCHEMA rft TO %I', role);
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA rft TO %I', role);
     END LOOP;
-    -- What reads runs with its caller's rights. A trigger's function needs no right to run, only to be attached to a table; nobody may.
+    -- What reads runs with its caller's rights. A trigger's function needs no right to run, only to be attached to a table, which no role may.
     FOR granted IN
         SELECT p.oid::regprocedure AS routine, p.provolatile <> 'v' AS reads FROM pg_proc p
         WHERE p.pronamespace = 'rft'::regnamespace AND p.prorettype <> 'trigger'::regtype AND NOT p.prosecdef AND p.proname <> ALL (owners_only)

@@ -14,7 +14,7 @@ CREATE TABLE rft.partial_tokens (
     finish_reason text,
     PRIMARY KEY (group_id, rollout_index, generation_index, claim_token, first_token)
 );
-COMMENT ON TABLE rft.partial_tokens IS 'A part of an answer for a group that is not complete. Whoever claims the group next continues it. Deleted when the group is sealed, and when the run finishes.';
+COMMENT ON TABLE rft.partial_tokens IS 'A part of an answer for a group that is not complete. The explorer that claims the group next continues it. Deleted when the group is sealed, and when the run finishes.';
 COMMENT ON COLUMN rft.partial_tokens.group_id IS 'The group that the answer belongs to.';
 COMMENT ON COLUMN rft.partial_tokens.rollout_index IS 'The rollout''s place in the group, from 0; the group''s size: its greedy rollout.';
 COMMENT ON COLUMN rft.partial_tokens.generation_index IS 'The answer''s place in the rollout, from 0.';

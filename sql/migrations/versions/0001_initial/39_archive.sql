@@ -74,9 +74,9 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.why_no_arrays(bigint) IS 'Returns why an experience, or a group, whose segment is not in rft.segment cannot be trained on, as the end of a sentence.';
 
--- An archived run does not change, so that restoring it gives back what was archived. Whether a statement or archiving comes first is decided by
+-- An archived run does not change, so that a restored run is what was archived. Whether a statement or archiving comes first is decided by
 -- the lock of rft.archive: statements share it until their transactions end, and archiving waits for these before it looks for what they wrote.
--- LOCK TABLE and not a row: nothing is written, and a reader, who may not take this lock, blocks nobody. Where a transaction has one snapshot for all
+-- LOCK TABLE and not a row: nothing is written, and a reader, which may not take this lock, cannot delay others. Where a transaction has one snapshot for all
 -- its statements, that may be from before an archive. Such a transaction locks a row that each archive changes, which fails for an older snapshot.
 CREATE FUNCTION rft.refuse_archived_change() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -129,7 +129,7 @@ END
 $$;
 COMMENT ON FUNCTION rft.refuse_archived_change() IS 'Trigger: refuses new rows of an archived run, and changes of its rows; the error names the command that brings it back. Its argument is the column that leads to the run, or pair: both sides of a pair.';
 
--- Triggers of one event run in the order of their names: these come first. Every table with rows of a run has one, but for what processes record
+-- Triggers of one event run in the order of their names: these come first. Every table with rows of a run has one, except for what processes record
 -- about themselves (workers, spans, turns, receivers of weights, usage of endpoints), which a process that is late may still do. Facts do not change in
 -- any run, and the states of tasks and samplers are of no use without new rows.
 DO $$

@@ -72,7 +72,7 @@ BEGIN
         WHERE d.datname = current_database() AND p.locktype = 'advisory' AND p.granted AND p.mode = 'ExclusiveLock' AND p.objsubid = 1
           AND p.pid = l.pid AND (p.classid::bigint << 32 | p.objid::bigint) = l.key);
     IF NOT FOUND THEN
-        PERFORM pg_advisory_lock(of_key);  -- free, because nobody can have guessed it
+        PERFORM pg_advisory_lock(of_key);  -- free, because the key is random
         UPDATE rft.lock SET holder = of_holder, pid = pg_backend_pid(), key = of_key, taken_at = clock_timestamp()
         WHERE (name, run_id, object) = (of_name, of_run, of_object);
     END IF;
