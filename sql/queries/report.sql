@@ -83,7 +83,7 @@ WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
 -- name: report_dropped (read)
 -- Like rft.v_dropped, but reasons that differ only in the rows they name count as one.
 SELECT coalesce(stage, '–') AS stage, rft.general_reason(coalesce(reason, '–')) AS reason,
-       count(*) AS num_experiences, count(DISTINCT group_id) AS num_groups
+       count(*) AS num_experiences, count(DISTINCT v.group_id) AS num_groups
 FROM rft.verdict v JOIN rft.rollout_group g ON g.group_id = v.group_id AND g.decided_by = v.newest_of
 WHERE g.run_id = %(run_id)s AND NOT v.kept GROUP BY 1, 2 ORDER BY num_experiences DESC, stage, reason;
 
