@@ -128,7 +128,7 @@ def source_batch(taskset: str, tasks: Sequence[Mapping[str, Any]]) -> pa.Table:
         "rollout_index": [0] * len(ids),
         "taskset": [taskset] * len(ids),
         "task_key": [task["task_key"] for task in tasks],
-        "prompt": [_shown_prompt(payload["prompt"]) for payload in payloads],
+        "prompt": [_prompt_text(payload["prompt"]) for payload in payloads],
         "answer": [payload["answer"] for payload in payloads],
         "metadata": [json.dumps(p["metadata"]) for p in payloads],
         "features": [json.dumps(task["features"]) for task in tasks],
@@ -141,7 +141,7 @@ def source_batch(taskset: str, tasks: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.table([pa.array(values[column.name], column.type) for column in schema], schema=schema)
 
 
-def _shown_prompt(prompt: Any) -> str:
+def _prompt_text(prompt: Any) -> str:
     """Return the prompt as the query task_batch shows it."""
     if isinstance(prompt, str):
         return prompt

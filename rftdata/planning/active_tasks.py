@@ -15,7 +15,9 @@ _MANY_CHANGES = 256
 
 
 @dataclass
-class _Known:
+class _TasksAtStamp:
+    """The active tasks of a set when its number of changes was `stamp`."""
+
     stamp: int
     task_ids: Ids
     features: dict[str, Floats] = field(default_factory=dict)
@@ -25,7 +27,7 @@ class ActiveTasks:
     """The active tasks as known to one process."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._tasks: dict[str, _TasksAtStamp] = {}
 
     def task_ids(self, connection: Connection, taskset: str) -> Ids:
         """Return the ids, ascending; the same array object as long as nothing has changed.
@@ -36,7 +38,7 @@ class ActiveTasks:
         found = fetch(connection, "active_tasks_stamp", taskset=taskset)[0]
         if found["num_rows"] > _MANY_CHANGES:
             fetch(connection, "compact_task_changes", taskset=taskset)
-        known = self._known.get(taskset)
+        known = self._tasks.get(taskset)
         if known is None or known.stamp != found["stamp"]:
             known = self._read(connection, taskset)
         return known.task_ids
@@ -47,7 +49,7 @@ class ActiveTasks:
         Raises:
             TaskSourceError: a task lacks such a number; names the task.
         """
-        known = self._known[taskset]
+        known = self._tasks[taskset]
         missing = [key for key in keys if key not in known.features]
         while missing:
             row = fetch(connection, "task_numbers", taskset=taskset, key=missing[0])[0]
@@ -60,14 +62,14 @@ class ActiveTasks:
             missing = [key for key in keys if key not in known.features]
         return known.task_ids, {key: known.features[key] for key in keys}
 
-    def _read(self, connection: Connection, taskset: str) -> _Known:
+    def _read(self, connection: Connection, taskset: str) -> _TasksAtStamp:
         row = fetch(connection, "active_task_ids", taskset=taskset)[0]
         if not row["task_ids"]:
             raise TaskSourceError(
                 f"the taskset {taskset!r} has no active task",
                 todo="load it with `rft tasks load`, or activate some of its tasks",
             )
-        known = self._known[taskset] = _Known(row["stamp"], np.array(row["task_ids"], dtype=np.int64))
+        known = self._tasks[taskset] = _TasksAtStamp(row["stamp"], np.array(row["task_ids"], dtype=np.int64))
         return known
 
     def _numbers(

@@ -35,7 +35,7 @@ _MIXTURE_KIND = "credit"
 
 
 @dataclass
-class _Held:
+class _SelectorOfSet:
     """One taskset's selector.
 
     Attributes:
@@ -66,7 +66,7 @@ class RunSelectors:
         self.attempt_id = attempt_id
         self._config = config
         self._active = active
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _SelectorOfSet] = {}
         self._seq = 0  # the newest plan whose outcomes the kept selectors have learned
         self._ordinal = 0  # groups before it are counted in `_planned`
         self._planned: Counter[int] = Counter()
@@ -82,7 +82,7 @@ class RunSelectors:
             next_ordinal: ordinal of the first place; groups of other processes before it count as tries.
         """
         states = {row["taskset"]: row for row in fetch(connection, "selector_states", run_id=self._run_id)}
-        self._note_planned(connection, next_ordinal)
+        self._count_planned(connection, next_ordinal)
         self._catch_up(connection, states)
         mixture = states.get(_MIXTURE)
         credit = dict(mixture["state"]) if mixture is not None and mixture["selector"] == _MIXTURE_KIND else {}
@@ -122,7 +122,7 @@ class RunSelectors:
             self._learn(connection, self._held, after=newest, until=newest + 1)
             self._seq = newest + 1
 
-    def _make(self, connection: Connection, taskset: TasksetConfig) -> _Held:
+    def _make(self, connection: Connection, taskset: TasksetConfig) -> _SelectorOfSet:
         """Create a selector that has learned nothing yet."""
         task_ids = self._active.task_ids(connection, taskset.name)
         full, room = self._repeated(taskset, task_ids)
@@ -131,7 +131,7 @@ class RunSelectors:
             made = self._build(connection, taskset, task_ids, without=full)
         if made is None:
             return self._make(connection, taskset)
-        return _Held(made, task_ids, None, full, room)
+        return _SelectorOfSet(made, task_ids, None, full, room)
 
     def _build(
         self, connection: Connection, taskset: TasksetConfig, task_ids: Ids, without: Iterable[int] = ()
@@ -199,7 +199,7 @@ class RunSelectors:
                 )
         return chosen
 
-    def _note_planned(self, connection: Connection, next_ordinal: int) -> None:
+    def _count_planned(self, connection: Connection, next_ordinal: int) -> None:
         """Count the groups planned by other processes, or written unplanned, since the last plan."""
         if all(t.max_repeats is None for t in self._config.tasksets) or self._ordinal >= next_ordinal:
             return

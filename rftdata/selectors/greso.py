@@ -86,12 +86,12 @@ class Greso(Shuffle):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
-            self._note(observation)
+            self._remember(observation)
         changed = {o.task_id for o in observations}
         for task_id, position in zip(changed, self.table.positions(changed).tolist()):
             if position >= 0:
-                self._streak[position], self._is_easy[position] = self._standing(task_id)
-        self._move([o for o in observations if o.kind == "explicit" and o.trials > 0])
+                self._streak[position], self._is_easy[position] = self._streak_of(task_id)
+        self._adjust_exploration([o for o in observations if o.kind == "explicit" and o.trials > 0])
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -101,7 +101,8 @@ class Greso(Shuffle):
             "taught_nothing": float(np.count_nonzero(self._streak)),
         }
 
-    def _note(self, o: Observation) -> None:
+    def _remember(self, o: Observation) -> None:
+        """Add an outcome to those of its task, or change the outcome that it corrects."""
         known = self._outcomes.setdefault(o.task_id, [])
         if o.kind == "correction":
             for i, old in enumerate(known):
@@ -117,7 +118,7 @@ class Greso(Shuffle):
         known.append(o)
         del known[:-_LONGEST]
 
-    def _standing(self, task_id: int) -> tuple[int, bool]:
+    def _streak_of(self, task_id: int) -> tuple[int, bool]:
         """Return (streak of groups without a signal, whether the newest of them was all successes)."""
         outcomes = [o for o in self._outcomes[task_id] if o.trials > 0]
         streak = 0
@@ -127,7 +128,8 @@ class Greso(Shuffle):
             streak += 1
         return streak, bool(outcomes) and _verdict(outcomes[-1]) == "easy"
 
-    def _move(self, outcomes: Sequence[Observation]) -> None:
+    def _adjust_exploration(self, outcomes: Sequence[Observation]) -> None:
+        """Move both probabilities towards the values at which the shares of groups without a signal meet their targets."""
         if not outcomes:
             return
         # Fewer outcomes than a step's move the probabilities in proportion.

@@ -55,16 +55,16 @@ def load_taskset(
         TaskSourceError: the source is unreadable, a column is missing, no task is left, the name belongs to another source, tasks
             changed after they were used, or `check` refuses.
     """
-    known = _known(database, config)
+    known = _stored_taskset(database, config)
     now = fingerprint(config, base_dir)
-    if known is not None and _stands(known, now):
+    if known is not None and _matches_source(known, now):
         if not pending:
             database.run("activate_pending_tasks", taskset=config.name)
         return int(known["num_tasks"])
     reading = Reading()
     with contextlib.ExitStack() as locks, database.transaction() as connection:
         execute(connection, "stage_tasks")
-        tasks = _Counted(read_tasks(config, base_dir, database, reading), check)
+        tasks = _CountedTasks(read_tasks(config, base_dir, database, reading), check)
         copy_rows(connection, "staged_task", _COLUMNS, tasks.rows())
         if not tasks.number:
             raise no_task(config, reading)
@@ -138,11 +138,11 @@ def is_current(database: Database, config: TasksetConfig, base_dir: Path) -> boo
     Raises:
         TaskSourceError: the buffer has another set with this name.
     """
-    known = _known(database, config)
-    return known is not None and _stands(known, fingerprint(config, base_dir))
+    known = _stored_taskset(database, config)
+    return known is not None and _matches_source(known, fingerprint(config, base_dir))
 
 
-def _known(database: Database, config: TasksetConfig) -> Row | None:
+def _stored_taskset(database: Database, config: TasksetConfig) -> Row | None:
     """Return the stored set, or None."""
     rows = database.fetch("find_taskset", taskset=config.name)
     if not rows:
@@ -190,12 +190,12 @@ def _arguments(config: TasksetConfig) -> dict[str, Any]:
     return args | ({"split_key": config.split_key} if config.split_key is not None else {})
 
 
-def _stands(known: Row, now: Fingerprint) -> bool:
+def _matches_source(known: Row, now: Fingerprint) -> bool:
     """Return whether the stored set still matches its source."""
     return not now.volatile and (now.unreachable or now.digest == known["args"].get("digest"))
 
 
-class _Counted:
+class _CountedTasks:
     """Tasks on their way to the database, counted and checked."""
 
     def __init__(self, tasks: Iterable[dict[str, Any]], check: TaskCheck | None) -> None:
@@ -218,13 +218,13 @@ def _replace_changed(connection: Connection, taskset: str) -> None:
     if fetch(connection, "taskset_is_used", taskset=taskset)[0]["used"]:
         raise TaskSourceError(
             f"{changed['n']} of the tasks stored as {taskset!r} now differ from their source, but the set was "
-            f"already used; for example task {changed['task_key']!r} was {_shown(changed['stored'])}",
-            value=_shown(changed["now"]),
+            f"already used; for example task {changed['task_key']!r} was {_excerpt(changed['stored'])}",
+            value=_excerpt(changed["now"]),
             todo="give the changed taskset another name, or restore its source",
         )
     execute(connection, "replace_tasks", taskset=taskset)
 
 
-def _shown(payload: dict[str, Any]) -> str:
+def _excerpt(payload: dict[str, Any]) -> str:
     text = json.dumps(payload, ensure_ascii=False)
     return text if len(text) <= 300 else f"{text[:299]}…"

@@ -163,7 +163,7 @@ class _NamedColumn:
         raise TaskSourceError(
             f"the taskset {name!r} has no column {self._column!r} (rows {ranges(range(1, self._num_rows + 1))})",
             allowed=", ".join(sorted(self._columns)),
-            todo=f"correct `{self._key}: {self._column}` in the taskset {name!r}, or leave it out" + _meant(near),
+            todo=f"correct `{self._key}: {self._column}` in the taskset {name!r}, or leave it out" + _suggestion(near),
         )
 
 
@@ -182,7 +182,7 @@ def _nearest(name: str, columns: Collection[str], usual: Collection[str]) -> str
     return nearest(name, candidates) or often or nearest(name, candidates, cutoff=0.0)
 
 
-def _meant(near: str | None) -> str:
+def _suggestion(near: str | None) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
@@ -248,10 +248,10 @@ def _task(config: TasksetConfig, row: Any, number: int) -> tuple[dict[str, Any],
         raise TaskSourceError(
             f"the taskset {config.name!r} has no column {column!r} (row {number})",
             allowed=", ".join(sorted(row)),
-            todo=f"name the column with the prompt: `prompt: …` in the taskset {config.name!r}" + _meant(near),
+            todo=f"name the column with the prompt: `prompt: …` in the taskset {config.name!r}" + _suggestion(near),
         )
     prompt = _prompt(config, column, row[column], number)
-    text = prompt if isinstance(prompt, str) else json.dumps(prompt, default=_plain)
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, default=_json_value)
     features = row.pop("features") if isinstance(row.get("features"), Mapping) else {}
     for name, value in features.items():
         if isinstance(value, int) and value.bit_length() > 1023:  # selectors compute with floats
@@ -262,7 +262,7 @@ def _task(config: TasksetConfig, row: Any, number: int) -> tuple[dict[str, Any],
             )
     rest = {k: v for k, v in row.items() if k not in (column, answer, "task_key", "split_key")}
     payload = {"prompt": prompt, "answer": _answer(row.get(answer)), "metadata": rest}
-    task_key = _given(row, "task_key")
+    task_key = _key_of_source(row, "task_key")
     if task_key is not None and len(task_key.encode()) > MAX_NAME_BYTES:
         raise TaskSourceError(
             f"row {number} of the taskset {config.name!r} has a task_key of {len(task_key):,} characters",
@@ -288,7 +288,7 @@ def _prompt_column(config: TasksetConfig, row: Mapping[str, Any]) -> str:
 
 def _split_key(config: TasksetConfig, row: dict[str, Any]) -> str | None:
     if config.split_key is None:
-        return _given(row, "split_key")
+        return _key_of_source(row, "split_key")
     value = row.get(key_column(config.split_key))
     return None if value is None or value == "" else key_of_value(config.split_key, value)
 
@@ -318,21 +318,21 @@ def _answer(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool | dict | list):
-        return json.dumps(value, default=_plain, ensure_ascii=False)
+        return json.dumps(value, default=_json_value, ensure_ascii=False)
     return str(value)
 
 
-def _given(row: dict[str, Any], column: str) -> str | None:
+def _key_of_source(row: dict[str, Any], column: str) -> str | None:
     """Return a key from the source, if any; 0 is a key."""
     value = row.get(column)
     return None if value is None or value == "" else str(value)
 
 
 def _as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=_plain))
+    return json.loads(json.dumps(value, default=_json_value))
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """Convert a value that JSON does not support: decimals to numbers, everything else to text."""
     if isinstance(value, decimal.Decimal):
         return float(value) if value.is_finite() else None

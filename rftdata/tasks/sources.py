@@ -71,7 +71,7 @@ def fingerprint(config: TasksetConfig, base_dir: Path) -> Fingerprint:
 
 
 @dataclass
-class Reading:
+class TimedReading:
     """How far sources were read.
 
     Attributes:
@@ -85,13 +85,13 @@ class Reading:
     was_cut: bool = False
 
 
-_reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
+_reading: ContextVar[TimedReading | None] = ContextVar("reading", default=None)
 
 
 @contextlib.contextmanager
-def reading_for(seconds: float) -> Iterator[Reading]:
+def reading_for(seconds: float) -> Iterator[TimedReading]:
     """End every source within `seconds` after its first row, so that endless sources can be checked."""
-    reading = Reading(seconds)
+    reading = TimedReading(seconds)
     token = _reading.set(reading)
     try:
         yield reading
@@ -131,7 +131,7 @@ def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None
             try:
                 row = call(next_row, config.timeout_s, what, cap=cap)
             except TimeLimitError as error:
-                raise _late(config, error) from error
+                raise _time_limit_error(config, error) from error
             if row is _END:
                 return
             if reading is not None:
@@ -147,7 +147,7 @@ def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None
             rows.close()  # a query's connection, a user's generator
 
 
-def _late(config: TasksetConfig, error: TimeLimitError) -> TaskSourceError:
+def _time_limit_error(config: TasksetConfig, error: TimeLimitError) -> TaskSourceError:
     return TaskSourceError(
         f"{error.what} (taskset {config.name!r})",
         allowed=error.allowed,
