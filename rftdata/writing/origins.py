@@ -37,7 +37,6 @@ _EXPERIENCE = (
 )
 _LABEL = (
     ("experience_id", "int8"),
-    ("field", "text"),
     ("old_value", "float8"),
     ("new_value", "float8"),
     ("author", "text"),
@@ -141,7 +140,6 @@ def _experience_row(experience_id: int, origin: SequenceOrigin) -> tuple[object,
 def _label_row(experience_id: int, label: LabelRecord) -> tuple[object, ...]:
     return (
         experience_id,
-        "reward",
         label.old_value,
         label.new_value,
         storable(label.author),

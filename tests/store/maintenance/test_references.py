@@ -45,6 +45,7 @@ def test_every_column_that_names_a_row_is_a_foreign_key_or_compared_by_the_docto
         ("train_step", "run_id"),
         ("task_observation", "attempt_id"),
         ("write_receipt", "run_id"),
+        ("lock", "run_id"),
         ("operator_run", "worker_id"),
         ("run_model", "checkpoint_id"),
     }

@@ -21,7 +21,7 @@ from tests.store.postgres.test_schema import CATALOGUE
 FIRST = "0001"
 # Values that a column's checks demand; any other column gets one by its type.
 DEMANDED = {
-    "field": "reward",
+    "aged_out": False,
     "method": "memory",
     "purpose": "test",
     "decoding": "greedy",

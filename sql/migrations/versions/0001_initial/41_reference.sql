@@ -49,7 +49,8 @@ AS $$
         ('task_verdict', 'task_id', 'task', 'task_id'),
         ('verdict', 'experience_id', 'experience', 'experience_id'),
         ('verdict', 'group_id', 'rollout_group', 'group_id'),
-        ('worker_span', 'worker_id', 'worker', 'worker_id')
+        ('worker_span', 'worker_id', 'worker', 'worker_id'),
+        ('worklist', 'run_id', 'run', 'run_id')
 $$;
 COMMENT ON FUNCTION rft.unenforced_references() IS 'Returns the columns that hold the key of another table without a foreign key; rft.broken_references compares them. A segment of an experience may also be in an archive, so it is compared elsewhere.';
 
