@@ -78,7 +78,7 @@ def load_taskset(
         if not pending:
             execute(connection, "activate_pending_tasks", taskset=config.name)
         whole = config.limit is None or tasks.number < config.limit
-        execute(connection, "note_left_tasks", taskset=config.name, whole=whole)
+        execute(connection, "mark_left_tasks", taskset=config.name, whole=whole)
         counts = fetch(connection, "count_tasks", taskset=config.name)[0]
         num_tasks = int(counts["n"])
         check_json(f"the arguments of the taskset {config.name!r}", _arguments(config))

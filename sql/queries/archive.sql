@@ -192,37 +192,37 @@ SELECT segment_id, length_bytes, num_rows, checksum, first_checksum, created_at 
 UPDATE rft.archive SET status = 'restored' WHERE run_id = %(run_id)s AND status = 'archived';
 
 -- name: stage_experiences
--- What an archive holds of experiences.
+-- The table into which the texts of archived experiences are loaded.
 CREATE TEMPORARY TABLE archived_experience ON COMMIT DROP AS
 SELECT experience_id, response, response_messages, reward_parts, metrics FROM rft.experience WITH NO DATA;
 
 -- name: stage_prompts
--- What an archive holds of prompts.
+-- The table into which archived prompts are loaded.
 CREATE TEMPORARY TABLE archived_group_prompt ON COMMIT DROP AS
 SELECT group_id, prompt_digest, prompt, messages FROM rft.group_prompt WITH NO DATA;
 
 -- name: stage_baselines
--- What an archive holds of baselines.
+-- The table into which archived baselines are loaded.
 CREATE TEMPORARY TABLE archived_group_baseline ON COMMIT DROP AS
 SELECT group_id, response, messages, reward_parts FROM rft.group_baseline WITH NO DATA;
 
 -- name: refill_experiences
--- Give experiences back what their archive holds.
+-- Write the loaded texts back into experiences.
 UPDATE rft.experience e SET response = a.response, response_messages = a.response_messages, reward_parts = a.reward_parts, metrics = a.metrics
 FROM archived_experience a WHERE e.experience_id = a.experience_id;
 
 -- name: refill_prompts
--- Give prompts back what their archive holds.
+-- Write the loaded prompts back.
 UPDATE rft.group_prompt p SET prompt = a.prompt, messages = a.messages
 FROM archived_group_prompt a WHERE p.group_id = a.group_id AND p.prompt_digest = a.prompt_digest;
 
 -- name: refill_baselines
--- Give baselines back what their archive holds.
+-- Write the loaded baselines back.
 UPDATE rft.group_baseline b SET response = a.response, messages = a.messages, reward_parts = a.reward_parts
 FROM archived_group_baseline a WHERE b.group_id = a.group_id;
 
 -- name: restore_segments
--- Give segments back their rows, with the addresses to which their bytes were written. A checksum that differs from the archived one
+-- Insert the rows of archived segments again, with the addresses to which their bytes were written. A checksum that differs from the archived one
 -- becomes that of bytes that were written again.
 INSERT INTO rft.segment (segment_id, file_id, offset_bytes, length_bytes, num_rows, checksum, first_checksum, created_at)
 SELECT s.segment_id, f.file_id, m.offset_bytes, m.length_bytes, s.num_rows, m.checksum,

@@ -1,5 +1,5 @@
 -- name: claim_sealed_groups
--- `from_key` is a hint (see queue.SealedQueue). Rows are found by their places, which stay while they are locked: a join, and before
+-- Claim sealed groups for a pipeline worker. `from_key` is a hint (see queue.SealedQueue). Rows are found by their places, which stay while they are locked: a join, and before
 -- PostgreSQL 17 item_id = ANY (…) as well, would read the whole queue, including the dead rows that an open snapshot retains. A row that
 -- another session changes meanwhile is left for the next claim. A group on which a worker crashed comes alone, and only with `suspects`.
 -- A worker that was recorded as gone claims nothing; the lock makes that record wait for a claim, which is then released with the others.
@@ -68,7 +68,7 @@ WHERE e.group_id = ANY (%(group_ids)s)
 ORDER BY g.explore_step, g.ordinal, o.rollout_index, e.turn_index;
 
 -- name: pipeline_of_run
--- FOR SHARE: the run's pipeline does not change while verdicts are committed.
+-- The name and the pipeline of a run. FOR SHARE: the pipeline does not change while verdicts are committed.
 SELECT name, pipeline_version FROM rft.run WHERE run_id = %(run_id)s FOR SHARE;
 
 -- name: lock_groups
@@ -76,7 +76,7 @@ SELECT name, pipeline_version FROM rft.run WHERE run_id = %(run_id)s FOR SHARE;
 SELECT group_id FROM rft.rollout_group WHERE group_id = ANY (%(group_ids)s) ORDER BY group_id FOR UPDATE;
 
 -- name: supersede_verdicts
--- The verdicts of a version on these experiences no longer count: new ones follow. The groups are locked.
+-- Mark the verdicts of a version on experiences as superseded: new ones follow. The caller has locked the groups.
 SELECT rft.supersede_verdicts(%(experience_ids)s::bigint[], %(pipeline_version)s);
 
 -- name: still_claimed

@@ -57,7 +57,7 @@ SELECT count(*) AS n FROM (
 SELECT coalesce(max(ordinal), -1) + 1 AS ordinal FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
 -- name: insert_groups
--- Plan groups.
+-- Insert the groups of a plan, with consecutive ordinals.
 INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, is_refill, source, planned_policy_step)
 SELECT %(run_id)s, %(attempt_id)s, %(ordinal)s + g.place - 1, g.task_id, g.explore_step, g.group_size, g.is_refill,
        %(source)s::rft.experience_source, %(planned_policy_step)s

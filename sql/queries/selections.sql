@@ -23,7 +23,7 @@ LEFT JOIN rft.purged_experience x USING (experience_id)
 ORDER BY i.item_id;
 
 -- name: selected_pairs
--- The same for preference pairs.
+-- The identifying content of the selected preference pairs; line and problem as in selected_experiences.
 SELECT i.item_id,
        concat_ws(' ', p.pair_id, c.experience_id, coalesce(sc.first_checksum, sc.checksum), c.segment_row, j.experience_id,
                  coalesce(sj.first_checksum, sj.checksum), j.segment_row,
@@ -50,7 +50,7 @@ LEFT JOIN rft.purged_experience xj ON xj.experience_id = j.experience_id
 ORDER BY i.item_id;
 
 -- name: selected_groups
--- The same for whole groups, whose line names every experience that is not left out.
+-- The identifying content of the selected groups; line and problem as in selected_experiences. A line names every experience that is not left out.
 SELECT i.item_id,
        concat_ws(' ', i.item_id, string_agg(
            concat_ws(' ', e.experience_id, coalesce(s.first_checksum, s.checksum), e.segment_row,

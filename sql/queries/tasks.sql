@@ -60,7 +60,7 @@ ON CONFLICT (taskset, task_key) DO NOTHING;
 -- Activate tasks that no pipeline decides on any more.
 UPDATE rft.task SET status = 'active' WHERE taskset = %(taskset)s AND status = 'pending';
 
--- name: note_left_tasks
+-- name: mark_left_tasks
 -- Record which stored tasks have left the source, if all of it was read (`whole`), and which are back. Tasks created by stages are not
 -- part of the source.
 UPDATE rft.task t

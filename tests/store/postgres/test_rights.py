@@ -100,7 +100,7 @@ def test_no_account_runs_code_through_a_trigger_that_runs_as_the_owner(buffer: B
     functions = buffer.sql(
         "SELECT oid::regproc::text AS f FROM pg_proc WHERE pronamespace = 'rft'::regnamespace AND prorettype = 'trigger'::regtype"
     )["f"].to_pylist()
-    assert "rft.note_task_change" in functions
+    assert "rft.record_task_change" in functions
     for function in functions:
         with refused():
             session.execute(

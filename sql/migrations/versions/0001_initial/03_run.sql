@@ -95,7 +95,7 @@ COMMENT ON COLUMN rft.attempt_history.history_id IS 'The attempt whose path it i
 COMMENT ON COLUMN rft.attempt_history.attempt_id IS 'An attempt on the path.';
 COMMENT ON COLUMN rft.attempt_history.last_step IS 'The last of its steps that belongs to the history; NULL: all do.';
 
-CREATE FUNCTION rft.note_history() RETURNS trigger
+CREATE FUNCTION rft.record_history() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 BEGIN
@@ -107,5 +107,5 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.note_history() IS 'Trigger: writes the path of a new attempt, which is its parent''s up to the checkpoint from which it continues.';
-CREATE TRIGGER attempt_history AFTER INSERT ON rft.run_attempt FOR EACH ROW EXECUTE FUNCTION rft.note_history();
+COMMENT ON FUNCTION rft.record_history() IS 'Trigger: writes the path of a new attempt, which is its parent''s up to the checkpoint from which it continues.';
+CREATE TRIGGER attempt_history AFTER INSERT ON rft.run_attempt FOR EACH ROW EXECUTE FUNCTION rft.record_history();

@@ -126,7 +126,7 @@ COMMENT ON TABLE rft.task_change IS 'Statements that changed tasks of a set, one
 COMMENT ON COLUMN rft.task_change.taskset IS 'The taskset whose tasks changed.';
 COMMENT ON COLUMN rft.task_change.num_changes IS 'Number of statements that the row represents.';
 
-CREATE FUNCTION rft.note_task_change() RETURNS trigger
+CREATE FUNCTION rft.record_task_change() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -134,10 +134,10 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.note_task_change() IS 'Trigger: records which tasksets a statement changed.';
-CREATE TRIGGER task_inserted AFTER INSERT ON rft.task REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION rft.note_task_change();
-CREATE TRIGGER task_updated AFTER UPDATE ON rft.task REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION rft.note_task_change();
-CREATE TRIGGER task_deleted AFTER DELETE ON rft.task REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION rft.note_task_change();
+COMMENT ON FUNCTION rft.record_task_change() IS 'Trigger: records which tasksets a statement changed.';
+CREATE TRIGGER task_inserted AFTER INSERT ON rft.task REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION rft.record_task_change();
+CREATE TRIGGER task_updated AFTER UPDATE ON rft.task REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION rft.record_task_change();
+CREATE TRIGGER task_deleted AFTER DELETE ON rft.task REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION rft.record_task_change();
 
 -- Each row is folded once, so the sum is unchanged; rows that another transaction folds at this moment are skipped.
 CREATE FUNCTION rft.compact_task_changes(of_taskset text) RETURNS void

@@ -40,7 +40,7 @@ COMMENT ON COLUMN rft.review.answered_at IS 'When it was answered (by the clock 
 
 -- Only the answer may change; its author, account and time are recorded here. Its group returns to the pipeline at once. A purge may empty
 -- the question. rft.reopen_answered assigns the answer's number.
-CREATE FUNCTION rft.note_answer() RETURNS trigger
+CREATE FUNCTION rft.record_answer() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 BEGIN
@@ -68,8 +68,8 @@ BEGIN
     RETURN NEW;
 END
 $$;
-COMMENT ON FUNCTION rft.note_answer() IS 'Trigger: records who answered a review and when, and refuses any other change.';
-CREATE TRIGGER review_answer BEFORE UPDATE ON rft.review FOR EACH ROW EXECUTE FUNCTION rft.note_answer();
+COMMENT ON FUNCTION rft.record_answer() IS 'Trigger: records who answered a review and when, and refuses any other change.';
+CREATE TRIGGER review_answer BEFORE UPDATE ON rft.review FOR EACH ROW EXECUTE FUNCTION rft.record_answer();
 
 -- Answers come from people who may write nothing else, so this runs with the owner's rights.
 CREATE FUNCTION rft.reopen_answered() RETURNS trigger

@@ -155,7 +155,7 @@ CREATE TRIGGER experience_observations
 
 -- A person's change of the fold becomes an outcome of kind manual; otherwise no selector would learn it, and the next rebuild would
 -- undo it. Our own folds come from triggers (depth 2) or set rft.folding.
-CREATE FUNCTION rft.note_manual_stat() RETURNS trigger
+CREATE FUNCTION rft.record_manual_stat() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -186,10 +186,10 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.note_manual_stat() IS 'Trigger: records a person''s change of task_stat as an outcome of kind manual, with the settings rft.author and rft.reason.';
+COMMENT ON FUNCTION rft.record_manual_stat() IS 'Trigger: records a person''s change of task_stat as an outcome of kind manual, with the settings rft.author and rft.reason.';
 CREATE TRIGGER stat_manual
     AFTER UPDATE ON rft.task_stat REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
-    FOR EACH STATEMENT EXECUTE FUNCTION rft.note_manual_stat();
+    FOR EACH STATEMENT EXECUTE FUNCTION rft.record_manual_stat();
 
 CREATE FUNCTION rft.fold_task_stat(of_run bigint)
 RETURNS TABLE (task_id bigint, alpha double precision, beta double precision, attempts bigint, mean_reward double precision)
