@@ -178,7 +178,7 @@ def test_stacks_are_not_asked_of_the_process_that_has_the_number_here(
     roles = Roles(buffer)
     with Worker(roles.run, "trainer"), Worker(roles.run, "pipeline") as elsewhere:
         buffer.sql(f"UPDATE rft.worker SET pid_space = 'another' WHERE worker_id = {elsewhere.worker_id}")
-        status(buffer=buffer.config.uri, stacks=True)
+        status(uri=buffer.config.uri, stacks=True)
     asked = capsys.readouterr().out
     assert f"\ntrainer {os.getpid()}\n" in asked and f"\npipeline {os.getpid()}\n" not in asked
 
