@@ -13,13 +13,13 @@ import ray
 
 from rftcore.command import main as rft
 from rftcore.config.run import RunConfig
-from rftcore.launch.ray_cluster import cluster
+from rftcore.launch.ray_cluster import launcher
 
 FOLDER = "RFT_CRASH_WITNESS"
 """Variable of the environment with the folder of the notes."""
 
 
-class ObservedRole(cluster.Role):
+class ObservedRole(launcher.Role):
     """The process of one role, with a witness."""
 
     @ray.method
@@ -33,5 +33,5 @@ class ObservedRole(cluster.Role):
 
 def main() -> None:
     """Run the command line."""
-    cluster.RoleActor = ray.remote(max_restarts=0, max_task_retries=0)(ObservedRole)
+    launcher.RoleActor = ray.remote(max_restarts=0, max_task_retries=0)(ObservedRole)
     rft()

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import rftdata
-from rftcore.sync.addresses import own_address, towards
+from rftcore.sync.addresses import own_address, address_towards
 from rftdata.config import BufferConfig
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
@@ -68,7 +68,7 @@ def test_a_name_that_is_unknown_or_of_the_loopback_interface_is_not_offered(netw
 
 
 def test_the_loopback_interface_reaches_itself() -> None:
-    assert towards("127.0.0.1") == "127.0.0.1"
+    assert address_towards("127.0.0.1") == "127.0.0.1"
 
 
 @needs_network
