@@ -32,6 +32,7 @@ from rftcore.explorer import role as explorer
 from rftcore.launch.preparation import prepare_run
 from rftcore.pipeline import role as pipeline
 from rftcore.resolved import ResolvedRun
+from rftcore.run.join import join_run
 from rftcore.trainer import role as trainer
 from rftdata import failpoints
 from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RoleFailedError
@@ -336,12 +337,12 @@ class Crew:
                     prepare_run(resolved, buffer)
                 return 0
             case "explorer":
-                return explorer.main(self.config, name, index=int(role[-1]))
+                return explorer.main(join_run(self.config, name), index=int(role[-1]))
             case "pipeline":
-                return pipeline.main(self.config, name)
+                return pipeline.main(join_run(self.config, name))
             case "trainer":
                 ranks = self.config.trainer.model_copy(update={"num_gpus": num_ranks})
-                return trainer.main(self.config.model_copy(update={"trainer": ranks}), name)
+                return trainer.main(join_run(self.config.model_copy(update={"trainer": ranks}), name))
         return _label(self.server.uri, witness, random.Random(os.getpid()))
 
 

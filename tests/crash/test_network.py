@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import rftdata
-from rftcore.sync.addresses import own_address, address_towards
+from rftcore.sync.addresses import address_towards, own_address
 from rftdata.config import BufferConfig
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
