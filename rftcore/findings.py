@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
-from rftdata.errors import RftError, SeveralErrors
+from rftdata.errors import RftError, SeveralErrors, refuse
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Findings:
             self.add(error)
 
     def passes(self, check: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Make a check; return whether it raised no error, which is collected."""
+        """Run a check; return whether it raised no error, which is collected."""
         try:
             check(*args, **kwargs)
         except RftError as error:
@@ -69,8 +69,4 @@ class Findings:
             RftError: the only error.
             SeveralErrors: all of them.
         """
-        errors = self.errors
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            raise SeveralErrors(errors) from errors[0]
+        refuse(self.errors)

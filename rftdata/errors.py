@@ -91,8 +91,25 @@ class SeveralErrors(ConfigError):
         self.errors = tuple(errors)
         self.exit_code = max(error.exit_code for error in errors)
 
+    def about(self, subject: str) -> Self:
+        """Return the same errors, each with its subject at the beginning."""
+        return type(self)([error.about(subject) for error in self.errors])
+
     def __str__(self) -> str:
         return "\n".join([f"{self.what}:", *(f"- {error}" for error in self.errors)])
+
+
+def refuse(errors: Sequence[RftError]) -> None:
+    """Raise what was collected.
+
+    Raises:
+        RftError: the only error.
+        SeveralErrors: all of them.
+    """
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise SeveralErrors(errors) from errors[0]
 
 
 class PluginError(ConfigError):

@@ -15,7 +15,7 @@ from operators.chain.resolve import resolve_stage
 from operators.chain.stage import RunOptions, Stage, error_at_stage, identify, name_among
 from operators.data_juicer.recipe import expand
 from rftdata.config_errors import parse_section
-from rftdata.errors import ConfigError, RftError, TimeLimitError
+from rftdata.errors import ConfigError, RftError, TimeLimitError, refuse
 from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S, call
 
 
@@ -41,19 +41,9 @@ def build_chain(
         PluginError: a stage name is unknown, or the stage does not load.
         ConfigError: wrong arguments or a missing column; names the stage and its position (from 1).
         TimeLimitError: a stage whose file, constructor or query exceeds its time limit.
+        SeveralErrors: several stages do not load.
     """
-    operators: list[tuple[str, Operator, RunOptions]] = []
-    for place, entry in enumerate(_entries(spec), start=1):
-        name, args = _name_and_args(place, entry)
-        try:
-            parts = expand(name, args, base_dir)
-        except RftError as error:
-            raise error_at_stage(place, name, error) from error
-        # The operators of a recipe are separate stages, and counted as such.
-        for name, args in parts:
-            with _named(index := len(operators) + 1, name):
-                args, options = _options(args)
-                operators.append((name, _resolve(index, name, args, base_dir), options))
+    operators = _load_stages(spec, base_dir)
     folder, names = base_dir or Path.cwd(), [name for name, _, _ in operators]
     stages: list[Stage] = []
     batch_schema = schema
@@ -66,6 +56,37 @@ def build_chain(
             schema = _validate(index, name, operator, schema)
         stages.append(identify(index, name, operator, options, stages))
     return Chain(fitted_to_created(stages, batch_schema), min_group_size, require_reward)
+
+
+def _load_stages(
+    spec: Sequence[Mapping[str, object]] | None, base_dir: Path | None
+) -> list[tuple[str, Operator, RunOptions]]:
+    """Load the operator of every stage; a stage that does not load keeps none of the others from being tried."""
+    operators: list[tuple[str, Operator, RunOptions]] = []
+    errors: list[RftError] = []
+    index = 0
+    for place, entry in enumerate(_entries(spec), start=1):
+        try:
+            name, args = _name_and_args(place, entry)
+            try:
+                parts = expand(name, args, base_dir)
+            except RftError as error:
+                raise error_at_stage(place, name, error) from error
+        except RftError as error:
+            errors.append(error)
+            index += 1
+            continue
+        # The operators of a recipe are separate stages, and counted as such.
+        for name, args in parts:
+            index += 1
+            try:
+                with _named(index, name):
+                    args, options = _options(args)
+                    operators.append((name, _resolve(index, name, args, base_dir), options))
+            except RftError as error:
+                errors.append(error)
+    refuse(errors)
+    return operators
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def check_algorithm(resolved: ResolvedRun, findings: Findings) -> None:
     findings.describe(describe_algorithm(algorithm, 0.0 if lora is None else lora.dropout))
     for taskset in config.tasks:
         findings.passes(_check_group_size, algorithm, taskset)
-    findings.passes(check_models, algorithm, bool(config.eval.tasks or config.eval.test))
+    findings.passes(check_needed_models, algorithm, bool(config.eval.tasks or config.eval.test))
     if config.steps is not None:
         findings.passes(check_steps, algorithm, config.steps)
     findings.passes(check_sampling, algorithm, config.explorer)
@@ -80,7 +80,7 @@ def check_steps(algorithm: Algorithm, steps: int) -> None:
         )
 
 
-def check_models(algorithm: Algorithm, has_evaluation: bool) -> None:
+def check_needed_models(algorithm: Algorithm, has_evaluation: bool) -> None:
     """Whether the models that the algorithm needs are named, and the one that it trains can do what is asked of it.
 
     Raises:

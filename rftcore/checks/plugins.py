@@ -21,7 +21,8 @@ def check_plugins(resolved: ResolvedRun, findings: Findings) -> None:
     if config.explorer.engine not in ENGINES.names():
         findings.passes(lambda: resolved.engine_class)
     if not {*config.monitor} <= {*MONITORS.names()}:
-        findings.passes(lambda: resolved.monitors)
+        for name in config.monitor:
+            findings.passes(MONITORS.load, name, config.base_dir)
     findings.passes(config.trainer.check_backend, config.base_dir)
     findings.passes(resolved.engine, worker_index=0)
     findings.passes(lambda: resolved.task_chain)

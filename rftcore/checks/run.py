@@ -8,7 +8,7 @@ check_deeply   also the inputs, opened, and a trial of rollouts and stages      
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import rftdata
@@ -22,6 +22,7 @@ from rftcore.checks.trials import describe_rollouts, describe_stages
 from rftcore.config.run import RunConfig
 from rftcore.findings import Findings
 from rftcore.installation.packages import check_environment
+from rftcore.model_folder import names_folder
 from rftcore.pipeline.rehearsal_trial import RehearsedBatch
 from rftcore.resolved import ResolvedRun
 from rftdata.attempts.sampling import checked_formula
@@ -40,18 +41,22 @@ def check_named(resolved: ResolvedRun, findings: Findings) -> None:
     findings.describe(describe_adapters(resolved))
 
 
-def check_start(resolved: ResolvedRun, findings: Findings) -> None:
+def check_start(resolved: ResolvedRun, findings: Findings, *, has_all_roles: bool = True) -> None:
     """Check everything that a run needs except its buffer; check its tasks too if the buffer does not exist yet.
 
-    Models are fetched now, because a run whose model does not exist must not be stored; not while something else is wrong.
+    Models are fetched last, because a run whose model does not exist must not be stored, and a fetch may take long.
+
+    Args:
+        has_all_roles: whether this machine runs all roles, so that it needs their GPUs.
     """
     if not findings.passes(check_environment, resolved.config.explorer.engine):
         return
     _check_names(resolved, findings)
+    check_new_buffer(resolved, findings)
+    if has_all_roles:
+        findings.passes(check_gpus, resolved)
     if not findings.errors:
         check_models(resolved, findings)
-    check_new_buffer(resolved, findings)
-    findings.passes(check_gpus, resolved)
 
 
 def check_deeply(resolved: ResolvedRun, findings: Findings, read_s: float = 60.0) -> None:
@@ -64,20 +69,16 @@ def check_deeply(resolved: ResolvedRun, findings: Findings, read_s: float = 60.0
     if not findings.passes(check_environment, config.explorer.engine):
         return
     _check_names(resolved, findings)
-    findings.passes(_check_inputs, resolved, findings, read_s)
-    findings.describe(describe_adapters(resolved))
-
-
-def _check_inputs(resolved: ResolvedRun, findings: Findings, read_s: float) -> None:
-    """Open database, tasks and models, and try rollouts and stages.
-
-    Raises:
-        BufferUnavailableError, SchemaVersionError: there is a buffer, and it cannot be opened.
-    """
-    config = resolved.config
-    with _stored(config, findings) as buffer:
-        samples = read_tasksets(resolved, buffer, findings, read_s)
-        opened = findings.value(open_model, resolved)
+    with ExitStack() as stack:
+        # Without the buffer that there is, nothing can be said of features that were set in it.
+        buffer = findings.value(stack.enter_context, _stored(config, findings))
+        samples = read_tasksets(
+            resolved, buffer, findings, read_s, checks_features=not exists(config.buffer) or buffer is not None
+        )
+        can_open = not findings.errors or names_folder(config.model.path)
+        if not can_open:
+            findings.note("the model is fetched when nothing else is wrong")
+        opened = findings.value(open_model, resolved) if can_open else None
         if opened is not None:
             findings.note(opened.sentence)
             findings.describe(check_devices(resolved, opened.config, opened.tokenizer))
@@ -87,6 +88,7 @@ def _check_inputs(resolved: ResolvedRun, findings: Findings, read_s: float) -> N
             _try_out(resolved, findings, buffer, samples, opened.tokenizer, read_s)
         if config.sampling.source is not None:
             findings.describe(describe_selection(resolved))
+    findings.describe(describe_adapters(resolved))
 
 
 def _try_out(

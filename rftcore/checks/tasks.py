@@ -62,12 +62,13 @@ class TasksetSample:
 
 
 def read_tasksets(
-    resolved: ResolvedRun, buffer: Buffer | None, findings: Findings, read_s: float
+    resolved: ResolvedRun, buffer: Buffer | None, findings: Findings, read_s: float, *, checks_features: bool
 ) -> list[TasksetSample]:
     """Read and describe every taskset; return samples of those whose tasks were read.
 
     Args:
         read_s: maximum seconds for one source.
+        checks_features: whether the features are checked that selectors choose by.
     """
     config = resolved.config
     may_change = bool(config.pipelines.task)
@@ -76,11 +77,13 @@ def read_tasksets(
         *(TasksetSample(taskset, False, read_s) for taskset in (*config.eval.tasks, *config.eval.test)),
     ]
     for sample in samples:
-        findings.describe(describe_tasks(resolved, sample, buffer))
+        findings.describe(describe_tasks(resolved, sample, buffer, checks_features=checks_features))
     return samples
 
 
-def describe_tasks(resolved: ResolvedRun, sample: TasksetSample, buffer: Buffer | None) -> Iterator[str]:
+def describe_tasks(
+    resolved: ResolvedRun, sample: TasksetSample, buffer: Buffer | None, *, checks_features: bool = True
+) -> Iterator[str]:
     """Read all tasks of a source, because a run reads every row and may refuse the source for any of them; fill the sample.
 
     Raises:
@@ -91,7 +94,7 @@ def describe_tasks(resolved: ResolvedRun, sample: TasksetSample, buffer: Buffer 
     if asks_buffer(taskset):
         yield f"taskset {taskset.name}: its query on the buffer runs when it is loaded"
         return
-    features = FeatureCheck(resolved, taskset, buffer) if sample.is_trained else None
+    features = FeatureCheck(resolved, taskset, buffer) if sample.is_trained and checks_features else None
     chain = resolved.task_chain if sample.is_trained else None
     num_tasks, reading, needs = 0, Reading(), TaskNeeds(resolved, taskset, chain)
     with reading_for(sample.read_s) as cut:

@@ -1,4 +1,4 @@
-"""A run's configuration: sections from the modules that use them, read from YAML with overrides.
+"""A run's configuration: its sections, read from YAML with overrides.
 
 Validation is pure: apart from reading the file it uses no disk, network or GPU. `load_config` returns a `RunConfig` with
 the folder to which its relative paths refer. The run's row stores the resolved configuration.

@@ -16,7 +16,7 @@ from rftcore.launch.preparation import prepare_run
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.defaults import with_defaults
-from rftcore.run.join import VERBS, JoinedRun, StartedByHand, answer_for, open_for_role
+from rftcore.run.join import VERBS, HandStartedRole, JoinedRun, answer_for, open_for_role
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
 from rftdata.run import Run
@@ -38,7 +38,7 @@ def join_by_hand(config: RunConfig, run: str | None, role: Role) -> JoinedRun:
     if role == "explorer":
         config, chosen = findings.value(with_defaults, config) or (config, None)
     resolved = ResolvedRun(config)
-    check_start(resolved, findings)
+    check_start(resolved, findings, has_all_roles=False)
     findings.refuse()
     buffer = open_for_role(config, waits=False)
     try:
@@ -47,12 +47,12 @@ def join_by_hand(config: RunConfig, run: str | None, role: Role) -> JoinedRun:
         buffer.close()
         raise
     answer_for(joined)
-    messages = StartedByHand(buffer, config, joined, role)
-    messages.print(
+    messages = HandStartedRole(buffer, config, joined, role)
+    messages.report(
         f"{'makes' if is_new else 'joins'} the run {joined.name} in the buffer {buffer.location} as its {role}"
     )
     if chosen is not None:
-        messages.print(chosen)
+        messages.report(chosen)
     return JoinedRun(buffer, joined, resolved, messages)
 
 

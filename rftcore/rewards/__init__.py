@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rftcore.rewards.reward_model import PREFIX, RewardModel
 from rftcore.workflows.task import Task, TokenRewards, Turn
+from rftdata.errors import RftError, refuse
 from rftdata.plugins import Registry
 
 RewardPart = float | TokenRewards
@@ -40,8 +41,16 @@ def load_rewards(names: list[str], base_dir: Path) -> dict[str, Reward]:
 
     Raises:
         PluginError: a name is unknown or does not load.
+        SeveralErrors: several names are or do.
     """
-    return {name: _load(name, base_dir) for name in names}
+    found, errors = {}, []
+    for name in names:
+        try:
+            found[name] = _load(name, base_dir)
+        except RftError as error:
+            errors.append(error)
+    refuse(errors)
+    return found
 
 
 def _load(name: str, base_dir: Path) -> Reward:

@@ -41,7 +41,7 @@ class JoinedRun:
     buffer: Buffer
     run: Run
     resolved: ResolvedRun
-    by_hand: StartedByHand | None = None
+    by_hand: HandStartedRole | None = None
 
     @property
     def on_waiting(self) -> Callable[[str], None] | None:
@@ -93,7 +93,7 @@ def answer_for(run: Run) -> None:
 
 
 @dataclass
-class StartedByHand:
+class HandStartedRole:
     """Messages to a person who started one role by hand: what it waits for, and which other roles are missing."""
 
     buffer: Buffer
@@ -113,7 +113,7 @@ class StartedByHand:
             text += f"; no {' and no '.join(missing)} is at work in the run {self.run.name} (start with {starts})"
         if text != self._printed or time.monotonic() - self._printed_at >= _REMINDER_S:
             self._printed, self._printed_at = text, time.monotonic()
-            self.print(text)
+            self.report(text)
 
     def report_end(self) -> None:
         """Print the state of the run when the role leaves it."""
@@ -122,7 +122,7 @@ class StartedByHand:
             how = f"was asked to stop; continue it with rft run --resume {run.name}{option}"
         else:
             how = f"has ended ({run.status}: {run.outcome}); rft report {run.name}{option} shows its results"
-        self.print(f"the {self.role} leaves: the run {run.name} {how}")
+        self.report(f"the {self.role} leaves: the run {run.name} {how}")
 
     def missing_roles(self) -> list[str]:
         """Return the roles that the run needs and that are not at work now."""
@@ -134,7 +134,7 @@ class StartedByHand:
         }
         return [role for role, is_needed in needed.items() if is_needed and role not in there and role != self.role]
 
-    def print(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a message. Once the terminal or pipe is closed, nothing is printed any more, and the role continues."""
         if self._is_read:
             try:

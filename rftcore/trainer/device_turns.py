@@ -68,7 +68,7 @@ class TrainerDeviceTurns:
                 return False
             self._turn.wait(_WAIT_S)
         self._has_turn = True
-        failpoint("trainer.turn_taken")
+        failpoint("trainer.device_turn_taken")
         if self._offload and self.learner is not None:
             self.learner.to_device()
         return True
@@ -83,7 +83,7 @@ class TrainerDeviceTurns:
         if self._turn is None or not self._has_turn:
             return
         self._leave_device()
-        failpoint("trainer.turn_ends")
+        failpoint("trainer.device_turn_ends")
         self._turn.give()
 
     def _leave_device(self) -> None:

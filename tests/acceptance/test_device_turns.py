@@ -37,6 +37,6 @@ def test_a_run_in_device_turns_trains_on_samples_of_the_newest_weights(server_fo
             buffer, "select role::text as role, activity from rft.worker_span join rft.worker using (worker_id)"
         )
         assert {"role": "explorer", "activity": "asleep"} in times
-        assert rows(buffer, "select holder, wanted_by from rft.gpu_turn") == [{"holder": None, "wanted_by": None}]
+        assert rows(buffer, "select holder, wanted_by from rft.device_turn") == [{"holder": None, "wanted_by": None}]
     finally:
         EmbeddedServer(buffer).stop()

@@ -53,7 +53,7 @@ _SECONDS = {
     "unit/test_types.py": 40,
     "store/query/test_query.py": 37,
     "store/postgres/test_plans.py": 36,
-    "unit/test_models.py": 34,
+    "unit/test_model_folder.py": 34,
     "unit/benchmarks/test_weights_benchmark.py": 34,
     "acceptance/test_blocked_roles.py": 33,
     "acceptance/test_placement_by_ray.py": 33,

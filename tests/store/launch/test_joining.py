@@ -17,12 +17,14 @@ from rftcore.launch.launcher import reachable
 from rftcore.launch.preparation import find_resumable, named_resumable, stored_config
 from rftcore.launch.supervisor import await_earlier_processes
 from rftcore.launch.terminal.views import LineView
+from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
-from rftcore.run.join import StartedByHand, join_run
+from rftcore.run.join import HandStartedRole, join_run
 from rftdata import Buffer, exchange
 from rftdata.errors import ConfigError, QueryError, RftError
 from rftdata.postgres.database import Database
 from rftdata.workers.worker import Worker
+from tests.support.checking import refuse_start
 from tests.support.store_roles import own_group
 from tests.support.waiting import wait_until
 
@@ -199,16 +201,34 @@ def test_a_role_joins_the_run_that_is_open_beside_one_that_has_ended(
     assert capsys.readouterr().out.startswith("joins the run exp-2 in the buffer")
 
 
+def test_a_role_started_by_hand_needs_none_of_the_others_gpus(
+    buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in MODEL_FILES:
+        (tmp_path / name).touch()
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '0, GPU-1, 80000'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    store(buffer, "exp")
+    config = configured("exp", buffer, tmp_path)
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"num_gpus": 2})})
+    joined = join_by_hand(config, None, "pipeline")
+    joined.buffer.close()
+    with pytest.raises(ConfigError, match="is more than there are GPUs"):
+        refuse_start(ResolvedRun(config))
+
+
 def test_a_role_whose_terminal_is_closed_continues(
     buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(buffer, "exp")
-    messages = StartedByHand(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "pipeline")
+    messages = HandStartedRole(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "pipeline")
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w", buffering=1) as pipe:
         monkeypatch.setattr("sys.stdout", pipe)
-        messages.print("this is not read")
+        messages.report("this is not read")
         messages.report_waiting("waits for sealed groups")
         monkeypatch.undo()
         with contextlib.suppress(BrokenPipeError):
@@ -220,7 +240,7 @@ def test_a_waiting_role_reports_what_it_waits_for_and_which_roles_are_missing(
 ) -> None:
     store(buffer, "exp")
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
-    messages = StartedByHand(buffer, config, row, "pipeline")
+    messages = HandStartedRole(buffer, config, row, "pipeline")
     with Worker(row, "pipeline", on_waiting=messages.report_waiting) as worker:
         worker.set_state("waits", "sealed groups")
         said = io.StringIO()
@@ -247,7 +267,7 @@ def test_a_replay_is_not_a_missing_role_and_does_not_prevent_a_resume(
     store(buffer, "exp")
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
     with Worker(row, "replay"):
-        assert StartedByHand(buffer, config, row, "trainer").missing_roles() == ["explorer", "pipeline"]
+        assert HandStartedRole(buffer, config, row, "trainer").missing_roles() == ["explorer", "pipeline"]
         await_earlier_processes(row, LineView())
     assert capsys.readouterr().out == ""
 
@@ -256,7 +276,7 @@ def test_a_role_that_leaves_its_run_reports_why(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store(buffer, "exp")
-    messages = StartedByHand(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "explorer")
+    messages = HandStartedRole(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "explorer")
     option = buffer_option(buffer.location)
     messages.report_end()
     assert capsys.readouterr().out == (

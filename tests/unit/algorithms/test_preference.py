@@ -11,7 +11,7 @@ import torch
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
 from rftcore.algorithms.losses.orpo import log1mexp
-from rftcore.checks.algorithm import check_models
+from rftcore.checks.algorithm import check_needed_models
 from rftdata.errors import ConfigError, RftError
 from tests.support.algorithms import loss_and_gradient, outputs_of, step_batch
 
@@ -192,14 +192,14 @@ def test_parts_that_do_not_fit_are_refused(name: str, args: dict[str, Any], mess
 class TestModels:
     def test_whole_distributions_need_a_teacher(self) -> None:
         with pytest.raises(ConfigError, match=r"set algorithm\.teacher to a model"):
-            check_models(build_algorithm("jsd"), has_evaluation=False)
-        check_models(build_algorithm("jsd", {"teacher": {"path": "./teacher"}}), has_evaluation=True)
-        check_models(build_algorithm("jsd_sampled"), has_evaluation=True)
+            check_needed_models(build_algorithm("jsd"), has_evaluation=False)
+        check_needed_models(build_algorithm("jsd", {"teacher": {"path": "./teacher"}}), has_evaluation=True)
+        check_needed_models(build_algorithm("jsd_sampled"), has_evaluation=True)
 
     def test_a_reward_model_answers_no_tasks(self) -> None:
         with pytest.raises(ConfigError, match="remove the eval section"):
-            check_models(build_algorithm("reward_model"), has_evaluation=True)
-        check_models(build_algorithm("reward_model"), has_evaluation=False)
+            check_needed_models(build_algorithm("reward_model"), has_evaluation=True)
+        check_needed_models(build_algorithm("reward_model"), has_evaluation=False)
 
     def test_an_expert_s_loss_reads_no_teacher(self) -> None:
         with pytest.raises(ConfigError, match="without advantages and whole distributions"):

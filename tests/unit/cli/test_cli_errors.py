@@ -310,20 +310,32 @@ def test_a_package_that_hides_ours_is_named(way: str, empty_folder: Path) -> Non
 @pytest.mark.parametrize("verb", ["check", "run", "explore"])
 def test_all_mistakes_are_reported_at_once(verb: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {
-        "explorer.reward": "exact_macth",
+        "explorer.reward": "[exact_macth, exactmatch]",
         "selector.type": "shufle",
-        "monitor": "[tensorbord]",
+        "monitor": "[tensorbord, wandbb]",
         "algorithm.name": "grop",
         "model.path": "./absent",
         "explorer.engine_args": "{no_such: 1}",
-        "pipelines.experience": "[drop_truncatd]",
+        "pipelines.experience": "[drop_truncatd, drop_stalee]",
     }
     (empty_folder / "config.yaml").write_text(CONFIG)
     changes = [argument for key, value in wrong.items() for argument in ("--set", f"{key}={value}")]
     assert run_command([verb, "config.yaml", *changes]) == 2
     first, *lines = capsys.readouterr().err.splitlines()
-    assert first == f"rft: {len(wrong)} things are wrong:"
-    for name in ("exact_macth", "shufle", "tensorbord", "grop", "absent", "no_such", "drop_truncatd"):
+    assert first == f"rft: {len(wrong) + 3} things are wrong:"
+    names = (
+        "exact_macth",
+        "exactmatch",
+        "shufle",
+        "tensorbord",
+        "wandbb",
+        "grop",
+        "absent",
+        "no_such",
+        "drop_truncatd",
+        "drop_stalee",
+    )
+    for name in names:
         assert len([line for line in lines if name in line]) == 1, name
     assert not (empty_folder / "buffer").exists()
 
