@@ -83,7 +83,9 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
     done = ImportResult()
     targets: dict[Origin, int] = {}
     for origin in sorted(contents.groups):
-        target = existing[origin] or _known_target(buffer, origin, run) or _make_target(buffer, origin, run)
+        # Looked for again under the lock: another import of the same file may have created the run since.
+        with buffer.joining():
+            target = existing[origin] or _known_target(buffer, origin, run) or _make_target(buffer, origin, run)
         done.runs = sorted({*done.runs, target.name})
         targets[origin] = target.run_id
     _write(buffer, contents, targets, done)

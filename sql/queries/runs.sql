@@ -7,8 +7,9 @@ SELECT rft.take_lock('names of runs');
 INSERT INTO rft.run (name, mode, config, seed, planned_steps, pipeline_version, parent_run_id)
 SELECT CASE WHEN n.taken = 0 THEN %(name)s ELSE %(name)s || '-' || (n.highest + 1) END,
        %(mode)s, %(config)s, %(seed)s, %(planned_steps)s, %(pipeline_version)s, %(parent_run_id)s
-FROM (SELECT count(*) AS taken, coalesce(max(substring(name FROM length(%(name)s) + 2)::bigint) FILTER (WHERE name <> %(name)s), 1) AS highest
-      FROM rft.run WHERE name = %(name)s OR (starts_with(name, %(name)s || '-') AND substring(name FROM length(%(name)s) + 2) ~ '^[0-9]{1,18}$')) n
+FROM (SELECT count(*) FILTER (WHERE name = %(name)s) AS taken,
+             coalesce(max(substring(name FROM length(%(name)s) + 2)::numeric) FILTER (WHERE name <> %(name)s), 1) AS highest
+      FROM rft.run WHERE name = %(name)s OR (starts_with(name, %(name)s || '-') AND substring(name FROM length(%(name)s) + 2) ~ '^[0-9]+$')) n
 RETURNING *;
 
 -- name: find_run (read)

@@ -10,6 +10,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,24 @@ def test_a_second_import_adds_nothing_and_an_interrupted_one_is_completed(
     rest = exchange.load(other, file, run="half")
     assert (rest.num_groups, rest.num_present) == (2, 1)
     assert len(experience_ids(other, "half")) == 5
+
+
+@pytest.mark.parametrize("run", [None, "mine"])
+def test_two_imports_of_one_file_at_once_store_it_once(
+    full: Buffer, other: Buffer, tmp_path: Path, run: str | None
+) -> None:
+    exchange.export(full, tmp_path / "out.jsonl")
+    together = threading.Barrier(2)
+
+    def load(_: int) -> exchange.ImportResult:
+        together.wait()
+        return exchange.load(other, tmp_path / "out.jsonl", run=run)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(load, range(2))
+    assert first.runs == second.runs and len(first.runs) == 1
+    assert first.num_groups + second.num_groups == first.num_present + second.num_present > 0
+    assert len(experience_ids(other)) == len(experience_ids(full))
 
 
 def test_an_import_killed_half_way_continues_and_a_file_changed_meanwhile_is_refused(

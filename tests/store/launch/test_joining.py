@@ -57,6 +57,12 @@ def test_a_configuration_continues_its_own_newest_run(buffer: Buffer) -> None:
     assert find_resumable(configured("exp", buffer), buffer, None).name == "exp-2"
 
 
+def test_a_free_name_is_given_although_numbered_ones_exist(buffer: Buffer) -> None:
+    long = f"exp-{'9' * 30}"
+    assert [store(buffer, name) for name in ("exp-1", "exp", "exp")] == ["exp-1", "exp", "exp-2"]
+    assert [store(buffer, name) for name in (long, "exp", "exp")] == [long, f"exp-1{'0' * 30}", f"exp-1{'0' * 29}1"]
+
+
 def test_a_role_that_is_suspended_within_a_transaction_keeps_its_locks_for_no_longer_than_a_minute(
     buffer: Buffer, tmp_path: Path
 ) -> None:
