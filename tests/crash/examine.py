@@ -201,7 +201,7 @@ def _labels_count(buffer: Buffer, noted: dict[str, list[dict[str, Any]]], findin
     now = buffer.sql(
         "SELECT e.experience_id, e.reward, e.reward_sampled,"
         " (SELECT array_agg(l.new_value::text::float8 ORDER BY l.label_id) FROM rft.label l"
-        "  WHERE l.experience_id = e.experience_id AND l.field = 'reward') AS history"
+        "  WHERE l.experience_id = e.experience_id) AS history"
         " FROM rft.experience e WHERE e.experience_id = ANY (%s)",
         [sorted(allowed)],
     ).to_pylist()
