@@ -34,7 +34,7 @@ from rftcore.workflows.task import Workflow
 from rftdata.attempts.run_models import ModelUse
 from rftdata.config import SelectorConfig
 from rftdata.config_errors import parse_section
-from rftdata.errors import ConfigError, RftError
+from rftdata.errors import ConfigError, RftError, refuse
 from rftdata.pipeline.task_batches import TASK_BATCH_SCHEMA
 from rftdata.selectors import Selector, check_selector
 
@@ -276,11 +276,15 @@ class ResolvedRun:
         Raises:
             PluginError, ConfigError: a selector does not exist, cannot be loaded or rejects its arguments.
         """
-        default = self._selector(self.config.selector)
-        return {
-            taskset.name: default if taskset.selector is None else self._selector(taskset.selector)
-            for taskset in self.config.tasks
-        }
+        chosen = {"": self.config.selector} | {each.name: each.selector for each in self.config.tasks if each.selector}
+        built, errors = {}, []
+        for name, selector in chosen.items():
+            try:
+                built[name] = self._selector(selector)
+            except RftError as error:
+                errors.append(error)
+        refuse(errors)
+        return {taskset.name: built.get(taskset.name, built[""]) for taskset in self.config.tasks}
 
     def _selector(self, chosen: SelectorConfig) -> Selector:
         return check_selector(chosen.type, chosen.args, self.config.base_dir)

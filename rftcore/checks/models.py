@@ -56,7 +56,7 @@ def open_model(resolved: ResolvedRun) -> OpenedModel:
     folder = resolved.model_folder
     try:
         model, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         reason = " ".join(str(error).split())[:400]
         raise ModelError(f"the model in {folder} cannot be opened: {reason}", todo="correct model.path") from error
     sentence = f"model {resolved.config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"

@@ -117,6 +117,8 @@ def _check_names(resolved: ResolvedRun, findings: Findings) -> None:
     check_plugins(resolved, findings)
     check_algorithm(resolved, findings)
     findings.passes(resolved.check_model_folder)
+    if resolved.config.sampling.source is not None and not exists(resolved.config.buffer):
+        findings.passes(rftdata.open, resolved.config.buffer, create=False)
 
 
 @contextmanager

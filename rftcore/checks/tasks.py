@@ -96,12 +96,16 @@ def describe_tasks(
         return
     features = FeatureCheck(resolved, taskset, buffer) if sample.is_trained and checks_features else None
     chain = resolved.task_chain if sample.is_trained else None
-    num_tasks, reading, needs = 0, Reading(), TaskNeeds(resolved, taskset, chain)
+    num_tasks, reading = 0, Reading()
+    # A reward or workflow that does not load keeps the source from being read as little as the other way round.
+    wanting = Findings()
+    needs = wanting.value(TaskNeeds, resolved, taskset, chain)
     with reading_for(sample.read_s) as cut:
         for task in read_tasks(taskset, resolved.config.base_dir, reading=reading):
             num_tasks += 1
             sample.see(task)
-            needs.see(task)
+            if needs is not None:
+                needs.see(task)
             if features is not None:
                 features.see(task)
     if sample.first is None and not reading.was_cut:
@@ -113,7 +117,11 @@ def describe_tasks(
         )
     first = f", the first prompt is {str(sample.first['payload']['prompt'])[:80]!r}" if sample.first is not None else ""
     yield f"taskset {taskset.name}: {num_tasks:,} tasks{first}"
-    for sentence in (*reading.sentences(), *needs.sentences(are_all=not reading.was_cut)):
+    for sentence in (
+        *reading.sentences(),
+        *(needs.sentences(are_all=not reading.was_cut) if needs is not None else ()),
+    ):
         yield f"taskset {taskset.name}: {sentence}"
     if features is not None:
         yield from features.verdict(are_all=not reading.was_cut)
+    wanting.refuse()

@@ -26,7 +26,7 @@ from rftdata.config import (
     merged,
 )
 from rftdata.config_errors import parse_section
-from rftdata.errors import ConfigError
+from rftdata.errors import ConfigError, refuse
 from rftdata.planning.config import PlanConfig
 from rftdata.planning.mixing import check_weights
 from rftdata.planning.pacing import Pacing
@@ -320,14 +320,18 @@ def load_stages(file: Path, overrides: list[str] | None = None) -> list[RunConfi
     names = [str(stage.get("name", "")) for stage in stages]
     if len(set(names)) < len(names) or not all(names):
         raise ConfigError(f"{file}: every stage needs a name of its own", value=", ".join(names))
-    found = []
+    found, errors = [], []
     for name, stage in zip(names, stages, strict=True):
         changes = {key: value for key, value in stage.items() if key != "name"}
         whole = merged(raw, changes)
         run = whole.get("run")
         if isinstance(run, dict) and isinstance(run.get("name"), str):
             whole["run"] = {**run, "name": f"{run['name']}-{name}"}
-        found.append(parse_config(whole, file.resolve().parent, f"{file}, stage {name!r}"))
+        try:
+            found.append(parse_config(whole, file.resolve().parent, f"{file}, stage {name!r}"))
+        except ConfigError as error:
+            errors.append(error)
+    refuse(errors)
     return found
 
 

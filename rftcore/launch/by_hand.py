@@ -34,6 +34,12 @@ def join_by_hand(config: RunConfig, run: str | None, role: Role) -> JoinedRun:
         RftError: what is wrong with the configuration, see `check_start`.
         ConfigError: there are only ended runs to join.
     """
+    if role == "explorer" and not config.has_explorer:
+        raise ConfigError(
+            "the run has no explorer: it samples nothing and has nothing to evaluate",
+            value=f"run.mode: {config.run.mode}",
+            todo="start the other roles, or set run.mode: both",
+        )
     findings, chosen = Findings(), None
     if role == "explorer":
         config, chosen = findings.value(with_defaults, config) or (config, None)

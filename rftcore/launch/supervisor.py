@@ -43,6 +43,7 @@ from rftcore.run.defaults import with_defaults
 from rftcore.run.earlier import earlier_run
 from rftcore.run.placement import place_run
 from rftcore.run.stacks import answer_requests
+from rftcore.task_pipeline.sources import check_tasks
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig
 from rftdata.errors import (
@@ -128,6 +129,9 @@ def _run(
                 await_earlier_processes(stored, view)
             stored = stored.refreshed()
             if go_back is not None:
+                check_tasks(
+                    resolved, buffer
+                )  # before the run is taken back, which a mistake would leave without processes
                 signals.defer()  # it stores an attempt or a run
                 resolved, stored = take_back(resolved, buffer, stored, go_back)
                 view.message(f"{stored.name} begins {_begins(go_back)}")

@@ -7,6 +7,7 @@ deficiencies of a source are refused only if no stage can change them. The tasks
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ from rftcore.workflows import check_workflow_args
 from rftcore.workflows.task import Task
 from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
-from rftdata.errors import ModelError, RftError, TaskSourceError
+from rftdata.errors import ModelError, RftError, TaskSourceError, TimeLimitError, described
 from rftdata.tasks.stored import tasks_without_answer
+from rftdata.user_code.time_limits import call
 
 _NAMED_KEYS = 3
 # Rendering a chat takes a millisecond, and errors of a template show in the first chats.
@@ -72,8 +74,13 @@ class TaskNeeds:
         assert self._check_task is not None
         parsed = Task.from_row({"task_id": 0, "taskset": self._taskset.name, **task})
         tokenizer = self._opened_tokenizer() if isinstance(parsed.prompt, list) else None
+        explorer = self._resolved.config.explorer
+        check = functools.partial(self._check_task, parsed, tokenizer, **explorer.workflow_args)
+        what = f"check_task of the workflow {explorer.workflow!r} on row {task['row']} of the taskset {self._taskset.name!r}"
         try:
-            self._check_task(parsed, tokenizer, **self._resolved.config.explorer.workflow_args)
+            call(check, self._taskset.timeout_s, what)
+        except TimeLimitError:
+            raise
         except RftError as error:
             raise TaskSourceError(
                 f"row {task['row']} of the taskset {self._taskset.name!r}: {error.what}",
@@ -81,6 +88,8 @@ class TaskNeeds:
                 allowed=error.allowed,
                 todo=error.todo,
             ) from error
+        except Exception as error:
+            raise TaskSourceError(f"{what} raised {described(error)}", todo="correct the workflow") from error
 
     def _opened_tokenizer(self) -> Any:
         """Return the model's tokenizer for the first tasks, None for later ones."""

@@ -12,7 +12,7 @@ from rftcore.config.run import RunConfig
 from rftcore.resolved import ResolvedRun
 from rftcore.task_pipeline.pipeline import load_tasks
 from rftdata import Buffer
-from rftdata.errors import BufferUnavailableError, ConfigError, TaskSourceError
+from rftdata.errors import BufferUnavailableError, ConfigError, RftError, TaskSourceError
 from tests.store.tasks import test_task_pipeline
 from tests.support.checking import deep_sentences, refuse_names, refuse_new_buffer
 from tests.support.models import make_tiny_model
@@ -202,3 +202,22 @@ def test_a_buffer_folder_that_cannot_be_made_is_refused_by_check_and_by_run(plac
         list(deep_sentences(resolved))
     with pytest.raises(BufferUnavailableError, match=words):
         refuse_new_buffer(ResolvedRun(config))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("raises", "raised ZeroDivisionError"), ("hangs", "did not return within 1 s")]
+)
+def test_a_check_of_tasks_that_raises_or_hangs_is_named(buffer: Buffer, place: Path, name: str, words: str) -> None:
+    (place / "odd.py").write_text(
+        "async def raises(model, task, rng):\n    pass\n\n\nasync def hangs(model, task, rng):\n    pass\n\n\n"
+        "def wait(task, tokenizer):\n    while True:\n        pass\n\n\n"
+        "raises.check_task = lambda task, tokenizer: 1 / 0\nhangs.check_task = wait\n"
+    )
+    write(place, ["1"])
+    config = configuration(place, [], explorer={"workflow": f"./odd.py:{name}"})
+    config = config.model_copy(update={"tasks": [config.tasks[0].model_copy(update={"timeout_s": 1.0})]})
+    config._base_dir = place
+    with pytest.raises(
+        RftError, match=f"check_task of the workflow './odd.py:{name}' on row 1 of the taskset .* {words}"
+    ):
+        load_tasks(ResolvedRun(config), buffer)

@@ -340,6 +340,28 @@ def test_all_mistakes_are_reported_at_once(verb: str, empty_folder: Path, capsys
     assert not (empty_folder / "buffer").exists()
 
 
+def test_mistakes_in_several_stages_are_reported_at_once(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "config.yaml").write_text(
+        CONFIG + "stages: [{name: a, trainer: {batch_gropus: 1}}, {name: b, explorer: {max_tokenz: 4}}]\n"
+    )
+    assert run_command(["check", "config.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert "stage 'a'" in error and "batch_gropus" in error and "stage 'b'" in error and "max_tokenz" in error
+
+
+def test_a_selection_from_a_buffer_that_does_not_exist_makes_none(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = ["--set", "sampling.source={sql: select 1}", "--set", "algorithm.name=sft", "--set", "tasks=[]"]
+    (empty_folder / "config.yaml").write_text(CONFIG)
+    for verb in ("check", "run"):
+        assert run_command([verb, "config.yaml", *source]) > 0
+        assert not (empty_folder / "buffer").exists()
+    assert "buffer" in capsys.readouterr().err
+
+
 def test_a_folder_of_the_user_that_cannot_be_imported_is_explained(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
