@@ -53,6 +53,8 @@ def check_start(resolved: ResolvedRun, findings: Findings, *, has_all_roles: boo
         return
     _check_names(resolved, findings)
     check_new_buffer(resolved, findings)
+    if resolved.config.sampling.source is not None and not exists(resolved.config.buffer):
+        findings.passes(rftdata.open, resolved.config.buffer, create=False)
     if has_all_roles:
         findings.passes(check_gpus, resolved)
     if not findings.errors:
@@ -117,8 +119,6 @@ def _check_names(resolved: ResolvedRun, findings: Findings) -> None:
     check_plugins(resolved, findings)
     check_algorithm(resolved, findings)
     findings.passes(resolved.check_model_folder)
-    if resolved.config.sampling.source is not None and not exists(resolved.config.buffer):
-        findings.passes(rftdata.open, resolved.config.buffer, create=False)
 
 
 @contextmanager

@@ -82,12 +82,12 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
     _store_tasks(buffer, contents.tasks)
     done = ImportResult()
     targets: dict[Origin, int] = {}
-    for origin in sorted(contents.groups):
-        # Looked for again under the lock: another import of the same file may have created the run since.
-        with buffer.joining():
+    # Looked for again under the lock: another import of the same file may have created the runs since.
+    with buffer.joining():
+        for origin in sorted(contents.groups):
             target = existing[origin] or _known_target(buffer, origin, run) or _make_target(buffer, origin, run)
-        done.runs = sorted({*done.runs, target.name})
-        targets[origin] = target.run_id
+            done.runs = sorted({*done.runs, target.name})
+            targets[origin] = target.run_id
     _write(buffer, contents, targets, done)
     return done
 
