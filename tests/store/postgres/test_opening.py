@@ -117,7 +117,7 @@ def test_create_that_fails_leaves_nothing(place: Path, rft: Said, tmp_path: Path
         code, _, err = rft(
             "check", "--deep", str(tmp_path / "c.yaml"), *(word for change in changes for word in ("--set", change))
         )
-        assert code and "- cannot listen on the address buffer.listen" in err  # beside its tasks, which are not there
+        assert code and "cannot listen on the address buffer.listen" in err  # beside its tasks, which are not there
         place.mkdir(parents=True)
         assert rft("db", "create", "--buffer", str(place), "--listen", address)[0] == 1
     assert list(place.iterdir()) == []
