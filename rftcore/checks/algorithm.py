@@ -16,7 +16,7 @@ from rftcore.config.explorer import ExplorerConfig
 from rftcore.findings import Findings
 from rftcore.resolved import ResolvedRun
 from rftdata.config import TasksetConfig
-from rftdata.errors import ConfigError
+from rftdata.errors import ConfigError, refuse
 
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm
@@ -65,7 +65,7 @@ def _check_group_size(algorithm: Algorithm, taskset: TasksetConfig) -> None:
 
 
 def check_steps(algorithm: Algorithm, steps: int) -> None:
-    """Whether a run of so many steps trains its policy.
+    """Refuse a run of so few steps that its policy is never trained.
 
     Raises:
         ConfigError: the critic's warm-up lasts as long as the run.
@@ -81,7 +81,7 @@ def check_steps(algorithm: Algorithm, steps: int) -> None:
 
 
 def check_needed_models(algorithm: Algorithm, has_evaluation: bool) -> None:
-    """Whether the models that the algorithm needs are named, and the one that it trains can do what is asked of it.
+    """Refuse an algorithm without a model that it needs, or an evaluation of a model that writes no answers.
 
     Raises:
         ConfigError: whole distributions of a teacher without a teacher, or a reward model that should answer tasks.
@@ -99,31 +99,36 @@ def check_needed_models(algorithm: Algorithm, has_evaluation: bool) -> None:
 
 
 def check_sampling(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
-    """Whether the learner can compute probabilities under the distribution that rollouts are sampled from, where the algorithm needs them.
+    """Refuse sampling from a distribution under which the learner cannot compute probabilities, where the algorithm needs them.
 
     Raises:
         ConfigError: truncated or greedy sampling with an algorithm that learns from samples.
+        SeveralErrors: several settings make it so.
     """
     if not algorithm.learns_from_samples:
         return
+    errors = []
     for name, value, allowed in (("top_p", explorer.top_p, 1.0), ("top_k", explorer.top_k, 0)):
         if value != allowed:
-            raise ConfigError(
+            error = ConfigError(
                 f"explorer.{name} samples from the tokens that are left, and {algorithm.name} would train with probabilities among all tokens",
                 value=value,
                 allowed=str(allowed),
                 todo="explore less with explorer.temperature",
             )
+            errors.append(error)
     if explorer.temperature == 0:
-        raise ConfigError(
+        error = ConfigError(
             f"explorer.temperature 0 samples nothing, and {algorithm.name} learns from samples",
             value=explorer.temperature,
             allowed="a temperature above 0",
         )
+        errors.append(error)
+    refuse(errors)
 
 
 def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain) -> None:
-    """Whether rollouts that come through the chain have what the algorithm learns from.
+    """Refuse rollouts that come through the chain without what the algorithm learns from.
 
     Raises:
         ConfigError: answers that no policy sampled, rollouts that all have the same reward, or pairs of equal answers or of a model that
@@ -179,7 +184,7 @@ def recorded_inputs(algorithm: Algorithm) -> dict[str, tuple[str, str]]:
 
 
 def check_inputs(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
-    """Whether rollouts of the run can bring what the algorithm reads besides rewards.
+    """Refuse a run whose rollouts cannot bring what the algorithm reads besides rewards.
 
     Raises:
         ConfigError: a built-in workflow does not record it, or there can be no greedy rollout.
@@ -204,7 +209,7 @@ def check_inputs(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
 
 
 def check_recorded(algorithm: Algorithm, explorer: ExplorerConfig, recorded: frozenset[str]) -> None:
-    """Whether a trial rollout of the workflow recorded what the algorithm reads.
+    """Refuse a workflow whose trial rollout did not record what the algorithm reads.
 
     Args:
         recorded: names of the arrays that every sampled turn has.
@@ -226,7 +231,7 @@ def _refuse_missing_inputs(algorithm: Algorithm, explorer: ExplorerConfig, recor
 
 
 def check_source(algorithm: Algorithm, has_source: bool) -> None:
-    """Whether the algorithm can learn from where the run's batches come from.
+    """Refuse an algorithm that cannot learn from where the run's batches come from.
 
     Raises:
         ConfigError: pairs wanted where nothing stored is selected.
@@ -240,7 +245,7 @@ def check_source(algorithm: Algorithm, has_source: bool) -> None:
 
 
 def check_selected(algorithm: Algorithm, kind: str) -> None:
-    """Whether the algorithm learns from what was selected.
+    """Refuse a selection of what the algorithm does not learn from.
 
     Raises:
         ConfigError: pairs for an algorithm of single experiences, or the other way round; or experiences for one that compares the
@@ -275,7 +280,7 @@ def check_selected(algorithm: Algorithm, kind: str) -> None:
 
 
 def check_made(algorithm: Algorithm, smallest: int, chain: Chain) -> None:
-    """Whether the experiences that stages make of experiences can be trained on.
+    """Refuse stages that make experiences which cannot be trained on.
 
     Raises:
         ConfigError: which stage makes others.

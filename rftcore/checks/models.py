@@ -17,6 +17,7 @@ from rftcore.resolved import ResolvedRun
 from rftcore.rewards.reward_model import PREFIX, gives_scores
 from rftcore.vocabulary import refuse_other_tokenizer
 from rftdata.errors import ConfigError, ModelError
+from rftdata.uri import redacted
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -173,12 +174,19 @@ def _text_config(folder: Path) -> dict[str, Any]:
 
 
 def check_stages(stages: Sequence[ResolvedRun]) -> None:
-    """Whether each stage can start from the model of the stage before it.
+    """Refuse a stage that cannot start from the model of the stage before it.
 
     Raises:
-        ConfigError: it is a reward model, and the stage trains a language model.
+        ConfigError: it is a reward model, and the stage trains a language model; or it is in another buffer.
     """
     for earlier, later in itertools.pairwise(stages):
+        if later.config.buffer.uri != earlier.config.buffer.uri:
+            raise ConfigError(
+                f"{later.config.run.name} would start from the model of {earlier.config.run.name}, which is in another buffer",
+                value=redacted(later.config.buffer.uri),
+                allowed=redacted(earlier.config.buffer.uri),
+                todo="give all stages one buffer, or write a file for each",
+            )
         if earlier.algorithm.trains_scorer and not later.algorithm.trains_scorer:
             raise ConfigError(
                 f"{later.config.run.name} would start from the model of {earlier.config.run.name}, which gives scores and writes no answers",

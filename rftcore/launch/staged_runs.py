@@ -22,7 +22,9 @@ from rftcore.launch.signals import StartInterrupted, StopSignals
 from rftcore.launch.terminal.views import View
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
+from rftcore.task_pipeline.sources import check_tasks
 from rftdata.buffer import Buffer
+from rftdata.connection import exists
 from rftdata.errors import ModelError
 from rftdata.run import Run
 
@@ -45,6 +47,11 @@ def run_stages(stages: Sequence[RunConfig], launcher: Launcher, *, resume: bool 
     for each in resolved:
         check_start(each, findings)
     findings.passes(check_stages, resolved)
+    if not findings.errors and exists(stages[0].buffer):
+        # What the buffer has already is not read again; the sources of a later stage may be missing all the same.
+        with rftdata.open(stages[0].buffer, application="rft run") as buffer:
+            for each in resolved:
+                findings.passes(check_tasks, each, buffer)
     findings.refuse()
     with StopSignals() as signals:
         try:

@@ -93,3 +93,19 @@ def test_a_mistake_in_a_later_stage_is_found_before_the_first_begins(rft: Rft, c
     assert checked.returncode == 2 and "group_size" in checked.stderr
     named = rft("tasks", "load", chain, check=False)
     assert named.returncode == 2 and "has stages" in named.stderr
+
+
+def test_the_sources_and_buffers_of_all_stages_are_looked_at_where_there_is_a_buffer_already(
+    rft: Rft, chain: Path, tmp_path: Path
+) -> None:
+    rft("db", "create", "--buffer", tmp_path / "buffer")
+    raw = yaml.safe_load(chain.read_text())
+    raw["stages"][1]["tasks"] = [{"name": "more", "source": "absent.jsonl"}]
+    chain.write_text(json.dumps(raw))
+    refused = rft("run", chain, "--plain", check=False)
+    assert refused.returncode == 2 and "absent.jsonl" in refused.stderr
+    assert rows(tmp_path / "buffer", "select 1 from rft.run") == []
+    raw["stages"][1]["buffer"] = {"uri": str(tmp_path / "other")}
+    chain.write_text(json.dumps(raw))
+    refused = rft("check", chain, check=False)
+    assert refused.returncode == 2 and "is in another buffer" in refused.stderr
