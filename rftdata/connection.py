@@ -99,11 +99,7 @@ def open(
     config = with_segments(uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri))
     server = None if is_server(config.uri) else _started(config, create=create)
     if server is None and config.segments is None:
-        raise BufferUnavailableError(
-            "a buffer on a server needs a folder for its arrays",
-            allowed="a folder that all processes can access",
-            todo="set buffer.segments in the configuration, or for a command without one: export RFT_SEGMENTS=FOLDER",
-        )
+        raise _no_segments()
     address = config.uri if server is None else server.uri
     database = Database(address, application=application, patience_s=patience_s, idle_s=idle_s)
     try:
@@ -118,6 +114,14 @@ def open(
     # Absolute, because a process with another working directory (a Ray actor) must find the same files.
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
     return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
+
+
+def _no_segments() -> BufferUnavailableError:
+    return BufferUnavailableError(
+        "a buffer on a server needs a folder for its arrays",
+        allowed="a folder that all processes can access",
+        todo="set buffer.segments in the configuration, or for a command without one: export RFT_SEGMENTS=FOLDER",
+    )
 
 
 def _started(config: BufferConfig, *, create: bool) -> EmbeddedServer:

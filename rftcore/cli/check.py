@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rftcore.cli.configuration import SetOption, stage_configurations
 from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.session import ConfigBufferOption, JsonOption
+
+if TYPE_CHECKING:
+    from rftcore.config.run import RunConfig
 
 
 def check(
@@ -42,8 +46,36 @@ def check(
     from rftcore.cli.output import print_json, warn
 
     configurations = stage_configurations(config, overrides, buffer)
+    stages, chosen = _checked(configurations, deep=deep, wait_s=wait_s, read_s=read_s)
+    for sentence in dict.fromkeys(filter(None, chosen)):
+        warn(sentence)
+    plain = [stage.model_dump(mode="json", exclude_defaults=not (show_all or as_json)) for stage in stages]
+    shown = plain[0] if len(plain) == 1 else {"stages": plain}
+    if as_json:
+        print_json(shown)
+    else:
+        print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
+    warn(
+        f"{config} is valid"
+        + (
+            ""
+            if deep
+            else "; --deep also opens model, tasks, database and inputs of stages, and tries rollouts and stages"
+        )
+    )
+
+
+def _checked(
+    configurations: Sequence[RunConfig], *, deep: bool, wait_s: float, read_s: float
+) -> tuple[Sequence[RunConfig], Sequence[str | None]]:
+    """Return the configurations with their defaults, and a sentence about the defaults of each.
+
+    Raises:
+        RftError, SeveralErrors: what is wrong.
+    """
     from rftcore.checks.models import check_stages
     from rftcore.checks.run import check_deeply, check_named
+    from rftcore.cli.output import warn
     from rftcore.findings import Findings
     from rftcore.launch.terminal.placement_plan import describe_plan
     from rftcore.resolved import ResolvedRun
@@ -67,19 +99,4 @@ def check(
                 findings.describe(filter(None, [slow_limit(resolved.config)]))
         findings.passes(check_stages, runs)
     findings.refuse()
-    for sentence in dict.fromkeys(filter(None, chosen)):
-        warn(sentence)
-    plain = [stage.model_dump(mode="json", exclude_defaults=not (show_all or as_json)) for stage in stages]
-    shown = plain[0] if len(plain) == 1 else {"stages": plain}
-    if as_json:
-        print_json(shown)
-    else:
-        print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
-    warn(
-        f"{config} is valid"
-        + (
-            ""
-            if deep
-            else "; --deep also opens model, tasks, database and inputs of stages, and tries rollouts and stages"
-        )
-    )
+    return stages, chosen

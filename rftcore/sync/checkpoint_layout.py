@@ -161,7 +161,7 @@ def _pieces(model: PreTrainedModel) -> dict[str, tuple[Piece, ...]]:
 
 
 def _piece(name: str, part: Tensor, source: Tensor) -> Piece | None:
-    """Return the place of `part` in `source`, of which it is a view; None if it crosses the bounds of rows."""
+    """Return where the view `part` lies in `source`; None if it crosses the bounds of rows."""
     shape, stride = tuple(part.shape), part.stride()
     offset = int(part.storage_offset() - source.storage_offset())
     if source.ndim == 0 or not part.numel():
