@@ -34,6 +34,7 @@ class Case:
         steps, warm_up: timed steps and those before them.
         rungs: lengths of the ladder, tokens.
         trainer: further keys of `TrainerConfig` for our trainer.
+        profiles: whether one more step, which is not timed, is recorded by the profiler.
     """
 
     shape: str
@@ -49,6 +50,7 @@ class Case:
     scale: float = 1.0
     rungs: tuple[int, ...] = ()
     trainer: tuple[tuple[str, Any], ...] = ()
+    profiles: bool = False
 
     def batches(self) -> list[Batch]:
         """Return the batch of every step."""
@@ -56,19 +58,29 @@ class Case:
         if self.batch == LADDER:
             return [make_sequence(length, shape) for length in self.rungs]
         batch = make_batch(self.batch, shape, scale=self.scale)
-        return [batch, *[batch.repeated(self.copies, shape.vocab_size)] * (self.warm_up + self.steps - 1)]
+        return [
+            batch,
+            *[batch.repeated(self.copies, shape.vocab_size)] * (self.warm_up + self.steps + self.profiles - 1),
+        ]
 
 
 class Recorder:
-    """Times steps and appends them to a file. A step is `begin`, the work, `end`, `write`."""
+    """Times steps and appends them to a file. A step is `begin`, the work, `end`, `write`.
 
-    def __init__(self, file: Path, batches: Sequence[Batch]) -> None:
+    Args:
+        profiles: whether the last step is recorded by the profiler; its line has a `profile`.
+    """
+
+    def __init__(self, file: Path, batches: Sequence[Batch], *, profiles: bool = False) -> None:
         import torch
+
+        from benchmarks.trainer.kernels import StepProfile
 
         self._cuda = torch.cuda if torch.cuda.is_available() else None
         self._file = file
         self._tokens = [batch.num_tokens for batch in batches]
         self._step = 0
+        self._profile = StepProfile() if profiles else None
         self._begun = self._paused = 0.0
 
     def now(self) -> float:
@@ -81,6 +93,8 @@ class Recorder:
         if self._cuda:
             self._cuda.reset_peak_memory_stats()
         self._paused = 0.0
+        if self._profile is not None and self._is_last:
+            self._profile.start()
         self._begun = self.now()
 
     def pause(self, seconds: float) -> None:
@@ -89,7 +103,11 @@ class Recorder:
 
     def end(self) -> dict[str, Any]:
         """Return seconds and memory of the step, for `write`."""
-        return {"seconds": self.now() - self._begun - self._paused, "peak_gib": self._peak_bytes() / 2**30}
+        seconds = self.now() - self._begun - self._paused
+        measured: dict[str, Any] = {"seconds": seconds, "peak_gib": self._peak_bytes() / 2**30}
+        if self._profile is not None and self._is_last:
+            measured["profile"] = self._profile.stop(seconds)
+        return measured
 
     def write(
         self, measured: dict[str, Any], *, loss: float, grad_norm: float, computed_tokens: float | None = None
@@ -104,6 +122,10 @@ class Recorder:
         }
         append_line(self._file, known | measured)
         self._step += 1
+
+    @property
+    def _is_last(self) -> bool:
+        return self._step == len(self._tokens) - 1
 
     def _peak_bytes(self) -> int:
         if self._cuda:

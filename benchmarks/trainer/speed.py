@@ -22,6 +22,7 @@ one case:
     peak_gib           most memory of tensors on the GPU in any step (the first device); on a CPU that of the process
     mfu                6 · parameters · tokens / seconds / peak FLOP/s of the device, without attention and recomputation
     computed_mfu       the same with the tokens that the model computes: a prompt shared by several sequences counts once
+    profile            with `--profile`: milliseconds of one more step by class of kernels, its longest kernels, and its matrix products by shape
     loss, grad_norm    of the first step; `agrees` is false where they differ from TRL's, or without TRL from ours on the fewest GPUs, by more than
                        `tolerance`
 
@@ -51,6 +52,7 @@ from benchmarks.harness.shapes import SHAPES, spacious_folder, write_model
 from benchmarks.trainer import comparisons
 from benchmarks.trainer.batches import BATCHES
 from benchmarks.trainer.case import LADDER, Case, DType, System
+from benchmarks.trainer.kernels import table
 from benchmarks.trainer.steps import run_case
 
 RUNGS = (8192, 16384, 24576, 32768, 65536, 98304, 131_072, 196_608, 262_144)
@@ -117,6 +119,8 @@ def measure(options: argparse.Namespace, systems: Sequence[System], processes: P
             row = _run(case, processes, peak, min(options.case_seconds, deadline - time.monotonic()))
             rows.append(row)
             say(json.dumps({name: row[name] for name in _PROGRESS}))
+            if row["profile"]:
+                say(table(row["profile"]))
             if options.output:
                 append_line(options.output, row)
     comparisons.compare_first_steps(rows, TOLERANCE)
@@ -165,6 +169,7 @@ def _cases(
                         scale=scale,
                         rungs=tuple(max(32, round(rung * scale)) for rung in options.rungs),
                         trainer=tuple(options.trainer.items()) if system == "ours" else (),
+                        profiles=options.profile and batch != LADDER,
                     )
 
 
@@ -202,12 +207,14 @@ def _run(case: Case, processes: Processes, peak_flop_per_s: float | None, limit_
 def row_of(case: Case, lines: Sequence[dict[str, Any]], peak_flop_per_s: float | None) -> dict[str, Any]:
     """Return the row of a case from the lines of its steps; figures are None where too few steps ended."""
     shape = SHAPES[case.shape]
+    profile = next((line["profile"] for line in lines if "profile" in line), None)
+    lines = [line for line in lines if "profile" not in line]
     timed = lines if case.batch == LADDER else lines[case.warm_up :]
     for line in lines:
         for name, tokens in (("mfu", line["num_tokens"]), ("computed_mfu", line["computed_tokens"])):
             rate = 6 * shape.num_active_parameters * tokens / line["seconds"]
             line[name] = None if peak_flop_per_s is None else rate / (peak_flop_per_s * case.ranks)
-    setting = {name: value for name, value in asdict(case).items() if name not in ("rungs", "trainer")}
+    setting = {name: value for name, value in asdict(case).items() if name not in ("rungs", "trainer", "profiles")}
     middle = statistics.median_low([line["seconds"] for line in timed]) if timed else None
     # The longest sequence that fits, for the ladder; otherwise the step whose time is the median.
     chosen: dict[str, Any] = {}
@@ -227,6 +234,7 @@ def row_of(case: Case, lines: Sequence[dict[str, Any]], peak_flop_per_s: float |
         "loss": lines[0]["loss"] if lines else None,
         "grad_norm": lines[0]["grad_norm"] if lines else None,
         "agrees": None,
+        "profile": profile,
         "step_records": list(lines),
     }
 
@@ -247,6 +255,9 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpointing",
         type=lambda text: [each == "on" for each in names("on", "off")(text)],
         help="on, off or both; by default off, and both for the ladder",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="record one more step by kernel (a table on stderr); it is not timed"
     )
     parser.add_argument("--tokens", type=integers(), default=OUR_TOKENS, help="of our micro-batches")
     parser.add_argument("--sequences", type=integers(), help="of TRL's micro-batches; each must divide the batch")

@@ -33,7 +33,7 @@ def run_case(case: Case, model: Path, output: Path, log: Path) -> None:
         # With several GPUs, transformers' trainer would spread every micro-batch over them.
         os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     batches = case.batches()
-    recorder = Recorder(output, batches)
+    recorder = Recorder(output, batches, profiles=case.profiles)
     train: Callable[[Case, str, list[Batch], Recorder], None] = _train_ours
     if case.system != "ours":
         from benchmarks.trainer.trl import train
