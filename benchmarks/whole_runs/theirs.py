@@ -1,0 +1,71 @@
+"""A run of TRL as a process, read from its events."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.processes import read_lines
+from benchmarks.whole_runs.case import Sizes
+from benchmarks.whole_runs.processes import last_lines, run_until
+
+
+def run(case: dict[str, Any], sizes: Sizes, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Train until the target, the last step or the limit.
+
+    Returns:
+        a row, see `comparison`, with `error` where nothing was measured.
+    """
+    file, events, log = folder / "case.json", folder / "events.jsonl", folder / "trl.log"
+    file.write_text(json.dumps(case, default=str))
+    events.unlink(missing_ok=True)
+    called = [sys.executable, "-m", "benchmarks.whole_runs.trl_program", str(file), str(events)]
+    started = time.time()
+    ended, code = run_until(called, log, environment, sizes.limit_s, lambda: False)
+    row = {"ended": ended, "started": started, "exit_code": code, "finished": time.time()}
+    found = read_lines(events)
+    steps = [event for event in found if event["event"] == "step"]
+    if not steps or (code and ended == "ended"):
+        return row | {"error": last_lines(log)}
+    return row | _figures(found, steps, started)
+
+
+def _figures(found: list[dict[str, Any]], steps: list[dict[str, Any]], started: float) -> dict[str, Any]:
+    first = next(event["at"] for event in found if event["event"] == "first sampling")
+    evaluations = [event for event in found if event["event"] == "evaluation"]
+    during = [event for event in evaluations if event["step"] and event["at"] <= steps[-1]["at"]]
+    seconds = steps[-1]["at"] - first
+    parts: defaultdict[str, float] = defaultdict(float)
+    for event in steps:
+        for part, amount in event["seconds"].items():
+            parts[part] += amount
+    within = parts.pop("sampling and scoring", 0.0)
+    evaluating = sum(event["took"] for event in during)
+    parts["scoring"] = max(0.0, within - sum(parts.values()))
+    parts["evaluating"] = evaluating
+    parts["training"] = seconds - within - evaluating
+    return {
+        "first_sample_s": first - started,
+        "points": [
+            {
+                "step": event["step"],
+                "seconds": (event["trained_at"] if event["step"] else first) - started,
+                "score": event["score"],
+            }
+            for event in evaluations
+        ],
+        "steps": len(steps),
+        "seconds": seconds,
+        "num_sampled": steps[-1]["num_sampled"],
+        "num_trained": steps[-1]["num_trained"],
+        "evaluation_s": evaluating,
+        "step_table": [
+            {"role": "trl", "activity": part, "for": "", "seconds_per_step": round(amount / len(steps), 4)}
+            for part, amount in sorted(parts.items(), key=lambda each: -each[1])
+        ],
+    }
