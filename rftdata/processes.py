@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 import uuid
 from typing import Any
 
@@ -63,6 +64,14 @@ def started_at(pid: int) -> int | None:
     """Return when a process of this space started, in clock ticks since the kernel's start; None if that is not known."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
+
+
+def own_age_s() -> float:
+    """Return the seconds since this process started; 0 if that is not known."""
+    started = started_at(os.getpid())
+    if started is None:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK"))
 
 
 def process_lives(pid: int) -> bool:

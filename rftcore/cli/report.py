@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +21,12 @@ def report(
         Path | None, typer.Option("--png", metavar="FILE", help="Also draw the learning curve of RUN into this file.")
     ] = None,
     timeline: Annotated[
+        bool, typer.Option("--timeline", help="Also print where every second of each role went, by activity.")
+    ] = False,
+    timeline_file: Annotated[
         Path | None,
         typer.Option(
-            "--timeline",
+            "--timeline-file",
             metavar="FILE",
             help="Also draw what each process of RUN did when: an image, or with the suffix .json a trace for Perfetto.",
         ),
@@ -31,24 +35,33 @@ def report(
     """Print the results of a run: held-out score before and after, steps, tokens, dropped rows with reasons."""
     from rftcore.reporting import report as reports
     from rftcore.reporting.table import print_report
+    from rftcore.reporting.timeline_table import print_timeline
     from rftdata.reports.results import RunResults
+    from rftdata.reports.timeline import timeline_of
 
     with opened(uri, "rft report") as buffer:
         built = [reports.build_report(buffer, name) for name in ([run] if other is None else [run, other])]
-        spans = RunResults(buffer.find_run(built[0].run_id)).spans() if timeline is not None else []
-        between = reports.compare(*(buffer.find_run(one.run_id) for one in built)) if other is not None else []
+        runs = [buffer.find_run(one.run_id) for one in built]
+        spans = RunResults(runs[0]).spans() if timeline_file is not None else []
+        timelines = [timeline_of(one) for one in runs] if timeline else []
+        between = reports.compare(*runs) if other is not None else []
     if png is not None:
         from rftcore.reporting.learning_curve import write_learning_curve
 
         write_learning_curve(built[0], png)
-    if timeline is not None:
+    if timeline_file is not None:
         from rftcore.reporting.timeline import write_timeline
 
-        write_timeline(built[0].run, spans, timeline)
-    if as_json and other is None:
-        print_json(built[0].model_dump(mode="json"))
-    elif as_json:
-        runs = [one.model_dump(mode="json") for one in built]
-        print_json({"runs": runs, "comparison": [gain.model_dump(mode="json") for gain in between]})
-    else:
+        write_timeline(built[0].run, spans, timeline_file)
+    if not as_json:
         print_report(built, between)
+        for one, times in zip(built, timelines, strict=False):
+            print_timeline(one.run, times)
+        return
+    documents = [one.model_dump(mode="json") for one in built]
+    for document, times in zip(documents, timelines, strict=False):
+        document["timeline"] = dataclasses.asdict(times)
+    if other is None:
+        print_json(documents[0])
+    else:
+        print_json({"runs": documents, "comparison": [gain.model_dump(mode="json") for gain in between]})

@@ -154,6 +154,23 @@ class GoBack:
     fork: str | None = None
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """Where a run begins.
+
+    Attributes:
+        resume: whether it continues a stored run.
+        name: of the run to resume; None for the newest of the configuration's name.
+        go_back: the point from which it resumes instead of the newest checkpoint.
+        parent: the run from whose checkpoint a new run starts.
+    """
+
+    resume: bool = False
+    name: str | None = None
+    go_back: GoBack | None = None
+    parent: Run | None = None
+
+
 def take_back(resolved: ResolvedRun, buffer: Buffer, run: Run, go_back: GoBack) -> tuple[ResolvedRun, Run]:
     """Take a stored run, or a new fork of it, to an earlier step; return its configuration and the run.
 

@@ -129,8 +129,10 @@ def run_here(request: RunRequest) -> int:
     """Run it in this process; return the exit code."""
     with large_imports():  # here, so that mistakes in the configuration are reported at once
         from rftcore.launch import staged_runs, supervisor
+        from rftcore.launch.start_phases import StartPhases
         from rftcore.launch.terminal.views import open_view
 
+    phases = StartPhases("modules are imported", of_process=True)
     follow_parent()
     stages, continuation = request.stages, request.continuation
     with _launcher(stages) as launcher, open_view(plain=request.plain) as view:
@@ -143,6 +145,7 @@ def run_here(request: RunRequest) -> int:
             name=request.name,
             go_back=continuation.go_back(),
             view=view,
+            phases=phases,
         )
 
 

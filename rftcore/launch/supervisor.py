@@ -23,6 +23,7 @@ from rftcore.launch.database_restarts import DatabaseRestarts
 from rftcore.launch.exits import RoleExitError
 from rftcore.launch.launcher import Launcher, reachable
 from rftcore.launch.preparation import (
+    Beginning,
     GoBack,
     find_resumable,
     has_finished,
@@ -32,6 +33,7 @@ from rftcore.launch.preparation import (
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.roles import Roles, failure
 from rftcore.launch.signals import StartInterrupted, StopSignals
+from rftcore.launch.start_phases import StartPhases
 from rftcore.launch.terminal.open_reviews import OpenReviews
 from rftcore.launch.terminal.placement_plan import placed, without_turns
 from rftcore.launch.terminal.summary import show_results
@@ -61,6 +63,7 @@ from rftdata.user_code import held_lock
 from rftdata.workers.live_workers import live_workers, record_exited_workers
 from rftdata.workers.worker import Worker
 
+_CHECKS = "the configuration is checked"
 _REFRESH_S = 1.0
 _DISPLAY_SHARE = 0.05
 _EARLIER_PROCESSES_S = 45.0
@@ -78,6 +81,7 @@ def run(
     parent: Run | None = None,
     view: View,
     signals: StopSignals | None = None,
+    phases: StartPhases | None = None,
 ) -> int:
     """Run a configuration to its end.
 
@@ -90,6 +94,7 @@ def run(
         parent: the run from whose checkpoint a new run starts.
         view: receives progress and messages.
         signals: receives the signals of several runs in a row; None for this run alone.
+        phases: of the start until now; None if it begins now.
 
     Returns:
         0 if finished, even if a role failed afterwards; 128 + its number if a signal stopped the run.
@@ -100,7 +105,8 @@ def run(
     """
     with contextlib.nullcontext(signals) if signals is not None else StopSignals() as received:
         try:
-            return _run(config, launcher, resume, name, go_back, parent, view, received)
+            beginning = Beginning(resume, name, go_back, parent)
+            return _run(config, launcher, beginning, view, received, phases or StartPhases(_CHECKS))
         except StartInterrupted:
             view.message(f"{received.reason} before the run began")
             return received.exit_code
@@ -109,22 +115,24 @@ def run(
 def _run(
     config: RunConfig,
     launcher: Launcher,
-    resume: bool,
-    name: str | None,
-    go_back: GoBack | None,
-    parent: Run | None,
+    beginning: Beginning,
     view: View,
     signals: StopSignals,
+    phases: StartPhases,
 ) -> int:
+    go_back = beginning.go_back
+    phases.begin(_CHECKS)
     config, findings = reachable(config), Findings()
     config, chosen = findings.value(with_defaults, config) or (config, None)
     resolved = ResolvedRun(config)
     check_start(resolved, findings)  # before a buffer is created, so that a mistake leaves none behind
     findings.refuse()
+    phases.begin("the buffer is opened")
     with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
         stored = None
-        if resume:
-            stored = find_resumable(config, buffer, name)
+        phases.begin("the run is prepared")
+        if beginning.resume:
+            stored = find_resumable(config, buffer, beginning.name)
             if go_back is None or go_back.fork is None:
                 await_earlier_processes(stored, view)
             stored = stored.refreshed()
@@ -147,12 +155,17 @@ def _run(
         with held_lock.printed():  # the block calls sources and stages of the user
             # A stored run must end with a status, so from here on a signal stops the roles, or keeps them from starting.
             run = prepare_run(
-                resolved, buffer, resumed=stored, parent=parent, before_storing=signals.defer, report=view.message
+                resolved,
+                buffer,
+                resumed=stored,
+                parent=beginning.parent,
+                before_storing=signals.defer,
+                report=view.message,
             )
         report_run(run.name)
         if chosen is not None:
             view.message(chosen)
-        return _work(resolved, launcher, buffer, run, view, signals, is_resumed=resume)
+        return _work(resolved, launcher, buffer, run, view, signals, phases, is_resumed=beginning.resume)
 
 
 def _work(
@@ -162,6 +175,7 @@ def _work(
     run: Run,
     view: View,
     signals: StopSignals,
+    phases: StartPhases,
     *,
     is_resumed: bool,
 ) -> int:
@@ -174,12 +188,13 @@ def _work(
     view.message(f"model {config.model.path}: {resolved.model_folder}")
     threads = divide_threads()
     view.message(threads.sentence)
+    phases.begin("roles are started")
     if not signals.stop:
         try:
             with signals.kept():
                 view.message(f"{launcher.start()} runs {_roles(config)}; they load what they need now")
             if not signals.stop:
-                _supervise(resolved, launcher, buffer, run, view, signals, is_resumed=is_resumed)
+                _supervise(resolved, launcher, buffer, run, view, signals, phases, is_resumed=is_resumed)
         except DiskFullError as error:  # this process found the full disk, before any role
             todo = f"{error.todo}; then continue with {resume_command(buffer.location, run)}"
             raise DiskFullError(error.what, value=error.value, allowed=error.allowed, todo=todo) from error
@@ -251,6 +266,7 @@ def _supervise(
     run: Run,
     view: View,
     signals: StopSignals,
+    phases: StartPhases,
     *,
     is_resumed: bool,
 ) -> None:
@@ -259,14 +275,14 @@ def _supervise(
     Raises:
         RoleFailedError: a role failed before anything asked the run to stop.
     """
-    with Worker(run, "supervisor") as worker:
-        worker.set_state("watches", activity="watching")
+    with Worker(run, "supervisor", phases=phases.begun()) as worker:
         placement = place_run(resolved, launcher.machines())
         if (sentence := placed(placement)) is not None:
             view.message(sentence)
         if (reason := without_turns(resolved.config, placement)) is not None:
             view.message(f"warning: {reason}")
         started = launcher.start_roles(resolved, run, divide_threads(), placement)
+        worker.set_state("watches", activity="watching")
         roles = Roles(started, Restarts(run), view, signals, launcher)
         progress = Progress(run, resumes=is_resumed)
         show = _Display(progress, view, OpenReviews(view, buffer_option(buffer.location)))

@@ -40,7 +40,7 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = ()) -> Non
 
 
 def _gains(gains: Sequence[Gain], title: str, before: str, after: str) -> Table:
-    table = _titled(title)
+    table = titled(title)
     table.add_column("taskset")
     for name in ("questions", before, after, "difference", "z"):
         table.add_column(name, justify="right")
@@ -170,7 +170,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _dropped(one: Report) -> Table:
-    table = _titled(f"Experiences dropped in {one.run}")
+    table = titled(f"Experiences dropped in {one.run}")
     table.add_column("rows", justify="right")
     table.add_column("groups", justify="right")
     table.add_column("stage")
@@ -180,7 +180,8 @@ def _dropped(one: Report) -> Table:
     return table
 
 
-def _titled(title: str) -> Table:
+def titled(title: str) -> Table:
+    """Return an empty table under a title, without lines."""
     return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 

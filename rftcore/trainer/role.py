@@ -162,6 +162,7 @@ class TrainerRole:
     def _step(self, step: int) -> bool:
         """Make one step; return False when the run was asked to stop."""
         timing, started = _Timing(), time.monotonic()
+        self.worker.set_state(f"draws the batch of step {step}", activity="drawing")
         prepared = self.next_batch.draw(step, stop=self._should_stop, waiting=partial(self._report_wait, step))
         timing.wait = time.monotonic() - started
         if prepared is None:
@@ -192,6 +193,7 @@ class TrainerRole:
         if step % self.config.trainer.checkpoint_every == 0 or step == self.planned_steps:
             begun = self.checkpoints.begin(step, self.policy_version_id)
         timing.publish = time.monotonic() - started
+        self.worker.set_state(f"records step {step}", activity="recording")
         self._record(step, batch, timing, metrics)
         if begun is not None:
             self.checkpoints.commit_later(begun)

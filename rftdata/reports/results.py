@@ -143,7 +143,7 @@ class WorkerSpan:
     """An activity of a worker.
 
     Attributes:
-        detail: what it waited for; None for work.
+        detail: what it waited for, or a part of its start; None for other work.
         started, ended: seconds since 1970, by the database's clock.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,9 +18,11 @@ Activity = Literal[
     "checking",
     "deciding",
     "replaying",
+    "drawing",
     "training",
     "publishing",
     "checkpointing",
+    "recording",
     "watching",
     "working",
 ]
@@ -34,7 +36,7 @@ class Span:
 
     Attributes:
         ordinal: counts the worker's spans.
-        detail: what it waited for; None for work.
+        detail: what it waited for, or a part of its start; None for other work.
         started, ended: seconds of the process's monotonic clock.
     """
 
@@ -50,14 +52,18 @@ class Spans:
 
     Args:
         clock: seconds, monotonic.
+        phases: what the process did before: parts of its start with the times of `clock` at which they began.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, phases: Sequence[tuple[str, float]] = ()) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._closed: list[Span] = []
         now = clock()
-        self._open = Span(ordinal=0, activity="starting", detail=None, started=now, ended=now)
+        ends = [*(begun for _, begun in phases), now][1:]
+        for ordinal, ((detail, begun), ended) in enumerate(zip(phases, ends, strict=True)):
+            self._closed.append(Span(ordinal=ordinal, activity="starting", detail=detail, started=begun, ended=ended))
+        self._open = Span(ordinal=len(phases), activity="starting", detail=None, started=now, ended=now)
         self._last_offered = 0  # spans up to this one may be in the buffer, and keep their numbers
 
     def change(self, activity: Activity, detail: str | None) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -50,11 +50,18 @@ class Worker:
         run: the run it works for.
         role: explorer, pipeline, trainer, supervisor or replay.
         lease_s: how long its claims are valid without a heartbeat.
+        phases: the parts of its start until now, with the times of `time.monotonic` at which they began. It then counts from the first one.
         on_waiting: called with every heartbeat, from another thread, once it has been waiting for a few seconds, with what it waits for.
     """
 
     def __init__(
-        self, run: Run, role: str, *, lease_s: float = 60.0, on_waiting: Callable[[str], None] | None = None
+        self,
+        run: Run,
+        role: str,
+        *,
+        lease_s: float = 60.0,
+        phases: Sequence[tuple[str, float]] = (),
+        on_waiting: Callable[[str], None] | None = None,
     ) -> None:
         self._database = run.database
         self._listener = notify.Listener(run.database, *_WAKES.get(role, ()))
@@ -63,7 +70,7 @@ class Worker:
         self._has_left = False
         self._state = "starting"
         self._waiting_for: str | None = None
-        self._spans = Spans()
+        self._spans = Spans(phases=phases)
         self._on_waiting = on_waiting
         self._waits_since = time.monotonic()
         self._heartbeat_error: str | None = None
@@ -72,6 +79,8 @@ class Worker:
         self.progress: dict[str, Any] = {}
         record_exited_workers(run)
         self.worker_id = _register(run, role)
+        if phases:
+            run.database.run("count_worker_from", worker_id=self.worker_id, age_s=time.monotonic() - phases[0][1])
         self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
         self._thread.start()
 

@@ -3,6 +3,10 @@
 INSERT INTO rft.worker (run_id, role, host, pid, pid_space, pid_started)
 VALUES (%(run_id)s, %(role)s, %(host)s, %(pid)s, %(pid_space)s, %(pid_started)s) RETURNING worker_id;
 
+-- name: count_worker_from
+-- Count the life of a worker from the time at which its process began to work for the run, some seconds before it registered.
+UPDATE rft.worker SET started_at = clock_timestamp() - %(age_s)s * interval '1 s' WHERE worker_id = %(worker_id)s;
+
 -- name: newest_worker_of_process (read)
 -- The id of the last worker that a process has registered in a role; 0 if there is none.
 SELECT coalesce(max(worker_id), 0) AS worker_id FROM rft.worker

@@ -85,7 +85,7 @@ class NextBatch:
         """Return the batch of a step that begins now, with all labels committed until now; None if `stop` ended the wait.
 
         Args:
-            stop, waiting: see `Attempt.draw`. `waiting` is also called before the first try, except for a batch that was drawn ahead.
+            stop, waiting: see `Attempt.draw`.
 
         Raises:
             RftError: see `Attempt.draw` and `train_batch`.
@@ -98,7 +98,6 @@ class NextBatch:
             prepared = self._current(ahead)
             if prepared is not None:
                 return prepared
-        waiting(None)
         batch = self.attempt.draw(step, self._num_groups, ARRAYS, stop=stop, waiting=waiting)
         return None if batch is None else self._prepared(batch)
 

@@ -78,7 +78,7 @@ AS $$
         ('weight_receipt', true, false, '{status, first_rank, group_id, pause_seconds, error, ended_at}'),
         ('weight_receiver', true, false, '{*}'),
         ('weight_transfer', true, false, '{status, group_id, backend, address, num_ranks, dtype, in_float32, bucket_bytes, num_bytes, send_seconds, error, sent_at, ended_at}'),
-        ('worker', true, false, '{state, waiting_for, progress, heartbeat_at, stopped_at, error, crashed}'),
+        ('worker', true, false, '{state, waiting_for, progress, started_at, heartbeat_at, stopped_at, error, crashed}'),
         ('worker_span', true, false, '{ended_at}'),
         ('worklist', true, true, '{*}'),
         ('write_receipt', true, false, '{}')
