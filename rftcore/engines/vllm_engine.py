@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
     from rftcore.sync.vllm.worker import ReceiveOutcome
 
+# Only whole blocks of a prompt are computed once for the responses that share it. vLLM's own 128 tokens on a CPU are longer than many prompts; its
+# kernels need a multiple of 32.
+_CPU_BLOCK_TOKENS = 32
 _WORKER_EXTENSION = "rftcore.sync.vllm.worker.WeightsExtension"
 
 
@@ -108,7 +111,7 @@ class VllmEngine(DrivenEngine):
         else:
             # OMP_NUM_THREADS has no effect if torch was already imported; vLLM later forbids this call.
             torch.set_num_threads(config.resolve_num_threads())
-            memory = {"kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30)}
+            memory = {"kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30), "block_size": _CPU_BLOCK_TOKENS}
         from vllm import LLM
 
         try:
@@ -126,9 +129,8 @@ class VllmEngine(DrivenEngine):
                 logprobs_mode="processed_logprobs",
                 worker_extension_cls=_WORKER_EXTENSION,
                 use_tqdm_on_load=False,
-                **memory,
                 **adapters,
-                **config.vllm,
+                **memory | config.vllm,
             )
         except ValueError as error:
             raise RftError(

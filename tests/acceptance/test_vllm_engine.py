@@ -170,6 +170,21 @@ def test_log_probabilities_are_of_the_distribution_sampled_from(live: Live) -> N
     assert max(gains) > 0.1
 
 
+def test_a_prompt_is_computed_once_for_the_answers_that_share_it(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, cached, read = "u:1+2=\na:3\n" * 4 + "u:7*8=\na:", list[int](), live.engine._generation
+    monkeypatch.setattr(
+        live.engine, "_generation", lambda output: (cached.append(output.num_cached_tokens), read(output))[1]
+    )
+    ids, generations = live.sample(8, Decoding(max_tokens=16), prompt)
+    assert 32 < len(ids) < 64
+    assert sorted(cached)[1:] == [32] * 7, "one whole block of 32 tokens; the first answer may find it, too"
+    assert all(abs(a - b) < EXACT for g in generations for a, b in zip(g.logprobs, live.expected(ids, g), strict=True))
+    live.change_reference()
+    live.push()
+    ids, generations = live.sample(8, Decoding(max_tokens=16), prompt)
+    assert all(abs(a - b) < EXACT for g in generations for a, b in zip(g.logprobs, live.expected(ids, g), strict=True))
+
+
 def test_requests_that_vllm_lets_wait_are_reported_as_such(live: Live) -> None:
     ids = live.engine.tokenizer.encode("u:7*8=\na:")
     numbers, seen = [0, 0], set()
