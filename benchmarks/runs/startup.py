@@ -63,6 +63,8 @@ def main():
     from vllm import LLM, SamplingParams
     times["import"] = time.time()
     import torch
+    if not torch.cuda.is_available():
+        torch.cpu._init_amx()  # vLLM's attention uses it without asking the system for it, which ends the process
     memory = {{"gpu_memory_utilization": {_GPU_MEMORY}}} if torch.cuda.is_available() else {{"kv_cache_memory_bytes": 2**30}}
     llm = LLM(
         model=sys.argv[1], dtype="bfloat16", max_model_len={_CONTEXT_LENGTH}, max_num_seqs={_MAX_NUM_SEQS}, enable_prefix_caching=True,

@@ -171,6 +171,11 @@ class Engine(ABC):
             "TOKENIZERS_PARALLELISM": "false",
         }
 
+    @classmethod
+    def imported_modules(cls) -> tuple[str, ...]:
+        """Return the modules that creating the engine imports and that take long; a launcher has them imported before the engine is needed."""
+        return ()
+
     @abstractmethod
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
         """Sample one response. Cancelling the awaiting task removes the request from the engine.

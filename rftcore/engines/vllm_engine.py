@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 # Only whole blocks of a prompt are computed once for the responses that share it. vLLM's own 128 tokens on a CPU are longer than many prompts; its
 # kernels need a multiple of 32.
 _CPU_BLOCK_TOKENS = 32
-_WORKER_EXTENSION = "rftcore.sync.vllm.worker.WeightsExtension"
+_WORKER_MODULE = "rftcore.sync.vllm.worker"
+_WORKER_EXTENSION = f"{_WORKER_MODULE}.WeightsExtension"
 
 
 def vllm_version() -> str | None:
@@ -85,6 +86,17 @@ class VllmEngine(DrivenEngine):
             "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         }
 
+    @classmethod
+    def imported_modules(cls) -> tuple[str, ...]:
+        # `LLM(…)` imports the last two, with most of what computes models on any device.
+        return (
+            cls.__module__,
+            _WORKER_MODULE,
+            "vllm.entrypoints.llm",
+            "vllm.v1.engine.core",
+            "vllm.v1.worker.gpu_worker",
+        )
+
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
         if vllm_version() is None or importlib.util.find_spec("vllm") is None:
             raise RftError(
@@ -111,6 +123,8 @@ class VllmEngine(DrivenEngine):
         else:
             # OMP_NUM_THREADS has no effect if torch was already imported; vLLM later forbids this call.
             torch.set_num_threads(config.resolve_num_threads())
+            # vLLM's attention uses the processor's matrix unit (AMX) without asking the system for it, which ends the process.
+            torch.cpu._init_amx()
             memory = {"kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30), "block_size": _CPU_BLOCK_TOKENS}
         from vllm import LLM
 

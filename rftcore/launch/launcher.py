@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rftcore.config.run import RunConfig
+from rftcore.engines import ENGINES
 from rftcore.garbage import large_imports
 from rftcore.launch.exits import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
@@ -73,6 +74,10 @@ class Launcher(ABC):
 
     name: str
     stop_s: float
+
+    @abstractmethod
+    def prepare(self, config: RunConfig) -> None:
+        """Begin beside the checks of a run what its roles need and takes long; wait for none of it, and raise nothing."""
 
     @abstractmethod
     def start(self) -> str:
@@ -147,6 +152,16 @@ def role_tasks(resolved: ResolvedRun, run: str, threads: Threads) -> Iterator[Ro
         yield RoleTask(name, "pipeline", config, run, {}, thread_environment(1))
     for name in names["trainer"]:
         yield RoleTask(name, "trainer", config, run, {}, thread_environment(threads.trainer))
+
+
+def engine_modules(resolved: ResolvedRun) -> tuple[str, ...]:
+    """Return the modules that the engine imports when it is created; empty for an engine of the user's, which the checks load first.
+
+    Raises:
+        PluginError: the engine is unknown.
+    """
+    built_in = resolved.config.has_explorer and resolved.config.explorer.engine in ENGINES.builtins
+    return resolved.engine_class.imported_modules() if built_in else ()
 
 
 def run_role(role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import rftdata
 from rftcore.config.run import RunConfig
 from rftcore.garbage import large_imports
 from rftcore.launch.automatic_resume import follow_parent, keep_running
+from rftcore.launch.start_phases import StartPhases
 from rftdata.errors import ConfigError
 from rftdata.reports.progress import Progress
 
@@ -127,15 +129,15 @@ class RunRequest:
 
 def run_here(request: RunRequest) -> int:
     """Run it in this process; return the exit code."""
-    with large_imports():  # here, so that mistakes in the configuration are reported at once
-        from rftcore.launch import staged_runs, supervisor
-        from rftcore.launch.start_phases import StartPhases
-        from rftcore.launch.terminal.views import open_view
-
     phases = StartPhases("modules are imported", of_process=True)
     follow_parent()
     stages, continuation = request.stages, request.continuation
-    with _launcher(stages) as launcher, open_view(plain=request.plain) as view:
+    with _launcher(stages) as launcher, ExitStack() as stack:
+        with large_imports():  # beside those of the launcher's processes
+            from rftcore.launch import staged_runs, supervisor
+            from rftcore.launch.terminal.views import open_view
+
+        view = stack.enter_context(open_view(plain=request.plain))
         if len(stages) > 1:
             return staged_runs.run_stages(stages, launcher, resume=continuation.resume, view=view)
         return supervisor.run(
@@ -159,7 +161,8 @@ def _launcher(configs: Sequence[RunConfig]) -> Launcher:
         from rftcore.launch.ray_cluster.launcher import RayLauncher
 
         return RayLauncher()
-    from rftcore.launch.local_processes.launcher import LocalLauncher
+    with large_imports():
+        from rftcore.launch.local_processes.launcher import LocalLauncher
 
     return LocalLauncher(configs)
 

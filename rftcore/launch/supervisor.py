@@ -122,6 +122,7 @@ def _run(
 ) -> int:
     go_back = beginning.go_back
     phases.begin(_CHECKS)
+    launcher.prepare(config)
     config, findings = reachable(config), Findings()
     config, chosen = findings.value(with_defaults, config) or (config, None)
     resolved = ResolvedRun(config)

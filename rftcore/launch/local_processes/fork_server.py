@@ -3,10 +3,12 @@
 Importing torch and transformers takes each process seconds of a core. The fork server is forked when `rft run` begins, and imports them
 while the run is prepared. A role that it forks works at once, and roles share the memory of the imported modules.
 
+A role that imports more, as an explorer does with vLLM, is forked before its task is known (`preload`), and imports it beside the checks. It gets its
+task if it was preloaded with the same environment. Otherwise, or if it has ended, another process is forked for the task.
+
 The fork server starts no thread and computes nothing, so that its forks are safe. It passes on pickled tasks and errors without opening them.
 It ends with `rft run`, and roles end with it, however that happens. A role has its own session, which signals to the process group of `rft run`
-do not reach: `rft run` receives them, and asks the roles to stop. When a role ends, the processes in its session are killed. The output of a
-role is in its log file.
+do not reach: `rft run` receives them, and asks the roles to stop. When a role ends, the processes in its session are killed.
 
 Processes are forked directly, because children of `multiprocessing` cannot choose a start method, skip exit handlers, and are waited for at the
 end of their parent.
@@ -15,34 +17,25 @@ end of their parent.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import FrameType
 
 from rftcore.garbage import collect_rarely, large_imports
-from rftcore.launch.launcher import RoleTask, run_role
-from rftcore.launch.local_processes import forked_process
+from rftcore.launch.launcher import RoleTask
+from rftcore.launch.local_processes import forked_process, role_process
+from rftcore.launch.local_processes.children import Child, Preload, WaitingChild, fork, fork_waiting
 from rftcore.run.parent_process import end_with_parent
-from rftdata.errors import RftError
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a role that SIGTERM ended."""
-_PR_SET_NAME = 15
-# As Ray does for its workers: for lack of memory the system kills a role, which can be restarted, rather than the database.
-_OOM_SCORE = "500"
 
 
 @dataclass(frozen=True)
@@ -65,6 +58,34 @@ class Ended:
     key: int
     status: int
     error: BaseException | None
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A request to start a role.
+
+    Attributes:
+        task: pickled, with the path of its log.
+    """
+
+    key: int
+    role: str
+    environment: Mapping[str, str]
+    task: bytes
+
+
+@dataclass(frozen=True)
+class _Kill:
+    """A request to kill a role."""
+
+    key: int
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A request for processes that wait for tasks."""
+
+    preloads: Sequence[Preload]
 
 
 class ForkServer:
@@ -98,11 +119,15 @@ class ForkServer:
             key: names the process in events.
             log: file to which it appends what it prints.
         """
-        self._send((key, pickle.dumps((task, log))))
+        self._send(_Start(key, task.role, task.environment, pickle.dumps((task, log))))
+
+    def preload(self, preloads: Sequence[Preload]) -> None:
+        """Fork processes that import modules and wait for tasks; end waiting processes that are not among them."""
+        self._send(_Wait(preloads))
 
     def kill(self, key: int) -> None:
         """Kill a role's process and the others of its session; a role that is not forked yet is killed once it is."""
-        self._send((key, None))
+        self._send(_Kill(key))
 
     def events(self, timeout_s: float) -> list[Started | Ended]:
         """Wait a short time for events; return them in order."""
@@ -136,7 +161,7 @@ class ForkServer:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self._output.close()
 
-    def _send(self, request: tuple[int, bytes | None]) -> None:
+    def _send(self, request: _Start | _Kill | _Wait) -> None:
         with contextlib.suppress(OSError):  # the server has ended, see `exit_status`
             self._connection.send(request)
 
@@ -159,45 +184,6 @@ def _event(key: int, pid: int | None, status: int, raised: bytes) -> Started | E
         return Ended(key, status, RuntimeError(text))
 
 
-@dataclass
-class _Child:
-    """The server's record of a role's process.
-
-    Attributes:
-        pidfd: readable once it has ended.
-        result: receives what it raised.
-        raised: what it has received.
-    """
-
-    key: int
-    pid: int
-    pidfd: int
-    result: Connection
-    raised: bytes = b""
-
-    def ends(self) -> list[int | Connection]:
-        """Return the files to wait for."""
-        return [self.pidfd] if self.result.closed else [self.pidfd, self.result]
-
-    def receive(self) -> None:
-        """Receive the error that the role has raised, if it has arrived."""
-        if not self.result.closed and self.result.poll():
-            with contextlib.suppress(EOFError, OSError), self.result:
-                self.raised = self.result.recv_bytes()
-
-    def kill(self) -> None:
-        """Kill the role and the other processes of its session. No other process has its id until `status` is called."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.pid, signal.SIGKILL)  # it may not have a session yet
-            os.killpg(self.pid, signal.SIGKILL)
-
-    def status(self) -> int:
-        """Reap the process; return how it ended, see `Ended.status`."""
-        os.close(self.pidfd)
-        self.result.close()
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 def _serve(
     connection: Connection, parent: int, output: int, modules: Sequence[str], environment: Mapping[str, str]
 ) -> None:
@@ -216,95 +202,82 @@ def _serve(
         for module in modules:
             with contextlib.suppress(Exception):  # the role imports it again, and reports the error
                 importlib.import_module(module)
-    children: dict[int, _Child] = {}
-    try:
-        while True:
-            ready = set(wait([connection, *(end for child in children.values() for end in child.ends())]))
-            for child in [child for child in children.values() if not ready.isdisjoint(child.ends())]:
-                child.receive()
-                if child.pidfd in ready:
-                    child.kill()  # what it started
-                    del children[child.key]
-                    connection.send((child.key, None, child.status(), child.raised))
-            if connection in ready:
-                key, task = connection.recv()
-                if task is not None:
-                    _start(children, connection, key, task)
-                elif key in children:
-                    children[key].kill()
-    except (EOFError, OSError):  # `rft run` has ended
-        for child in children.values():
-            child.kill()
+    _Server(connection).serve()
 
 
-def _start(children: dict[int, _Child], connection: Connection, key: int, task: bytes) -> None:
-    """Fork a role; if that is not possible, report that it ended without having started."""
-    server = os.getpid()
-    try:
-        with contextlib.ExitStack() as undo:
-            ours, theirs = Pipe(duplex=False)
-            undo.callback(ours.close)
-            with theirs:
-                if (pid := os.fork()) == 0:
-                    forked_process.exit_after(lambda: _work(theirs, server, task))
-            undo.callback(os.waitpid, pid, 0)
-            undo.callback(os.kill, pid, signal.SIGKILL)
-            child = _Child(key, pid, os.pidfd_open(pid), ours)
-            undo.pop_all()
-    except OSError as error:
-        connection.send((key, None, 1, _pickled(error)))
-        return
-    children[key] = child
-    connection.send((key, pid, 0, b""))
+class _Server:
+    """The work of the server's process, after its imports."""
 
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._children: dict[int, Child] = {}
+        self._waiting: list[WaitingChild] = []
 
-def _work(result: Connection, server: int, task_bytes: bytes) -> None:
-    """Run a role in its forked process."""
-    os.setsid()
-    end_with_parent(server)
-    task, log = pickle.loads(task_bytes)
-    forked_process.redirect(forked_process.open_log(log))
-    forked_process.close_files([result.fileno()])
-    print(f"== {task.name}: process {os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S %z')} ==", flush=True)
-    # Handlers that do nothing, rather than ignored signals, which children of a role would inherit.
-    for number, handler in ((signal.SIGTERM, _terminate), (signal.SIGINT, _ignore), (signal.SIGHUP, _ignore)):
-        signal.signal(number, handler)
-    os.environ.update(task.environment)
-    forked_process.apply_environment()
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rft {task.name}"[:15].encode())
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="utf-8")
-    try:
-        code = run_role(task.role, task.config, task.run, task.options)
-    except _TerminatedError:
-        raise
-    except BaseException as error:  # noqa: BLE001 - the boundary: the supervisor reports every error with the role's name
-        if isinstance(error, SystemExit):
-            error = RuntimeError(f"sys.exit({error.code!r}) was called")
-        with contextlib.suppress(OSError):
-            result.send_bytes(_pickled(error))
-        if not isinstance(error, RftError):
-            traceback.print_exc()
-        code = 1
-    sys.exit(code)
+    def serve(self) -> None:
+        """Handle requests and the ends of processes."""
+        try:
+            while True:
+                ends = [end for child in self._children.values() for end in child.ends()]
+                ready = set(wait([self._connection, *ends, *(waiting.child.pidfd for waiting in self._waiting)]))
+                self._handle_ends(ready)
+                if self._connection in ready:
+                    self._handle(self._connection.recv())
+        except (EOFError, OSError):  # `rft run` has ended
+            for child in (*self._children.values(), *(waiting.child for waiting in self._waiting)):
+                child.kill()
 
+    def _handle_ends(self, ready: Set[object]) -> None:
+        for key, child in list(self._children.items()):
+            if ready.isdisjoint(child.ends()):
+                continue
+            child.receive()
+            if child.pidfd in ready:
+                child.kill()  # what it started
+                del self._children[key]
+                self._connection.send((key, None, child.status(), child.raised))
+        for waiting in [waiting for waiting in self._waiting if waiting.child.pidfd in ready]:
+            self._waiting.remove(waiting)
+            waiting.end()
 
-class _TerminatedError(SystemExit):
-    """SIGTERM arrived. It ends a role like an error, so that the role leaves the run and releases its claims."""
+    def _handle(self, request: _Start | _Kill | _Wait) -> None:
+        if isinstance(request, _Start):
+            self._start(request)
+        elif isinstance(request, _Wait):
+            self._preload(request.preloads)
+        elif request.key in self._children:
+            self._children[request.key].kill()
 
+    def _start(self, request: _Start) -> None:
+        """Start a role; if that is not possible, report that it ended without having started."""
+        server = os.getpid()
+        try:
+            child = self._preloaded(request)
+            if child is None:
+                child = fork(lambda result: role_process.run(result, server, request.task))
+        except OSError as error:
+            self._connection.send((request.key, None, 1, role_process.pickled(error)))
+            return
+        self._children[request.key] = child
+        self._connection.send((request.key, child.pid, 0, b""))
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _TerminatedError(TERMINATED)
+    def _preloaded(self, request: _Start) -> Child | None:
+        """Return the process that has waited for such a task, and has it now; None without one."""
+        for waiting in list(self._waiting):
+            if (waiting.preload.role, waiting.preload.environment) == (request.role, request.environment):
+                self._waiting.remove(waiting)
+                if waiting.give(request.task):
+                    return waiting.child
+                waiting.end()
+        return None
 
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing: `rft run` receives the signal too, and asks the roles to stop."""
-
-
-def _pickled(error: BaseException) -> bytes:
-    """Return an error for `_event`: pickled, if possible, and as text."""
-    text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
-    try:
-        return pickle.dumps((pickle.dumps(error), text))
-    except Exception:  # noqa: BLE001 - a user.s exception may fail to pickle in any way
-        return pickle.dumps((b"", text))
+    def _preload(self, preloads: Sequence[Preload]) -> None:
+        missing = list(preloads)
+        for waiting in list(self._waiting):
+            if waiting.preload in missing:
+                missing.remove(waiting.preload)
+            else:
+                self._waiting.remove(waiting)
+                waiting.end()
+        for preload in missing:
+            with contextlib.suppress(OSError):  # the process of the task imports the modules
+                self._waiting.append(fork_waiting(preload))

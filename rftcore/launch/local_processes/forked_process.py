@@ -57,11 +57,9 @@ def close_files(kept: Sequence[int]) -> None:
 
 def redirect(output: int) -> None:
     """Make standard input empty, and standard output and errors a file."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, targets in ((nothing, (0,)), (output, (1, 2))):
-        for number in targets:
-            os.dup2(descriptor, number)
-        os.close(descriptor)
+    os.dup2(nothing := os.open(os.devnull, os.O_RDONLY), 0)
+    os.close(nothing)
+    print_to(output)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - they stay open as long as the process
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
@@ -72,6 +70,13 @@ def redirect(output: int) -> None:
         )
         for number in (1, 2)
     )
+
+
+def print_to(output: int) -> None:
+    """Make standard output and errors another file, for the streams of this process that exist and for its children."""
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
 
 
 class _Log(io.FileIO):

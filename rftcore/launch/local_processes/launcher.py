@@ -1,5 +1,8 @@
 """Roles as processes of this machine, forked by a fork server, without Ray.
 
+Explorers import their engine's packages from the beginning, before the run is checked. Where a run turns out to need other explorers than those, or
+none, these processes are ended.
+
 Bundles take the GPUs that `CUDA_VISIBLE_DEVICES` allows in order. A restarted role gets its GPUs again. The output of a role is in `logs/` of
 the run's folder.
 """
@@ -16,12 +19,14 @@ from pathlib import Path
 
 from rftcore.config.run import RunConfig
 from rftcore.launch.exits import ExitCause, ProcessWatch, RoleExitError
-from rftcore.launch.launcher import Launcher, RoleProcess, RoleTask, role_modules, role_tasks
-from rftcore.launch.local_processes.fork_server import TERMINATED, Ended, ForkServer, Started
+from rftcore.launch.launcher import Launcher, RoleProcess, RoleTask, engine_modules, role_modules, role_tasks
+from rftcore.launch.local_processes.children import Preload
+from rftcore.launch.local_processes.fork_server import Ended, ForkServer, Started
+from rftcore.launch.local_processes.role_process import TERMINATED
 from rftcore.launch.threads import Threads, divide_threads, thread_environment
 from rftcore.resolved import ResolvedRun
 from rftcore.run.gpus import local_gpus, this_machine
-from rftcore.run.placement import Machine, Placement
+from rftcore.run.placement import Machine, Placement, place_run
 from rftdata.errors import RftError
 from rftdata.run import Run
 
@@ -62,6 +67,16 @@ class LocalLauncher(Launcher):
         self._keys = itertools.count()
         self._roles: dict[int, ForkedRole] = {}
 
+    def prepare(self, config: RunConfig) -> None:
+        resolved = ResolvedRun(config)
+        try:
+            modules = engine_modules(resolved)
+            placement = place_run(resolved, self.machines())
+            tasks = self._tasks(resolved, "", divide_threads(), placement) if modules else []
+        except RftError:  # the checks find it, too
+            return
+        self._server.preload([Preload(t.role, t.environment, modules) for t in tasks if t.role == "explorer"])
+
     def start(self) -> str:
         return "this machine"
 
@@ -69,9 +84,10 @@ class LocalLauncher(Launcher):
         return [this_machine(len(local_gpus()))]
 
     def start_roles(self, resolved: ResolvedRun, run: Run, threads: Threads, placement: Placement) -> list[ForkedRole]:
-        devices = devices_of(placement, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        tasks = role_tasks(resolved, run.name, threads)
-        return [self._start(_on_devices(task, devices.get(task.name)), run.folder / "logs") for task in tasks]
+        tasks = self._tasks(resolved, run.name, threads, placement)
+        roles = [self._start(task, run.folder / "logs") for task in tasks]
+        self._server.preload([])  # what still waits was preloaded for other roles than these
+        return roles
 
     def ended_roles(
         self, processes: list[RoleProcess], *, timeout_s: float
@@ -109,6 +125,10 @@ class LocalLauncher(Launcher):
 
     def close(self) -> None:
         self._server.close()
+
+    def _tasks(self, resolved: ResolvedRun, run: str, threads: Threads, placement: Placement) -> list[RoleTask]:
+        devices = devices_of(placement, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return [_on_devices(task, devices.get(task.name)) for task in role_tasks(resolved, run, threads)]
 
     def _start(self, task: RoleTask, logs: Path) -> ForkedRole:
         key, log = next(self._keys), logs / f"{task.name.replace(' ', '-')}.log"

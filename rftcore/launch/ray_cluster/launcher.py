@@ -66,6 +66,9 @@ class RayLauncher(Launcher):
     def __init__(self) -> None:
         self._watch: ClusterWatch | None = None
 
+    def prepare(self, config: RunConfig) -> None:
+        """Do nothing: the cluster is joined when the run is stored."""
+
     def start(self) -> str:
         return cluster.start_cluster()
 

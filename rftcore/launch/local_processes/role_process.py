@@ -1,0 +1,156 @@
+"""The process of a role, which the fork server forks: for a task, or before its task is known, to import what the role needs.
+
+The output of a role is in its log file. A process that waits for a task keeps its output, which the log gets with the task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from rftcore.garbage import large_imports
+from rftcore.launch.launcher import RoleTask, run_role
+from rftcore.launch.local_processes import forked_process
+from rftcore.run.parent_process import end_with_parent
+from rftdata.errors import RftError
+
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a role that SIGTERM ended."""
+_PR_SET_NAME = 15
+# As Ray does for its workers: for lack of memory the system kills a role, which can be restarted, rather than the database.
+_OOM_SCORE = "500"
+
+
+def run(result: Connection, server: int, task_bytes: bytes) -> None:
+    """Run a role in its forked process.
+
+    Args:
+        result: receives the error that it raises.
+        server: process id of the fork server.
+        task_bytes: a pickled `RoleTask` and the path of its log.
+    """
+    os.setsid()
+    end_with_parent(server)
+    task, log = pickle.loads(task_bytes)
+    forked_process.redirect(forked_process.open_log(log))
+    forked_process.close_files([result.fileno()])
+    _print_header(task)
+    _handle_signals()
+    _run(result, task)
+
+
+def preload(
+    result: Connection,
+    server: int,
+    task_file: IO[bytes],
+    is_written: Connection,
+    modules: Sequence[str],
+    environment: Mapping[str, str],
+) -> None:
+    """Import modules, wait for a task, and run it.
+
+    Args:
+        result, server: see `run`.
+        task_file: will have the task.
+        is_written: receives a message once it has.
+        modules: the task imports again what cannot be imported, and reports the error.
+        environment: variables of the task.
+    """
+    os.setsid()
+    end_with_parent(server)
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the log has it
+    forked_process.redirect(os.dup(output.fileno()))
+    forked_process.close_files([result.fileno(), is_written.fileno(), task_file.fileno(), output.fileno()])
+    _handle_signals()
+    os.environ.update(environment)
+    forked_process.apply_environment()
+    with large_imports():
+        for module in modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+    try:
+        is_written.recv_bytes()
+    except (EOFError, OSError):  # the server has ended
+        return
+    task_file.seek(0)
+    task, log = pickle.loads(task_file.read())
+    _move_output(output, task, log)
+    _run(result, task)
+
+
+def _move_output(output: IO[bytes], task: RoleTask, log: Path) -> None:
+    """Print to the log from now on, and copy what the process has printed so far."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with output:
+        output.seek(0)
+        printed = output.read()
+    forked_process.print_to(forked_process.open_log(log))
+    _print_header(task)
+    sys.stdout.write(printed.decode(errors="replace"))
+    sys.stdout.flush()
+
+
+def _print_header(task: RoleTask) -> None:
+    print(f"== {task.name}: process {os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S %z')} ==", flush=True)
+
+
+def _handle_signals() -> None:
+    # Handlers that do nothing, rather than ignored signals, which children of a role would inherit.
+    for number, handler in ((signal.SIGTERM, _terminate), (signal.SIGINT, _ignore), (signal.SIGHUP, _ignore)):
+        signal.signal(number, handler)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="utf-8")
+
+
+def _run(result: Connection, task: RoleTask) -> None:
+    os.environ.update(task.environment)
+    forked_process.apply_environment()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rft {task.name}"[:15].encode())
+    try:
+        code = run_role(task.role, task.config, task.run, task.options)
+    except _TerminatedError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the boundary: the supervisor reports every error with the role's name
+        if isinstance(error, SystemExit):
+            error = RuntimeError(f"sys.exit({error.code!r}) was called")
+        with contextlib.suppress(OSError):
+            result.send_bytes(pickled(error))
+        if not isinstance(error, RftError):
+            traceback.print_exc()
+        code = 1
+    sys.exit(code)
+
+
+class _TerminatedError(SystemExit):
+    """SIGTERM arrived. It ends a role like an error, so that the role leaves the run and releases its claims."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _TerminatedError(TERMINATED)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing: `rft run` receives the signal too, and asks the roles to stop."""
+
+
+def pickled(error: BaseException) -> bytes:
+    """Return an error for the parent: pickled, if possible, and as text."""
+    text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+    try:
+        return pickle.dumps((pickle.dumps(error), text))
+    except Exception:  # noqa: BLE001 - a user's exception may fail to pickle in any way
+        return pickle.dumps((b"", text))
