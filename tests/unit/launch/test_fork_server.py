@@ -119,6 +119,7 @@ def test_a_role_can_be_killed_before_it_is_forked(tmp_path: Path) -> None:
 NO_PROCESS = """
 import errno, os, sys
 from pathlib import Path
+from rftcore.launch.launcher import RoleTask
 from rftcore.launch.local_processes.fork_server import ForkServer
 
 this, fork = os.getpid(), os.fork
@@ -136,7 +137,7 @@ if sys.argv[1] == "fork":
 else:
     os.pidfd_open = no_pidfd
 server = ForkServer([], {})
-server.start(3, None, Path("log"))
+server.start(3, RoleTask("pipeline", "pipeline", None, "r", {}, {}), Path("log"))
 while not (events := server.events(1.0)):
     pass
 [ended] = events
@@ -189,3 +190,78 @@ def test_a_module_that_cannot_be_imported_does_not_end_the_server() -> None:
     wait_until(lambda: os.getsid(server.pid) == server.pid, "a session of its own")
     assert server.events(0.0) == [] and server.exit_status is None and server.last_line() == ""
     server.close()
+
+
+# Its role is one that imports nothing itself and fails at once, so that only the fork server's part takes time.
+PRELOADED = """
+import json, os, sys, time
+from pathlib import Path
+from rftcore.config.run import RunConfig
+from rftcore.launch.launcher import RoleTask
+from rftcore.launch.local_processes.children import Preload
+from rftcore.launch.local_processes.fork_server import ForkServer, Started
+from rftdata.processes import process_lives
+
+config, folder, preloads = RunConfig.model_validate(json.loads(sys.argv[1])), Path(sys.argv[2]), json.loads(sys.argv[3])
+server = ForkServer([], {})
+
+def lives():
+    return process_lives(int((folder / "pid").read_text()))
+
+server.preload([Preload("pipeline", {"WHICH": which}, ("slow_module",)) for which in preloads])
+while not (folder / "pid").exists():
+    time.sleep(0.01)
+if "other" in preloads:
+    server.preload([])
+while sys.argv[4] == "ends" and lives():
+    time.sleep(0.01)
+server.start(3, RoleTask("pipeline", "pipeline", config, "r", {}, {"WHICH": "this"}), folder / "log")
+events = []
+while len(events) < 2:
+    events.extend(server.events(1.0))
+server.close()
+print(events[0].pid, int((folder / "pid").read_text()), lives(), events[1].status, type(events[1].error).__name__)
+"""
+SLOW_MODULE = """
+import os, time
+print("slow_module for", os.environ["WHICH"])
+with open({file!r}, "w") as pid:
+    pid.write(str(os.getpid()))
+{then}
+"""
+
+
+def preloaded(folder: Path, which: str, then: str = "time.sleep(0.5)", *, ends: bool) -> tuple[list[str], str]:
+    """Return what the program reports of a role that a process was preloaded for, and the role's log.
+
+    Args:
+        then: what the module does last.
+        ends: whether the role is started after the end of the process.
+    """
+    (folder / "slow_module.py").write_text(SLOW_MODULE.format(file=str(folder / "pid"), then=then))
+    (folder / "broken").write_text("a file where the buffer should be")
+    text = config(folder / "broken").model_dump_json()
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", PRELOADED, text, str(folder), json.dumps([which]), "ends" if ends else "waits"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split(), (folder / "log").read_text()
+
+
+def test_a_process_that_began_with_its_imports_gets_the_role_with_the_same_environment(tmp_path: Path) -> None:
+    (role, process, lives, *end), log = preloaded(tmp_path, "this", ends=False)
+    assert role == process and [lives, *end] == ["False", "1", "BufferUnavailableError"]
+    header, printed = log.splitlines()
+    assert header.startswith(f"== pipeline: process {role}, ") and printed == "slow_module for this"
+
+
+def test_a_process_that_is_not_needed_is_ended_and_the_role_gets_another(tmp_path: Path) -> None:
+    (role, process, lives, *end), log = preloaded(tmp_path, "other", ends=True)
+    assert role != process and [lives, *end] == ["False", "1", "BufferUnavailableError"] and "slow" not in log
+
+
+def test_a_process_that_was_killed_by_what_it_imports_is_replaced_for_the_role(tmp_path: Path) -> None:
+    (role, process, lives, *end), log = preloaded(tmp_path, "this", then="os.kill(os.getpid(), 9)", ends=True)
+    assert role != process and [lives, *end] == ["False", "1", "BufferUnavailableError"] and "slow" not in log
