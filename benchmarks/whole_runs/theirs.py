@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.harness.processes import read_lines
 from benchmarks.whole_runs.case import Sizes
 from benchmarks.whole_runs.processes import last_lines, run_until
+from benchmarks.whole_runs.server import ServerFailedError, vllm_server
 
 
 def run(case: dict[str, Any], sizes: Sizes, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -21,12 +22,25 @@ def run(case: dict[str, Any], sizes: Sizes, folder: Path, environment: Mapping[s
     Returns:
         a row, see `comparison`, with `error` where nothing was measured.
     """
+    started = time.time()
+    if case["generation"] != "server":
+        return _run(case, sizes, folder, environment, started)
+    try:
+        with vllm_server(case, folder / "server.log", environment, sizes.limit_s) as address:
+            return _run({**case, "server": address}, sizes, folder, environment, started)
+    except ServerFailedError as error:
+        text = f"{error}:\n{last_lines(folder / 'server.log')}"
+        return {"ended": "ended", "started": started, "exit_code": None, "finished": time.time(), "error": text}
+
+
+def _run(
+    case: dict[str, Any], sizes: Sizes, folder: Path, environment: Mapping[str, str], started: float
+) -> dict[str, Any]:
     file, events, log = folder / "case.json", folder / "events.jsonl", folder / "trl.log"
     file.write_text(json.dumps(case, default=str))
-    events.unlink(missing_ok=True)
     called = [sys.executable, "-m", "benchmarks.whole_runs.trl_program", str(file), str(events)]
-    started = time.time()
-    ended, code = run_until(called, log, environment, sizes.limit_s, lambda: False)
+    limit_s = max(1.0, sizes.limit_s - (time.time() - started))
+    ended, code = run_until(called, log, environment, limit_s, lambda: False)
     row = {"ended": ended, "started": started, "exit_code": code, "finished": time.time()}
     found = read_lines(events)
     steps = [event for event in found if event["event"] == "step"]

@@ -204,6 +204,8 @@ def main(case_file: str, events_file: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(case["model"], padding_side="left")
     rewards = Rewards(case, tokenizer, _end_tokens(case, tokenizer))
     evaluation = Evaluation(case, events, held_out, rewards)
+    if case["generation"] == "colocate" and not torch.cuda.is_available():
+        _keep_weights_unpacked()
     trainer = TimedTrainer(
         case=case,
         events=events,
@@ -236,6 +238,7 @@ def arguments(case: dict[str, Any], folder: Path) -> GRPOConfig:
             "vllm_gpu_memory_utilization": engine.get("gpu_memory_utilization", 0.4),
             "vllm_max_model_length": engine.get("context_length"),
             "vllm_enable_sleep_mode": False,
+            "vllm_server_base_url": case.get("server"),
             "vllm_importance_sampling_correction": case["corrects"],
         }
     return GRPOConfig(
@@ -283,6 +286,16 @@ def _refuse_other_prompts(trainer: TimedTrainer, rows: list[dict[str, Any]]) -> 
     ours = [render_chat(trainer.processing_class, chat)[1] for chat in chats]
     if [list(ids) for ids in theirs] != ours:
         raise RuntimeError(f"TRL's prompts differ from ours: {theirs[0]} and {ours[0]}")
+
+
+def _keep_weights_unpacked() -> None:
+    """On a CPU, vLLM packs weights and removes those that TRL writes into; keep these, with torch's matrix product."""
+    from vllm.model_executor.layers import utils
+
+    def keep(layer: torch.nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = keep
 
 
 def _end_tokens(case: dict[str, Any], tokenizer: Any) -> set[int]:
