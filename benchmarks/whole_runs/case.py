@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def trl_case(
     folder.mkdir(parents=True, exist_ok=True)
     train, held_out = folder / "train.jsonl", folder / "held_out.jsonl"
     _write_questions(train, config, _training_tasks(config, sizes.steps * config.trainer.batch_groups, seed))
-    _write_questions(held_out, config, (task for taskset in config.eval.tasks for task in _tasks(config, taskset)))
+    _write_questions(held_out, config, (task for each in config.eval.tasks for task in _tasks(each, config.base_dir)))
     trainer, explorer, optimizer = config.trainer, config.explorer, config.trainer.optimizer
     return {
         **asdict(sizes),
@@ -159,7 +160,7 @@ def _refuse_what_differs(config: RunConfig) -> None:
 def _training_tasks(config: RunConfig, num: int, seed: int) -> Iterator[Task]:
     """Yield tasks in random order, each taskset with its share; a taskset that is used up begins again."""
     generator = random.Random(seed)
-    tasksets = [list(_tasks(config, taskset)) for taskset in config.tasks]
+    tasksets = [_tasks(taskset, config.base_dir) for taskset in config.tasks]
     weights = [taskset.weight for taskset in config.tasks]
     left: list[list[Task]] = [[] for _ in tasksets]
     for _ in range(num):
@@ -169,9 +170,16 @@ def _training_tasks(config: RunConfig, num: int, seed: int) -> Iterator[Task]:
         yield left[place].pop()
 
 
-def _tasks(config: RunConfig, taskset: TasksetConfig) -> Iterator[Task]:
-    for number, row in enumerate(read_tasks(taskset, config.base_dir)):
-        yield Task.from_row({"task_id": number, "taskset": taskset.name, **row})
+def _tasks(taskset: TasksetConfig, base_dir: Path) -> list[Task]:
+    return _read_tasks(taskset.model_dump_json(), base_dir)
+
+
+@cache
+def _read_tasks(taskset: str, base_dir: Path) -> list[Task]:
+    """Read a taskset, given as JSON, once for all runs."""
+    config = TasksetConfig.model_validate_json(taskset)
+    rows = enumerate(read_tasks(config, base_dir))
+    return [Task.from_row({"task_id": number, "taskset": config.name, **row}) for number, row in rows]
 
 
 def _write_questions(file: Path, config: RunConfig, tasks: Iterator[Task]) -> None:

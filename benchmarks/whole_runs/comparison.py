@@ -10,8 +10,9 @@ held-out questions every few steps, whose time counts for both. Systems:
     trl            TRL with vLLM colocated; where that fails, with `vllm serve`; else with transformers. Failed attempts are in `failed`
     trl-liger      the same way of sampling, with Liger's kernels
 
-TRL saves no checkpoint, while ours writes one at each evaluation. A run ends at `--target`, at its last step, or after `--run-seconds`. Rows are appended
-to rows.jsonl in `--folder` and not repeated by another call. No run begins that would end after `--minutes`, judged by the longest one so far. A row has
+TRL saves no checkpoint, while ours writes one at each evaluation. A run ends at `--target`, at its last step, or after `--run-seconds`. Several `--gpus`
+make as many runs at a time, each on one GPU. Rows are appended to rows.jsonl in `--folder`, and another call with that folder makes only the missing runs.
+No run begins that would end after `--minutes`, judged by the longest one of its system so far. A row has
 
     first_sample_s     seconds from the start of the process to the first sampling for the training
     points             step, seconds (from the start of the process) and score of each evaluation; the seconds are those of the weights
@@ -29,20 +30,23 @@ import argparse
 import itertools
 import json
 import os
+import queue
 import shutil
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.arguments import argument_parser, integer, integers, kept_folder, names, positive
 from benchmarks.harness.processes import append_line, read_lines
 from benchmarks.harness.report import ROOT, package_version, say, write
-from benchmarks.harness.rft import environment
 from benchmarks.whole_runs import ours, theirs
 from benchmarks.whole_runs.case import STEPS_AHEAD, Sizes, TrlSettings, settings, trl_case
 from benchmarks.whole_runs.gpu_use import GpuUse
+from benchmarks.whole_runs.places import Place, places
 from benchmarks.whole_runs.summary import summary
 
 _CONFIG = ROOT / "examples" / "grpo_reasoning" / "gpu.yaml"
@@ -66,43 +70,59 @@ class Comparison:
     folder: Path
     ends: float
     rows: list[Row]
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> list[Row]:
         """Run what is missing; return the runs that there was no time for."""
-        left_out = []
-        for seed, system in itertools.product(self.options.seeds, self.options.systems):
-            if any((row["system"], row["seed"]) == (system, seed) for row in self.rows if "error" not in row):
-                continue
-            if time.time() + self._longest(system) > self.ends:
-                left_out.append({"system": system, "seed": seed})
-            elif system in STEPS_AHEAD:
-                self._run_ours(system, seed)
-            else:
-                self._run_trl(system, seed)
-        return left_out
+        free: queue.SimpleQueue[Place] = queue.SimpleQueue()
+        for place in places(self.options.gpus):
+            free.put(place)
 
-    def _longest(self, system: str) -> float:
+        def work(asked: tuple[int, str]) -> Row | None:
+            place = free.get()
+            try:
+                return self._run(*asked, place)
+            finally:
+                free.put(place)
+
+        with ThreadPoolExecutor(len(self.options.gpus)) as pool:
+            left_out = list(pool.map(work, itertools.product(self.options.seeds, self.options.systems)))
+        return [row for row in left_out if row is not None]
+
+    def _run(self, seed: int, system: str, place: Place) -> Row | None:
+        """Run one system with one seed, unless that is done; return it if there is no time for it."""
+        asked = {"system": system, "seed": seed}
+        if any(asked.items() <= row.items() for row in self.rows if "error" not in row):
+            return None
         known = [row["finished"] - row["started"] for row in self.rows if row["system"] == system]
-        return max(known, default=0.0)
+        if time.time() + max(known, default=0.0) > self.ends:
+            return asked
+        if system in STEPS_AHEAD:
+            self._run_ours(asked, place)
+        else:
+            self._run_trl(asked, place)
+        return None
 
-    def _run_ours(self, system: str, seed: int) -> None:
-        asked = [*settings(self._now(), system, seed, corrects=self.options.corrects), *self.options.set]
-        with GpuUse(_gpu()) as use:
-            folder = self._new_folder(f"{system}-{seed}")
-            row = ours.run(self.options.config, asked, self._now(), folder, environment())
-        self._record({"system": system, "seed": seed}, row, use)
+    def _run_ours(self, asked: Row, place: Place) -> None:
+        sizes, options = self._now(), self.options
+        changes = settings(sizes, asked["system"], asked["seed"], corrects=options.corrects)
+        with GpuUse(place.gpu) as use:
+            folder = self._new_folder(f"{asked['system']}-{asked['seed']}")
+            row = ours.run(options.config, [*changes, *options.set], sizes, folder, place)
+        self._record(asked, row, use)
 
-    def _run_trl(self, system: str, seed: int) -> None:
-        """Try the ways of sampling in turn, from the one that an earlier run of TRL ended with."""
+    def _run_trl(self, asked: Row, place: Place) -> None:
+        """Try the ways of sampling in turn; after a run of TRL has worked, only its way."""
+        system, seed, options = asked["system"], asked["seed"], self.options
         working = {row["generation"] for row in self.rows if "generation" in row and "error" not in row}
-        for generation in [way for way in self.options.generation if not working or way in working]:
-            chosen = TrlSettings(generation, _LIGER[system], self.options.micro_batch, self.options.corrects)
-            questions = self.folder / f"questions-{seed}"
-            case = trl_case(self.options.config, self.options.set, self._now(), seed, chosen, questions)
-            with GpuUse(_gpu()) as use:
-                folder = self._new_folder(f"{system}-{generation}-{seed}")
-                row = theirs.run(case, self._now(), folder, environment(TRL_EXPERIMENTAL_SILENCE="1"))
-            if self._record({"system": system, "seed": seed, "generation": generation}, row, use):
+        for generation in [way for way in options.generation if not working or way in working]:
+            sizes = self._now()
+            chosen = TrlSettings(generation, _LIGER[system], options.micro_batch, options.corrects)
+            folder = self._new_folder(f"{system}-{generation}-{seed}")
+            case = trl_case(options.config, options.set, sizes, seed, chosen, folder / "questions")
+            with GpuUse(place.gpu) as use:
+                row = theirs.run(case, sizes, folder, place)
+            if self._record(asked | {"generation": generation}, row, use):
                 return
 
     def _now(self) -> Sizes:
@@ -127,8 +147,9 @@ class Comparison:
                 "trained_per_second": row["num_trained"] / row["seconds"],
                 "last_score": row["points"][-1]["score"],
             }
-        self.rows.append(row)
-        append_line(self.folder / "rows.jsonl", row)
+        with self.lock:
+            self.rows.append(row)
+            append_line(self.folder / "rows.jsonl", row)
         shown = ("system", "seed", "generation", "ended", "seconds_per_step", "last_score", "error")
         say(json.dumps({name: row[name] for name in shown if name in row}))
         return "error" not in row
@@ -156,8 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(row["system"] in STEPS_AHEAD for row in failed) or not ran >= set(options.systems))
 
 
-def _gpu() -> str:
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+def _gpus(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()] or ["0"]
 
 
 def _numbers(text: str) -> list[float]:
@@ -182,6 +203,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--micro-batch", type=integer(), default=256, help="sequences of one forward pass of TRL")
     parser.add_argument(
         "--corrects", action="store_true", help="correct the difference of engine and trainer as TRL does by default"
+    )
+    parser.add_argument(
+        "--gpus",
+        type=_gpus,
+        default=_gpus(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]),
+        help="with commas between them; each makes one run at a time with its share of the cores; by default the first one",
     )
     parser.add_argument("--run-seconds", type=positive, default=300.0, help="seconds after which a run is stopped")
     parser.add_argument(

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import rftdata
 from benchmarks.harness.rft import command
 from benchmarks.whole_runs.case import Sizes
+from benchmarks.whole_runs.places import Place
 from benchmarks.whole_runs.processes import last_lines, run_until
-from benchmarks.whole_runs.timeline import step_table
-from rftcore.reporting.equal_score import measured, to_target
+from rftcore.reporting.equal_score import to_target
 from rftdata.errors import RftError
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.reports.results import RunResults
+from rftdata.reports.timeline import Timeline, timeline_of
 
 _INTERRUPTED = 130
+_STEPS = "SELECT trainer_step, extract(epoch FROM finished_at)::float8 AS at FROM rft.v_train_step WHERE run_id = %s"
+_EVALUATIONS = """SELECT trainer_step, mean_reward, seconds, extract(epoch FROM finished_at)::float8 AS at
+    FROM rft.evaluation WHERE run_id = %s AND status = 'done' ORDER BY trainer_step"""
 
 
-def run(file: Path, asked: list[str], sizes: Sizes, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+def run(file: Path, asked: list[str], sizes: Sizes, folder: Path, place: Place) -> dict[str, Any]:
     """Train until the target, the last step or the limit.
 
     Returns:
@@ -29,9 +32,11 @@ def run(file: Path, asked: list[str], sizes: Sizes, folder: Path, environment: M
     location, log = folder / "buffer", folder / "rft.log"
     flags = [part for setting in asked for part in ("--set", setting)]
     started = time.time()
-    called = command("run", file, "--plain", "--buffer", location, *flags)
+    called = place.prefix + command("run", file, "--plain", "--buffer", location, *flags)
     try:
-        ended, code = run_until(called, log, environment, sizes.limit_s, lambda: _has_reached(location, sizes.target))
+        ended, code = run_until(
+            called, log, place.environment(), sizes.limit_s, lambda: _has_reached(location, sizes.target)
+        )
         row = {"ended": ended, "started": started, "exit_code": code, "finished": time.time()}
         if code not in (0, _INTERRUPTED):
             return row | {"error": last_lines(log)}
@@ -57,22 +62,43 @@ def _read(location: Path, started: float) -> dict[str, Any]:
     with rftdata.open(str(location)) as buffer:
         run = buffer.find_run()
         results = RunResults(run)
-        if not results.steps().trained:
+        steps = results.steps()
+        if not steps.trained:
             return {"error": "no step was trained"}
-        spans = results.spans()
-        found = measured(buffer, run, 0.0)
-        first = min(span.started for span in spans if span.activity == "sampling")
-        points = [{**point, "seconds": point["seconds"] + first - started} for point in found["points"]]
-        # The initial weights are there before the first sample.
-        points = [{**point, "seconds": first - started} if point["step"] == 0 else point for point in points]
+        trained = {row["trainer_step"]: row["at"] for row in buffer.sql(_STEPS, [run.run_id]).to_pylist()}
+        evaluations = buffer.sql(_EVALUATIONS, [run.run_id]).to_pylist()
+        end = max(trained.values())
+        # The first rollouts follow the evaluation of the initial weights.
+        first = next(each["at"] for each in evaluations if each["trainer_step"] == 0)
+        ages = buffer.sql(
+            "SELECT avg(staleness)::float8 AS mean FROM rft.v_consumption WHERE run_id = %s", [run.run_id]
+        )
         return {
             "first_sample_s": first - started,
-            "points": points,
-            "steps": results.steps().trained,
-            "seconds": found["seconds"],
-            "num_sampled": found["sampled_tokens"],
-            "num_trained": results.steps().num_tokens,
-            "evaluation_s": sum(span.ended - span.started for span in spans if span.activity == "evaluating"),
-            "mean_staleness": found["mean_staleness"],
-            "step_table": step_table(spans, results.steps().trained, first, first + found["seconds"]),
+            "points": [
+                {
+                    "step": each["trainer_step"],
+                    "seconds": trained.get(each["trainer_step"], first) - started,
+                    "score": each["mean_reward"],
+                }
+                for each in evaluations
+                if each["trainer_step"] in (0, *trained)
+            ],
+            "steps": steps.trained,
+            "seconds": end - first,
+            "num_sampled": results.totals().sampled_tokens,
+            "num_trained": steps.num_tokens,
+            "evaluation_s": sum(each["seconds"] for each in evaluations if each["trainer_step"] and each["at"] < end),
+            "mean_staleness": ages["mean"][0].as_py(),
+            "step_table": _table(timeline_of(run)),
         }
+
+
+def _table(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return the rows of `rft report --timeline`."""
+    return [
+        {"role": role.role, "activity": each.activity, "for": each.detail}
+        | {"seconds": round(each.seconds, 3), "seconds_per_step": round(each.seconds / max(1, timeline.num_steps), 4)}
+        for role in timeline.roles
+        for each in role.activities
+    ]

@@ -6,17 +6,17 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.processes import read_lines
 from benchmarks.whole_runs.case import Sizes
+from benchmarks.whole_runs.places import Place
 from benchmarks.whole_runs.processes import last_lines, run_until
 from benchmarks.whole_runs.server import ServerFailedError, vllm_server
 
 
-def run(case: dict[str, Any], sizes: Sizes, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+def run(case: dict[str, Any], sizes: Sizes, folder: Path, place: Place) -> dict[str, Any]:
     """Train until the target, the last step or the limit.
 
     Returns:
@@ -24,23 +24,21 @@ def run(case: dict[str, Any], sizes: Sizes, folder: Path, environment: Mapping[s
     """
     started = time.time()
     if case["generation"] != "server":
-        return _run(case, sizes, folder, environment, started)
+        return _run(case, sizes, folder, place, started)
     try:
-        with vllm_server(case, folder / "server.log", environment, sizes.limit_s) as address:
-            return _run({**case, "server": address}, sizes, folder, environment, started)
+        with vllm_server(case, folder / "server.log", place.environment(), sizes.limit_s) as address:
+            return _run({**case, "server": address}, sizes, folder, place, started)
     except ServerFailedError as error:
         text = f"{error}:\n{last_lines(folder / 'server.log')}"
         return {"ended": "ended", "started": started, "exit_code": None, "finished": time.time(), "error": text}
 
 
-def _run(
-    case: dict[str, Any], sizes: Sizes, folder: Path, environment: Mapping[str, str], started: float
-) -> dict[str, Any]:
+def _run(case: dict[str, Any], sizes: Sizes, folder: Path, place: Place, started: float) -> dict[str, Any]:
     file, events, log = folder / "case.json", folder / "events.jsonl", folder / "trl.log"
     file.write_text(json.dumps(case, default=str))
-    called = [sys.executable, "-m", "benchmarks.whole_runs.trl_program", str(file), str(events)]
+    called = [*place.prefix, sys.executable, "-m", "benchmarks.whole_runs.trl_program", str(file), str(events)]
     limit_s = max(1.0, sizes.limit_s - (time.time() - started))
-    ended, code = run_until(called, log, environment, limit_s, lambda: False)
+    ended, code = run_until(called, log, place.environment(TRL_EXPERIMENTAL_SILENCE="1"), limit_s, lambda: False)
     row = {"ended": ended, "started": started, "exit_code": code, "finished": time.time()}
     found = read_lines(events)
     steps = [event for event in found if event["event"] == "step"]
@@ -79,7 +77,8 @@ def _figures(found: list[dict[str, Any]], steps: list[dict[str, Any]], started: 
         "num_trained": steps[-1]["num_trained"],
         "evaluation_s": evaluating,
         "step_table": [
-            {"role": "trl", "activity": part, "for": "", "seconds_per_step": round(amount / len(steps), 4)}
+            {"role": "trl", "activity": part, "for": None}
+            | {"seconds": round(amount, 3), "seconds_per_step": round(amount / len(steps), 4)}
             for part, amount in sorted(parts.items(), key=lambda each: -each[1])
         ],
     }
