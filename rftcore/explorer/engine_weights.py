@@ -122,6 +122,11 @@ class EngineWeights:
         self.trainer_step = policy.trainer_step
         self._worker.progress |= {"policy_version_id": version, "policy_step": self.trainer_step}
 
+    def are_those_of(self, evaluation: Evaluation) -> bool:
+        """Return whether the engine has the weights of an evaluation. Those that were sent to it have another checksum than their file."""
+        has_version = self._engine.policy_version_id == evaluation.policy_version_id
+        return self.checksum is not None and (has_version or self.checksum == evaluation.checksum)
+
     async def load(self, weights: PolicyVersion | Evaluation) -> None:
         """Load a file into the engine.
 

@@ -69,7 +69,7 @@ class Evaluator:
             self.failures.outage.claimed()
             self.weights.set_ready(False)
             try:
-                if evaluation.checksum != self.weights.checksum:
+                if not self.weights.are_those_of(evaluation):
                     await self.weights.load(evaluation)
                 await self._answer(evaluation)
             except ModelError as error:

@@ -244,6 +244,16 @@ def test_evaluations_of_one_set_of_weights_load_it_once(run: Run, attempt: Attem
     assert engine.loaded == ["new", "old", "new"]
 
 
+def test_an_evaluation_of_the_version_in_the_engine_loads_no_file(run: Run, attempt: Attempt) -> None:
+    """Weights that were sent into the engine have another checksum than the file that an evaluation names."""
+    version = run.publish(attempt, 0, "as-sent")
+    (run.folder / "as-file").write_text("as-file")
+    run.ask(attempt, version, "as-file")
+    engine = OneAtATime()
+    run.explore(engine, until=run.all_answered)
+    assert engine.loaded == ["as-sent"]
+
+
 def test_an_explorer_to_which_an_evaluation_brought_the_newest_weights_explores_with_them(
     run: Run, attempt: Attempt
 ) -> None:
