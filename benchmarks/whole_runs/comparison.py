@@ -17,6 +17,7 @@ No run begins that would end after `--minutes`, judged by the longest one of its
     first_sample_s     seconds from the start of the process to the first sampling for the training
     points             step, seconds (from the start of the process) and score of each evaluation; the seconds are those of the weights
     seconds            from the first sampling to the end of the last step; evaluation_s of it, or beside it, were evaluations
+    step_seconds       of the first step and the median; ours also has the trainer's wait_seconds, train_seconds and publish_seconds so
     gpu_busy, peak_gib share of that time in which a kernel ran, and the most memory of the GPU in use (nvidia-smi; absent on a CPU)
     step_table         seconds of a step by activity
 
@@ -94,8 +95,7 @@ class Comparison:
         asked = {"system": system, "seed": seed}
         if any(asked.items() <= row.items() for row in self.rows if "error" not in row):
             return None
-        known = [row["finished"] - row["started"] for row in self.rows if row["system"] == system]
-        if time.time() + max(known, default=0.0) > self.ends:
+        if time.time() + self._longest(system) > self.ends:
             return asked
         if system in STEPS_AHEAD:
             self._run_ours(asked, place)
@@ -103,13 +103,19 @@ class Comparison:
             self._run_trl(asked, place)
         return None
 
+    def _longest(self, system: str) -> float:
+        """Return the seconds of the longest run of a system so far, or of any where it has none."""
+        lengths = [(row["system"], row["finished"] - row["started"]) for row in self.rows if "error" not in row]
+        own = [length for name, length in lengths if name == system]
+        return max(own or [length for _, length in lengths], default=0.0)
+
     def _run_ours(self, asked: Row, place: Place) -> None:
         sizes, options = self._now(), self.options
         changes = settings(sizes, asked["system"], asked["seed"], corrects=options.corrects)
         with GpuUse(place.gpu) as use:
             folder = self._new_folder(f"{asked['system']}-{asked['seed']}")
             row = ours.run(options.config, [*changes, *options.set], sizes, folder, place)
-        self._record(asked, row, use)
+        self._record(asked, row, use, sizes)
 
     def _run_trl(self, asked: Row, place: Place) -> None:
         """Try the ways of sampling in turn; after a run of TRL has worked, only its way."""
@@ -122,7 +128,7 @@ class Comparison:
             case = trl_case(options.config, options.set, sizes, seed, chosen, folder / "questions")
             with GpuUse(place.gpu) as use:
                 row = theirs.run(case, sizes, folder, place)
-            if self._record(asked | {"generation": generation}, row, use):
+            if self._record(asked | {"generation": generation}, row, use, sizes):
                 return
 
     def _now(self) -> Sizes:
@@ -135,9 +141,11 @@ class Comparison:
         folder.mkdir(parents=True)
         return folder
 
-    def _record(self, asked: Row, row: Row, use: GpuUse) -> bool:
+    def _record(self, asked: Row, row: Row, use: GpuUse, sizes: Sizes) -> bool:
         """Store a row; return whether the run was measured."""
         row = asked | row
+        if row["ended"] == "out of time" and sizes.limit_s < self.sizes.limit_s:
+            row.setdefault("error", "the call ended before the run; another call makes it again")
         if "error" not in row:
             first = row["started"] + row["first_sample_s"]
             row |= use.between(first, first + row["seconds"])
@@ -191,7 +199,9 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=Path, default=_CONFIG, help="of the runs, by default examples/grpo_reasoning/gpu.yaml"
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings of all runs")
-    parser.add_argument("--systems", type=names(*STEPS_AHEAD, *_LIGER), default=["one_step_off", "trl", "on_policy"])
+    parser.add_argument(
+        "--systems", type=names(*STEPS_AHEAD, *_LIGER), default=["trl", "one_step_off", "turns", "on_policy"]
+    )
     parser.add_argument("--seeds", type=integers(0), default=(1, 2, 3), help="separated by commas")
     parser.add_argument("--steps", type=integer(), default=40, help="optimizer steps of a run at most")
     parser.add_argument("--every", type=integer(), default=5, help="steps between two evaluations")

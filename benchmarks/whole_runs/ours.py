@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import rftdata
 from benchmarks.harness.rft import command
 from benchmarks.whole_runs.case import Sizes
+from benchmarks.whole_runs.moments import step_seconds
 from benchmarks.whole_runs.places import Place
 from benchmarks.whole_runs.processes import last_lines, run_until
 from rftcore.reporting.equal_score import to_target
@@ -18,7 +20,9 @@ from rftdata.reports.results import RunResults
 from rftdata.reports.timeline import Timeline, timeline_of
 
 _INTERRUPTED = 130
-_STEPS = "SELECT trainer_step, extract(epoch FROM finished_at)::float8 AS at FROM rft.v_train_step WHERE run_id = %s"
+_STEPS = """SELECT trainer_step, extract(epoch FROM finished_at)::float8 AS at, wait_seconds, train_seconds, publish_seconds
+    FROM rft.v_train_step WHERE run_id = %s ORDER BY trainer_step"""
+_PARTS = ("wait_seconds", "train_seconds", "publish_seconds")
 _EVALUATIONS = """SELECT trainer_step, mean_reward, seconds, extract(epoch FROM finished_at)::float8 AS at
     FROM rft.evaluation WHERE run_id = %s AND status = 'done' ORDER BY trainer_step"""
 
@@ -65,7 +69,8 @@ def _read(location: Path, started: float) -> dict[str, Any]:
         steps = results.steps()
         if not steps.trained:
             return {"error": "no step was trained"}
-        trained = {row["trainer_step"]: row["at"] for row in buffer.sql(_STEPS, [run.run_id]).to_pylist()}
+        made = buffer.sql(_STEPS, [run.run_id]).to_pylist()
+        trained = {row["trainer_step"]: row["at"] for row in made}
         evaluations = buffer.sql(_EVALUATIONS, [run.run_id]).to_pylist()
         end = max(trained.values())
         # The first rollouts follow the evaluation of the initial weights.
@@ -86,6 +91,8 @@ def _read(location: Path, started: float) -> dict[str, Any]:
             ],
             "steps": steps.trained,
             "seconds": end - first,
+            "step_seconds": step_seconds(first, list(trained.values())),
+            **{part: {"first": made[0][part], "median": median(row[part] for row in made)} for part in _PARTS},
             "num_sampled": results.totals().sampled_tokens,
             "num_trained": steps.num_tokens,
             "evaluation_s": sum(each["seconds"] for each in evaluations if each["trainer_step"] and each["at"] < end),

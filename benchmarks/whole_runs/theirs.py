@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.harness.processes import read_lines
 from benchmarks.whole_runs.case import Sizes
+from benchmarks.whole_runs.moments import step_seconds
 from benchmarks.whole_runs.places import Place
 from benchmarks.whole_runs.processes import last_lines, run_until
 from benchmarks.whole_runs.server import ServerFailedError, vllm_server
@@ -73,6 +74,7 @@ def _figures(found: list[dict[str, Any]], steps: list[dict[str, Any]], started: 
         ],
         "steps": len(steps),
         "seconds": seconds,
+        "step_seconds": step_seconds(first, [event["at"] for event in steps]),
         "num_sampled": steps[-1]["num_sampled"],
         "num_trained": steps[-1]["num_trained"],
         "evaluation_s": evaluating,

@@ -80,6 +80,7 @@ def test_both_systems_train_on_the_same_questions(config: Path, tmp_path: Path) 
     for row in (ours, theirs):
         assert row["steps"] == 4 and [point["step"] for point in row["points"]] == [0, 2, 4]
         assert 0 < row["first_sample_s"] <= row["points"][0]["seconds"] < row["points"][-1]["seconds"]
+        assert 0 < row["step_seconds"]["median"] <= row["seconds"]
         assert row["num_trained"] > row["num_sampled"] > 0 and row["gpu_busy"] is None
     # The same weights answer the same questions greedily.
     assert ours["points"][0]["score"] == theirs["points"][0]["score"]
