@@ -6,16 +6,18 @@ in later rounds its caches are filled, as for a user who has started a run befor
 library from the disk.
 
 Seconds count from the call of the program. `first answer` is the time at which the first experience was stored, which is later than its first token.
-`ratio` is that over vLLM's `first token` in the same round. The phases of `rft run` are those that the buffer recorded (`rft.worker_span`).
+`difference_s` is that less vLLM's `first token` in the same round, and `ratio` that divided by it. The phases are those that the buffer recorded
+(`rft.worker_span`): of each process without gaps from its begin to the first answer. A table of each round shows them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +120,7 @@ def _recorded(buffer: Path, started: float) -> dict[str, Any]:
         ).to_pylist()[0]
         spans = opened.sql(
             "SELECT role, activity, detail, extract(epoch FROM s.started_at)::float8 AS began, extract(epoch FROM ended_at)::float8 AS ended"
-            " FROM rft.worker_span s JOIN rft.worker USING (worker_id) ORDER BY s.started_at"
+            " FROM rft.worker_span s JOIN rft.worker USING (worker_id) ORDER BY s.worker_id, s.started_at"
         ).to_pylist()
     phases = [
         {
@@ -146,9 +148,32 @@ def measure(folder: Path, rounds: int, settings: Sequence[str]) -> list[dict[str
         say(f"round {number + 1} of {rounds}: vLLM alone")
         alone = vllm_alone(folder, _caches(folder / "caches-alone"))
         row = {"caches": "filled" if number else "empty", "rft run": ours, "vLLM alone": alone}
-        rows.append({**row, "ratio": round(ours["first answer"] / alone["first token"], 2)})
+        answer, token = ours["first answer"], alone["first token"]
+        rows.append({**row, "difference_s": round(answer - token, 2), "ratio": round(answer / token, 2)})
         say(json.dumps(rows[-1]))
+        say("\n".join(table(rows[-1])))
     return rows
+
+
+def table(row: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a round's table: what each process did until when."""
+    yield f"{'caches ' + row['caches']:<64}" + "".join(f"{name:>10}" for name in ("from", "to", "seconds"))
+    ours, parts = row["rft run"], list(row["vLLM alone"].items())
+    for (_, begun), (name, ended) in itertools.pairwise([("", 0.0), *parts]):
+        yield _line("vLLM alone", name, begun, ended)
+    for role in dict.fromkeys(phase["role"] for phase in ours["phases"]):
+        phases, until = [phase for phase in ours["phases"] if phase["role"] == role], 0.0
+        for phase in phases:
+            if phase["from"] > until:
+                yield _line(role, "not begun" if phase is phases[0] else "not recorded", until, phase["from"])
+            until = min(phase["to"] or ours["first answer"], ours["first answer"])
+            what = " ".join(filter(None, (phase["activity"], phase["detail"])))
+            yield _line(role, what, phase["from"], until)
+    yield f"first answer {ours['first answer']:.2f} s, vLLM alone {parts[-1][1]:.2f} s: {row['difference_s']:+.2f} s, {row['ratio']:.2f} times"
+
+
+def _line(process: str, what: str, begun: float, ended: float) -> str:
+    return f"{process:<12}{what:<52}{begun:>10.2f}{ended:>10.2f}{ended - begun:>10.2f}"
 
 
 def _caches(folder: Path) -> dict[str, str]:

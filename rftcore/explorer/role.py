@@ -58,6 +58,7 @@ def main(joined: JoinedRun, *, index: int = 0) -> int:
             joined.run,
             "explorer",
             lease_s=config.explorer.lease_s,
+            phases=joined.phases,
             on_waiting=joined.on_waiting,
         ) as worker,
     ):

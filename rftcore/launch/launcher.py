@@ -164,22 +164,28 @@ def engine_modules(resolved: ResolvedRun) -> tuple[str, ...]:
     return resolved.engine_class.imported_modules() if built_in else ()
 
 
-def run_role(role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:
-    """Run a role in this process to its end; return its exit code."""
+def run_role(
+    role: str, config: RunConfig, run: str, options: dict[str, Any], phases: Sequence[tuple[str, float]] = ()
+) -> int:
+    """Run a role in this process to its end; return its exit code.
+
+    Args:
+        phases: the parts of its start until now, see `Worker`.
+    """
     if role == "explorer":
         with large_imports():
             from rftcore.explorer.role import main as explore
 
-        return explore(join_run(config, run), **options)
+        return explore(join_run(config, run, phases), **options)
     if role == "pipeline":
         with large_imports():
             from rftcore.pipeline.role import main as process
 
-        return process(join_run(config, run), **options)
+        return process(join_run(config, run, phases), **options)
     with large_imports():
         from rftcore.trainer.role import main as train
 
-    return train(join_run(config, run), **options)
+    return train(join_run(config, run, phases), **options)
 
 
 def role_modules(configs: Sequence[RunConfig]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What `rft run` did before the run had a row for its processes: recorded as activities of the supervisor once it has one."""
+"""What `rft run` and its roles did before they had a row in the buffer: recorded as their activities once they have one."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def main(joined: JoinedRun) -> int:
         held_lock.written_to(
             blocked_process.report_path(joined.run.folder, os.getpid()), is_printed=joined.by_hand is not None
         ),
-        Worker(joined.run, "pipeline", lease_s=_LEASE_S, on_waiting=joined.on_waiting) as worker,
+        Worker(joined.run, "pipeline", lease_s=_LEASE_S, phases=joined.phases, on_waiting=joined.on_waiting) as worker,
         BackgroundCompaction(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s) as compaction,
         buffer.writer(joined.run) as writer,
     ):

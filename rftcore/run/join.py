@@ -9,7 +9,7 @@ import functools
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import rftdata
@@ -36,12 +36,14 @@ class JoinedRun:
 
     Attributes:
         by_hand: reports to the person who started the role; None for a role that `rft run` started.
+        phases: the parts of the role's start until it joined, see `Worker`; empty if they are not known.
     """
 
     buffer: Buffer
     run: Run
     resolved: ResolvedRun
     by_hand: HandStartedRole | None = None
+    phases: Sequence[tuple[str, float]] = ()
 
     @property
     def on_waiting(self) -> Callable[[str], None] | None:
@@ -54,13 +56,14 @@ class JoinedRun:
             self.by_hand.report_end()
 
 
-def join_run(config: RunConfig, run: str) -> JoinedRun:
+def join_run(config: RunConfig, run: str, phases: Sequence[tuple[str, float]] = ()) -> JoinedRun:
     """Open the buffer and find the run for which `rft run` started this role.
 
     The checks of `rft run` are not repeated, except that of the packages on this machine.
 
     Args:
         run: its name or id.
+        phases: the parts of the role's start until now.
     """
     check_environment(config.explorer.engine)
     # A person learns at once that there is no database. A role of a run that is under way waits for it, as it does later.
@@ -71,7 +74,7 @@ def join_run(config: RunConfig, run: str) -> JoinedRun:
         buffer.close()
         raise
     answer_for(found)
-    return JoinedRun(buffer, found, ResolvedRun(config))
+    return JoinedRun(buffer, found, ResolvedRun(config), phases=phases)
 
 
 def open_for_role(config: RunConfig, *, waits: bool) -> Buffer:

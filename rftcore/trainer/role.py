@@ -48,7 +48,7 @@ def main(joined: JoinedRun) -> int:
     config = joined.resolved.config
     with (
         joined.buffer as buffer,
-        Worker(joined.run, "trainer", on_waiting=joined.on_waiting) as worker,
+        Worker(joined.run, "trainer", phases=joined.phases, on_waiting=joined.on_waiting) as worker,
         buffer.attempt(
             joined.run,
             sampling=config.sampling,

@@ -24,11 +24,13 @@ from typing import IO
 from rftcore.garbage import large_imports
 from rftcore.launch.launcher import RoleTask, run_role
 from rftcore.launch.local_processes import forked_process
+from rftcore.launch.start_phases import StartPhases
 from rftcore.run.parent_process import end_with_parent
 from rftdata.errors import RftError
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a role that SIGTERM ended."""
+_JOINING = "the run is joined"
 _PR_SET_NAME = 15
 # As Ray does for its workers: for lack of memory the system kills a role, which can be restarted, rather than the database.
 _OOM_SCORE = "500"
@@ -42,6 +44,7 @@ def run(result: Connection, server: int, task_bytes: bytes) -> None:
         server: process id of the fork server.
         task_bytes: a pickled `RoleTask` and the path of its log.
     """
+    phases = StartPhases(_JOINING)
     os.setsid()
     end_with_parent(server)
     task, log = pickle.loads(task_bytes)
@@ -49,7 +52,7 @@ def run(result: Connection, server: int, task_bytes: bytes) -> None:
     forked_process.close_files([result.fileno()])
     _print_header(task)
     _handle_signals()
-    _run(result, task)
+    _run(result, task, phases)
 
 
 def preload(
@@ -69,6 +72,7 @@ def preload(
         modules: the task imports again what cannot be imported, and reports the error.
         environment: variables of the task.
     """
+    phases = StartPhases("modules are imported")
     os.setsid()
     end_with_parent(server)
     output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the log has it
@@ -81,14 +85,16 @@ def preload(
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
+    phases.begin("the run is checked and stored")
     try:
         is_written.recv_bytes()
     except (EOFError, OSError):  # the server has ended
         return
+    phases.begin(_JOINING)
     task_file.seek(0)
     task, log = pickle.loads(task_file.read())
     _move_output(output, task, log)
-    _run(result, task)
+    _run(result, task, phases)
 
 
 def _move_output(output: IO[bytes], task: RoleTask, log: Path) -> None:
@@ -116,12 +122,12 @@ def _handle_signals() -> None:
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="utf-8")
 
 
-def _run(result: Connection, task: RoleTask) -> None:
+def _run(result: Connection, task: RoleTask, phases: StartPhases) -> None:
     os.environ.update(task.environment)
     forked_process.apply_environment()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rft {task.name}"[:15].encode())
     try:
-        code = run_role(task.role, task.config, task.run, task.options)
+        code = run_role(task.role, task.config, task.run, task.options, phases.begun())
     except _TerminatedError:
         raise
     except BaseException as error:  # noqa: BLE001 - the boundary: the supervisor reports every error with the role's name

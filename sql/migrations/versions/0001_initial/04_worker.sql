@@ -32,7 +32,7 @@ COMMENT ON COLUMN rft.worker.pid_started IS 'When its process started, in clock 
 COMMENT ON COLUMN rft.worker.state IS 'Its current activity, in a word or two.';
 COMMENT ON COLUMN rft.worker.waiting_for IS 'What it waits for; NULL while it works.';
 COMMENT ON COLUMN rft.worker.progress IS 'Its own counters (tokens/s, policy version held, …).';
-COMMENT ON COLUMN rft.worker.started_at IS 'When it joined; for the supervisor, when `rft run` began.';
+COMMENT ON COLUMN rft.worker.started_at IS 'When it joined; if `rft run` started it, when its process began.';
 COMMENT ON COLUMN rft.worker.heartbeat_at IS 'Time of its last heartbeat.';
 COMMENT ON COLUMN rft.worker.stopped_at IS 'When it left; NULL while alive or after a crash.';
 COMMENT ON COLUMN rft.worker.error IS 'Why it ended early; NULL otherwise.';
