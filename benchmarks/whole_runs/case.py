@@ -55,12 +55,14 @@ class TrlSettings:
         generation: colocate, server or transformers.
         micro_batch: sequences of one forward pass.
         corrects: weigh sequences by the ratio of trainer and engine (`vllm_importance_sampling_correction`), as TRL does by default.
+        saves: write a checkpoint at each evaluation, as ours does, and keep the newest.
     """
 
     generation: str
     liger: bool
     micro_batch: int
     corrects: bool
+    saves: bool = False
 
 
 def settings(sizes: Sizes, variant: str, seed: int, *, corrects: bool = False) -> list[str]:

@@ -10,9 +10,9 @@ held-out questions every few steps, whose time counts for both. Systems:
     trl            TRL with vLLM colocated; where that fails, with `vllm serve`; else with transformers. Failed attempts are in `failed`
     trl-liger      the same way of sampling, with Liger's kernels
 
-TRL saves no checkpoint, while ours writes one at each evaluation. A run ends at `--target`, at its last step, or after `--run-seconds`. Several `--gpus`
-make as many runs at a time, each on one GPU. Rows are appended to rows.jsonl in `--folder`, and another call with that folder makes only the missing runs.
-No run begins that would end after `--minutes`, judged by the longest one of its system so far. A row has
+TRL saves no checkpoint unless `--saves`, while ours writes one at each evaluation. A run ends at `--target`, at its last step, or after `--run-seconds`.
+Several `--gpus` make as many runs at a time, each on one GPU. Rows are appended to rows.jsonl in `--folder`, and another call with that folder makes only the
+missing runs. No run begins that would end after `--minutes`, judged by the longest one of its system so far. A row has
 
     first_sample_s     seconds from the start of the process to the first sampling for the training
     points             step, seconds (from the start of the process) and score of each evaluation; the seconds are those of the weights
@@ -46,7 +46,7 @@ from benchmarks.harness.processes import append_line, read_lines
 from benchmarks.harness.report import ROOT, package_version, say, write
 from benchmarks.whole_runs import ours, theirs
 from benchmarks.whole_runs.case import STEPS_AHEAD, Sizes, TrlSettings, settings, trl_case
-from benchmarks.whole_runs.gpu_use import GpuUse
+from benchmarks.whole_runs.gpu_use import GpuUse, await_free
 from benchmarks.whole_runs.places import Place, places
 from benchmarks.whole_runs.summary import summary
 
@@ -112,6 +112,7 @@ class Comparison:
     def _run_ours(self, asked: Row, place: Place) -> None:
         sizes, options = self._now(), self.options
         changes = settings(sizes, asked["system"], asked["seed"], corrects=options.corrects)
+        await_free(place.gpu)
         with GpuUse(place.gpu) as use:
             folder = self._new_folder(f"{asked['system']}-{asked['seed']}")
             row = ours.run(options.config, [*changes, *options.set], sizes, folder, place)
@@ -123,9 +124,10 @@ class Comparison:
         working = {row["generation"] for row in self.rows if "generation" in row and "error" not in row}
         for generation in [way for way in options.generation if not working or way in working]:
             sizes = self._now()
-            chosen = TrlSettings(generation, _LIGER[system], options.micro_batch, options.corrects)
+            chosen = TrlSettings(generation, _LIGER[system], options.micro_batch, options.corrects, options.saves)
             folder = self._new_folder(f"{system}-{generation}-{seed}")
             case = trl_case(options.config, options.set, sizes, seed, chosen, folder / "questions")
+            await_free(place.gpu)
             with GpuUse(place.gpu) as use:
                 row = theirs.run(case, sizes, folder, place)
             if self._record(asked | {"generation": generation}, row, use, sizes):
@@ -215,6 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--corrects", action="store_true", help="correct the difference of engine and trainer as TRL does by default"
     )
+    parser.add_argument("--saves", action="store_true", help="let TRL write a checkpoint at each evaluation, too")
     parser.add_argument(
         "--gpus",
         type=_gpus,

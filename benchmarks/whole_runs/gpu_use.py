@@ -11,6 +11,18 @@ from types import TracebackType
 from typing import Any
 
 _EVERY_MS = 200
+_FREE_MIB = 2048.0
+
+
+def await_free(index: str, limit_s: float = 30.0) -> None:
+    """Wait until the processes of an earlier run have left a GPU, at most for a limit: others may use it, too."""
+    program, deadline = shutil.which("nvidia-smi"), time.monotonic() + limit_s
+    while program is not None and time.monotonic() < deadline:
+        query = [program, "-i", index, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        used = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+        if not used.isdigit() or float(used) < _FREE_MIB:
+            return
+        time.sleep(0.5)
 
 
 class GpuUse:

@@ -92,13 +92,20 @@ def _read(location: Path, started: float) -> dict[str, Any]:
             "steps": steps.trained,
             "seconds": end - first,
             "step_seconds": step_seconds(first, list(trained.values())),
-            **{part: {"first": made[0][part], "median": median(row[part] for row in made)} for part in _PARTS},
+            **{part: _spread([row[part] for row in made]) for part in _PARTS},
             "num_sampled": results.totals().sampled_tokens,
             "num_trained": steps.num_tokens,
             "evaluation_s": sum(each["seconds"] for each in evaluations if each["trainer_step"] and each["at"] < end),
             "mean_staleness": ages["mean"][0].as_py(),
             "step_table": _table(timeline_of(run)),
         }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {
+        name: round(each, 4)
+        for name, each in zip(("first", "median", "max"), (values[0], median(values), max(values)), strict=True)
+    }
 
 
 def _table(timeline: Timeline) -> list[dict[str, Any]]:
