@@ -45,9 +45,11 @@ def _run(case: dict[str, Any], sizes: Sizes, folder: Path, place: Place, started
 
     variables = place.environment(TRL_EXPERIMENTAL_SILENCE="1")
     ended, code = run_until(called, log, variables, limit_s, has_ended)
-    row = {"ended": ended, "started": started, "exit_code": code, "finished": time.time()}
     found = read_lines(events)
     steps = [event for event in found if event["event"] == "step"]
+    if ended == "reached" and steps[-1]["step"] == sizes.steps:
+        ended = "ended"
+    row = {"ended": ended, "started": started, "exit_code": code, "finished": time.time()}
     if not steps or (code and ended == "ended"):
         return row | {"error": last_lines(log)}
     return row | _figures(found, steps, started)
