@@ -11,8 +11,9 @@ held-out questions every few steps, whose time counts for both. Systems:
     trl-liger      the same way of sampling, with Liger's kernels
 
 TRL saves no checkpoint unless `--saves`, while ours writes one at each evaluation. A run ends at `--target`, at its last step, or after `--run-seconds`.
-Several `--gpus` make as many runs at a time, each on one GPU. Rows are appended to rows.jsonl in `--folder`, and another call with that folder makes only the
-missing runs. No run begins that would end after `--minutes`, judged by the longest one of its system so far. A row has
+Several `--gpus` make as many runs at a time, each on one GPU with its share of the cores and its own caches of compiled code. Rows are appended to rows.jsonl in
+`--folder`, and another call with that folder makes only the missing runs. No run begins that would end after `--minutes`, judged by the longest one of its
+system so far. A row has
 
     first_sample_s     seconds from the start of the process to the first sampling for the training
     points             step, seconds (from the start of the process) and score of each evaluation; the seconds are those of the weights
@@ -76,7 +77,7 @@ class Comparison:
     def run(self) -> list[Row]:
         """Run what is missing; return the runs that there was no time for."""
         free: queue.SimpleQueue[Place] = queue.SimpleQueue()
-        for place in places(self.options.gpus):
+        for place in places(self.options.gpus, self.folder):
             free.put(place)
 
         def work(asked: tuple[int, str]) -> Row | None:

@@ -1,4 +1,4 @@
-"""Where runs take place: each has a GPU and a share of the cores to itself."""
+"""Where runs take place: each has a GPU, a share of the cores, and caches of compiled code to itself."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.harness.rft import environment
+
+_CACHES = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
 
 @dataclass(frozen=True)
@@ -17,10 +20,12 @@ class Place:
     Attributes:
         gpu: its number, as in CUDA_VISIBLE_DEVICES.
         cores: numbers of its cores; empty for all.
+        caches: folder of compiled code; None for the user's own.
     """
 
     gpu: str
     cores: tuple[int, ...] = ()
+    caches: Path | None = None
 
     @property
     def prefix(self) -> list[str]:
@@ -29,13 +34,21 @@ class Place:
 
     def environment(self, **changes: str) -> dict[str, str]:
         """Return the environment of a run."""
-        return environment(CUDA_VISIBLE_DEVICES=self.gpu, **changes)
+        caches = {} if self.caches is None else {key: str(self.caches / name) for key, name in _CACHES.items()}
+        return environment(CUDA_VISIBLE_DEVICES=self.gpu, **caches, **changes)
 
 
-def places(gpus: Sequence[str]) -> list[Place]:
-    """Return a place for each GPU; several divide the cores of this machine equally."""
+def places(gpus: Sequence[str], folder: Path) -> list[Place]:
+    """Return a place for each GPU. Several divide the cores of this machine equally, and do not write into one cache at a time.
+
+    Args:
+        folder: parent of their caches.
+    """
     if len(gpus) == 1 or shutil.which("taskset") is None:
         return [Place(gpu) for gpu in gpus]
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // len(gpus))
-    return [Place(gpu, tuple(cores[number * share : (number + 1) * share])) for number, gpu in enumerate(gpus)]
+    return [
+        Place(gpu, tuple(cores[number * share : (number + 1) * share]), folder / f"caches-{gpu}")
+        for number, gpu in enumerate(gpus)
+    ]

@@ -151,10 +151,11 @@ def test_seconds_to_a_score_are_compared_with_the_fastest_run_of_trl() -> None:
     assert (missed["sample"], missed["sample_of_trl"]) == (None, None)
 
 
-def test_several_gpus_divide_the_cores() -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    (alone,) = places(["0"])
+def test_several_gpus_divide_the_cores_and_share_no_cache(tmp_path: Path) -> None:
+    (alone,) = places(["0"], tmp_path)
     assert alone.prefix == [] and alone.environment()["CUDA_VISIBLE_DEVICES"] == "0"
-    if len(cores) > 1:
-        two = places(["0", "3"])
-        assert two[1].gpu == "3" and not set(two[0].cores) & set(two[1].cores) and two[0].prefix[0] == "taskset"
+    assert "VLLM_CACHE_ROOT" not in alone.environment() or "VLLM_CACHE_ROOT" in os.environ
+    if len(os.sched_getaffinity(0)) > 1:
+        first, second = places(["0", "3"], tmp_path)
+        assert second.gpu == "3" and not set(first.cores) & set(second.cores) and first.prefix[0] == "taskset"
+        assert first.environment()["VLLM_CACHE_ROOT"] != second.environment()["VLLM_CACHE_ROOT"]
