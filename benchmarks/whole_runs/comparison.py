@@ -11,8 +11,8 @@ held-out questions every few steps, whose time counts for both. Systems:
     trl-liger      the same way of sampling, with Liger's kernels
 
 TRL saves no checkpoint unless `--saves`, while ours writes one at each evaluation. A run ends at `--target`, at its last step, or after `--run-seconds`.
-Several `--gpus` make as many runs at a time, each on one GPU with its share of the cores and its own caches of compiled code. Rows are appended to rows.jsonl in
-`--folder`, and another call with that folder makes only the missing runs. No run begins that would end after `--minutes`, judged by the longest one of its
+Several `--gpus` make as many runs at a time, each on one GPU with its share of the cores and its own caches of compiled code. Rows are appended to rows.jsonl
+in `--folder`, and another call with that folder makes only the missing runs. No run begins that would end after `--minutes`, judged by the longest one of its
 system so far. A row has
 
     first_sample_s     seconds from the start of the process to the first sampling for the training
@@ -222,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gpus",
         type=_gpus,
-        default=_gpus(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]),
+        default=os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[:1],
         help="with commas between them; each makes one run at a time with its share of the cores; by default the first one",
     )
     parser.add_argument("--run-seconds", type=positive, default=300.0, help="seconds after which a run is stopped")
