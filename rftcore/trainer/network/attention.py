@@ -15,6 +15,7 @@ rows of similar length, with a mask where a prompt is shared; only attention see
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -104,15 +105,15 @@ def _attend_rows(
         visible = (
             torch.ones(width, width, dtype=torch.bool, device=place.device).tril() if visible is None else visible
         ) & near
-    out_RHWD = scaled_dot_product_attention(
-        padded(query_HLD),
-        padded(key_HLD),
-        padded(value_HLD),
-        attn_mask=visible,
-        is_causal=visible is None,
-        scale=scaling,
-    )
-    out: Tensor = out_RHWD.transpose(1, 2).flatten(0, 1)
+    on_cpu = query_HLD.device.type == "cpu"
+    query, key, value = (padded(x_HLD) for x_HLD in (query_HLD, key_HLD, value_HLD))
+    if on_cpu:  # its backward kernel takes three times as long in bfloat16
+        query, key, value = query.float(), key.float(), value.float()
+    with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
+        out_RHWD = scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, is_causal=visible is None, scale=scaling
+        )
+    out: Tensor = out_RHWD.to(query_HLD.dtype).transpose(1, 2).flatten(0, 1)
     return out
 
 
