@@ -1,9 +1,9 @@
 """The demo (examples/grpo_reasoning: SmolLM2-135M learns sums) with many algorithms on one budget, for `rft bench algorithms --demo`.
 
 Every algorithm is a run with a buffer of its own: `rft explore`, `rft process` and `rft train`, all of them side by side on one GPU. The settings are
-those of the example's config.yaml with these differences: the engine is transformers, batches are larger, and the pipeline drops only aborted
-responses. So each step of each algorithm trains on the same number of sampled groups. `dapo` replaces groups of equal rewards and makes half as many
-steps, so it samples at most as many rollouts. In `mix`, one rollout of eight is a demonstration.
+those of the example's config.yaml with these differences: the engine is transformers, everything is float32, batches are larger, and the pipeline drops
+only aborted responses. So each step of each algorithm trains on the same number of sampled groups. `dapo` replaces groups of equal rewards and makes
+half as many steps, so it samples at most as many rollouts. In `mix`, one rollout of eight is a demonstration.
 
 `points` are mean rewards of sampled rollouts (temperature 1, training tasks that were not seen before), without demonstrations. `validation` is
 the greedy score on held-out questions before and after training. The result is written whenever a run has ended, so that an interrupted call leaves
@@ -140,6 +140,7 @@ def configuration(name: str, seed: int, budget: DemoBudget, model: str, folder: 
         "trainer": {
             "batch_groups": budget.batch_groups,
             "learning_rate": budget.learning_rate,
+            "autocast": "none",
             "checkpoint_every": steps,
         },
     }
