@@ -47,11 +47,11 @@ def _run(case: dict[str, Any], sizes: Sizes, folder: Path, place: Place, started
     ended, code = run_until(called, log, variables, limit_s, has_ended)
     found = read_lines(events)
     steps = [event for event in found if event["event"] == "step"]
-    if ended == "reached" and steps[-1]["step"] == sizes.steps:
-        ended = "ended"
     row = {"ended": ended, "started": started, "exit_code": code, "finished": time.time()}
-    if not steps or (code and ended == "ended"):
+    if not steps or (code and ended == "ended"):  # otherwise the code is that of the interruption
         return row | {"error": last_lines(log)}
+    if ended == "reached" and steps[-1]["step"] == sizes.steps:
+        row["ended"] = "ended"
     return row | _figures(found, steps, started)
 
 
