@@ -7,7 +7,8 @@ library from the disk.
 
 Seconds count from the call of the program. `first answer` is the time at which the first experience was stored, which is later than its first token.
 `difference_s` is that less vLLM's `first token` in the same round, and `ratio` that divided by it. The phases are those that the buffer recorded
-(`rft.worker_span`): of each process without gaps from its begin to the first answer. A table of each round shows them.
+(`rft.worker_span`): of each process without gaps from its begin to the first answer. A table of each round shows them. Until the fork server has imported
+what all roles share, no role has begun.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def _recorded(buffer: Path, started: float) -> dict[str, Any]:
             "role": span["role"],
             "activity": span["activity"],
             "detail": span["detail"],
-            "from": round(span["began"] - started, 2),
+            "from": max(0.0, round(span["began"] - started, 2)),
             "to": None if span["ended"] is None else round(span["ended"] - started, 2),
         }
         for span in spans
