@@ -23,6 +23,7 @@ BENCHMARKS = {
     "pipeline_data_juicer": ("pipeline.data_juicer", "Data-Juicer's operators in the chain, beside a call by hand."),
     "pipeline_workers": ("pipeline.workers", "Pipeline workers from the queue to committed verdicts, by their number."),
     "replay": ("runs.replay", "Rollouts to a held-out score when stored experiences are used again."),
+    "rollouts": ("runs.rollouts", "Answers a second of an explorer, beside `LLM.generate` of vLLM alone."),
     "run": ("whole_runs.comparison", "Time of a whole run to a held-out score, beside TRL on the same device."),
     "sampling": ("buffer.sampling", "Cost of a draw by sampling policy and size of the buffer."),
     "selection": (

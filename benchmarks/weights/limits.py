@@ -66,7 +66,7 @@ def _broadcast(
 ) -> float:
     """Return the median seconds of a broadcast from rank 0, until the last rank has received it."""
     if parent is not None:
-        from rftcore.run.parent_process import end_with_parent
+        from rftcore.parent_process import end_with_parent
 
         end_with_parent(parent)
     import torch

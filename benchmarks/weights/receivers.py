@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from rftcore.engines.base import Decoding, EngineConfig, Generation
-from rftcore.run.parent_process import end_with_parent
+from rftcore.parent_process import end_with_parent
 from rftcore.sync.transfer.reception import Reception
 
 if TYPE_CHECKING:

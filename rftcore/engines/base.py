@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rftcore.sync.tensors import AdaptersConfig, TensorShapes
 from rftcore.sync.transfer.plan import TransferPlan
@@ -52,8 +52,13 @@ class EngineConfig(BaseModel):
     enforce_eager: bool | None = Field(
         default=None, description="no graph compilation; None means yes on a CPU (fast start), no on a GPU"
     )
-    async_scheduling: bool = Field(
-        default=False, description="on a GPU, schedule the next step while the last one runs (vLLM only)"
+    own_process: bool | None = Field(
+        default=None,
+        description="compute in a process of its own, beside the explorer's Python code; None means yes on a GPU, no on a CPU (vLLM only)",
+    )
+    async_scheduling: bool | None = Field(
+        default=None,
+        description="schedule the next step while the last one runs, with own_process on a GPU; None lets vLLM decide (vLLM only)",
     )
     tensor_parallel_size: int = Field(
         default=1,
@@ -84,6 +89,12 @@ class EngineConfig(BaseModel):
         default_factory=dict, description="further arguments of vLLM's, by its own names (vLLM only)"
     )
     seed: int = Field(default=0, ge=0, description="seed of sampling; different for every explorer")
+
+    @model_validator(mode="after")
+    def _schedules_ahead_elsewhere(self) -> EngineConfig:
+        if self.async_scheduling and self.own_process is False:
+            raise ValueError("async_scheduling needs own_process: set own_process: true, or async_scheduling: false")
+        return self
 
     def resolve_num_threads(self) -> int:
         """Return the number of CPU threads that this process will compute with."""

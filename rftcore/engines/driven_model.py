@@ -36,7 +36,19 @@ class DrivenModel(ABC):
 
     @abstractmethod
     def _works_on(self) -> Collection[str]:
-        """Return the ids of the requests that the last step computed and that the next one will, without those that wait."""
+        """Return the ids of the requests that were computed since the last call, without those that waited all the time."""
+
+    def _interrupt(self) -> None:
+        """Let the present `_step` return soon, for a model that computes in a process of its own. Called in any thread."""
+        return
+
+    def _pause(self) -> None:
+        """Let a model that computes in a process of its own finish its present step, and begin none before `_resume`."""
+        return
+
+    def _resume(self) -> None:
+        """Let the model compute again."""
+        return
 
     def _unfinished(self, request_id: str, first_token: int) -> Generation | None:
         """Return what an open request has sampled from a token on; None if nothing is known of it yet."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import queue
 import sys
 import threading
@@ -47,6 +48,8 @@ from rftdata.errors import EngineStoppedError, RftError
 
 # Longest wait for the present step, or change of weights: an engine that hangs must not keep its explorer from stopping.
 _UNFINISHED_S = 10.0
+# Interval of the reports on which requests the engine works on; time limits of rollouts need no finer one.
+_REPORT_S = 0.1
 
 ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
 
@@ -67,6 +70,7 @@ class DrivenEngine(DrivenModel, Engine):
         self._inbox: queue.SimpleQueue[Request | AwaitedCommand[Any] | Cancel | Nudge] = queue.SimpleQueue()
         self._open_requests: dict[str, Request] = {}
         self._worked_on: frozenset[str] = frozenset()  # ids of requests, as reported
+        self._reported_at = -math.inf  # monotonic
         self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
         self._closing = False
         self._has_mixed_weights = False
@@ -92,6 +96,7 @@ class DrivenEngine(DrivenModel, Engine):
             return await asyncio.wrap_future(request.result)
         except asyncio.CancelledError:
             self._inbox.put(Cancel(request.request_id))
+            self._interrupt()
             raise
         finally:
             work.close()
@@ -150,6 +155,7 @@ class DrivenEngine(DrivenModel, Engine):
     def close(self) -> None:
         self._closing = True
         self._inbox.put(Nudge())
+        self._interrupt()
         self._thread.join()
 
     def _call(self, command: AwaitedCommand[Result], timeout_s: float | None = None) -> Result:
@@ -162,6 +168,7 @@ class DrivenEngine(DrivenModel, Engine):
             if self._stopped is not None:
                 raise self._stopped
             self._inbox.put(command)
+        self._interrupt()
 
     # The driving thread.
 
@@ -180,7 +187,8 @@ class DrivenEngine(DrivenModel, Engine):
                     self._work_began = time.monotonic()
                     for request_id, generation in self._step():
                         self._finish(request_id, generation)
-                    self._report_work(self._works_on())
+                    if self._work_began - self._reported_at >= _REPORT_S:
+                        self._report_work(self._works_on())
                     self._work_began = None
         except Exception as error:  # noqa: BLE001 - all waiting callers get it
             failure = EngineStoppedError(
@@ -203,27 +211,41 @@ class DrivenEngine(DrivenModel, Engine):
                 return
             wait = False
             self._work_began = time.monotonic()
-            if not isinstance(command, Request | Cancel | Unfinished | Nudge):
-                self._report_work(())  # until the next step
             match command:
                 case Request():
                     self._admit(command)
                 case Cancel():
                     if self._open_requests.pop(command.request_id, None) is not None:
                         self._abort(command.request_id)
-                case Load():
-                    self._load(command)
-                case Receive():
-                    self._receive(command)
-                case Compare():
-                    self._compare(command)
                 case Unfinished():
                     self._report_unfinished(command)
-                case Sleep():
-                    self._sleep(command)
-                case WakeUp():
-                    self._wake(command)
+                case Nudge():
+                    pass
+                case _:
+                    self._work_paused(command)
             self._work_began = None
+
+    def _work_paused(self, command: AwaitedCommand[Any]) -> None:
+        """Carry out a command between two steps."""
+        self._report_work(())  # until the next step
+        try:
+            self._pause()
+        except Exception as error:
+            command.result.set_exception(EngineStoppedError(f"the engine stopped before a command: {error}"))
+            raise
+        match command:
+            case Load():
+                self._load(command)
+            case Receive():
+                self._receive(command)
+            case Compare():
+                self._compare(command)
+            case Sleep():
+                self._sleep(command)
+            case WakeUp():
+                self._wake(command)
+        if not self._has_mixed_weights and not self._is_asleep:
+            self._resume()
 
     def _admit(self, request: Request) -> None:
         # From here on the future cannot be cancelled, so setting its result is safe.
@@ -246,6 +268,7 @@ class DrivenEngine(DrivenModel, Engine):
             )
 
     def _report_work(self, request_ids: Collection[str]) -> None:
+        self._reported_at = time.monotonic()
         worked_on = frozenset(request_ids)
         for request_id in worked_on ^ self._worked_on:
             request = self._open_requests.get(request_id)

@@ -36,8 +36,10 @@ _FIXED = {
     "enable_prefix_caching": True,
     "logprobs_mode": "processed_logprobs",
     "worker_extension_cls": "rftcore.sync.vllm.worker.WeightsExtension",
+    "scheduler_cls": "rftcore.engines.vllm_scheduler",
+    "distributed_executor_backend": "rftcore.engines.vllm_core",
 }
-"""Arguments on which log-probabilities and weights depend."""
+"""Arguments on which log-probabilities, weights and the end of the engine's processes depend."""
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of adapters for which vLLM has kernels; others use the next."""
 

@@ -1,7 +1,7 @@
-"""vLLM inside this process, on a CPU or a CUDA device.
+"""vLLM, on a CPU or a CUDA device.
 
-`vllm.LLM` runs without its engine-core process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). On a small machine that saves 1.3 GB and
-half the time per token, and `DrivenEngine`'s thread decides what happens between two steps.
+On a GPU `vllm.LLM` has its engine core in a process of its own, which computes while this process runs Python code (`vllm_core`). On a CPU the core
+shares this process: that saves 1.3 GB, and half the time per token on two cores. Either way `DrivenEngine`'s thread decides what happens between two steps.
 
 Weight updates. The worker extension (`rftcore.sync.vllm.worker`) loads the file, then every running request is preempted and
 the prefix cache is emptied (`reset_prefix_cache(reset_running_requests=True)`). vLLM recomputes prompt and response so far
@@ -9,51 +9,42 @@ under the new weights, so tokens after the switch really come from the new polic
 is used again. With `kv_cache: keep` running requests go on with what they have computed. Cached blocks are salted with the number
 of weight changes before their request, so that later requests do not begin with them. With `adapter_rank` set, the file has
 adapters, which vLLM keeps beside the model and computes with in every layer. The spans are vLLM's own
-(`CompletionOutput.weight_versions`): the version that each step's output carried.
-Asynchronous scheduling is off unless configured, since without it no step is in flight at the switch.
+(`CompletionOutput.weight_versions`): the version that each step's output carried. A core that schedules its next step while the last one
+runs finishes both before the switch.
 
 Importing this module does not import vLLM. Creating an engine does, after setting its environment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.metadata
 import importlib.util
-import json
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import EngineConfig, Generation
 from rftcore.engines.commands import Request
 from rftcore.engines.driver import DrivenEngine
-from rftcore.engines.vllm_arguments import slot_rank
-from rftcore.sync.files.adapters_file import ADAPTERS_ID, ADAPTERS_NAME, adapters_config
+from rftcore.engines.vllm_folders import adapters_folder, model_folder
+from rftcore.sync.files.adapters_file import ADAPTERS_ID, ADAPTERS_NAME
 from rftcore.sync.files.weights_file import read_shapes
 from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.sync.transfer.reception import Reception
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
-    from vllm import LLM, RequestOutput
+    from vllm import RequestOutput
     from vllm.inputs import TokensPrompt
-    from vllm.logprobs import FlatLogprobs
     from vllm.lora.request import LoRARequest
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.engine.core_client import InprocClient
 
     from rftcore.sync.vllm.worker import ReceiveOutcome
 
-# Only whole blocks of a prompt are computed once for the responses that share it. vLLM's own 128 tokens on a CPU are longer than many prompts; its
-# kernels need a multiple of 32.
-_CPU_BLOCK_TOKENS = 32
 _WORKER_MODULE = "rftcore.sync.vllm.worker"
-_WORKER_EXTENSION = f"{_WORKER_MODULE}.WeightsExtension"
 
 
 def vllm_version() -> str | None:
@@ -73,8 +64,7 @@ class VllmEngine(DrivenEngine):
     def process_environment(cls, config: EngineConfig) -> dict[str, str]:
         return {
             **super().process_environment(config),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            # The processes of a tensor-parallel engine are started beside running threads, which a fork would not survive.
+            # The engine's processes are started beside running threads, which a fork would not survive.
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             # vLLM's own binding would pin every engine of a machine to the same first core.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -91,6 +81,7 @@ class VllmEngine(DrivenEngine):
         # `LLM(…)` imports the last two, with most of what computes models on any device.
         return (
             cls.__module__,
+            "rftcore.engines.vllm_start",
             _WORKER_MODULE,
             "vllm.entrypoints.llm",
             "vllm.v1.engine.core",
@@ -107,52 +98,13 @@ class VllmEngine(DrivenEngine):
         super().__init__(model_path, config, policy_version_id)
 
     def _open_model(self) -> None:
-        import torch
+        from rftcore.engines.vllm_start import start_vllm
 
-        config = self.config
-        adapters: dict[str, Any] = {}
-        if config.adapter_rank is not None:
-            adapters = {"enable_lora": True, "max_loras": 1, "max_lora_rank": slot_rank(config.adapter_rank)}
-        on_gpu = torch.cuda.is_available()
-        if on_gpu:
-            self._refuse_too_few_gpus(torch.cuda.device_count())
-            memory: dict[str, Any] = {
-                "gpu_memory_utilization": config.gpu_memory_utilization,
-                "enable_sleep_mode": config.sleep,
-            }
-        else:
-            # OMP_NUM_THREADS has no effect if torch was already imported; vLLM later forbids this call.
-            torch.set_num_threads(config.resolve_num_threads())
-            # vLLM's attention uses the processor's matrix unit (AMX) without asking the system for it, which ends the process.
-            torch.cpu._init_amx()
-            memory = {"kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30), "block_size": _CPU_BLOCK_TOKENS}
-        from vllm import LLM
-
-        try:
-            self._llm: LLM = LLM(
-                model=self.model_path,
-                dtype=config.dtype,
-                seed=config.seed,
-                max_model_len=config.context_length,
-                max_num_seqs=config.max_num_seqs,
-                tensor_parallel_size=config.tensor_parallel_size,
-                quantization=config.quantization,  # type: ignore[arg-type]  # vLLM refuses other names, and lists its own
-                enforce_eager=config.enforce_eager if config.enforce_eager is not None else not on_gpu,
-                async_scheduling=config.async_scheduling,
-                enable_prefix_caching=True,
-                logprobs_mode="processed_logprobs",
-                worker_extension_cls=_WORKER_EXTENSION,
-                use_tqdm_on_load=False,
-                **adapters,
-                **memory | config.vllm,
-            )
-        except ValueError as error:
-            raise RftError(
-                f"vLLM does not start on {self.model_path}: {error}",
-                todo="check context_length, kv_cache_gib, gpu_memory_utilization and the model's config.json",
-            ) from error
+        self._llm, self._core = start_vllm(self.model_path, self.config)
         self._llm.llm_engine.set_weight_version(str(self.policy_version_id))
         self._num_changes = 0
+        self._logprobs: dict[str, list[float]] = {}  # of open requests
+        self._num_seen_tokens: dict[str, int] = {}  # of open requests, at the last report
         self._sleeping: list[
             str
         ] = []  # vLLM's tags of memory that it has freed, in the order in which it takes it again
@@ -161,15 +113,6 @@ class VllmEngine(DrivenEngine):
         # The tokenizers library forbids use by two threads at once; callers use the other copy.
         self._text = AnswerText(copy.deepcopy(self.tokenizer))
         self._context_length = self._llm.model_config.max_model_len
-
-    def _refuse_too_few_gpus(self, num_gpus: int) -> None:
-        if num_gpus < self.config.tensor_parallel_size:
-            raise RftError(
-                "explorer.tensor_parallel_size is more than the GPUs that this explorer sees",
-                value=self.config.tensor_parallel_size,
-                allowed=f"up to {num_gpus}",
-                todo="lower it, or give the explorer more GPUs (CUDA_VISIBLE_DEVICES)",
-            )
 
     def _add(self, request: Request) -> None:
         from vllm import SamplingParams
@@ -194,53 +137,82 @@ class VllmEngine(DrivenEngine):
             )
             prompt: TokensPrompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._num_changes)}
             self._llm.llm_engine.add_request(request.request_id, prompt, params, lora_request=self._adapters)
+            self._logprobs[request.request_id] = []
         except ValueError as error:
             raise RftError(f"vLLM refuses the request: {error}", value=decoding) from error
 
     def _abort(self, request_id: str) -> None:
         self._llm.llm_engine.abort_request([request_id])
+        del self._logprobs[request_id]
 
     def _step(self) -> list[tuple[str, Generation]]:
-        outputs = self._llm.llm_engine.step()
+        # As LLMEngine.step, and with the log-probabilities of our scheduler.
+        from rftcore.engines.vllm_scheduler import take_logprobs
+
+        engine = self._llm.llm_engine
+        outputs = engine.engine_core.get_output()
+        states = engine.output_processor.request_states
+        for output in outputs.outputs:
+            logprobs = take_logprobs(output)
+            if (state := states.get(output.request_id)) is not None:
+                self._logprobs[state.external_req_id] += logprobs
+        processed = engine.output_processor.process_outputs(
+            outputs.outputs, engine_core_timestamp=outputs.timestamp, weight_version=outputs.weight_version
+        )
+        engine.engine_core.abort_requests(processed.reqs_to_abort)
         # A generating model has no other kinds of outputs.
         return [
             (output.request_id, self._generation(cast("RequestOutput", output)))
-            for output in outputs
+            for output in processed.request_outputs
             if output.finished
         ]
 
     def _generation(self, output: RequestOutput) -> Generation:
         completion = output.outputs[0]
         token_ids = list(completion.token_ids)
-        flat = cast("FlatLogprobs", completion.logprobs)  # requested by flat_logprobs
         stop = (completion.stop_reason,) if isinstance(completion.stop_reason, str) else ()
         return Generation(
             token_ids=token_ids,
-            logprobs=[flat.logprobs[start] for start in flat.start_indices],
+            # Without those of tokens that vLLM dropped after a stop text.
+            logprobs=self._logprobs.pop(output.request_id)[: len(token_ids)],
             text=self._text(token_ids, ended=completion.finish_reason == "stop", stop=stop),
             finish_reason=completion.finish_reason or "abort",
             version_spans=[(span.start, int(span.version)) for span in completion.weight_versions or []],
         )
 
     def _works_on(self) -> list[str]:
-        # The scheduler has vLLM's own names. Requests that it has preempted, for example because the KV cache is full, wait again.
-        engine = self._llm.llm_engine
-        scheduler = cast("InprocClient", engine.engine_core).engine_core.scheduler
-        states = engine.output_processor.request_states
-        running = (states.get(request.request_id) for request in cast("Scheduler", scheduler).running)
-        return [state.external_req_id for state in running if state is not None]
+        # Requests that have more tokens than before. Those that vLLM has preempted, for example because the KV cache is full, wait again.
+        states = self._llm.llm_engine.output_processor.request_states.values()
+        seen = self._num_seen_tokens
+        self._num_seen_tokens = {
+            state.external_req_id: state.detokenizer.num_output_tokens()
+            for state in states
+            if state.detokenizer is not None
+        }
+        return [request_id for request_id, num in self._num_seen_tokens.items() if num > seen.get(request_id, 0)]
+
+    def _interrupt(self) -> None:
+        if self._core is not None:
+            self._core.interrupt()
+
+    def _pause(self) -> None:
+        if self._core is not None:
+            self._core.pause()
+
+    def _resume(self) -> None:
+        if self._core is not None:
+            self._core.resume()
 
     def _unfinished(self, request_id: str, first_token: int) -> Generation | None:
         processor = self._llm.llm_engine.output_processor
         # vLLM gives every request a longer name of its own.
         names = processor.external_req_ids.get(request_id)
         state = processor.request_states.get(names[0]) if names else None
-        if state is None or state.detokenizer is None or state.logprobs_processor is None:
+        if state is None or state.detokenizer is None:
             return None
-        flat = cast("FlatLogprobs | None", state.logprobs_processor.logprobs)
         return Generation(
             token_ids=list(state.detokenizer.output_token_ids[first_token:]),
-            logprobs=[flat.logprobs[start] for start in flat.start_indices[first_token:]] if flat is not None else [],
+            logprobs=self._logprobs[request_id][first_token:],
             text="",
             finish_reason="abort",
             version_spans=[(start, int(version)) for version, start in state.weight_version_starts],
@@ -260,7 +232,7 @@ class VllmEngine(DrivenEngine):
         if is_empty:
             self._adapters = None
             return
-        with _adapters_folder(path) as folder:
+        with adapters_folder(path) as folder:
             self._llm.llm_engine.collective_rpc("load_adapters_folder", args=(folder,))
         self._adapters = self._adapters_request()
 
@@ -278,7 +250,9 @@ class VllmEngine(DrivenEngine):
     def _fall_asleep(self) -> None:
         if "weights" not in self._sleeping:
             # Level 2 drops the weights, and level 1 copies them to the host: with adapters alone the model's own are never sent again.
-            self._llm.llm_engine.sleep(2 if self._loses_weights_asleep() else 1, mode="keep")
+            self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+            level = 2 if self._loses_weights_asleep() else 1
+            self._llm.llm_engine.collective_rpc("sleep", kwargs={"level": level})
         self._sleeping = ["weights", "kv_cache"]
 
     def _loses_weights_asleep(self) -> bool:
@@ -287,7 +261,7 @@ class VllmEngine(DrivenEngine):
     def _wake_up(self, weights_only: bool) -> None:
         tags = [tag for tag in self._sleeping if tag == "weights" or not weights_only]
         if tags:
-            self._llm.llm_engine.wake_up(tags)
+            self._llm.llm_engine.collective_rpc("wake_up", kwargs={"tags": tags})
         self._sleeping = [tag for tag in self._sleeping if tag not in tags]
 
     def _weights_changed(self) -> None:
@@ -319,7 +293,10 @@ class VllmEngine(DrivenEngine):
         if plan.adapters is not None:
             self._refuse_change_of_running_requests(removes_adapters=False)
         engine = self._llm.llm_engine
-        outcomes: list[ReceiveOutcome] = engine.collective_rpc("receive_weights", args=(plan,))
+        # As bytes, since messages to the core's process have plain types.
+        outcomes: list[ReceiveOutcome] = [
+            pickle.loads(outcome) for outcome in engine.collective_rpc("receive_weights", args=(pickle.dumps(plan),))
+        ]
         for outcome in outcomes:
             if outcome.error is not None:
                 error = outcome.error
@@ -335,12 +312,12 @@ class VllmEngine(DrivenEngine):
         differing: list[list[str]]
         engine = self._llm.llm_engine
         if self.config.adapter_rank is None:
-            with _model_folder(Path(self.model_path), path) as folder:
+            with model_folder(Path(self.model_path), path) as folder:
                 differing = engine.collective_rpc("differing_weights", args=(folder,))
         elif (self._adapters is None) == (not read_shapes(path)):
             differing = engine.collective_rpc("differing_weights", args=(self.model_path,))
             if self._adapters is not None:
-                with _adapters_folder(path) as folder:
+                with adapters_folder(path) as folder:
                     of_adapters = engine.collective_rpc("differing_adapters", args=(folder,))
                 differing = [weights + adapters for weights, adapters in zip(differing, of_adapters, strict=True)]
         else:
@@ -353,26 +330,11 @@ class VllmEngine(DrivenEngine):
         self._llm.llm_engine.set_weight_version(str(policy_version_id))
 
     def _close_model(self) -> None:
-        self._llm.llm_engine.collective_rpc("leave_weight_group")
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        with contextlib.suppress(EngineDeadError):
+            self._llm.llm_engine.collective_rpc("leave_weight_group")
         self._llm.llm_engine.engine_core.shutdown()
+        if self._core is not None:
+            self._core.close()
         del self._llm
-
-
-@contextmanager
-def _adapters_folder(path: Path) -> Iterator[str]:
-    """Yield a folder in peft's format with the adapters of a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "adapter_config.json").write_text(json.dumps(adapters_config(path)), encoding="utf-8")
-        (Path(folder) / "adapter_model.safetensors").symlink_to(path)
-        yield folder
-
-
-@contextmanager
-def _model_folder(model: Path, path: Path) -> Iterator[str]:
-    """Yield a model's folder with the weights of a file in place of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        for file in model.glob("*.json"):
-            if not file.name.endswith(".index.json"):
-                (Path(folder) / file.name).symlink_to(file.resolve())
-        (Path(folder) / "model.safetensors").symlink_to(path)
-        yield folder

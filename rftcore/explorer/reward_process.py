@@ -28,8 +28,8 @@ from typing import IO, Any
 
 from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, user_frames, user_line, user_stack
 from rftcore.explorer.reward_value import CheckedValue, checked_value
+from rftcore.parent_process import end_with_parent
 from rftcore.rewards import Reward, load_rewards
-from rftcore.run.parent_process import end_with_parent
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import RftError
 from rftdata.processes import await_exit, kill_group

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rftcore.launch.signals import StopSignals
-from rftcore.run.parent_process import end_with_parent
+from rftcore.parent_process import end_with_parent
 from rftdata.errors import ConfigError, RftError
 from rftdata.files.durable import write_whole
 

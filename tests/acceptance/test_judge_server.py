@@ -32,7 +32,7 @@ from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from operators.llm.endpoint import EndpointConfig
 from rftcore.model_folder import resolve_model
-from rftcore.run.parent_process import end_with_parent
+from rftcore.parent_process import end_with_parent
 from rftcore.teachers.endpoint import EndpointTeacher
 from rftdata.errors import ConfigError
 from rftdata.pipeline.budget import MemoryUsage, RunUsage, UsageLedger

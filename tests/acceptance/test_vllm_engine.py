@@ -1,4 +1,4 @@
-"""vLLM in this process: the log-probabilities it reports are those that transformers computes, after every kind of weight update."""
+"""vLLM, in this process and in its own: the log-probabilities it reports are those that transformers computes, after every kind of weight update."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +26,8 @@ from rftcore.sync.base import Publication
 from rftcore.sync.files.weights_file import write_atomically
 from rftcore.sync.transfer.plan import TransferError, TransferPlan
 from rftcore.sync.transfer.reception import Reception
-from rftdata.errors import ModelError
+from rftdata.errors import EngineStoppedError, ModelError
+from rftdata.processes import process_lives
 from tests.support.models import CHARACTERS, make_character_tokenizer, make_tiny_model
 from tests.support.sending import held, wire
 from tests.support.waiting import PATIENCE_S, until_it_happens, wait_until
@@ -138,11 +141,16 @@ _transfers = itertools.count(1)
 
 
 # Two more processes that import vLLM take half a minute of processor time.
-@pytest.fixture(scope="module", params=["tied", pytest.param("untied, in two processes", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module",
+    params=["in this process", "in its own process", pytest.param("in three processes", marks=pytest.mark.long)],
+)
 def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    is_tied = request.param == "tied"
-    # So few starts as possible: what concerns the scheduler is not repeated with two processes.
-    config = CONFIG if is_tied else CONFIG.model_copy(update={"tensor_parallel_size": 2, "kv_cache": "keep"})
+    is_tied = request.param != "in three processes"
+    # So few starts as possible: what concerns the scheduler is not repeated with two workers.
+    config = CONFIG.model_copy(update={"own_process": request.param != "in this process"})
+    if not is_tied:
+        config = config.model_copy(update={"tensor_parallel_size": 2, "kv_cache": "keep"})
     os.environ.update(VllmEngine.process_environment(config))
     from transformers import AutoModelForCausalLM
 
@@ -421,6 +429,65 @@ def test_a_response_ends_at_the_limit_or_by_itself_and_states_which(live: Live) 
             generation.token_ids[-1] != live.engine.tokenizer.eos_token_id
         )
         assert len(generation.token_ids) == len(generation.logprobs) <= 4
+
+
+def test_an_engine_whose_process_is_killed_fails_what_waits_for_it(live: Live) -> None:
+    """The last test of the engine, which it ends."""
+    if not live.engine.config.own_process:
+        pytest.skip("the engine has no process of its own")
+    publication = live.publish()
+    [core] = [child for child in psutil.Process().children() if "EngineCore" in " ".join(child.cmdline())]
+
+    async def killed() -> list[object]:
+        tasks = live.started(live.engine.tokenizer.encode("u:7*8=\na:"))
+        await asyncio.sleep(0.2)
+        core.suspend()  # so that the change of weights waits for it
+        tasks.append(asyncio.create_task(asyncio.to_thread(live.load, publication)))
+        await asyncio.sleep(0.2)
+        core.kill()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    *answers, change = asyncio.run(asyncio.wait_for(killed(), PATIENCE_S))
+    whole = [answer for answer in answers if isinstance(answer, Generation)]
+    assert {answer.finish_reason for answer in whole} <= {"stop", "length"}
+    assert len(whole) < len(answers)
+    assert {type(error) for error in [*answers, change] if error not in whole} == {EngineStoppedError}
+    with pytest.raises(EngineStoppedError, match="engine core"):
+        live.sample(1, Decoding(max_tokens=1))
+
+
+# Prints the process id of the engine core as soon as that has a session of its own, while the engine is being created.
+_CREATED = """
+import os, sys, threading, time
+import psutil
+
+def report():
+    while not (cores := [core for core in psutil.Process().children() if os.getsid(core.pid) == core.pid]):
+        time.sleep(0.01)
+    print(cores[0].pid, flush=True)
+
+def main():
+    from rftcore.engines.base import EngineConfig
+    from rftcore.engines.vllm_engine import VllmEngine
+    threading.Thread(target=report, daemon=True).start()
+    VllmEngine(sys.argv[1], EngineConfig(dtype="float32", context_length=128, kv_cache_gib=0.25, own_process=True))
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_the_engine_s_process_ends_with_an_explorer_that_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "explorer.py"
+    program.write_text(_CREATED)
+    model = make_tiny_model(tmp_path / "model")
+    with subprocess.Popen([sys.executable, program, model], stdout=subprocess.PIPE, text=True) as explorer:
+        assert explorer.stdout is not None
+        core = int(explorer.stdout.readline())
+        assert process_lives(core)
+        explorer.kill()
+    wait_until(lambda: not process_lives(core), "the end of the engine's process")
 
 
 @pytest.mark.long

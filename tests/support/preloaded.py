@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rftcore.garbage import collect_rarely, large_imports
-from rftcore.run.parent_process import end_with_parent
+from rftcore.parent_process import end_with_parent
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _MODULES = (

@@ -33,7 +33,7 @@ from rftcore.garbage import collect_rarely, large_imports
 from rftcore.launch.launcher import RoleTask
 from rftcore.launch.local_processes import forked_process, role_process
 from rftcore.launch.local_processes.children import Child, Preload, WaitingChild, fork, fork_waiting
-from rftcore.run.parent_process import end_with_parent
+from rftcore.parent_process import end_with_parent
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -25,7 +25,7 @@ from rftcore.garbage import large_imports
 from rftcore.launch.launcher import RoleTask, run_role
 from rftcore.launch.local_processes import forked_process
 from rftcore.launch.start_phases import StartPhases
-from rftcore.run.parent_process import end_with_parent
+from rftcore.parent_process import end_with_parent
 from rftdata.errors import RftError
 
 TERMINATED = 128 + signal.SIGTERM

@@ -17,6 +17,7 @@ vLLM imports this module by name inside the worker (`worker_extension_cls`) and 
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,6 @@ from torch import Tensor
 
 from rftcore.sync.device_names import device_id
 from rftcore.sync.files.weights_file import iterate_weights
-from rftcore.sync.tensors import TensorShapes
 from rftcore.sync.transfer.plan import TransferError, TransferPlan
 from rftcore.sync.transfer.receiver import TransferReceiver
 from rftcore.sync.vllm.adapters import load_adapters, load_adapters_folder
@@ -63,8 +63,11 @@ class WeightsExtension:
         """Return the id of this worker's device."""
         return device_id(str(self.device))
 
-    def receive_weights(self: Any, plan: TransferPlan) -> ReceiveOutcome:
-        """Replace all weights, or the adapters, by those that the trainer sends."""
+    def receive_weights(self: Any, pickled_plan: bytes) -> bytes:
+        """Replace all weights, or the adapters, by those that the trainer sends; return the pickled `ReceiveOutcome`."""
+        return pickle.dumps(self._receive_weights(pickle.loads(pickled_plan)))
+
+    def _receive_weights(self: Any, plan: TransferPlan) -> ReceiveOutcome:
         if not hasattr(self, "_transfer_receiver"):
             self._transfer_receiver = TransferReceiver()
 
@@ -82,9 +85,10 @@ class WeightsExtension:
             return ReceiveOutcome("", error, error.is_half_applied)
         return ReceiveOutcome(checksum, None, True)
 
-    def names_in_float32(self: Any, checkpoint: TensorShapes) -> list[str]:
+    def names_in_float32(self: Any, checkpoint: list[tuple[str, list[int]]]) -> list[str]:
         """Return the names of a checkpoint's tensors that must come in float32."""
-        return names_in_float32(self.model_runner.get_model(), self.model_runner.model_config, checkpoint)
+        shapes = tuple((name, tuple(shape)) for name, shape in checkpoint)
+        return names_in_float32(self.model_runner.get_model(), self.model_runner.model_config, shapes)
 
     def differing_weights(self: Any, folder: str) -> list[str]:
         """Return the names of this worker's tensors that differ from those of a model that is loaded anew from `folder`."""

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from rftcore.garbage import collect_rarely, large_imports
-from rftcore.run.parent_process import end_with_parent
+from rftcore.parent_process import end_with_parent
 from rftcore.run.stacks import answer_requests
 from rftdata.errors import RftError, RoleFailedError
 

@@ -168,3 +168,9 @@ def test_vllm_keeps_no_adapters_beside_experts(tmp_path: Path) -> None:
     file.write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 4}))
     with pytest.raises(ConfigError, match=r"beside a mixture of experts .*qwen3_moe.*sync\.adapters: merged"):
         refuse_adapters_beside_experts(tmp_path)
+
+
+def test_a_step_is_scheduled_ahead_only_in_a_process_of_the_engine_s_own() -> None:
+    resolved = ResolvedRun(config(explorer={"engine_args": {"own_process": False, "async_scheduling": True}}))
+    with pytest.raises(ConfigError, match="async_scheduling needs own_process"):
+        resolved.engine(0)

@@ -1,0 +1,62 @@
+"""`LLM.generate` of vLLM alone, for `rft bench rollouts`: `python -m benchmarks.runs.rollouts_alone FOLDER OUTPUT`."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.processes import append_line
+
+
+def main(folder: Path, output: Path) -> None:
+    """Run the cases of `folder`/work.json; append a line for each."""
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    work: dict[str, Any] = json.loads((folder / "work.json").read_text())
+    llm = LLM(
+        model=str(folder / "model"),
+        dtype="bfloat16",
+        max_model_len=work["context_length"],
+        max_num_seqs=work["max_num_seqs"],
+        enable_prefix_caching=True,
+        logprobs_mode="processed_logprobs",
+        **_memory(work["gpu_memory"]),
+    )
+    numbers = random.Random(0)
+
+    def sample(num: int, max_tokens: int, detokenize: bool) -> tuple[int, float]:
+        prompts = [
+            TokensPrompt(prompt_token_ids=[numbers.randrange(3, 40) for _ in range(work["prompt_tokens"])])
+            for _ in range(num)
+        ]
+        params = SamplingParams(
+            temperature=1.0, max_tokens=max_tokens, logprobs=0, flat_logprobs=True, detokenize=detokenize
+        )
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        return sum(len(found.outputs[0].token_ids) for found in outputs), seconds
+
+    sample(work["max_num_seqs"], 16, detokenize=True)
+    for case in work["cases"]:
+        for detokenize in (False, True) if case["work_ms"] == 0 else ():
+            tokens, seconds = sample(case["answers"], case["tokens"], detokenize)
+            row = {**case, "detokenize": detokenize, "seconds": round(seconds, 3)}
+            append_line(output, {**row, "tokens_per_s": round(tokens / seconds)})
+
+
+def _memory(share: float) -> dict[str, Any]:
+    import torch
+
+    if torch.cuda.is_available():
+        return {"gpu_memory_utilization": share}
+    return {"kv_cache_memory_bytes": 2**30, "enforce_eager": True}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
