@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +25,7 @@ from rftcore.sync.transfer.group import open_store
 from rftcore.sync.transfer.plan import TransferPlan
 from rftcore.sync.transfer.sender import TransferSender
 from rftdata.errors import RftError
-from tests.support.models import make_character_tokenizer
+from tests.support.models import make_character_tokenizer, make_tiny_model
 from tests.support.sending import held, wire
 from tests.support.waiting import PATIENCE_S
 
@@ -118,3 +120,22 @@ def test_an_engine_finds_out_what_it_keeps_in_float32_and_gets_it_so(
     for router, expected in (state[ROUTER[0]], []), (state[ROUTER[0]].bfloat16().float(), [f"{ROUTER[0]}, prepacked"]):
         save_file({**state, ROUTER[0]: router}, file, metadata={"format": "pt"})
         assert engine.differing_weights(str(file)) == expected
+
+
+# In a process of its own, which the system would end.
+SHORT_PROMPT = """
+import asyncio, sys
+from rftcore.engines.base import Decoding, EngineConfig
+from rftcore.engines.vllm_engine import VllmEngine
+
+engine = VllmEngine(sys.argv[1], EngineConfig(dtype="bfloat16", context_length=64, kv_cache_gib=0.0625))
+print(len(asyncio.run(engine.generate([5, 6, 7], Decoding(max_tokens=2))).token_ids))
+engine.close()
+"""
+
+
+def test_an_engine_begins_with_a_short_prompt_on_a_processor_with_a_matrix_unit(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model")
+    command = [sys.executable, "-c", SHORT_PROMPT, str(tmp_path / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0 and int(done.stdout.split()[-1]) >= 1, done.stderr

@@ -138,3 +138,13 @@ def test_gpus_of_this_machine_are_those_that_the_driver_lists_and_the_environmen
     assert local_gpus() == [size * GIB for size in sizes]
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' && exit 9\n")
     assert local_gpus() == []
+
+
+def test_the_driver_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, asked = tmp_path / "nvidia-smi", tmp_path / "asked"
+    program.write_text(f"#!/bin/sh\necho asked >> {asked}\necho '0, GPU-a1, 81920'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert local_gpus() == local_gpus() == [80 * GIB]
+    assert asked.read_text().split() == ["asked"]
