@@ -27,6 +27,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 _NUM_KERNELS = 25
+_NUM_GAPS = 8
 _LONGEST_NAME = 160
 
 # Parts of names of regions and operators on the host, outermost last.
@@ -83,8 +84,10 @@ def summary(events: Iterable[FunctionEvent], seconds: float) -> dict[str, Any]:
     classes: dict[str, float] = defaultdict(float)
     for (_, group), (ms, _calls) in kernels.items():
         classes[group] += ms
+    gaps = _gaps(device)
     if device:
-        classes["idle"] = max(0.0, 1e3 * seconds - _busy_ms(device))
+        # Before the first kernel, after the last one, and between them.
+        classes["idle"] = 1e3 * seconds - _span_ms(device) + sum(gap["ms"] for gap in gaps)
     most = sorted(kernels.items(), key=lambda item: -item[1][0])[:_NUM_KERNELS]
     return {
         "seconds": seconds,
@@ -94,6 +97,8 @@ def summary(events: Iterable[FunctionEvent], seconds: float) -> dict[str, Any]:
             for (name, group), (ms, calls) in most
         ],
         "products": _products(events),
+        "idle_at_ends_ms": round(1e3 * seconds - _span_ms(device), 2) if device else None,
+        "gaps": sorted(gaps, key=lambda gap: -gap["ms"])[:_NUM_KERNELS],
     }
 
 
@@ -107,6 +112,9 @@ def table(found: dict[str, Any]) -> str:
         f"{each['ms']:9.2f} ms {each['calls']:6} × {each['tflop_per_s']:7.1f} TFLOP/s {each['shapes']}"
         for each in found["products"][:_NUM_KERNELS]
     ]
+    if found["gaps"]:
+        lines.append(f"{found['idle_at_ends_ms']:9.2f} ms idle before the first and after the last kernel")
+    lines += [f"{gap['ms']:9.2f} ms idle before {gap['next']}" for gap in found["gaps"][:_NUM_GAPS]]
     return "\n".join(lines)
 
 
@@ -160,13 +168,20 @@ def class_of(name: str) -> str:
     return next((group for group, parts in _NAMES if any(part in lower for part in parts)), "other")
 
 
-def _busy_ms(device: Iterable[FunctionEvent]) -> float:
-    """Return how long at least one kernel ran."""
-    busy, end = 0.0, 0.0
-    for start, stop in sorted((event.time_range.start, event.time_range.end) for event in device):
-        busy += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    return busy / 1e3
+def _span_ms(device: Sequence[FunctionEvent]) -> float:
+    """Return the time from the first kernel's start to the last one's end."""
+    span: float = max(event.time_range.end for event in device) - min(event.time_range.start for event in device)
+    return span / 1e3
+
+
+def _gaps(device: Iterable[FunctionEvent]) -> list[dict[str, Any]]:
+    """Return the times in which no kernel ran, with the kernel that ended each."""
+    gaps, end = [], math.inf
+    for event in sorted(device, key=lambda event: event.time_range.start):
+        if event.time_range.start > end:
+            gaps.append({"ms": (event.time_range.start - end) / 1e3, "next": event.name[:_LONGEST_NAME]})
+        end = event.time_range.end if end == math.inf else max(end, event.time_range.end)
+    return gaps
 
 
 def _products(events: Iterable[FunctionEvent]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from rftcore.trainer.network.head import Output, logprobs_and_entropy
 def test_a_profile_tells_the_output_layer_from_other_products() -> None:
     torch.manual_seed(0)
     hidden, layer = torch.randn(40, 16), torch.randn(16, 16, requires_grad=True)
-    output = Output(torch.randn(300, 16, requires_grad=True), chunk=8)
+    output = Output(torch.randn(300, 16, requires_grad=True), chunk=8, kept_bytes=0)
     profile, started = StepProfile(), time.perf_counter()
     profile.start()
     logprobs, _ = logprobs_and_entropy(hidden @ layer, output, torch.arange(40))
