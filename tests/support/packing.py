@@ -17,20 +17,25 @@ def visible(packing: Packing) -> Tensor:
 
 def _of_segments(packing: Segments) -> Tensor:
     starts = packing.starts_S.tolist()
-    seen = torch.zeros(starts[-1], starts[-1], dtype=torch.bool)
-    for start, stop in pairwise(starts):
+    num = starts[-1]
+    seen = torch.zeros(num, num, dtype=torch.bool)
+    is_shared = packing.key_starts_S is not None
+    key_starts = packing.key_starts_S.tolist() if packing.key_starts_S is not None else starts
+    places = packing.key_place_K if packing.key_place_K is not None else torch.arange(num)
+    for (start, stop), (first, last) in zip(pairwise(starts), pairwise(key_starts), strict=True):
         assert 0 <= stop - start <= packing.longest
-        seen[start:stop, start:stop] = torch.ones(stop - start, stop - start).tril().bool()
-    if packing.prompt_starts_G is None:
-        return seen
-    assert packing.continuation_starts_G is not None
-    prompts = (packing.prompt_starts_G + packing.first_prompt).tolist()
-    continuations = (packing.continuation_starts_G + packing.first_continuation).tolist()
-    assert prompts[-1] == packing.first_continuation and continuations[-1] == starts[-1]
-    for g in range(len(prompts) - 1):
-        assert prompts[g + 1] - prompts[g] <= packing.longest_prompt
-        assert continuations[g + 1] - continuations[g] <= packing.longest_continuations
-        seen[continuations[g] : continuations[g + 1], prompts[g] : prompts[g + 1]] = True
+        assert last - first <= (packing.longest_keys if is_shared else packing.longest)
+        keys = places[first:last]
+        assert keys[len(keys) - (stop - start) :].tolist() == list(range(start, stop)), "the last keys are its own"
+        # FlashAttention aligns the last query with the last key.
+        sees = torch.ones(stop - start, last - first).tril(last - first - (stop - start)).bool()
+        assert len(keys.unique()) == len(keys)
+        seen[start:stop, keys] = sees
+    if packing.copies_K is not None and packing.first_copy_L is not None:
+        ends = [*packing.first_copy_L.tolist()[1:], len(places)]
+        for token, (first, last) in enumerate(zip(packing.first_copy_L.tolist(), ends, strict=True)):
+            assert last > first and (places[packing.copies_K[first:last]] == token).all()
+        assert packing.copies_K.sort().values.tolist() == list(range(len(places)))
     return seen
 
 

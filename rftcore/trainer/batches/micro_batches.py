@@ -39,6 +39,8 @@ _Placed = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]
 
 # Largest share of padding among rows that are padded together.
 _PADDED_AT_MOST = 0.3
+# Most keys of a row for each token of a micro-batch: copies of a long prompt's keys for many short continuations take memory.
+_KEYS_OF_A_TOKEN = 8
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,11 @@ class _Row:
     @property
     def length(self) -> int:
         return self.prompt_length + sum(end - self.prompt_length for end in self.ends)
+
+    @property
+    def num_keys(self) -> int:
+        """Keys of its segments, the prompt's copied for each continuation."""
+        return self.prompt_length + sum(self.ends)
 
     @property
     def is_shared(self) -> bool:
@@ -206,7 +213,8 @@ def _rows(batch: TrainBatch, members: Sequence[int], cutting: Cutting) -> Iterat
             longer = _Row(prompt_length, (*row.experiences, b), (*row.ends, end))
             limit = max(cutting.max_tokens, row.length)
             # In a masked row continuations are computed against each other; beyond the prompt's length that costs more than it saves.
-            if longer.length <= (limit if cutting.sharing == "always" else min(2 * prompt_length, limit)):
+            most = limit if cutting.sharing == "always" else min(2 * prompt_length, limit)
+            if longer.length <= most and longer.num_keys <= _KEYS_OF_A_TOKEN * limit:
                 open_rows[prompt] = longer
                 continue
             yield row
@@ -260,23 +268,26 @@ def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row], kernel: 
 
 def _segments(starts: npt.NDArray[np.int64], single: list[_Row], shared: list[_Row]) -> Segments:
     longest = int(np.diff(starts).max())
-    prompts = np.array([row.prompt_length for row in shared])
-    continuations = np.array([row.length - row.prompt_length for row in shared])
-    if not continuations.any():  # none, or only responses of one token, which the prompt predicts
+    if not any(
+        row.length > row.prompt_length for row in shared
+    ):  # only responses of one token, which the prompt predicts
         return Segments(_int32(starts), longest)
-    first_prompt, first_continuation = (int(starts[place]) for place in (len(single), len(single) + len(shared)))
-    prompt_starts_G, continuation_starts_G = (
-        _int32(np.concatenate([[0], np.cumsum(sizes)])) for sizes in (prompts, continuations)
-    )
+    ranges = [np.arange(start, stop) for start, stop in pairwise(starts)]
+    first_continuation = len(single) + len(shared)
+    prompts = np.repeat(np.arange(len(single), first_continuation), [len(row.experiences) for row in shared])
+    keys = ranges[:first_continuation]
+    for prompt, own in zip(prompts, ranges[first_continuation:], strict=True):
+        keys.append(np.concatenate([ranges[prompt], own]) if len(own) else own)
+    place_K = np.concatenate(keys)
+    num_copies_L = np.bincount(place_K)
     return Segments(
         _int32(starts),
         longest,
-        prompt_starts_G,
-        continuation_starts_G,
-        int(prompts.max()),
-        int(continuations.max()),
-        first_prompt,
-        first_continuation,
+        _int32(np.cumsum([0, *map(len, keys)])),
+        max(map(len, keys)),
+        torch.from_numpy(place_K),
+        torch.from_numpy(np.argsort(place_K, kind="stable")),
+        torch.from_numpy(np.cumsum(num_copies_L) - num_copies_L),
     )
 
 

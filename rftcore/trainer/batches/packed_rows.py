@@ -15,39 +15,27 @@ from rftcore.algorithms.device_copy import copy_to_device
 
 
 class Segments(NamedTuple):
-    """A packed row for FlashAttention.
+    """A packed row for FlashAttention: every segment attends to its keys, the last of which are its own tokens, causally.
+
+    The keys of a continuation begin with those of its prompt, so keys and values of a shared prompt are copied for each of its continuations.
 
     Attributes:
         starts_S: int32 [S + 1]; where each segment begins, and L.
         longest: tokens of the longest segment.
-        prompt_starts_G, continuation_starts_G: int32 [G + 1]; where each shared prompt begins, and its continuations together, counted
-            from the first shared prompt and from the first continuation. None where no prompt is shared.
-        longest_prompt, longest_continuations: tokens.
-        first_prompt, first_continuation: place of the first token of each kind in the row.
+        key_starts_S: int32 [S + 1]; where the keys of each segment begin, and K. None, as everything after it, where no prompt is shared.
+        longest_keys: of a segment.
+        key_place_K: int64; the place in the row of each key.
+        copies_K: int64; the keys in the order of their places in the row.
+        first_copy_L: int64; where the keys of each token begin in `copies_K`.
     """
 
     starts_S: Tensor
     longest: int
-    prompt_starts_G: Tensor | None = None
-    continuation_starts_G: Tensor | None = None
-    longest_prompt: int = 0
-    longest_continuations: int = 0
-    first_prompt: int = 0
-    first_continuation: int = 0
-
-    @property
-    def shares_prompts(self) -> bool:
-        return self.prompt_starts_G is not None
-
-    @property
-    def prompts(self) -> slice:
-        """Places of the shared prompts in the row."""
-        return slice(self.first_prompt, self.first_continuation)
-
-    @property
-    def continuations(self) -> slice:
-        """Places of the continuations in the row."""
-        return slice(self.first_continuation, None)
+    key_starts_S: Tensor | None = None
+    longest_keys: int = 0
+    key_place_K: Tensor | None = None
+    copies_K: Tensor | None = None
+    first_copy_L: Tensor | None = None
 
 
 class Rows(NamedTuple):

@@ -1,16 +1,14 @@
 """Attention over packed sequences, registered with transformers under one name; a `Packing` holds where sequences begin and end.
 
 A packed row of L tokens holds, in this order, sequences of their own, prompts that several experiences share, and the continuations of
-those prompts, prompt after prompt. Every segment attends causally to itself, and every continuation attends to all of its prompt. The two
-results are merged by their log-sum-exp,
+those prompts, prompt after prompt. Every segment attends causally to itself, and every continuation to all of its prompt, too.
 
-    lse = log(exp lse_1 + exp lse_2),    out = out_1 exp(lse_1 - lse) + out_2 exp(lse_2 - lse)
+On a GPU in bfloat16 the kernels are variable-length FlashAttention (arXiv 2307.08691). The keys and values of a shared prompt are copied for each of
+its continuations, which are queries of the last of their keys only; in the backward pass the gradients of the copies are added up. The kernels that
+instead attend to a prompt once for all of its continuations have one block of work for 128 tokens of the prompt, and leave most of a GPU idle.
 
-which is the softmax over both sets of keys (Milakov and Gimelshein 2018, arXiv 1805.02867; ring attention, arXiv 2310.01889). The backward kernels
-take the merged `out` and `lse` and so give the exact gradient, without a mask or a limit on lengths.
-
-On a GPU in bfloat16 the kernels are variable-length FlashAttention (arXiv 2307.08691). Elsewhere `torch.nn.functional.scaled_dot_product_attention` gets
-rows of similar length, with a mask where a prompt is shared; only attention sees padding.
+Elsewhere `torch.nn.functional.scaled_dot_product_attention` gets rows of similar length, with a mask where a prompt is shared; only attention sees
+padding.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 
 from rftcore.trainer.batches.packed_rows import Packing, Rows, Segments
@@ -121,7 +119,7 @@ class _FlashCall(NamedTuple):
     """Arguments that FlashAttention takes forward and backward.
 
     Attributes:
-        query_starts, key_starts: int32; where each sequence begins, and the end of the last one.
+        query_starts, key_starts: int32; where each segment begins, and the end of the last one. Queries are those of the last keys.
         longest_query, longest_key: tokens.
         window: keys before a query that it sees, -1 for all.
     """
@@ -133,44 +131,36 @@ class _FlashCall(NamedTuple):
     key_starts: Tensor
     longest_query: int
     longest_key: int
-    causal: bool
     scaling: float | None
     window: int
 
     @property
     def options(self) -> dict[str, Any]:
-        right = 0 if self.causal else -1
-        return {"scale": self.scaling, "window_size_left": self.window, "window_size_right": right}
+        return {"scale": self.scaling, "window_size_left": self.window, "window_size_right": 0}
 
 
-def _within_segments(
-    query: Tensor, key: Tensor, value: Tensor, packing: Segments, scaling: float | None, window: int
+def _flash_call(
+    query_LHD: Tensor, key_LHD: Tensor, value_LHD: Tensor, packing: Segments, scaling: float | None, window: int
 ) -> _FlashCall:
-    """Return the call in which every segment attends to itself."""
     starts, longest = packing.starts_S, packing.longest
-    return _FlashCall(query, key, value, starts, starts, longest, longest, True, scaling, window)
-
-
-def _to_prompts(query: Tensor, key: Tensor, value: Tensor, packing: Segments, scaling: float | None) -> _FlashCall:
-    """Return the call in which every continuation attends to all of its prompt."""
-    assert packing.prompt_starts_G is not None and packing.continuation_starts_G is not None
-    prompts, continuations = packing.prompts, packing.continuations
+    if packing.key_place_K is None or packing.key_starts_S is None:
+        return _FlashCall(query_LHD, key_LHD, value_LHD, starts, starts, longest, longest, scaling, window)
+    key_KHD, value_KHD = (x_LHD.index_select(0, packing.key_place_K) for x_LHD in (key_LHD, value_LHD))
     return _FlashCall(
-        query[continuations],
-        key[prompts],
-        value[prompts],
-        packing.continuation_starts_G,
-        packing.prompt_starts_G,
-        packing.longest_continuations,
-        packing.longest_prompt,
-        False,
-        scaling,
-        -1,
+        query_LHD, key_KHD, value_KHD, starts, packing.key_starts_S, longest, packing.longest_keys, scaling, window
     )
 
 
-# A custom operator, so that torch.compile takes it as one node and autograd calls the backward kernels with the merged result. The parameters of
-# such an operator are tensors and numbers, so the fields of `Segments` stand one by one in the signatures of the two operators.
+def _sum_of_copies(grad_KHD: Tensor, packing: Segments) -> Tensor:
+    """Add up the gradients of the copies of each key, [L, heads, head size]."""
+    if packing.copies_K is None or packing.first_copy_L is None:
+        return grad_KHD
+    grad_LX: Tensor = embedding_bag(packing.copies_K, grad_KHD.flatten(1), packing.first_copy_L, mode="sum")
+    return grad_LX.view(-1, *grad_KHD.shape[1:])
+
+
+# A custom operator, so that torch.compile takes it as one node. The parameters of such an operator are tensors and numbers, so the fields of
+# `Segments` stand one by one in the signatures of the two operators.
 @torch.library.custom_op("rftcore::packed_attention", mutates_args=())
 def _packed_attention(
     query_LHD: Tensor,
@@ -178,37 +168,17 @@ def _packed_attention(
     value_LHD: Tensor,
     starts_S: Tensor,
     longest: int,
-    prompt_starts_G: Tensor | None,
-    continuation_starts_G: Tensor | None,
-    longest_prompt: int,
-    longest_continuations: int,
-    first_prompt: int,
-    first_continuation: int,
+    key_starts_S: Tensor | None,
+    longest_keys: int,
+    key_place_K: Tensor | None,
+    copies_K: Tensor | None,
+    first_copy_L: Tensor | None,
     scaling: float | None,
     window: int,
 ) -> tuple[Tensor, Tensor]:
     """Return output [L, heads, head size] and log-sum-exp, float32 [heads, L]."""
-    packing = Segments(
-        starts_S,
-        longest,
-        prompt_starts_G,
-        continuation_starts_G,
-        longest_prompt,
-        longest_continuations,
-        first_prompt,
-        first_continuation,
-    )
-    out, lse = _flash(_within_segments(query_LHD, key_LHD, value_LHD, packing, scaling, window))
-    if not packing.shares_prompts:
-        return out, lse
-    to_prompt, to_prompt_lse = _flash(_to_prompts(query_LHD, key_LHD, value_LHD, packing, scaling))
-    continuations = packing.continuations
-    own_lse = lse[:, continuations]
-    merged_lse = torch.logaddexp(own_lse, to_prompt_lse)
-    own_share, prompt_share = ((x - merged_lse).exp().T[:, :, None] for x in (own_lse, to_prompt_lse))
-    out[continuations] = (out[continuations] * own_share + to_prompt * prompt_share).to(out.dtype)
-    lse[:, continuations] = merged_lse
-    return out, lse
+    packing = Segments(starts_S, longest, key_starts_S, longest_keys, key_place_K, copies_K, first_copy_L)
+    return _flash(_flash_call(query_LHD, key_LHD, value_LHD, packing, scaling, window))
 
 
 @_packed_attention.register_fake
@@ -227,38 +197,20 @@ def _packed_attention_backward(
     lse_HL: Tensor,
     starts_S: Tensor,
     longest: int,
-    prompt_starts_G: Tensor | None,
-    continuation_starts_G: Tensor | None,
-    longest_prompt: int,
-    longest_continuations: int,
-    first_prompt: int,
-    first_continuation: int,
+    key_starts_S: Tensor | None,
+    longest_keys: int,
+    key_place_K: Tensor | None,
+    copies_K: Tensor | None,
+    first_copy_L: Tensor | None,
     scaling: float | None,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value."""
-    packing = Segments(
-        starts_S,
-        longest,
-        prompt_starts_G,
-        continuation_starts_G,
-        longest_prompt,
-        longest_continuations,
-        first_prompt,
-        first_continuation,
-    )
-    within = _within_segments(query_LHD, key_LHD, value_LHD, packing, scaling, window)
-    grads = _flash_backward(within, grad_LHD, out_LHD, lse_HL)
-    if not packing.shares_prompts:
-        return grads
-    prompts, continuations = packing.prompts, packing.continuations
-    to_prompts = _to_prompts(query_LHD, key_LHD, value_LHD, packing, scaling)
-    of_prompts = _flash_backward(
-        to_prompts, grad_LHD[continuations], out_LHD[continuations], lse_HL[:, continuations].contiguous()
-    )
-    for grad, more, where in zip(grads, of_prompts, (continuations, prompts, prompts), strict=True):
-        grad[where] += more
-    return grads
+    packing = Segments(starts_S, longest, key_starts_S, longest_keys, key_place_K, copies_K, first_copy_L)
+    call = _flash_call(query_LHD, key_LHD, value_LHD, packing, scaling, window)
+    grad_query_LHD, *of_copies = _flash_backward(call, grad_LHD, out_LHD, lse_HL)
+    grad_key_LHD, grad_value_LHD = (_sum_of_copies(grad_KHD, packing) for grad_KHD in of_copies)
+    return grad_query_LHD, grad_key_LHD, grad_value_LHD
 
 
 @_packed_attention_backward.register_fake
@@ -268,7 +220,7 @@ def _(grad_LHD: Tensor, query_LHD: Tensor, key_LHD: Tensor, value_LHD: Tensor, *
 
 def _flash(call: _FlashCall) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp."""
-    out, lse, *_ = torch.ops.aten._flash_attention_forward(*call[:7], 0.0, call.causal, False, **call.options)
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(*call[:7], 0.0, True, False, **call.options)
     return out, lse
 
 
@@ -282,7 +234,7 @@ def _flash_backward(call: _FlashCall, grad: Tensor, out: Tensor, lse: Tensor) ->
         lse,
         *call[3:7],
         0.0,
-        call.causal,
+        True,
         random_state,
         random_state,
         **call.options,
@@ -291,17 +243,17 @@ def _flash_backward(call: _FlashCall, grad: Tensor, out: Tensor, lse: Tensor) ->
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, starts, longest, prompt_starts, continuation_starts, *rest = inputs
-    ctx.save_for_backward(query, key, value, *output, starts, prompt_starts, continuation_starts)
-    ctx.longest, ctx.rest = longest, rest
+    query, key, value, starts, longest, key_starts, longest_keys, key_place, copies, first_copy, *rest = inputs
+    ctx.save_for_backward(query, key, value, *output, starts, key_starts, key_place, copies, first_copy)
+    ctx.longest, ctx.longest_keys, ctx.rest = longest, longest_keys, rest
 
 
 def _backward(ctx: Any, grad_LHD: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    query, key, value, out, lse, starts, prompt_starts, continuation_starts = ctx.saved_tensors
+    query, key, value, out, lse, starts, key_starts, *places = ctx.saved_tensors
     grads = torch.ops.rftcore.packed_attention_backward(
-        grad_LHD, query, key, value, out, lse, starts, ctx.longest, prompt_starts, continuation_starts, *ctx.rest
+        grad_LHD, query, key, value, out, lse, starts, ctx.longest, key_starts, ctx.longest_keys, *places, *ctx.rest
     )
-    return (*grads, *([None] * (4 + len(ctx.rest))))
+    return (*grads, *[None] * (7 + len(ctx.rest)))
 
 
 _packed_attention.register_autograd(_backward, setup_context=_keep_for_backward)
