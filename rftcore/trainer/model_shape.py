@@ -15,7 +15,9 @@ from typing import Any
 from rftdata.errors import ConfigError, ModelError
 
 LOGITS_BYTES = 2**29
-"""Bytes of float32 logits that the output layer holds at one time, besides their gradient."""
+"""Bytes of logits that the output layer holds at one time, besides what is kept and, where a loss reads them, what it makes of them."""
+KEPT_LOGITS_BYTES = 2**32
+"""Bytes of logits, in the type of the products, that it keeps between the forward and the backward pass of log-probabilities."""
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 FAMILIES = (*DENSE_FAMILIES, "mixtral", "qwen2_moe", "qwen3_moe")
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")

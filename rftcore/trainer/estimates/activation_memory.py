@@ -20,8 +20,8 @@ def activation_bytes(
 ) -> int:
     """Return the bytes that autograd keeps of a forward pass, and those of the layer that is differentiated.
 
-    A compiled layer keeps for each token its input, the two normalised inputs, the output of attention after o_proj (4 · hidden),
-    queries and the output of attention (2 · query), keys and values (2 · kv), and gate, up and their product (3 · intermediate).
+    A compiled layer keeps for each token its input and the output of attention after o_proj (2 · hidden), queries and the output of
+    attention (2 · query), keys and values (2 · kv), and gate and up (2 · intermediate).
     Where queries and keys are normalised, it keeps them from before, too. Attention of packed sequences keeps one float32 per head and
     token, and no [tokens, tokens]. A layer that is not compiled keeps each normalised input twice and what it was computed from in
     float32 (8 · hidden in all), and the activation of the gate (1 · intermediate). With checkpointing only the input of each layer is
@@ -31,9 +31,9 @@ def activation_bytes(
         item: bytes of an activation.
     """
     normalised = shape.query + shape.kv if shape.norms_heads else 0
-    gates = 3 if compiled else 4
+    gates = 2 if compiled else 4
     if compiled:
-        whole = item * 4 * shape.hidden
+        whole = item * 2 * shape.hidden
         within = item * (2 * shape.query + 2 * shape.kv + normalised)
     else:
         whole = 2 * (2 * item + _FP32) * shape.hidden

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from rftcore.config.trainer import LoraConfig, TrainerConfig
 from rftcore.trainer.estimates.activation_memory import activation_bytes
-from rftcore.trainer.model_shape import LOGITS_BYTES, ModelShape
+from rftcore.trainer.model_shape import KEPT_LOGITS_BYTES, LOGITS_BYTES, ModelShape
 from rftdata.errors import ConfigError
 
 GIB = 2**30
@@ -120,7 +120,7 @@ def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
     )
     checkpointed = ", with gradient_checkpointing" if config.gradient_checkpointing else ""
     parts.append(Part("activations", activations, f"{tokens:,} tokens a micro-batch{checkpointed}"))
-    parts += _logits(models, tokens, item)
+    parts += _logits(config, models)
     # Under LoRA the reference is the policy without its adapters.
     has_reference = models.has_reference and not config.offload_reference and config.lora is None
     for name, shape in (("reference", models.policy if has_reference else None), ("teacher", models.teacher)):
@@ -129,8 +129,9 @@ def training_memory(config: TrainerConfig, models: Trained) -> Estimate:
     return Estimate((*parts, Part("runtime", RUNTIME_BYTES, "CUDA, matrix products, NCCL")))
 
 
-def _logits(models: Trained, tokens: int, item: int) -> list[Part]:
+def _logits(config: TrainerConfig, models: Trained) -> list[Part]:
     """Return the parts of the output layer, which computes some tokens at a time."""
+    item, tokens = compute_bytes(config), config.max_tokens_per_microbatch
     row = _FP32 * models.policy.vocabulary
     rows = max(1, min(tokens, LOGITS_BYTES // row))
     if models.compares_logits and models.teacher is not None:
@@ -149,7 +150,10 @@ def _logits(models: Trained, tokens: int, item: int) -> list[Part]:
     elif models.reads_logits:
         parts = [Part("logits", _ROWS_READ * rows * row, f"of {rows:,} tokens, and what the loss makes of them")]
     else:
-        return [Part("logits", 2 * rows * row, f"of {rows:,} tokens, and their gradient")]
+        kept = 0 if config.gradient_checkpointing else KEPT_LOGITS_BYTES
+        size = min(item * models.policy.vocabulary * tokens, kept + LOGITS_BYTES)
+        # Gradients replace logits.
+        parts = [Part("logits", size, f"{kept / GIB:.0f} GiB are kept for the backward pass")]
     if tokens > rows:  # so that gradients of the pieces are added up in float32
         parts.append(Part("output layer", _FP32 * models.policy.embedding_parameters, f"{_FP32} bytes a weight"))
     return parts
@@ -259,8 +263,11 @@ def _moments(config: TrainerConfig, shape: ModelShape, lora: LoraConfig | None) 
 def _gathered(config: TrainerConfig, shape: ModelShape) -> list[Part]:
     """Return the parts that are gathered: layers, embedding and output layer in the type of the products, and their gradients before they are divided."""
     item, tp = compute_bytes(config), config.tensor_parallel
-    weights = round(item * (_LAYERS_GATHERED * shape.layer_parameters / tp + shape.root_parameters))
-    note = f"{_LAYERS_GATHERED} layers, embedding and output layer, {item} bytes a weight"
+    # See `Network`: a single data-parallel rank keeps weights in the products' type for all micro-batches of an update.
+    keeps_all = _num_gpus(config) == tp and config.lora is None and item < TYPE_BYTES[config.dtype]
+    layers = shape.layers if keeps_all else _LAYERS_GATHERED
+    weights = round(item * (layers * shape.layer_parameters / tp + shape.root_parameters))
+    note = f"{layers} layers, embedding and output layer, {item} bytes a weight"
     parts = [Part("gathered weights", weights, note)]
     if config.lora is None:
         # Of the products' type at first, then float32 for the sum over GPUs and micro-batches.

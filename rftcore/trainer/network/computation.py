@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rftcore.trainer.batches.micro_batches import MicroBatch
+from rftcore.trainer.model_shape import KEPT_LOGITS_BYTES
 from rftcore.trainer.network import packable
 from rftcore.trainer.network.head import Output
 
@@ -40,8 +41,8 @@ class Computation(nn.Module):
         return head(hidden_1LH[0].index_select(0, micro_batch.source_N))
 
 
-def output_layer(model: PreTrainedModel, temperature: float) -> Output:
-    """Return the output layer of a causal language model, for distributions at this temperature."""
+def output_layer(model: PreTrainedModel, temperature: float, kept_bytes: int = KEPT_LOGITS_BYTES) -> Output:
+    """Return the output layer of a causal language model, for distributions at this temperature; see `Output`."""
     layer = model.get_output_embeddings()
     assert isinstance(layer, nn.Linear)
     config = model.config.get_text_config()
@@ -51,4 +52,5 @@ def output_layer(model: PreTrainedModel, temperature: float) -> Output:
         temperature=temperature,
         scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
         soft_cap=getattr(config, "final_logit_softcapping", None),
+        kept_bytes=kept_bytes,
     )

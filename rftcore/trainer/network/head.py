@@ -1,7 +1,7 @@
 """The output layer at the tokens that count: log-probability and entropy without logits of all tokens at once.
 
-Chunks of tokens are multiplied with the vocabulary, reduced to one number per token, and computed again in the backward pass. Logits are kept
-only where all tokens fit one chunk. The backward pass is written out: with p = softmax(z / T) and H its entropy,
+Chunks of tokens are multiplied with the vocabulary, reduced to one number per token, and computed again in the backward pass. Logits of the first
+chunks are kept instead, as far as there is room. The backward pass is written out: with p = softmax(z / T) and H its entropy,
 
     ∂ log p_y / ∂z = (1[y] - p) / T          ∂H / ∂z = -p (log p + H) / T
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from rftcore.trainer.model_shape import LOGITS_BYTES
+from rftcore.trainer.model_shape import KEPT_LOGITS_BYTES, LOGITS_BYTES
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Output:
         bias_V: of any type, added to float32 products; None where the layer has none.
         scale: logits are multiplied by it (Cohere's `logit_scale`, Granite's `logits_scaling`, and 1 / temperature).
         soft_cap: logits z become cap · tanh(z / cap) before the temperature (Gemma 2, arXiv 2408.00118); None for no cap.
-        chunk: tokens whose logits exist at once.
+        chunk: tokens whose float32 logits exist at once, or twice as many of logits in half precision.
+        kept_bytes: of logits that are kept for the backward pass of `logprobs_and_entropy`.
     """
 
     weight_VH: Tensor
@@ -41,6 +42,7 @@ class Output:
     soft_cap: float | None = None
     temperature: float = 1.0
     chunk: int = field(kw_only=True, default=0)
+    kept_bytes: int = field(kw_only=True, default=KEPT_LOGITS_BYTES)
 
     def __post_init__(self) -> None:
         if not self.chunk:
@@ -73,7 +75,13 @@ def logprobs_and_entropy(
     """
     if output.is_linear:
         fused: tuple[Tensor, Tensor] = _LogprobsAndEntropy.apply(
-            hidden_NH, output.weight_VH, target_N, output.scale / output.temperature, output.chunk, entropy_has_gradient
+            hidden_NH,
+            output.weight_VH,
+            target_N,
+            output.scale / output.temperature,
+            output.chunk * 4 // hidden_NH.element_size(),
+            output.kept_bytes if torch.is_grad_enabled() else 0,
+            entropy_has_gradient,
         )  # type: ignore[no-untyped-call]  # of torch
         return fused
 
@@ -131,19 +139,22 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         target_N: Tensor,
         scale: float,
         chunk: int,
+        kept_bytes: int,
         entropy_has_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         num, product_VH = len(target_N), weight_VH.to(hidden_NH.dtype)
         logprobs_N, entropy_N, lse_N = (hidden_NH.new_empty(num, dtype=torch.float32) for _ in range(3))
-        kept = None
+        kept: list[Tensor] = []
         for start in range(0, num, chunk):
             rows = slice(start, start + chunk)
             logits_CV = linear(hidden_NH[rows], product_VH)
             logprobs_N[rows], entropy_N[rows], lse_N[rows] = _fused(_reduced, logits_CV)(
                 logits_CV, target_N[rows], scale
             )
-            kept = logits_CV
-        ctx.save_for_backward(hidden_NH, product_VH, target_N, lse_N, entropy_N, kept if num <= chunk else None)
+            if len(kept) * chunk == start and logits_CV.nbytes <= kept_bytes:
+                kept.append(logits_CV)
+                kept_bytes -= logits_CV.nbytes
+        ctx.save_for_backward(hidden_NH, product_VH, target_N, lse_N, entropy_N, *kept)
         ctx.scale, ctx.chunk, ctx.entropy_has_gradient, ctx.type = scale, chunk, entropy_has_gradient, weight_VH.dtype
         if not entropy_has_gradient:
             ctx.mark_non_differentiable(entropy_N)
@@ -151,14 +162,15 @@ class _LogprobsAndEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_NH, weight_VH, target_N, lse_N, entropy_N, kept = ctx.saved_tensors
+        hidden_NH, weight_VH, target_N, lse_N, entropy_N, *kept = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden_NH = torch.zeros_like(hidden_NH) if needs_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
         for start in range(0, len(target_N), ctx.chunk):
             rows = slice(start, start + ctx.chunk)
-            logits_CV = linear(hidden_NH[rows], weight_VH) if kept is None else kept
-            grad_CV = _fused(_gradient, logits_CV)(
+            logits_CV = kept.pop(0) if kept else linear(hidden_NH[rows], weight_VH)
+            # Written over the logits.
+            _fused(_gradient, logits_CV)(
                 logits_CV,
                 target_N[rows],
                 lse_N[rows],
@@ -168,10 +180,10 @@ class _LogprobsAndEntropy(torch.autograd.Function):
                 ctx.scale,
             )
             if grad_hidden_NH is not None:
-                grad_hidden_NH[rows] = grad_CV @ weight_VH
+                torch.mm(logits_CV, weight_VH, out=grad_hidden_NH[rows])
             if grad_weight_VH is not None:
-                grad_weight_VH += grad_CV.T @ hidden_NH[rows]
-        return grad_hidden_NH, None if grad_weight_VH is None else grad_weight_VH.to(ctx.type), None, None, None, None
+                _add_product(grad_weight_VH, logits_CV.T, hidden_NH[rows])
+        return grad_hidden_NH, None if grad_weight_VH is None else grad_weight_VH.to(ctx.type), *[None] * 5
 
 
 def _reduced(logits_CV: Tensor, target_C: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,8 +202,8 @@ def _gradient(
     grad_logprobs_C: Tensor,
     grad_entropy_C: Tensor | None,
     scale: float,
-) -> Tensor:
-    """Return the gradient by the logits, in their type."""
+) -> None:
+    """Replace logits by their gradient."""
     logprobs_CV = logits_CV.float() * scale - lse_C[:, None]
     p_CV = logprobs_CV.exp()
     grad_C1 = (grad_logprobs_C * scale)[:, None]
@@ -201,7 +213,15 @@ def _gradient(
         grad_CV = (p_CV * -grad_C1).scatter_add_(1, target_C[:, None], grad_C1)
     if grad_entropy_C is not None:
         grad_CV = grad_CV - p_CV * (logprobs_CV + entropy_C[:, None]) * (grad_entropy_C * scale)[:, None]
-    return grad_CV.to(logits_CV.dtype)
+    logits_CV.copy_(grad_CV)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a matrix product to a float32 total; on a GPU the product is not rounded to the type of its factors."""
+    if total.is_cuda and left.dtype != total.dtype:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
 
 
 def _fused(function: Callable[..., Any], logits_CV: Tensor) -> Callable[..., Any]:
@@ -211,4 +231,5 @@ def _fused(function: Callable[..., Any], logits_CV: Tensor) -> Callable[..., Any
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
+    # Only the number of tokens becomes dynamic, when it first differs: a vocabulary of known size makes indices cheap.
+    return torch.compile(function)

@@ -18,13 +18,13 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from rftcore.config.trainer import TrainerConfig
 from rftcore.sync.checkpoint_layout import CheckpointLayout
 from rftcore.sync.tensors import HeldRows, WireTensor
 from rftcore.trainer.batches.micro_batches import Cutting, MicroBatch
+from rftcore.trainer.model_shape import KEPT_LOGITS_BYTES
 from rftcore.trainer.network import attention, packable
 from rftcore.trainer.network.computation import Computation, output_layer
 from rftcore.trainer.network.head import Output, logprobs_and_entropy
@@ -48,7 +48,9 @@ from rftcore.trainer.network.sharding import (
     compile_layers,
     full,
     gathered,
+    keep_gathered,
     layers_of,
+    reshard,
     shard,
 )
 from rftcore.trainer.network.weight_parts import held_rows, wire_tensors
@@ -114,6 +116,9 @@ class Network:
         if config.compile if config.compile is not None else on_gpu:
             compile_layers(layers)
         self._computation = Computation(self.model)
+        # A single rank converts its weights once for all micro-batches. Copies in the type of the masters would double their memory.
+        is_full = trained and not self._adapters
+        self._keeps_gathered = is_full and grid.num_data_ranks == 1 and compute not in (None, master)
         shard(
             self._computation,
             layers,
@@ -123,6 +128,7 @@ class Network:
             offload=offload,
             replicated=self._adapters,
             unread=unread,
+            keeps_gathered=self._keeps_gathered,
         )
         self.optimizers = Optimizers(self.model, config.optimizer, learning_rate)
 
@@ -160,7 +166,8 @@ class Network:
         """
 
         def with_output(hidden_NH: Tensor) -> Result:
-            return head(hidden_NH.to(self._compute), output_layer(self.model, temperature))
+            kept_bytes = 0 if self.config.gradient_checkpointing else KEPT_LOGITS_BYTES
+            return head(hidden_NH.to(self._compute), output_layer(self.model, temperature, kept_bytes))
 
         result: Result = self._computation(micro_batch, self._autocast(), with_output)
         return result
@@ -182,10 +189,18 @@ class Network:
         finally:
             self.model.set_attn_implementation(attention.NAME)
 
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Prepare for the forward and the backward pass of a micro-batch.
+
+        Args:
+            is_last: of the update.
+        """
+        if self._keeps_gathered:
+            keep_gathered(self._computation, keep=not is_last)
+
     def release(self) -> None:
-        """Free the gathered embedding, last norm and output layer, which stay after a pass without gradient."""
-        if isinstance(self._computation, FSDPModule):
-            self._computation.reshard()
+        """Free the gathered weights that stay after a pass without gradient: embedding, last norm and output layer, and on a single rank the layers."""
+        reshard(self._computation)
 
     def values(self, micro_batch: MicroBatch) -> Tensor:
         """Return the value of the state before each token that counts, float32 [N]."""

@@ -46,7 +46,9 @@ class GradientPasses:
         policy, sums = self.models.policy, dict[str, Tensor]()
         own_tokens = torch.tensor(float(sum(micro_batch.num_tokens for micro_batch in micro_batches)))
         num_tokens = policy.grid.add_up(copy_to_device(own_tokens, policy.device))
-        for micro_batch in micro_batches:
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            for network in self.models.trained().values():
+                network.begin_micro_batch(is_last=number == len(micro_batches))
             added = self._of_micro_batch(plan, micro_batch.to(policy.device), num_tokens, learns)
             for name, value in added.items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value

@@ -92,8 +92,8 @@ class OptimizerUpdates:
         critic = algorithm.config.critic
         learns = critic is None or plan.batch.step > critic.warmup_steps
         sums = self.gradients.accumulate(plan.to(models.policy.device), micro_batches, learns=learns)
-        # One transfer for all, after the last kernel was launched.
-        metrics = totals(sums, models.policy.grid)
         norms = models.update(rate, learns=learns)
+        # One transfer for all, after the last kernel was launched: clipping is launched while the backward pass is computed.
+        metrics = totals(sums, models.policy.grid)
         self.gradients.mark()
         return kept | metrics | norms | {"skipped": float(self.divergence.is_skipped(norms))}

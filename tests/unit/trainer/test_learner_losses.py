@@ -271,6 +271,24 @@ def test_the_distance_from_the_behaviour_policy_stays_finite_with_responses_of_e
     assert 0 < mixed["logprob_diff"] < sampled["logprob_diff"]
 
 
+@pytest.mark.parametrize("kept_rows", [0, 10, 16, 47, 48, 1000])
+def test_kept_logits_give_the_gradients_of_logits_that_are_computed_again(kept_rows: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(*size, generator=random).requires_grad_() for size in ((43, 8), (50, 8)))
+    target = torch.randint(0, 50, (43,), generator=random)
+    output = Output(weight, chunk=16, kept_bytes=4 * 50 * kept_rows)
+    logprobs, entropy = logprobs_and_entropy(hidden, output, target, entropy_has_gradient=True)
+    all_logprobs = (hidden @ weight.T).log_softmax(dim=-1)
+    expected = all_logprobs.gather(1, target[:, None])[:, 0] - 0.3 * (all_logprobs.exp() * all_logprobs).sum(dim=-1)
+    torch.testing.assert_close(logprobs + 0.3 * entropy, expected)
+    scale = torch.randn(43, generator=random)
+    gradients = (
+        torch.autograd.grad((scale * each).sum(), (hidden, weight)) for each in (logprobs + 0.3 * entropy, expected)
+    )
+    for found, exact in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+
+
 def test_gradients_of_a_bfloat16_output_layer_with_a_bias_are_added_up_in_float32() -> None:
     random = torch.Generator().manual_seed(0)
     hidden, weight, bias = (torch.randn(*size, generator=random) for size in ((2048, 32), (64, 32), (64,)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PhiConfig, PhiForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -20,7 +20,7 @@ from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.model_shape import refuse_indivisible
 from rftcore.trainer.network.network import Network
-from rftcore.trainer.network.sharding import full
+from rftcore.trainer.network.sharding import full, keep_gathered, make_grid, reshard, shard
 from rftdata.errors import ConfigError
 from tests.support.learning import VOCABULARY, config, make_batch, make_learner
 from tests.support.models import make_tiny_moe
@@ -318,6 +318,39 @@ def test_no_model_stays_gathered_after_an_update(model_path: str, moved_path: st
     learner.update(batch_of(case, 1), 1)
     for network in (learner.policy, learner.models.reference, learner.models.teacher):
         assert network is None or gathered_weights(network) == []
+
+
+@pytest.mark.usefixtures("mesh_of_one")
+def test_weights_can_stay_gathered_between_the_micro_batches_of_an_update() -> None:
+    batch = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for keeps in (False, True):
+        torch.manual_seed(1)
+        layer = nn.Linear(4, 4)
+        root = nn.Sequential(layer, nn.Linear(4, 2))
+        shard(
+            root,
+            [layer],
+            make_grid(torch.device("cpu")),
+            master=torch.float32,
+            compute=torch.bfloat16,
+            keeps_gathered=keeps,
+        )
+        for number, micro_batch in enumerate(batch):
+            stay = keeps and number < 2
+            keep_gathered(root, keep=stay)
+            root(micro_batch.bfloat16()).float().square().sum().backward()
+            assert isinstance(layer.weight, DTensor) is not stay
+        with torch.no_grad():
+            root(batch[0].bfloat16())
+        assert isinstance(layer.weight, DTensor) is not keeps
+        reshard(root)
+        gradients.append([full(parameter.grad) for parameter in root.parameters() if parameter.grad is not None])
+        assert all(
+            isinstance(parameter, DTensor) and parameter.dtype == torch.float32 for parameter in root.parameters()
+        )
+    assert len(gradients[0]) == 4
+    assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.usefixtures("mesh_of_one")
