@@ -78,9 +78,18 @@ def summary(events: Iterable[FunctionEvent], seconds: float) -> dict[str, Any]:
     kernels: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0])
     for name, group, ms in launched:
         _add(kernels[name, group], ms, 1)
-    # Kernels that no operator of the host launched have only a name.
-    for name, ms, calls in _rest(device, launched):
-        _add(kernels[name, class_of(name)], ms, calls)
+    ran = _totals((event.name, event.time_range.elapsed_us() / 1e3) for event in device)
+    listed = _totals((name, ms) for name, _, ms in launched)
+    for (name, _), total in kernels.items():
+        # Several operators may list one kernel.
+        share = ran[name][1] / listed[name][1] if name in ran else 1.0
+        if share < 1.0:
+            total[0], total[1] = total[0] * share, round(total[1] * share)
+    for name, (ms, calls) in ran.items():
+        known_ms, known_calls = listed.get(name, (0.0, 0.0))
+        # Kernels that no operator of the host launched have only a name.
+        if calls > known_calls:
+            _add(kernels[name, class_of(name)], ms - known_ms, int(calls - known_calls))
     classes: dict[str, float] = defaultdict(float)
     for (_, group), (ms, _calls) in kernels.items():
         classes[group] += ms
@@ -137,18 +146,12 @@ def _operators(events: Iterable[FunctionEvent]) -> Iterator[tuple[str, str, floa
         yield event.name, _region(event) or class_of(event.name), event.self_cpu_time_total / 1e3
 
 
-def _rest(
-    device: Iterable[FunctionEvent], launched: Iterable[tuple[str, str, float]]
-) -> Iterator[tuple[str, float, int]]:
-    known: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    for name, _, ms in launched:
-        _add(known[name], ms, 1)
-    total: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    for event in device:
-        _add(total[event.name], event.time_range.elapsed_us() / 1e3, 1)
-    for name, (ms, calls) in total.items():
-        if calls > known[name][1]:
-            yield name, ms - known[name][0], int(calls - known[name][1])
+def _totals(times: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
+    """Return milliseconds and number of calls by name."""
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for name, ms in times:
+        _add(totals[name], ms, 1)
+    return dict(totals)
 
 
 def _region(event: FunctionEvent) -> str | None:
