@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +28,12 @@ from benchmarks.harness.processes import read_lines
 from benchmarks.harness.report import say, write
 from benchmarks.harness.rft import call, environment
 from benchmarks.harness.shapes import SHAPES, write_model
+from rftcore.workflows.chats import render_chat
 
 _LIMIT_S = 500.0
 _SYSTEMS = ("alone", "explorer")
+GROUP_SIZE = 8
+_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows: list[dict[str, Any]] = []
         for concurrent in options.concurrent:
             cases = _cases(options, concurrent)
+            _write_prompts(options, folder, options.waves * concurrent)
             found = {
                 system: _run(f"rollouts_{system}", folder, {**_engine(options, concurrent), "cases": cases})
                 for system in _SYSTEMS
@@ -61,7 +67,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--work-ms", type=integers(0), default=(0, 1, 10), help="milliseconds of Python for each answer"
     )
     parser.add_argument("--waves", type=integer(), default=3, help="answers of a case, as a multiple of the sequences")
-    parser.add_argument("--prompt-tokens", type=integer(), default=64)
+    parser.add_argument("--prompt-characters", type=integer(), default=64)
     parser.add_argument("--gpu-memory", type=float, default=0.8, help="share of the GPU's memory")
     parser.add_argument("--only", choices=_SYSTEMS, help="one of the two programs")
     parser.add_argument(
@@ -82,11 +88,21 @@ def _cases(options: argparse.Namespace, concurrent: int) -> list[dict[str, int]]
 def _engine(options: argparse.Namespace, concurrent: int) -> dict[str, Any]:
     return {
         "max_num_seqs": concurrent,
-        "context_length": options.prompt_tokens + max(options.tokens) + 16,
-        "prompt_tokens": options.prompt_tokens,
+        "max_tokens": max(options.tokens),
         "gpu_memory": options.gpu_memory,
         "settings": options.set,
     }
+
+
+def _write_prompts(options: argparse.Namespace, folder: Path, num_answers: int) -> None:
+    """Write the prompts of a case: texts for the explorer, and their tokens, with the chat template, for `LLM.generate`."""
+    from transformers import AutoTokenizer
+
+    tokenizer, numbers = AutoTokenizer.from_pretrained(str(folder / "model")), random.Random(num_answers)
+    num = math.ceil(num_answers / GROUP_SIZE)
+    texts = ["".join(numbers.choices(_CHARACTERS, k=options.prompt_characters)) for _ in range(num)]
+    token_ids = [render_chat(tokenizer, [{"role": "user", "content": text}])[1] for text in texts]
+    (folder / "prompts.json").write_text(json.dumps({"texts": texts, "token_ids": token_ids}))
 
 
 def _write_tokenizer(tokenizer: Path | None, folder: Path) -> None:

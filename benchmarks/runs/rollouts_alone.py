@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.processes import append_line
+from benchmarks.runs.rollouts import GROUP_SIZE
 
 
 def main(folder: Path, output: Path) -> None:
@@ -18,27 +18,24 @@ def main(folder: Path, output: Path) -> None:
     from vllm.inputs import TokensPrompt
 
     work: dict[str, Any] = json.loads((folder / "work.json").read_text())
+    prompts: list[list[int]] = json.loads((folder / "prompts.json").read_text())["token_ids"]
     llm = LLM(
         model=str(folder / "model"),
         dtype="bfloat16",
-        max_model_len=work["context_length"],
+        max_model_len=max(map(len, prompts)) + work["max_tokens"],
         max_num_seqs=work["max_num_seqs"],
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",
         **_memory(work["gpu_memory"]),
     )
-    numbers = random.Random(0)
 
     def sample(num: int, max_tokens: int, detokenize: bool) -> tuple[int, float]:
-        prompts = [
-            TokensPrompt(prompt_token_ids=[numbers.randrange(3, 40) for _ in range(work["prompt_tokens"])])
-            for _ in range(num)
-        ]
+        chosen = [TokensPrompt(prompt_token_ids=prompts[number // GROUP_SIZE]) for number in range(num)]
         params = SamplingParams(
             temperature=1.0, max_tokens=max_tokens, logprobs=0, flat_logprobs=True, detokenize=detokenize
         )
         started = time.perf_counter()
-        outputs = llm.generate(prompts, params, use_tqdm=False)
+        outputs = llm.generate(chosen, params, use_tqdm=False)
         seconds = time.perf_counter() - started
         return sum(len(found.outputs[0].token_ids) for found in outputs), seconds
 

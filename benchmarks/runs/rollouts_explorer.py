@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import yaml
 
 import rftdata
 from benchmarks.harness.processes import append_line
+from benchmarks.runs.rollouts import GROUP_SIZE
 from rftcore.config.run import RunConfig, parse_config
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.explorer.role import Explorer
@@ -28,9 +28,6 @@ from rftcore.run.join import JoinedRun
 from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
 from rftdata.experience import Sequence
 from rftdata.workers.worker import Worker
-
-_GROUP_SIZE = 8
-_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 async def worked(task: Task, model: Model, score: Scorer, *, milliseconds: float) -> Score:
@@ -50,6 +47,8 @@ def score(turn: Turn, task: Task) -> float:
 def main(folder: Path, output: Path) -> None:
     """Run the cases of `folder`/work.json; append a line for each."""
     work: dict[str, Any] = json.loads((folder / "work.json").read_text())
+    prompts: dict[str, Any] = json.loads((folder / "prompts.json").read_text())
+    work["context_length"] = max(map(len, prompts["token_ids"])) + work["max_tokens"]
     resolved = ResolvedRun(_config(folder, work, work["cases"][0], 0))
     config = resolved.engine(0)
     os.environ.update(VllmEngine.process_environment(config))
@@ -57,7 +56,8 @@ def main(folder: Path, output: Path) -> None:
     with rftdata.open(str(folder / f"buffer-{work['max_num_seqs']}")) as buffer:
         warm_up = {**work["cases"][0], "answers": work["max_num_seqs"], "tokens": 16, "work_ms": 0}
         for number, case in enumerate([warm_up, *work["cases"]]):
-            row = _explore(buffer, engine, ResolvedRun(_config(folder, work, case, number)), case, number)
+            texts = prompts["texts"][: case["answers"] // GROUP_SIZE]
+            row = _explore(buffer, engine, ResolvedRun(_config(folder, work, case, number)), case, texts)
             if number:
                 append_line(output, {**case, **row})
     engine.close()
@@ -79,26 +79,26 @@ def _config(folder: Path, work: dict[str, Any], case: dict[str, Any], number: in
         "reward": f"{here}:score",
         "max_tokens": case["tokens"],
         "max_refill": 0,
-        "claim_groups": max(1, 2 * work["max_num_seqs"] // _GROUP_SIZE),
+        "claim_groups": max(1, 2 * work["max_num_seqs"] // GROUP_SIZE),
     }
     text = {
         "run": {"name": "rollouts", "seed": 1},
         "model": {"path": str(folder / "model")},
         "tasks": [{"name": f"texts-{number}", "source": "none"}],
-        "algorithm": {"name": "grpo", "group_size": _GROUP_SIZE},
+        "algorithm": {"name": "grpo", "group_size": GROUP_SIZE},
         "explorer": explorer,
-        "trainer": {"batch_groups": case["answers"] // _GROUP_SIZE},
+        "trainer": {"batch_groups": case["answers"] // GROUP_SIZE},
         "steps": 1,
     }
     return parse_config(text, folder, "rft bench rollouts")
 
 
 def _explore(
-    buffer: rftdata.Buffer, engine: VllmEngine, resolved: ResolvedRun, case: dict[str, Any], number: int
+    buffer: rftdata.Buffer, engine: VllmEngine, resolved: ResolvedRun, case: dict[str, Any], prompts: list[str]
 ) -> dict[str, Any]:
     """Sample, score and store all answers of a case; return its seconds and speed."""
-    run = buffer.create_run(name="rollouts", config={}, seed=number, steps=1, pipeline_version="none")
-    _store_tasks(buffer, case["answers"] // _GROUP_SIZE, taskset=resolved.config.tasks[0].name)
+    run = buffer.create_run(name="rollouts", config={}, seed=1, steps=1, pipeline_version="none")
+    _store_tasks(buffer, resolved.config.tasks[0].name, prompts)
     with buffer.attempt(run) as attempt:
         engine.set_policy_version(attempt.publish(0, method="memory", uri="/weights/0", num_bytes=1, checksum="0"))
         with Worker(run, "explorer") as worker:
@@ -113,9 +113,7 @@ def _explore(
     return {"seconds": round(elapsed, 3), "tokens_per_s": round(found["tokens"] / elapsed), "processor_s": seconds}
 
 
-def _store_tasks(buffer: rftdata.Buffer, num: int, taskset: str) -> None:
-    numbers = random.Random(taskset)
-    prompts = ["".join(numbers.choice(_CHARACTERS) for _ in range(60)) for _ in range(num)]
+def _store_tasks(buffer: rftdata.Buffer, taskset: str, prompts: list[str]) -> None:
     buffer.sql(
         "INSERT INTO rft.task (taskset, task_key, payload)"
         " SELECT %s, n::text, jsonb_build_object('prompt', prompt) FROM unnest(%s::text[]) WITH ORDINALITY AS t (prompt, n)"
