@@ -124,10 +124,11 @@ def stored_spans(run: StoredRun, worker: int, *spans: tuple[str, str | None, flo
 
 
 def at(run: StoredRun, worker: int, begun: float, seconds: float | None, ended: float | None = None) -> int:
-    """Let a worker live from `begun` seconds ago, with its last heartbeat after `seconds` (None: it lives), recorded as ended after `ended`."""
+    """Let a worker live from `begun` seconds before its run was stored, its last heartbeat after `seconds` (None: it lives), found ended after `ended`."""
     run.buffer.sql(
         "UPDATE rft.worker w SET started_at = t.at, heartbeat_at = coalesce(t.at + %s * interval '1 s', rft.clock()),"
-        " stopped_at = t.at + %s * interval '1 s' FROM (SELECT date_trunc('s', rft.clock()) - %s * interval '1 s' AS at) t WHERE worker_id = %s",
+        " stopped_at = t.at + %s * interval '1 s' FROM (SELECT run_id, date_trunc('s', created_at) - %s * interval '1 s' AS at FROM rft.run) t"
+        " WHERE t.run_id = w.run_id AND worker_id = %s",
         [seconds, ended if ended is not None else seconds, begun, worker],
     )
     return worker
