@@ -8,7 +8,7 @@ Two programs run one after the other on one model with random weights, and each 
 
 Answers have `--tokens` tokens (random weights end an answer early once in about 50,000 tokens). A case has `--waves` times as many answers as sequences.
 Its seconds of `LLM.generate` are those of the call; those of the explorer count from the first claim to the last commit. `ratio` is the explorer's
-tokens a second over those of `LLM.generate` without texts, which is the faster one.
+tokens a second over those of `LLM.generate` without texts, which is the faster one. The exit code is 1 where a program failed.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_model(SHAPES[options.shape], folder / "model")
         _write_tokenizer(options.tokenizer, folder / "model")
         rows: list[dict[str, Any]] = []
+        failures: list[str] = []
         for concurrent in options.concurrent:
             cases = _cases(options, concurrent)
             _write_prompts(options, folder, options.waves * concurrent)
             found = {
-                system: _run(f"rollouts_{system}", folder, {**_engine(options, concurrent), "cases": cases})
+                system: _run(f"rollouts_{system}", folder, {**_engine(options, concurrent), "cases": cases}, failures)
                 for system in _SYSTEMS
                 if options.only in (None, system)
             }
             rows += _rows(found.get("alone", []), found.get("explorer", []))
-        write(options, {"rows": rows})
-    return 0
+        write(options, {"rows": rows, "failed": failures})
+    return int(bool(failures))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -116,8 +117,8 @@ def _write_tokenizer(tokenizer: Path | None, folder: Path) -> None:
         AutoTokenizer.from_pretrained(str(tokenizer)).save_pretrained(folder)
 
 
-def _run(program: str, folder: Path, work: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows that a program of this folder wrote; a case that failed has none."""
+def _run(program: str, folder: Path, work: dict[str, Any], failures: list[str]) -> list[dict[str, Any]]:
+    """Return the rows that a program of this folder wrote, those of the cases before its failure; append the failure."""
     say(f"{program}: {work['max_num_seqs']} sequences")
     file, output = folder / "work.json", folder / f"{program}-{work['max_num_seqs']}.jsonl"
     file.write_text(json.dumps(work))
@@ -132,6 +133,7 @@ def _run(program: str, folder: Path, work: dict[str, Any]) -> list[dict[str, Any
         call(command, folder, log, limit_s=_LIMIT_S, environment=environment(**variables))
     except Exception as error:  # noqa: BLE001 - the rows of the cases before stay
         say(str(error))
+        failures.append(str(error))
     rows = read_lines(output)
     for row in rows:
         say(json.dumps(row))

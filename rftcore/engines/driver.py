@@ -256,6 +256,9 @@ class DrivenEngine(DrivenModel, Engine):
             self._add(request)
         except RftError as error:
             request.result.set_exception(error)
+        except Exception as error:
+            request.result.set_exception(EngineStoppedError(f"the engine stopped before a request: {error}"))
+            raise
         else:
             self._open_requests[request.request_id] = request
 
@@ -296,6 +299,7 @@ class DrivenEngine(DrivenModel, Engine):
     def _receive(self, command: Receive) -> None:
         try:
             checksum = self._receive_weights(command.plan)
+            self._name_version(command.policy_version_id)
         except RftError as error:
             self._has_mixed_weights |= isinstance(error, TransferError) and error.is_half_applied
             command.result.set_exception(error)
@@ -304,7 +308,6 @@ class DrivenEngine(DrivenModel, Engine):
             command.result.set_exception(EngineStoppedError(f"receiving weights failed half-way: {error}"))
             raise
         self._has_mixed_weights = False
-        self._name_version(command.policy_version_id)
         self.policy_version_id = command.policy_version_id
         command.result.set_result(checksum)
 

@@ -9,10 +9,12 @@ Importing this module imports vLLM.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from multiprocessing import connection
+from concurrent.futures import InvalidStateError
+from multiprocessing import connection, current_process
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +31,27 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core_client import SyncMPClient
 
 _WATCH_S = 0.1
+_EXPLORER = "RFT_EXPLORER_PID"
+
+
+def start_here() -> None:
+    """Let cores that this process starts from now on end with it."""
+    os.environ[_EXPLORER] = str(os.getpid())
+
+
+def _end_with_starter() -> None:
+    """End a process of vLLM's with the one that started it: the core with the explorer, and workers with the core.
+
+    They import this module with their arguments, before anything else. A core whose explorer has ended would wait for its greeting for minutes.
+    """
+    name = current_process().name  # as vLLM names them
+    if name.startswith("EngineCore"):
+        end_with_parent(int(os.environ[_EXPLORER]))
+    elif name.startswith("VllmWorker"):
+        end_with_parent(os.getppid())
+
+
+_end_with_starter()
 
 
 def allow_matrix_unit() -> None:
@@ -37,9 +60,8 @@ def allow_matrix_unit() -> None:
 
 
 def _begin() -> None:
-    """Prepare the core's process. Signals to the explorer's group, such as Ctrl-C in a terminal, do not reach it, and the end of the explorer ends it."""
+    """Prepare the core's process. Signals to the explorer's group, such as Ctrl-C in a terminal, do not reach it."""
     os.setsid()
-    end_with_parent(os.getppid())
     allow_matrix_unit()
 
 
@@ -95,10 +117,11 @@ class CoreProcess:
             raise EngineStoppedError("the process of vLLM's engine core has ended") from error
 
     def _watch(self, sentinels: list[int]) -> None:
-        """Fail the calls that wait for an answer of a process that has ended: vLLM lets them wait forever."""
+        """Fail what waits for a process that has ended, tokens and answers of calls: vLLM lets both wait forever."""
         connection.wait(sentinels)
+        self._client.outputs_queue.put_nowait(EngineDeadError())
         while not self._is_closed:
             for answer in list(self._client.utility_results.values()):
-                if not answer.done():
+                with contextlib.suppress(InvalidStateError):  # it has been answered
                     answer.set_exception(EngineDeadError())
             time.sleep(_WATCH_S)

@@ -105,6 +105,8 @@ class VllmEngine(DrivenEngine):
         self._num_changes = 0
         self._logprobs: dict[str, list[float]] = {}  # of open requests
         self._num_seen_tokens: dict[str, int] = {}  # of open requests, at the last report
+        self._working: list[str] = []  # as reported
+        self._has_new_tokens = False  # since the last report
         self._sleeping: list[
             str
         ] = []  # vLLM's tags of memory that it has freed, in the order in which it takes it again
@@ -152,6 +154,7 @@ class VllmEngine(DrivenEngine):
         engine = self._llm.llm_engine
         outputs = engine.engine_core.get_output()
         states = engine.output_processor.request_states
+        self._has_new_tokens |= bool(outputs.outputs)
         for output in outputs.outputs:
             logprobs = take_logprobs(output)
             if (state := states.get(output.request_id)) is not None:
@@ -182,6 +185,8 @@ class VllmEngine(DrivenEngine):
 
     def _works_on(self) -> list[str]:
         # Requests that have more tokens than before. Those that vLLM has preempted, for example because the KV cache is full, wait again.
+        if not self._has_new_tokens:  # the same step as before is computed: the wait for it was interrupted
+            return self._working
         states = self._llm.llm_engine.output_processor.request_states.values()
         seen = self._num_seen_tokens
         self._num_seen_tokens = {
@@ -189,7 +194,11 @@ class VllmEngine(DrivenEngine):
             for state in states
             if state.detokenizer is not None
         }
-        return [request_id for request_id, num in self._num_seen_tokens.items() if num > seen.get(request_id, 0)]
+        self._working = [
+            request_id for request_id, num in self._num_seen_tokens.items() if num > seen.get(request_id, 0)
+        ]
+        self._has_new_tokens = False
+        return self._working
 
     def _interrupt(self) -> None:
         if self._core is not None:

@@ -13,7 +13,13 @@ from vllm import LLM
 
 from rftcore.engines.base import EngineConfig
 from rftcore.engines.vllm_arguments import slot_rank
-from rftcore.engines.vllm_core import CoreProcess, OneWorkerExecutor, SeveralWorkersExecutor, allow_matrix_unit
+from rftcore.engines.vllm_core import (
+    CoreProcess,
+    OneWorkerExecutor,
+    SeveralWorkersExecutor,
+    allow_matrix_unit,
+    start_here,
+)
 from rftcore.engines.vllm_scheduler import AheadScheduler, StepScheduler
 from rftdata.errors import RftError
 
@@ -34,6 +40,7 @@ def start_vllm(model_path: str, config: EngineConfig) -> tuple[LLM, CoreProcess 
         _refuse_too_few_gpus(config.tensor_parallel_size, torch.cuda.device_count())
     own_process = config.own_process if config.own_process is not None else on_gpu
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(own_process))
+    start_here()
     try:
         llm = LLM(
             model=model_path,

@@ -77,8 +77,11 @@ class _Arrivals:
 
 
 def end_hanging_process(sentence: str, stack: str) -> NoReturn:
-    """End this process and those of a divided engine, which would keep their GPUs."""
-    for process in multiprocessing.active_children():
-        with contextlib.suppress(OSError):
-            process.kill()
+    """End this process and those of its engine, with the processes that these have started, which would keep their GPUs."""
+    for engine in multiprocessing.active_children():
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(engine.pid)
+            for each in [*process.children(recursive=True), process]:
+                with contextlib.suppress(psutil.Error):
+                    each.kill()
     end_blocked_process(sentence, stack)

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +25,6 @@ from rftcore.sync.files.weights_file import write_atomically
 from rftcore.sync.transfer.plan import TransferError, TransferPlan
 from rftcore.sync.transfer.reception import Reception
 from rftdata.errors import EngineStoppedError, ModelError
-from rftdata.processes import process_lives
 from tests.support.models import CHARACTERS, make_character_tokenizer, make_tiny_model
 from tests.support.sending import held, wire
 from tests.support.waiting import PATIENCE_S, until_it_happens, wait_until
@@ -454,40 +451,6 @@ def test_an_engine_whose_process_is_killed_fails_what_waits_for_it(live: Live) -
     assert {type(error) for error in [*answers, change] if error not in whole} == {EngineStoppedError}
     with pytest.raises(EngineStoppedError, match="engine core"):
         live.sample(1, Decoding(max_tokens=1))
-
-
-# Prints the process id of the engine core as soon as that has a session of its own, while the engine is being created.
-_CREATED = """
-import os, sys, threading, time
-import psutil
-
-def report():
-    while not (cores := [core for core in psutil.Process().children() if os.getsid(core.pid) == core.pid]):
-        time.sleep(0.01)
-    print(cores[0].pid, flush=True)
-
-def main():
-    from rftcore.engines.base import EngineConfig
-    from rftcore.engines.vllm_engine import VllmEngine
-    threading.Thread(target=report, daemon=True).start()
-    VllmEngine(sys.argv[1], EngineConfig(dtype="float32", context_length=128, kv_cache_gib=0.25, own_process=True))
-    time.sleep(1000)
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-def test_the_engine_s_process_ends_with_an_explorer_that_is_killed(tmp_path: Path) -> None:
-    program = tmp_path / "explorer.py"
-    program.write_text(_CREATED)
-    model = make_tiny_model(tmp_path / "model")
-    with subprocess.Popen([sys.executable, program, model], stdout=subprocess.PIPE, text=True) as explorer:
-        assert explorer.stdout is not None
-        core = int(explorer.stdout.readline())
-        assert process_lives(core)
-        explorer.kill()
-    wait_until(lambda: not process_lives(core), "the end of the engine's process")
 
 
 @pytest.mark.long
