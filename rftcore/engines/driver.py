@@ -252,7 +252,7 @@ class DrivenEngine(DrivenModel, Engine):
         if not request.result.set_running_or_notify_cancel():
             return
         try:
-            self._check_length(request)
+            self._check(request)
             self._add(request)
         except RftError as error:
             request.result.set_exception(error)
@@ -262,7 +262,10 @@ class DrivenEngine(DrivenModel, Engine):
         else:
             self._open_requests[request.request_id] = request
 
-    def _check_length(self, request: Request) -> None:
+    def _check(self, request: Request) -> None:
+        seed = request.decoding.seed
+        if seed is not None and not -(2**63) <= seed < 2**63:
+            raise RftError("the seed of a request has more than 64 bits", value=seed, allowed="-2**63 to 2**63 - 1")
         if not 0 < len(request.prompt_token_ids) < self._context_length:
             raise RftError(
                 f"a prompt of {len(request.prompt_token_ids)} tokens does not fit the engine's context",

@@ -87,12 +87,15 @@ class CoreProcess:
     def __init__(self, llm: LLM) -> None:
         self._client: SyncMPClient = llm.llm_engine.engine_core
         self._is_closed = False
-        manager: Any = self._client.resources.engine_manager
-        threading.Thread(target=self._watch, args=(manager.sentinels(),), name="engine core watch", daemon=True).start()
+        self._manager: Any = self._client.resources.engine_manager
+        threading.Thread(
+            target=self._watch, args=(self._manager.sentinels(),), name="engine core watch", daemon=True
+        ).start()
 
     def interrupt(self) -> None:
         """Let a wait for the next tokens return without any; called in any thread."""
-        self._client.outputs_queue.put_nowait(EngineCoreOutputs())
+        if self._client.outputs_queue.empty():
+            self._client.outputs_queue.put_nowait(EngineCoreOutputs())
 
     def pause(self) -> None:
         """Return once the present step is done; none begins before `resume`.
@@ -106,9 +109,11 @@ class CoreProcess:
         """Let the core compute again."""
         self._call("resume_scheduler")
 
-    def close(self) -> None:
-        """Forget the process, which has ended."""
+    def end(self) -> None:
+        """End the process at once: nothing in it is needed any more, and vLLM would wait for seconds before it does the same."""
         self._is_closed = True
+        for process in self._manager.processes:
+            process.kill()
 
     def _call(self, method: str, *arguments: object) -> None:
         try:

@@ -118,6 +118,7 @@ class VllmEngine(DrivenEngine):
 
     def _add(self, request: Request) -> None:
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
 
         decoding = request.decoding
@@ -140,7 +141,9 @@ class VllmEngine(DrivenEngine):
             prompt: TokensPrompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._num_changes)}
             self._llm.llm_engine.add_request(request.request_id, prompt, params, lora_request=self._adapters)
             self._logprobs[request.request_id] = []
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError, VLLMClientError) as error:
+            # A number too large for a message is found when vLLM's client has the request already.
+            self._llm.llm_engine.output_processor.abort_requests([request.request_id], internal=False)
             raise RftError(f"vLLM refuses the request: {error}", value=decoding) from error
 
     def _abort(self, request_id: str) -> None:
@@ -343,7 +346,7 @@ class VllmEngine(DrivenEngine):
 
         with contextlib.suppress(EngineDeadError):
             self._llm.llm_engine.collective_rpc("leave_weight_group")
-        self._llm.llm_engine.engine_core.shutdown()
         if self._core is not None:
-            self._core.close()
+            self._core.end()
+        self._llm.llm_engine.engine_core.shutdown()
         del self._llm

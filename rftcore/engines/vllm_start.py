@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from vllm import LLM
+from vllm.exceptions import VLLMClientError
 
 from rftcore.engines.base import EngineConfig
 from rftcore.engines.vllm_arguments import slot_rank
@@ -60,10 +61,11 @@ def start_vllm(model_path: str, config: EngineConfig) -> tuple[LLM, CoreProcess 
             **_adapters(config),
             **_memory(config, on_gpu) | config.vllm,
         )
-    except ValueError as error:
+    except (ValueError, VLLMClientError) as error:
         raise RftError(
             f"vLLM does not start on {model_path}: {error}",
-            todo="check context_length, kv_cache_gib, gpu_memory_utilization and the model's config.json",
+            todo="check context_length, kv_cache_gib, gpu_memory_utilization and the model's config.json; with speculative decoding, set "
+            "explorer.engine_args.async_scheduling: false",
         ) from error
     except RuntimeError as error:
         if not own_process:
@@ -82,7 +84,7 @@ def _scheduling(config: EngineConfig, *, ahead: bool) -> dict[str, Any]:
 
 
 def _processes(config: EngineConfig) -> dict[str, Any]:
-    several = config.tensor_parallel_size > 1
+    several = config.tensor_parallel_size * int(config.vllm.get("pipeline_parallel_size", 1)) > 1
     return {"distributed_executor_backend": SeveralWorkersExecutor if several else OneWorkerExecutor}
 
 

@@ -24,7 +24,7 @@ from rftcore.sync.base import Publication
 from rftcore.sync.files.weights_file import write_atomically
 from rftcore.sync.transfer.plan import TransferError, TransferPlan
 from rftcore.sync.transfer.reception import Reception
-from rftdata.errors import EngineStoppedError, ModelError
+from rftdata.errors import EngineStoppedError, ModelError, RftError
 from tests.support.models import CHARACTERS, make_character_tokenizer, make_tiny_model
 from tests.support.sending import held, wire
 from tests.support.waiting import PATIENCE_S, until_it_happens, wait_until
@@ -416,6 +416,22 @@ def test_an_idle_engine_uses_no_processor_time(live: Live) -> None:
 
     # Not at once: threads of torch and vLLM's further processes poll for a while before they sleep.
     wait_until(rests, "the rest of an idle engine", pause_s=0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Decoding(max_tokens=0),
+        Decoding(temperature=-1.0),
+        Decoding(top_p=0.0),
+        Decoding(stop=("",)),
+        Decoding(seed=2**64),
+    ],
+)
+def test_a_request_that_vllm_refuses_leaves_the_engine_as_it_was(live: Live, wrong: Decoding) -> None:
+    with pytest.raises(RftError):
+        live.sample(1, wrong)
+    assert live.worst_difference() < EXACT
 
 
 def test_a_response_ends_at_the_limit_or_by_itself_and_states_which(live: Live) -> None:
