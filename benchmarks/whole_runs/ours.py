@@ -36,6 +36,7 @@ def run(file: Path, asked: list[str], sizes: Sizes, folder: Path, place: Place) 
     location, log = folder / "buffer", folder / "rft.log"
     flags = [part for setting in asked for part in ("--set", setting)]
     started = time.time()
+    row: dict[str, Any] = {"started": started}
     called = place.prefix + command("run", file, "--plain", "--buffer", location, *flags)
     try:
         ended, code = run_until(
@@ -45,6 +46,8 @@ def run(file: Path, asked: list[str], sizes: Sizes, folder: Path, place: Place) 
         if code not in (0, _INTERRUPTED):
             return row | {"error": last_lines(log)}
         return row | _read(location, started)
+    except RftError as error:
+        return row | {"error": str(error)}
     finally:
         EmbeddedServer(location).stop()
 
@@ -63,7 +66,7 @@ def _has_reached(location: Path, target: float | None) -> bool:
 
 def _read(location: Path, started: float) -> dict[str, Any]:
     """Return the figures of the run in a buffer; seconds count from the start of the process."""
-    with rftdata.open(str(location)) as buffer:
+    with rftdata.open(str(location), create=False) as buffer:
         run = buffer.find_run()
         results = RunResults(run)
         steps = results.steps()
@@ -74,7 +77,9 @@ def _read(location: Path, started: float) -> dict[str, Any]:
         evaluations = buffer.sql(_EVALUATIONS, [run.run_id]).to_pylist()
         end = max(trained.values())
         # The first rollouts follow the evaluation of the initial weights.
-        first = next(each["at"] for each in evaluations if each["trainer_step"] == 0)
+        first = next((each["at"] for each in evaluations if each["trainer_step"] == 0), None)
+        if first is None:
+            return {"error": "the initial weights were not evaluated"}
         ages = buffer.sql(
             "SELECT avg(staleness)::float8 AS mean FROM rft.v_consumption WHERE run_id = %s", [run.run_id]
         )
