@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -80,9 +81,12 @@ class Worker:
         record_exited_workers(run)
         self.worker_id = _register(run, role)
         if phases:
-            run.database.run("count_worker_from", worker_id=self.worker_id, age_s=time.monotonic() - phases[0][1])
+            run.database.ride_out(partial(self._count_from, phases[0][1]))
         self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
         self._thread.start()
+
+    def _count_from(self, begun: float) -> None:
+        self._database.run("count_worker_from", worker_id=self.worker_id, age_s=time.monotonic() - begun)
 
     def set_state(self, state: str, waiting_for: str | None = None, *, activity: Activity = "working") -> None:
         """Set what it does now, and what it waits for; `rft status` shows it after the next heartbeat.
