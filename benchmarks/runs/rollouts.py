@@ -78,7 +78,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _cases(options: argparse.Namespace, concurrent: int) -> list[dict[str, int]]:
-    """Return the cases of one engine. Python code is added to the shortest answers only, of which there are most in a second."""
+    """Return the cases of one engine. Python code is added to the shortest answers only: more of them end in a second."""
     return [
         {"concurrent": concurrent, "tokens": tokens, "answers": options.waves * concurrent, "work_ms": work_ms}
         for tokens in options.tokens

@@ -19,8 +19,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +229,8 @@ class DrivenEngine(DrivenModel, Engine):
     def _work_paused(self, command: AwaitedCommand[Any]) -> None:
         """Carry out a command between two steps."""
         self._report_work(())  # until the next step
-        try:
+        with _stopping(command, "the engine stopped before a command"):
             self._pause()
-        except Exception as error:
-            command.result.set_exception(EngineStoppedError(f"the engine stopped before a command: {error}"))
-            raise
         match command:
             case Load():
                 self._load(command)
@@ -252,7 +250,7 @@ class DrivenEngine(DrivenModel, Engine):
         if not request.result.set_running_or_notify_cancel():
             return
         try:
-            self._check(request)
+            _refuse_invalid(request, self._context_length)
             self._add(request)
         except RftError as error:
             request.result.set_exception(error)
@@ -261,17 +259,6 @@ class DrivenEngine(DrivenModel, Engine):
             raise
         else:
             self._open_requests[request.request_id] = request
-
-    def _check(self, request: Request) -> None:
-        seed = request.decoding.seed
-        if seed is not None and not -(2**63) <= seed < 2**63:
-            raise RftError("the seed of a request has more than 64 bits", value=seed, allowed="-2**63 to 2**63 - 1")
-        if not 0 < len(request.prompt_token_ids) < self._context_length:
-            raise RftError(
-                f"a prompt of {len(request.prompt_token_ids)} tokens does not fit the engine's context",
-                allowed=f"1 to {self._context_length - 1}",
-                todo="shorten it, drop long tasks (text_length_filter), or raise explorer.engine_args.context_length if the model allows more",
-            )
 
     def _report_work(self, request_ids: Collection[str]) -> None:
         self._reported_at = time.monotonic()
@@ -283,17 +270,12 @@ class DrivenEngine(DrivenModel, Engine):
         self._worked_on = worked_on
 
     def _load(self, load: Load) -> None:
-        try:
+        with _stopping(load, f"loading {load.path} into the engine failed half-way"):
             if load.path is not None:
                 self._reads_weights = True
                 self._replace_weights(load.path)
                 self._reads_weights = False
             self._name_version(load.policy_version_id)
-        except Exception as error:
-            load.result.set_exception(
-                EngineStoppedError(f"loading {load.path} into the engine failed half-way: {error}")
-            )
-            raise
         if load.path is not None:
             self._has_mixed_weights = False
         self.policy_version_id = load.policy_version_id
@@ -318,19 +300,13 @@ class DrivenEngine(DrivenModel, Engine):
         # Before the call: even if it fails, no token is computed with weights that are gone.
         self._has_mixed_weights |= self._loses_weights_asleep()
         self._is_asleep = True
-        try:
+        with _stopping(command, "the engine did not fall asleep"):
             self._fall_asleep()
-        except Exception as error:
-            command.result.set_exception(EngineStoppedError(f"the engine did not fall asleep: {error}"))
-            raise
         command.result.set_result(None)
 
     def _wake(self, command: WakeUp) -> None:
-        try:
+        with _stopping(command, "the engine did not wake up"):
             self._wake_up(command.weights_only)
-        except Exception as error:
-            command.result.set_exception(EngineStoppedError(f"the engine did not wake up: {error}"))
-            raise
         self._is_asleep = self._is_asleep and command.weights_only
         command.result.set_result(not self._has_mixed_weights)
 
@@ -372,3 +348,29 @@ class DrivenEngine(DrivenModel, Engine):
                 request.result.set_exception(failure)
         self._open_requests.clear()
         self._close_model()
+
+
+@contextmanager
+def _stopping(command: AwaitedCommand[Any], what: str) -> Iterator[None]:
+    """Give the caller of a command the error of its work, and pass that on, which stops the engine.
+
+    Args:
+        what: what has failed, for the message.
+    """
+    try:
+        yield
+    except Exception as error:
+        command.result.set_exception(EngineStoppedError(f"{what}: {error}"))
+        raise
+
+
+def _refuse_invalid(request: Request, context_length: int) -> None:
+    seed = request.decoding.seed
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise RftError("the seed of a request has more than 64 bits", value=seed, allowed="-2**63 to 2**63 - 1")
+    if not 0 < len(request.prompt_token_ids) < context_length:
+        raise RftError(
+            f"a prompt of {len(request.prompt_token_ids)} tokens does not fit the engine's context",
+            allowed=f"1 to {context_length - 1}",
+            todo="shorten it, drop long tasks (text_length_filter), or raise explorer.engine_args.context_length if the model allows more",
+        )

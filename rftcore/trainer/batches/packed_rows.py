@@ -15,7 +15,7 @@ from rftcore.algorithms.device_copy import copy_to_device
 
 
 class Segments(NamedTuple):
-    """A packed row for FlashAttention: every segment attends to its keys, the last of which are its own tokens, causally.
+    """A packed row for FlashAttention: every segment attends causally to its keys, and its own tokens are the last of them.
 
     The keys of a continuation begin with those of its prompt, so keys and values of a shared prompt are copied for each of its continuations.
 
