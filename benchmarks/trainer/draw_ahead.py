@@ -21,8 +21,8 @@ from rftcore.config.run import parse_config
 from rftcore.launch.preparation import stored_config
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
-from rftcore.trainer.device_turns import device_turns_of
 from rftcore.trainer.role import TrainerRole
+from rftcore.trainer.shared_device import trainer_device_of
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Experience
 from rftdata.workers.worker import Worker
@@ -76,7 +76,7 @@ def steps_of_a_run(
             writer.insert(*[stored_group(key, num_tokens) for key in range(first, first + GROUPS)])
     joined = JoinedRun(buffer, run, ResolvedRun(config))
     with Worker(run, "trainer") as worker, buffer.attempt(run, sampling=config.sampling) as attempt:
-        TrainerRole(joined, worker, attempt, device_turns_of(config, attempt, worker)).train()
+        TrainerRole(joined, worker, attempt, trainer_device_of(config, attempt, worker)).train()
     query = (
         "SELECT wait_seconds, train_seconds, num_tokens FROM rft.train_step WHERE run_id = %s AND trainer_step > 1"
         " AND outcome = 'trained' AND num_groups = %s"

@@ -120,8 +120,8 @@ def check_devices(resolved: ResolvedRun, model: PretrainedConfig, tokenizer: Pre
         sizes = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
         refuse_too_little_memory(trainer, models, available_bytes(resolved, sizes))
         refuse_too_little_for_loading(trainer, models, psutil.virtual_memory().total)
-        in_turns = resolved.config.explorer.sleep
-        refuse_too_little_host_memory(trainer, models, psutil.virtual_memory().total, in_turns=in_turns)
+        shared_device = resolved.config.explorer.sleep
+        refuse_too_little_host_memory(trainer, models, psutil.virtual_memory().total, shared_device=shared_device)
 
 
 def available_bytes(resolved: ResolvedRun, sizes: list[int]) -> float:
@@ -184,7 +184,9 @@ def _describe(resolved: ResolvedRun, models: Trained) -> Iterator[str]:
     yield "estimated memory of its host, if all of its GPUs are there, while models are loaded:"
     yield from (f"  {line}" for line in loading_memory(config.trainer, models).lines())
     yield "estimated memory of its host, if all of its GPUs are there, while a checkpoint is written:"
-    yield from (f"  {line}" for line in host_memory(config.trainer, models, in_turns=config.explorer.sleep).lines())
+    yield from (
+        f"  {line}" for line in host_memory(config.trainer, models, shared_device=config.explorer.sleep).lines()
+    )
     if not config.has_explorer or config.explorer.engine == "none":
         return
     settings = resolved.engine(worker_index=0)

@@ -30,7 +30,7 @@ class ExplorerConfig(Section):
     )
     sleep: bool = Field(
         False,
-        description="Let explorer and trainer take turns on the GPU that they share: the engine frees its memory while the trainer trains (vllm only).",
+        description="Let explorer and trainer use one GPU alternately: the engine frees its memory while the trainer trains (vllm only).",
     )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of training rollouts.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus of training rollouts.")

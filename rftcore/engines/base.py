@@ -78,7 +78,7 @@ class EngineConfig(BaseModel):
     )
     sleep: bool = Field(
         default=False,
-        description="set as explorer.sleep: free the GPU's memory while another process has its turn on it (vLLM only)",
+        description="set as explorer.sleep: free the GPU's memory while another process uses it (vLLM only)",
     )
     adapter_rank: int | None = Field(
         default=None,

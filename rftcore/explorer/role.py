@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from rftcore.engines.base import Decoding, Engine
-from rftcore.explorer.device_turns import EngineDeviceTurn, await_first_device_turn
 from rftcore.explorer.drafts import Drafts
 from rftcore.explorer.engine_watch import end_hanging_process, watch_engine
 from rftcore.explorer.engine_weights import EngineWeights
@@ -25,6 +24,7 @@ from rftcore.explorer.outage import Outage
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.run_failures import RunFailures
 from rftcore.explorer.scorer import Scorer
+from rftcore.explorer.shared_device import EngineDevice, await_device
 from rftcore.explorer.teacher import open_teacher
 from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE
@@ -38,8 +38,8 @@ from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.partial import PartialAnswer, take_up
 from rftdata.planning.planner import Planner
 from rftdata.user_code.blocked_process import end_blocked_process, report_path
-from rftdata.workers.device_turns import DeviceTurn
 from rftdata.workers.finished_work import num_succeeded
+from rftdata.workers.shared_device import SharedDevice
 from rftdata.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -63,20 +63,20 @@ def main(joined: JoinedRun, *, index: int = 0) -> int:
         ) as worker,
     ):
         engine_class = resolved.engine_class
-        device_turn = DeviceTurn(joined.run, worker.worker_id, own_device()) if config.explorer.sleep else None
-        if device_turn is not None and not await_first_device_turn(device_turn, worker):
+        device = SharedDevice(joined.run, worker.worker_id, own_device()) if config.explorer.sleep else None
+        if device is not None and not await_device(device, worker):
             return 0
         worker.set_state("starts the engine", activity="starting")
         engine = engine_class(resolved.model_folder, resolved.engine(index))
         watch = watch_engine(engine, config.explorer.hang_s, end_hanging_process)
         try:
-            asyncio.run(Explorer(joined, worker, engine, device_turn).explore())
+            asyncio.run(Explorer(joined, worker, engine, device).explore())
             joined.leave()
         finally:
             watch.close()
             engine.close()
-            if device_turn is not None:
-                device_turn.leave()  # the memory of the device is free now
+            if device is not None:
+                device.leave()  # the memory of the device is free now
     return 0
 
 
@@ -84,7 +84,7 @@ class Explorer:
     """One explorer process.
 
     Args:
-        device_turn: on the device that the explorer shares with the trainer; None if its engine never sleeps.
+        device: on the device that the explorer shares with the trainer; None if its engine never sleeps.
         missing_weights_s: seconds for which the weights of a live trainer may be missing. A trainer that ends normally removes them just
             before it releases its lease.
     """
@@ -94,7 +94,7 @@ class Explorer:
         joined: JoinedRun,
         worker: Worker,
         engine: Engine,
-        device_turn: DeviceTurn | None = None,
+        device: SharedDevice | None = None,
         *,
         missing_weights_s: float = 10.0,
     ) -> None:
@@ -109,7 +109,7 @@ class Explorer:
         self.weights = EngineWeights(
             joined, worker, engine, only_evaluates=self.only_evaluates, missing_weights_s=missing_weights_s
         )
-        self.device_turn = EngineDeviceTurn(worker, engine, self.weights, device_turn, self._stop_time)
+        self.device = EngineDevice(worker, engine, self.weights, device, self._stop_time)
         self.decoding = Decoding(
             temperature=self.config.temperature,
             top_p=self.config.top_p,
@@ -180,7 +180,7 @@ class Explorer:
                 await self._store_finished()
                 if self.drafts.is_due:
                     await asyncio.to_thread(self.drafts.save)
-                if not await self.device_turn.keep():
+                if not await self.device.keep():
                     await self._wait_asleep()
                     continue
                 await self.weights.take_newest()
@@ -197,7 +197,7 @@ class Explorer:
             if self.teacher is not None:
                 await self.teacher.close()
             await self.weights.leave()
-            await self.device_turn.leave()
+            await self.device.leave()
             self.writer.close()
             release_groups(self.run, self.worker.worker_id)
 
@@ -218,7 +218,7 @@ class Explorer:
             self.worker.set_state(f"samples {len(self.in_flight)} groups", activity="sampling")
             started, before = time.monotonic(), self.engine.num_generated_tokens
             await asyncio.wait(
-                [*self.in_flight, *self.weights.news(), *self.device_turn.news()],
+                [*self.in_flight, *self.weights.news(), *self.device.news()],
                 timeout=0.5,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -230,7 +230,7 @@ class Explorer:
     async def _wait_asleep(self) -> None:
         """Wait until the trainer hands over the device or sends weights, or a group is finished."""
         await asyncio.wait(
-            [*self.in_flight, *self.weights.news(), *self.device_turn.news()],
+            [*self.in_flight, *self.weights.news(), *self.device.news()],
             timeout=0.5,
             return_when=asyncio.FIRST_COMPLETED,
         )

@@ -35,7 +35,7 @@ from rftcore.launch.roles import Roles, failure
 from rftcore.launch.signals import StartInterrupted, StopSignals
 from rftcore.launch.start_phases import StartPhases
 from rftcore.launch.terminal.open_reviews import OpenReviews
-from rftcore.launch.terminal.placement_plan import placed, without_turns
+from rftcore.launch.terminal.placement_plan import placed, without_sharing
 from rftcore.launch.terminal.summary import show_results
 from rftcore.launch.terminal.views import View
 from rftcore.launch.threads import divide_threads
@@ -280,7 +280,7 @@ def _supervise(
         placement = place_run(resolved, launcher.machines())
         if (sentence := placed(placement)) is not None:
             view.message(sentence)
-        if (reason := without_turns(resolved.config, placement)) is not None:
+        if (reason := without_sharing(resolved.config, placement)) is not None:
             view.message(f"warning: {reason}")
         started = launcher.start_roles(resolved, run, divide_threads(), placement)
         worker.set_state("watches", activity="watching")

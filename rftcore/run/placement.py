@@ -3,7 +3,7 @@
 A bundle is a number of GPUs of one machine and the roles that have it. If there are enough GPUs, every explorer has a bundle of its own, with one
 GPU for each part of a tensor-parallel engine, and so has the trainer, with one for each of its ranks. Otherwise roles that need one GPU share it.
 On a cluster, Ray reserves all bundles of a run at once (`rftcore.launch.ray_cluster`). A restarted role gets its bundle again. Pipeline workers
-need no GPU and take turns on the machines. Without GPUs there are no bundles, and roles run on CPUs. Judges and teachers with an endpoint are servers of
+need no GPU and go round the machines. Without GPUs there are no bundles, and roles run on CPUs. Judges and teachers with an endpoint are servers of
 their own; a teacher with a path is computed by the explorer, or by the trainer, on their GPUs.
 
 Nothing here asks a machine: the caller passes what exists. Importing this module does not import Ray.
@@ -187,7 +187,7 @@ def _refuse_crowd(num_gpus: int, roles: tuple[str, ...], engine_share: float) ->
 
 
 def _refuse_several_sleepers(roles: tuple[str, ...]) -> None:
-    """Raise a ConfigError if several engines would take turns on one device with the trainer."""
+    """Raise a ConfigError if several engines would share one device with the trainer."""
     num_engines = len(roles) - 1
     if num_engines > 1:
         raise ConfigError(

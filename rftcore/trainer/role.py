@@ -24,7 +24,6 @@ from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
 from rftcore.trainer.batches.drawn import batch_metrics
 from rftcore.trainer.batches.next_batch import NextBatch, draws_ahead
-from rftcore.trainer.device_turns import TrainerDeviceTurns, device_turns_of
 from rftcore.trainer.evaluations import RunEvaluations
 from rftcore.trainer.learner_arguments import LearnerArguments
 from rftcore.trainer.parity import weight_parity
@@ -32,6 +31,7 @@ from rftcore.trainer.processes.learner_group import LearnerGroup
 from rftcore.trainer.processes.rank_arguments import RankArguments
 from rftcore.trainer.publish import Export, Exports, file_method, live_weights, published_bytes
 from rftcore.trainer.run_checkpoints import RunCheckpoints
+from rftcore.trainer.shared_device import TrainerDevice, trainer_device_of
 from rftcore.trainer.step.divergence import MAX_EMPTY_IN_A_ROW
 from rftcore.trainer.trainer_watch import watch_trainer
 from rftdata.attempts.attempt import Attempt
@@ -56,10 +56,10 @@ def main(joined: JoinedRun) -> int:
             tasksets=[taskset.name for taskset in config.tasks],
         ) as attempt,
     ):
-        device_turns = device_turns_of(config, attempt, worker)
-        if device_turns.take(worker.should_stop, after_evaluations=False):
+        device = trainer_device_of(config, attempt, worker)
+        if device.take(worker.should_stop, after_evaluations=False):
             worker.set_state("loads the model", activity="starting")
-            TrainerRole(joined, worker, attempt, device_turns).train()
+            TrainerRole(joined, worker, attempt, device).train()
         joined.leave()
     return 0
 
@@ -76,7 +76,7 @@ class _Timing:
 class TrainerRole:
     """One trainer process on one attempt."""
 
-    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt, device_turns: TrainerDeviceTurns) -> None:
+    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt, device: TrainerDevice) -> None:
         resolved, config = joined.resolved, joined.resolved.config
         self.config = config
         self.run = joined.run
@@ -102,8 +102,8 @@ class TrainerRole:
             algorithm_settings=config.algorithm.args,
             run_folder=self.run.folder,
         )
-        self.device_turns = device_turns
-        self.learner = device_turns.learner = LearnerGroup(arguments, resolved.algorithm)
+        self.device = device
+        self.learner = device.learner = LearnerGroup(arguments, resolved.algorithm)
         self.next_batch = NextBatch(attempt, self.learner.algorithm, config.trainer.batch_groups)
         self.checkpoints = RunCheckpoints(attempt, worker, self.learner, self.folder, config)
         self.checkpoints.remove_abandoned()
@@ -134,7 +134,7 @@ class TrainerRole:
             self.evaluations.plan_unanswered_validations()
             self._publish(step)
             self._ask_for_validation(step)
-            self.device_turns.give()
+            self.device.give()
             with self.next_batch:
                 while step < self.planned_steps and not self._should_stop() and self._step(step + 1):
                     step += 1
@@ -157,7 +157,7 @@ class TrainerRole:
                 self.live.close()
             self.publisher.close()
             self.learner.close()
-            self.device_turns.leave()
+            self.device.leave()
 
     def _step(self, step: int) -> bool:
         """Make one step; return False when the run was asked to stop."""
@@ -169,7 +169,7 @@ class TrainerRole:
             return False
         if step < self.planned_steps and draws_ahead(self.config, self.run, step + 1):
             self.next_batch.draw_ahead(step + 1)
-        if not self.device_turns.take(self._should_stop):
+        if not self.device.take(self._should_stop):
             return False
         batch, metrics = prepared.drawn, dict[str, float]()
         if prepared.train is not None:
@@ -177,7 +177,7 @@ class TrainerRole:
             started = time.monotonic()
             metrics = self.learner.update(prepared.train, step)
             failpoint("trainer.updated")
-            self.device_turns.free()
+            self.device.free()
             timing.train = time.monotonic() - started
         if self.parity is not None and self.live is not None:
             staleness = batch.rows["staleness"].to_pylist()
@@ -205,7 +205,7 @@ class TrainerRole:
             )
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
-        self.device_turns.give()
+        self.device.give()
         return True
 
     def _should_stop(self) -> bool:
@@ -222,7 +222,7 @@ class TrainerRole:
     def _serve_missed_weights(self, stop: Callable[[], bool]) -> None:
         """Send the weights again to engines that missed them, or write a file: an explorer that started later has no other source."""
         if self.live is not None:
-            self.live.serve_missed(self.policy_version_id, partial(self.device_turns.own, stop))
+            self.live.serve_missed(self.policy_version_id, partial(self.device.own, stop))
             self.published = self.live.publication
 
     def _report_wait(self, step: int, reviews: str | None) -> None:
@@ -294,7 +294,7 @@ class TrainerRole:
         """Save a checkpoint of the last step, before the trainer stops on request."""
         self.checkpoints.commit()
         if step > self.attempt.start_step and not any(c.trainer_step == step for c in self.checkpoints.kept()):
-            with self.device_turns.own(lambda: False):
+            with self.device.own(lambda: False):
                 self.checkpoints.commit_later(self.checkpoints.begin(step, self.policy_version_id))
             self.checkpoints.commit()
 

@@ -21,7 +21,7 @@ READY = "rft_ready"
 POLICY = "rft_policy"
 RUN = "rft_run"
 WEIGHTS = "rft_weights"
-DEVICE_TURN = "rft_device_turn"
+SHARED_DEVICE = "rft_shared_device"
 
 POLL_S = 0.25
 

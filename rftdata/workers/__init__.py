@@ -1,1 +1,1 @@
-"""The processes that work for a run: their rows, heartbeats, leases, activities and turns on devices."""
+"""The processes that work for a run: their rows, heartbeats, leases, activities and shared devices."""

@@ -33,7 +33,7 @@ HEARTBEAT_S = 2.0
 _WAITS_S = 4.0
 # The notifications each role waits for.
 _WAKES = {
-    "explorer": (notify.PLANNED, notify.POLICY, notify.READY, notify.RUN, notify.DEVICE_TURN),
+    "explorer": (notify.PLANNED, notify.POLICY, notify.READY, notify.RUN, notify.SHARED_DEVICE),
     "pipeline": (notify.SEALED, notify.RUN),
     "trainer": (notify.RUN,),
 }

@@ -1,4 +1,4 @@
-"""`rft run` on one CUDA device, used in turns, and on two. `pytest -m gpu`; RFT_TEST_WARM names the example's warm checkpoint, which is made otherwise."""
+"""`rft run` on one shared CUDA device, and on two. `pytest -m gpu`; RFT_TEST_WARM names the example's warm checkpoint, which is made otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 _STEPS = 20
 _ADAPTERS = ("trainer.lora={rank: 16}", "trainer.learning_rate=1.0e-3", "sync.adapters=alone")
-# What is trained, and the way of what is sent: an engine that takes turns with the trainer on one GPU, or one on another.
+# What is trained, and the way of what is sent: an engine that shares one GPU with the trainer, or one on another.
 _CASES = {
     "weights-ipc": ("explorer.sleep=true",),
     "adapters-ipc": ("explorer.sleep=true", *_ADAPTERS),

@@ -51,32 +51,33 @@ def plan(resolved: ResolvedRun, placement: Placement, gpu_bytes: int | None) -> 
             yield f"  {role:12} {_gpus(placement, bundle)}{taken}{f' ({why})' if why else ''}"
         sizes = [need for _, need, _ in needs if need is not None]
         if len(needs) > 1 and len(sizes) == len(needs):
-            if takes_turns(resolved.config, bundle):
-                yield f"  {'in turns':12} {_in_turns(resolved, models, sizes) / GIB:.1f} GiB{size}, the larger of the two with what the other keeps there"
+            if shares_device(resolved.config, bundle):
+                num_gib = _shared_bytes(resolved, models, sizes) / GIB
+                yield f"  {'alternately':12} {num_gib:.1f} GiB{size}, the larger of the two with what the other keeps there"
             else:
                 yield f"  {'together':12} {sum(sizes) / GIB:.1f} GiB{size}"
-    if (reason := without_turns(resolved.config, placement)) is not None:
+    if (reason := without_sharing(resolved.config, placement)) is not None:
         yield f"  warning: {reason}"
     for role, machine in placement.without_gpu.items():
         where = "any machine" if machine is None else placement.machines[machine].name
         yield f"  {role:12} CPU of {where}"
 
 
-def takes_turns(config: RunConfig, bundle: Bundle) -> bool:
-    """Return whether the roles of a bundle take turns on its GPU."""
+def shares_device(config: RunConfig, bundle: Bundle) -> bool:
+    """Return whether the roles of a bundle use its GPU alternately."""
     return config.explorer.sleep and bundle.num_gpus == 1 and "trainer" in bundle.roles and len(bundle.roles) > 1
 
 
-def without_turns(config: RunConfig, placement: Placement) -> str | None:
+def without_sharing(config: RunConfig, placement: Placement) -> str | None:
     """Return why explorer.sleep is of no use in a placement; None if it is, or is not set."""
-    if not config.explorer.sleep or any(takes_turns(config, bundle) for bundle in placement.bundles):
+    if not config.explorer.sleep or any(shares_device(config, bundle) for bundle in placement.bundles):
         return None
     why = "explorer and trainer have GPUs of their own" if placement.bundles else "an engine on a CPU frees nothing"
     return f"explorer.sleep has no effect: {why}"
 
 
-def _in_turns(resolved: ResolvedRun, models: Trained | None, needs: list[float]) -> float:
-    """Return the bytes of a GPU on which engine and trainer take turns.
+def _shared_bytes(resolved: ResolvedRun, models: Trained | None, needs: list[float]) -> float:
+    """Return the bytes of a GPU that engine and trainer use alternately.
 
     Args:
         needs: of the engine and of the trainer, in this order.

@@ -160,7 +160,7 @@ def _logits(config: TrainerConfig, models: Trained) -> list[Part]:
 
 
 def kept_memory(config: TrainerConfig, models: Trained) -> int:
-    """Return the bytes that a trainer keeps on its GPU during the device turn of an engine.
+    """Return the bytes that a trainer keeps on its GPU while an engine has it.
 
     Raises:
         ConfigError: trainer.lora names no layer of the policy.
@@ -177,17 +177,17 @@ def kept_memory(config: TrainerConfig, models: Trained) -> int:
     return critic + sum(estimate.part(name) for name in kept)
 
 
-def host_memory(config: TrainerConfig, models: Trained, *, in_turns: bool = False) -> Estimate:
+def host_memory(config: TrainerConfig, models: Trained, *, shared_device: bool = False) -> Estimate:
     """Estimate the memory of a host while a checkpoint is written beside training, if all GPUs are on it.
 
     Args:
-        in_turns: whether trainer and engine share a GPU in device turns, so that the trainer's state may wait on the host.
+        shared_device: whether trainer and engine share a GPU (`explorer.sleep`), so that the trainer's state may wait on the host.
 
     Raises:
         ConfigError: trainer.lora names no layer of the policy.
     """
     parts = []
-    if in_turns and config.offload:
+    if shared_device and config.offload:
         kept = kept_memory(config.model_copy(update={"offload": False}), models) - RUNTIME_BYTES
         parts.append(Part("weights and optimizer", kept, "while the engine has the GPU (trainer.offload)"))
     for name, shape, lora in (("", models.policy, config.lora), ("critic's ", models.critic, None)):
@@ -319,10 +319,10 @@ def refuse_too_little_memory(config: TrainerConfig, models: Trained, available_b
 
 
 def refuse_too_little_host_memory(
-    config: TrainerConfig, models: Trained, available_bytes: float, *, in_turns: bool = False
+    config: TrainerConfig, models: Trained, available_bytes: float, *, shared_device: bool = False
 ) -> None:
     """Raise a ConfigError if the copy of a checkpoint and offloaded state do not fit the host with all GPUs; see `host_memory`."""
-    estimate = host_memory(config, models, in_turns=in_turns)
+    estimate = host_memory(config, models, shared_device=shared_device)
     if estimate.size_bytes > available_bytes:
         offloaded = "trainer.offload_reference: false, or " if estimate.part("reference") else ""
         raise ConfigError(

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rftcore.trainer.device_turns import TrainerDeviceTurns
+from rftcore.trainer.shared_device import TrainerDevice
 from rftdata import Buffer
 from rftdata.attempts.attempt import Attempt
 from rftdata.attempts.evaluations import plan_evaluations
 from rftdata.errors import FencedError
-from rftdata.workers.device_turns import DeviceTurn
+from rftdata.workers.shared_device import SharedDevice
 from rftdata.workers.worker import Worker
 from tests.support.store_roles import Roles, taken_over
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -29,15 +29,15 @@ def draw_as_another_rank(roles: Roles, attempt: Attempt, trainer: Worker) -> obj
         return draw(roles, joined, trainer)
 
 
-def turn_that_another_has(roles: Roles, attempt: Attempt, trainer: Worker) -> object:
+def device_that_another_has(roles: Roles, attempt: Attempt, trainer: Worker) -> object:
     with Worker(roles.run, "explorer") as explorer:
-        engine = DeviceTurn(roles.run, explorer.worker_id, "cpu")
+        engine = SharedDevice(roles.run, explorer.worker_id, "cpu")
         assert engine.take()
-        turn = DeviceTurn(roles.run, trainer.worker_id, "cpu", attempt.check)
-        return TrainerDeviceTurns(roles.run, trainer, turn, offload=False).take(lambda: False)
+        device = SharedDevice(roles.run, trainer.worker_id, "cpu", attempt.check)
+        return TrainerDevice(roles.run, trainer, device, offload=False).take(lambda: False)
 
 
-def evaluations_before_a_turn(roles: Roles, attempt: Attempt, trainer: Worker) -> object:
+def evaluations_before_the_device(roles: Roles, attempt: Attempt, trainer: Worker) -> object:
     plan_evaluations(
         attempt,
         policy_version_id=1,
@@ -48,7 +48,7 @@ def evaluations_before_a_turn(roles: Roles, attempt: Attempt, trainer: Worker) -
         uri="/weights",
         checksum="0",
     )
-    return turn_that_another_has(roles, attempt, trainer)
+    return device_that_another_has(roles, attempt, trainer)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize("wait", [draw, draw_as_another_rank, turn_that_another_has, evaluations_before_a_turn])
+@pytest.mark.parametrize("wait", [draw, draw_as_another_rank, device_that_another_has, evaluations_before_the_device])
 def test_a_trainer_whose_run_was_taken_over_stops_waiting(buffer: Buffer, pool: ThreadPoolExecutor, wait: Wait) -> None:
     roles = Roles(buffer)
     with roles.attempt() as attempt, Worker(roles.run, "trainer") as trainer:

@@ -21,8 +21,8 @@ from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftcore.sync.files.weights_file import iterate_weights, open_weights
-from rftcore.trainer.device_turns import device_turns_of
 from rftcore.trainer.role import TrainerRole
+from rftcore.trainer.shared_device import trainer_device_of
 from rftdata import Buffer
 from rftdata.attempts.evaluations import Answer, Evaluation, claim_evaluation, fail_evaluation, finish_evaluation
 from rftdata.attempts.sampling import SamplingConfig
@@ -122,8 +122,8 @@ class Training:
             Worker(self.run, "trainer") as worker,
             self.buffer.attempt(self.run, sampling=SamplingConfig(max_staleness=1000)) as attempt,
         ):
-            turns = device_turns_of(self.config, attempt, worker)
-            TrainerRole(JoinedRun(self.buffer, self.run, ResolvedRun(self.config)), worker, attempt, turns).train()
+            device = trainer_device_of(self.config, attempt, worker)
+            TrainerRole(JoinedRun(self.buffer, self.run, ResolvedRun(self.config)), worker, attempt, device).train()
 
     def stop(self) -> None:
         self.run.request_stop()
@@ -479,8 +479,8 @@ def learner_temperature(training: Training) -> float:
         Worker(training.run, "trainer") as worker,
         training.buffer.attempt(training.run) as attempt,
     ):
-        turns = device_turns_of(training.config, attempt, worker)
-        return TrainerRole(joined, worker, attempt, turns).learner.own.temperature
+        device = trainer_device_of(training.config, attempt, worker)
+        return TrainerRole(joined, worker, attempt, device).learner.own.temperature
 
 
 def test_a_run_whose_rewards_were_all_equal_is_not_finished(training: Training) -> None:

@@ -354,7 +354,7 @@ def test_an_archived_run_is_not_changed_and_what_needs_it_names_the_command(
 _NOT_OF_A_RUN = {
     "attempt_history",
     "endpoint_usage",
-    "device_turn",
+    "shared_device",
     "lock",
     "weight_receiver",
     "weight_receipt",

@@ -1,7 +1,7 @@
-"""The explorer's turns on a device that it shares with the trainer (`explorer.sleep`): its engine sleeps while the trainer has the device.
+"""The explorer's side of a device that it shares with the trainer (`explorer.sleep`): its engine sleeps while the trainer has the device.
 
 The trainer asks for the device, and the explorer hands it over between two steps of its engine, even with open rollouts, which wait in the engine
-and continue later. A version that the trainer sends straight into the engine is taken during the trainer's turn, with room for the weights alone.
+and continue later. A version that the trainer sends straight into the engine is taken while the trainer has the device, with room for the weights alone.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Callable
 from rftcore.engines.base import Engine
 from rftcore.explorer.engine_weights import EngineWeights
 from rftdata.failpoints import failpoint
-from rftdata.workers.device_turns import DeviceTurn
+from rftdata.workers.shared_device import SharedDevice
 from rftdata.workers.worker import Worker
 
 _ASLEEP = "sleeps while the trainer has the device"
 
 
-def await_first_device_turn(turn: DeviceTurn, worker: Worker) -> bool:
+def await_device(device: SharedDevice, worker: Worker) -> bool:
     """Wait until the engine may start; return False if the run was asked to stop before."""
-    while not turn.take():
+    while not device.take():
         if worker.should_stop():
             return False
         worker.set_state("waits", "the trainer to load its model")
-        turn.wait(0.5)
+        device.wait(0.5)
     return True
 
 
-class EngineDeviceTurn:
-    """The device turns of an engine: it is awake within them and sleeps between them.
+class EngineDevice:
+    """The device of an engine: the engine is awake while the explorer has it, and sleeps otherwise.
 
     Args:
-        turn: the explorer's device turn, which it holds; None if the engine never sleeps.
+        device: held by the explorer; None if the engine never sleeps.
         stop_time: called with True before the engine sleeps and with False when it is awake, since rollouts do not cause this wait.
     """
 
@@ -41,23 +41,23 @@ class EngineDeviceTurn:
         worker: Worker,
         engine: Engine,
         weights: EngineWeights,
-        turn: DeviceTurn | None,
+        device: SharedDevice | None,
         stop_time: Callable[[bool], None],
     ) -> None:
-        self._worker, self._engine, self._weights, self._turn = worker, engine, weights, turn
+        self._worker, self._engine, self._weights, self._device = worker, engine, weights, device
         self._stop_time = stop_time
         self._is_awake = True
         self._news: asyncio.Task[None] | None = None
 
     async def keep(self) -> bool:
-        """Hand over or take the device if that is due; return whether the engine is awake and its turn lasts."""
-        if self._turn is None:
+        """Hand over or take the device if that is due; return whether the engine is awake and keeps it."""
+        if self._device is None:
             return True
         if self._is_awake:
-            if await asyncio.to_thread(self._turn.lasts):
+            if await asyncio.to_thread(self._device.lasts):
                 return True
-            await self._sleep(self._turn)
-        if not await asyncio.to_thread(self._turn.take):
+            await self._sleep(self._device)
+        if not await asyncio.to_thread(self._device.take):
             await self._weights.take_sent()
             self._worker.set_state(_ASLEEP, activity="asleep")
             return False
@@ -70,11 +70,11 @@ class EngineDeviceTurn:
         return True
 
     def news(self) -> list[asyncio.Task[None]]:
-        """Return a task that ends when another worker asks for the device or hands it over, or after 0.5 s; nothing without device turns."""
-        if self._turn is None:
+        """Return a task that ends when another worker asks for the device or hands it over, or after 0.5 s; nothing without a shared device."""
+        if self._device is None:
             return []
         if self._news is None or self._news.done():
-            self._news = asyncio.create_task(asyncio.to_thread(self._turn.wait, 0.5))
+            self._news = asyncio.create_task(asyncio.to_thread(self._device.wait, 0.5))
         return [self._news]
 
     async def leave(self) -> None:
@@ -82,12 +82,12 @@ class EngineDeviceTurn:
         if self._news is not None:
             await self._news
 
-    async def _sleep(self, turn: DeviceTurn) -> None:
+    async def _sleep(self, device: SharedDevice) -> None:
         self._worker.set_state("puts its engine to sleep", activity="transferring")
         self._stop_time(True)
         seconds = await asyncio.to_thread(self._engine.sleep)
         self._is_awake = False
         self._worker.progress["sleep_s"] = round(seconds, 3)
         failpoint("explorer.asleep")
-        await asyncio.to_thread(turn.give)
+        await asyncio.to_thread(device.give)
         self._worker.set_state(_ASLEEP, activity="asleep")

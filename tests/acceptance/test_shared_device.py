@@ -1,4 +1,4 @@
-"""Engine and trainer share a device in device turns (`explorer.sleep`): vLLM sleeps while the trainer trains, and samples with its weights afterwards.
+"""Engine and trainer use one device alternately (`explorer.sleep`): vLLM sleeps while the trainer trains, and samples with its weights afterwards.
 
 On a CPU no memory is freed. Everything else is as on a GPU: rows, waits, vLLM's scheduler, weights that are gone after a sleep.
 """
@@ -18,8 +18,8 @@ from tests.support.warm_up import Warm
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_a_run_in_device_turns_trains_on_samples_of_the_newest_weights(server_folders: Path, warm: Warm) -> None:
-    buffer = server_folders / "turns" / "buffer"
+def test_a_run_on_a_shared_device_trains_on_samples_of_the_newest_weights(server_folders: Path, warm: Warm) -> None:
+    buffer = server_folders / "shared" / "buffer"
     engine = "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625}"
     more = ["explorer.engine=vllm", engine, "explorer.sleep=true", "eval.every=2"]
     process = start("run", "--plain", "--buffer", buffer, *settings(warm, *more))
@@ -37,6 +37,6 @@ def test_a_run_in_device_turns_trains_on_samples_of_the_newest_weights(server_fo
             buffer, "select role::text as role, activity from rft.worker_span join rft.worker using (worker_id)"
         )
         assert {"role": "explorer", "activity": "asleep"} in times
-        assert rows(buffer, "select holder, wanted_by from rft.device_turn") == [{"holder": None, "wanted_by": None}]
+        assert rows(buffer, "select holder, wanted_by from rft.shared_device") == [{"holder": None, "wanted_by": None}]
     finally:
         EmbeddedServer(buffer).stop()

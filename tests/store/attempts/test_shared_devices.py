@@ -1,4 +1,4 @@
-"""Turns on a shared device: one holder at a time, whatever is killed, with real processes."""
+"""A shared device: one holder at a time, whatever is killed, with real processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import time
 import pytest
 
 import rftdata
-from rftcore.trainer.device_turns import TrainerDeviceTurns
+from rftcore.trainer.shared_device import TrainerDevice
 from rftdata import processes
 from rftdata.run import Run
-from rftdata.workers.device_turns import DeviceTurn
+from rftdata.workers.shared_device import SharedDevice
 from rftdata.workers.worker import Worker
 from tests.support.command_line import CHECKOUT
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -25,22 +25,22 @@ HOLDER = """
 import sys
 import rftdata
 from rftdata.config import BufferConfig
-from rftdata.workers.device_turns import DeviceTurn
+from rftdata.workers.shared_device import SharedDevice
 from rftdata.workers.worker import Worker
 
 with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2])) as buffer:
-    run = buffer.find_run("turns")
+    run = buffer.find_run("shared")
     with Worker(run, "trainer") as worker:
-        turn = DeviceTurn(run, worker.worker_id, "GPU-1")
-        while not turn.take():
-            turn.wait(0.1)
+        device = SharedDevice(run, worker.worker_id, "GPU-1")
+        while not device.take():
+            device.wait(0.1)
         print(worker.worker_id, flush=True)
         sys.stdin.read()  # until it is killed, or the test has ended
 """
 
 
 def started(buffer: rftdata.Buffer) -> subprocess.Popen[str]:
-    """A process that takes the turn on GPU-1, and prints its worker's id then."""
+    """A process that takes GPU-1, and prints its worker's id then."""
     command = [sys.executable, "-c", HOLDER, buffer.config.uri, str(buffer.config.segments)]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
@@ -48,47 +48,47 @@ def started(buffer: rftdata.Buffer) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def run(buffer: rftdata.Buffer) -> Run:
-    return buffer.create_run(name="turns", config={}, seed=1, steps=9, pipeline_version="p1")
+    return buffer.create_run(name="shared", config={}, seed=1, steps=9, pipeline_version="p1")
 
 
-def test_a_device_turn_is_given_to_the_worker_that_asked_for_it(run: Run) -> None:
+def test_a_device_is_given_to_the_worker_that_asked_for_it(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
-        engine, trainer = DeviceTurn(run, one.worker_id, "GPU-1"), DeviceTurn(run, other.worker_id, "GPU-1")
+        engine, trainer = SharedDevice(run, one.worker_id, "GPU-1"), SharedDevice(run, other.worker_id, "GPU-1")
         assert engine.take() and engine.take() and not engine.is_wanted()
         assert not trainer.take()
         assert engine.is_wanted() and not trainer.is_wanted()
         trainer.give()  # it has none
         assert not trainer.take()
         engine.give()
-        assert not engine.take(), "the turn is the trainer's before it has looked"
+        assert not engine.take(), "the device is the trainer's before it has looked"
         assert trainer.take() and trainer.is_wanted()
         trainer.give()
         assert engine.take() and not engine.is_wanted()
         trainer.take()
         trainer.waive()
         assert not engine.is_wanted()
-        elsewhere = DeviceTurn(run, other.worker_id, "GPU-2")
-        assert elsewhere.take(), "another device has turns of its own"
-        for turn in (engine, trainer, elsewhere):
-            turn.leave()
+        elsewhere = SharedDevice(run, other.worker_id, "GPU-2")
+        assert elsewhere.take(), "another device has holders of its own"
+        for device in (engine, trainer, elsewhere):
+            device.leave()
 
 
 def test_the_request_of_the_trainer_comes_before_that_of_another_explorer(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "explorer") as other, Worker(run, "trainer") as third:
-        first, second, trainer = (DeviceTurn(run, worker.worker_id, "GPU-1") for worker in (one, other, third))
+        first, second, trainer = (SharedDevice(run, worker.worker_id, "GPU-1") for worker in (one, other, third))
         assert first.take() and not second.take() and not trainer.take() and not second.take()
         first.give()
         assert not second.take() and trainer.take(), "two explorers could keep the device between them"
-        for turn in (first, second, trainer):
-            turn.leave()
+        for device in (first, second, trainer):
+            device.leave()
 
 
-def test_a_request_wakes_the_holder_and_a_given_turn_wakes_the_waiting_worker(run: Run) -> None:
+def test_a_request_wakes_the_holder_and_a_given_device_wakes_the_waiting_worker(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
-        engine, trainer = DeviceTurn(run, one.worker_id, "cpu"), DeviceTurn(run, other.worker_id, "cpu")
+        engine, trainer = SharedDevice(run, one.worker_id, "cpu"), SharedDevice(run, other.worker_id, "cpu")
         assert engine.take()
-        for turn in (engine, trainer):
-            turn.wait(0.01)  # listens from here on
+        for device in (engine, trainer):
+            device.wait(0.01)  # listens from here on
         waits = threading.Event()
 
         def hold() -> None:
@@ -108,59 +108,59 @@ def test_a_request_wakes_the_holder_and_a_given_turn_wakes_the_waiting_worker(ru
         for thread in threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), "it was not woken"
-        for turn in (engine, trainer):
-            turn.leave()
+        for device in (engine, trainer):
+            device.leave()
 
 
 @pytest.mark.parametrize("wants", [False, True])
-def test_a_holder_that_is_killed_has_no_turn(run: Run, buffer: rftdata.Buffer, wants: bool) -> None:
+def test_a_holder_that_is_killed_has_no_device(run: Run, buffer: rftdata.Buffer, wants: bool) -> None:
     with Worker(run, "explorer") as worker:
-        turn = DeviceTurn(run, worker.worker_id, "GPU-1")
+        device = SharedDevice(run, worker.worker_id, "GPU-1")
         holder = started(buffer)
         assert holder.stdout is not None
         assert int(holder.stdout.readline()) > worker.worker_id
-        assert not wants or not turn.take()
+        assert not wants or not device.take()
         # Suspended, it sends no heartbeats and still has its memory on the device.
         holder.send_signal(signal.SIGSTOP)
-        assert not turn.take()
+        assert not device.take()
         os.kill(holder.pid, signal.SIGKILL)
         holder.communicate()
-        assert turn.take(), "at once: its process is of this machine"
-        turn.leave()
+        assert device.take(), "at once: its process is of this machine"
+        device.leave()
 
 
-def test_a_killed_worker_that_asked_for_the_turn_is_not_waited_for(run: Run, buffer: rftdata.Buffer) -> None:
+def test_a_killed_worker_that_asked_for_the_device_is_not_waited_for(run: Run, buffer: rftdata.Buffer) -> None:
     with Worker(run, "explorer") as worker:
-        turn = DeviceTurn(run, worker.worker_id, "GPU-1")
-        assert turn.take()
+        device = SharedDevice(run, worker.worker_id, "GPU-1")
+        assert device.take()
         asker = started(buffer)
-        wait_until(turn.is_wanted, "it has asked", process=asker)
+        wait_until(device.is_wanted, "it has asked", process=asker)
         asker.kill()
         asker.communicate()
-        turn.give()  # to a process whose end is not recorded yet
-        assert turn.take()
-        turn.leave()
+        device.give()  # to a process whose end is not recorded yet
+        assert device.take()
+        device.leave()
 
 
-def test_a_device_turn_belongs_to_a_gpu_of_a_machine_whatever_its_containers_are_named(
+def test_a_shared_device_is_a_gpu_of_a_machine_whatever_its_containers_are_named(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory of the device cpu is that of a container."""
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
-        turns = [DeviceTurn(run, one.worker_id, device) for device in ("GPU-1", "cpu")]
-        assert [turn.take() for turn in turns] == [True, True]
+        devices = [SharedDevice(run, one.worker_id, name) for name in ("GPU-1", "cpu")]
+        assert [device.take() for device in devices] == [True, True]
         monkeypatch.setattr(socket, "gethostname", lambda: "container")
-        assert not DeviceTurn(run, other.worker_id, "GPU-1").take()
+        assert not SharedDevice(run, other.worker_id, "GPU-1").take()
         space = processes.pid_space()
         monkeypatch.setattr(processes, "pid_space", lambda: f"{space}0")
-        assert DeviceTurn(run, other.worker_id, "cpu").take()
+        assert SharedDevice(run, other.worker_id, "cpu").take()
         monkeypatch.setattr(processes, "machine", lambda: "another")
-        assert DeviceTurn(run, other.worker_id, "GPU-1").take()
+        assert SharedDevice(run, other.worker_id, "GPU-1").take()
 
 
-def test_a_worker_recorded_as_gone_by_mistake_has_lost_its_turn(run: Run) -> None:
+def test_a_worker_recorded_as_gone_by_mistake_has_lost_its_device(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
-        engine, trainer = DeviceTurn(run, one.worker_id, "GPU-1"), DeviceTurn(run, other.worker_id, "GPU-1")
+        engine, trainer = SharedDevice(run, one.worker_id, "GPU-1"), SharedDevice(run, other.worker_id, "GPU-1")
         assert not engine.lasts() and engine.take() and engine.lasts()
         run.database.run("stop_worker", worker_id=one.worker_id, error="the process is gone")
         assert trainer.take() and trainer.lasts()
@@ -169,15 +169,15 @@ def test_a_worker_recorded_as_gone_by_mistake_has_lost_its_turn(run: Run) -> Non
         assert not engine.take() and trainer.is_wanted() and not trainer.lasts(), "it has asked"
         trainer.give()
         assert engine.lasts() and engine.take()
-        for turn in (engine, trainer):
-            turn.leave()
+        for device in (engine, trainer):
+            device.leave()
 
 
 def test_a_trainer_recorded_as_gone_by_mistake_asks_again_before_it_uses_the_device(run: Run) -> None:
     with Worker(run, "explorer") as one, Worker(run, "trainer") as other:
-        engine, trainer = DeviceTurn(run, one.worker_id, "GPU-1"), DeviceTurn(run, other.worker_id, "GPU-1")
-        turns = TrainerDeviceTurns(run, other, trainer, offload=False)
-        assert turns.take(lambda: True) and turns.take(lambda: True)
+        engine, trainer = SharedDevice(run, one.worker_id, "GPU-1"), SharedDevice(run, other.worker_id, "GPU-1")
+        devices = TrainerDevice(run, other, trainer, offload=False)
+        assert devices.take(lambda: True) and devices.take(lambda: True)
         run.database.run("stop_worker", worker_id=other.worker_id, error="the process is gone")
         assert engine.take()
         other.set_state("works")
@@ -187,33 +187,33 @@ def test_a_trainer_recorded_as_gone_by_mistake_asks_again_before_it_uses_the_dev
             asked.append(engine.is_wanted())
             return len(asked) > 1
 
-        assert not turns.take(stop) and asked == [True, True]
-        turns.give()  # it has none
+        assert not devices.take(stop) and asked == [True, True]
+        devices.give()  # it has none
         assert engine.lasts()
-        turns.leave()
+        devices.leave()
         engine.leave()
 
 
 def test_the_holder_is_the_only_one(run: Run) -> None:
-    """Threads that take turns as fast as they can: two are never in their turns together."""
+    """Threads that take the device and give it as fast as they can: two never have it together."""
     inside, most, count = 0, 0, 0
     lock = threading.Lock()
 
     def work() -> None:
         nonlocal inside, most, count
         with Worker(run, "explorer") as worker:
-            turn = DeviceTurn(run, worker.worker_id, "GPU-1")
+            device = SharedDevice(run, worker.worker_id, "GPU-1")
             for _ in range(8):
-                while not turn.take():
-                    turn.wait(0.05)
+                while not device.take():
+                    device.wait(0.05)
                 with lock:
                     inside, count = inside + 1, count + 1
                     most = max(most, inside)
                 time.sleep(0.002)
                 with lock:
                     inside -= 1
-                turn.give()
-            turn.leave()
+                device.give()
+            device.leave()
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
