@@ -22,6 +22,8 @@ from rftdata.reports.timeline import Timeline, timeline_of
 _INTERRUPTED = 130
 _STEPS = """SELECT trainer_step, extract(epoch FROM finished_at)::float8 AS at, wait_seconds, train_seconds, publish_seconds
     FROM rft.v_train_step WHERE run_id = %s ORDER BY trainer_step"""
+_SAMPLED = """SELECT coalesce(sum(num_response_tokens), 0)::bigint AS num FROM rft.experience
+    WHERE run_id = %s AND source = 'explorer' AND created_at <= (SELECT max(finished_at) FROM rft.v_train_step WHERE run_id = %s)"""
 _PARTS = ("wait_seconds", "train_seconds", "publish_seconds")
 _EVALUATIONS = """SELECT trainer_step, mean_reward, seconds, extract(epoch FROM finished_at)::float8 AS at
     FROM rft.evaluation WHERE run_id = %s AND status = 'done' ORDER BY trainer_step"""
@@ -65,45 +67,48 @@ def _has_reached(location: Path, target: float | None) -> bool:
 
 
 def _read(location: Path, started: float) -> dict[str, Any]:
-    """Return the figures of the run in a buffer; seconds count from the start of the process."""
     with rftdata.open(str(location), create=False) as buffer:
-        run = buffer.find_run()
-        results = RunResults(run)
-        steps = results.steps()
-        if not steps.trained:
-            return {"error": "no step was trained"}
-        made = buffer.sql(_STEPS, [run.run_id]).to_pylist()
-        trained = {row["trainer_step"]: row["at"] for row in made}
-        evaluations = buffer.sql(_EVALUATIONS, [run.run_id]).to_pylist()
-        end = max(trained.values())
-        # The first rollouts follow the evaluation of the initial weights.
-        first = next((each["at"] for each in evaluations if each["trainer_step"] == 0), None)
-        if first is None:
-            return {"error": "the initial weights were not evaluated"}
-        ages = buffer.sql(
-            "SELECT avg(staleness)::float8 AS mean FROM rft.v_consumption WHERE run_id = %s", [run.run_id]
-        )
-        return {
-            "first_sample_s": first - started,
-            "points": [
-                {
-                    "step": each["trainer_step"],
-                    "seconds": trained.get(each["trainer_step"], first) - started,
-                    "score": each["mean_reward"],
-                }
-                for each in evaluations
-                if each["trainer_step"] in (0, *trained)
-            ],
-            "steps": steps.trained,
-            "seconds": end - first,
-            "step_seconds": step_seconds(first, list(trained.values())),
-            **{part: _spread([row[part] for row in made]) for part in _PARTS},
-            "num_sampled": results.totals().sampled_tokens,
-            "num_trained": steps.num_tokens,
-            "evaluation_s": sum(each["seconds"] for each in evaluations if each["trainer_step"] and each["at"] < end),
-            "mean_staleness": ages["mean"][0].as_py(),
-            "step_table": _table(timeline_of(run)),
-        }
+        return figures(buffer, started)
+
+
+def figures(buffer: rftdata.Buffer, started: float) -> dict[str, Any]:
+    """Return what the run of a buffer did until the end of its last step; seconds count from the start of the process."""
+    run = buffer.find_run()
+    results = RunResults(run)
+    steps = results.steps()
+    if not steps.trained:
+        return {"error": "no step was trained"}
+    made = buffer.sql(_STEPS, [run.run_id]).to_pylist()
+    trained = {row["trainer_step"]: row["at"] for row in made}
+    evaluations = buffer.sql(_EVALUATIONS, [run.run_id]).to_pylist()
+    end = max(trained.values())
+    # The first rollouts follow the evaluation of the initial weights.
+    first = next((each["at"] for each in evaluations if each["trainer_step"] == 0), None)
+    if first is None:
+        return {"error": "the initial weights were not evaluated"}
+    ages = buffer.sql("SELECT avg(staleness)::float8 AS mean FROM rft.v_consumption WHERE run_id = %s", [run.run_id])
+    sampled = buffer.sql(_SAMPLED, [run.run_id, run.run_id])
+    return {
+        "first_sample_s": first - started,
+        "points": [
+            {
+                "step": each["trainer_step"],
+                "seconds": trained.get(each["trainer_step"], first) - started,
+                "score": each["mean_reward"],
+            }
+            for each in evaluations
+            if each["trainer_step"] in (0, *trained)
+        ],
+        "steps": steps.trained,
+        "seconds": end - first,
+        "step_seconds": step_seconds(first, list(trained.values())),
+        **{part: _spread([row[part] for row in made]) for part in _PARTS},
+        "num_sampled": sampled["num"][0].as_py(),
+        "num_trained": steps.num_tokens,
+        "evaluation_s": sum(each["seconds"] for each in evaluations if each["trainer_step"] and each["at"] < end),
+        "mean_staleness": ages["mean"][0].as_py(),
+        "step_table": _table(timeline_of(run)),
+    }
 
 
 def _spread(values: list[float]) -> dict[str, float]:

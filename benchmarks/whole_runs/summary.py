@@ -1,4 +1,4 @@
-"""Figures of the runs of a comparison: medians over seeds, and ratios of our seconds to TRL's."""
+"""Figures of the runs of a comparison: medians over the seeds that all systems have in common, and ratios of our seconds to TRL's."""
 
 from __future__ import annotations
 
@@ -24,15 +24,25 @@ def seconds_to(row: Row, target: float, *, start: str) -> float | None:
 
 
 def summary(rows: Sequence[Row], targets: Sequence[float]) -> list[Row]:
-    """Return a row for each system: medians over its seeds, and for each score the seconds and their ratio to the fastest run of TRL.
+    """Return a row for each system: medians over the common seeds, and for each score the seconds and their ratio to the fastest way to run TRL.
 
-    The seconds of a score are None where a seed did not reach it.
+    A seed is common if every system has a measured run with it: other seeds differ in difficulty. Figures are None without one, and the seconds of a score
+    also where a seed did not reach it.
     """
-    by_system: dict[str, list[Row]] = {}
+    by_system: dict[str, dict[int, Row]] = {}
     for row in rows:
         if "error" not in row:
-            by_system.setdefault(row["system"], []).append(row)
-    found = [_figures(system, runs, targets) for system, runs in by_system.items()]
+            by_system.setdefault(row["system"], {})[row["seed"]] = row
+    common = sorted(set.intersection(*map(set, by_system.values()))) if by_system else []
+    found: list[Row] = [
+        {
+            "system": system,
+            "runs": len(runs),
+            "common_seeds": common,
+            **_figures([runs[seed] for seed in common], targets),
+        }
+        for system, runs in by_system.items()
+    ]
     for place in range(len(targets)):
         for start in ("process", "sample"):
             known = [row["scores"][place][start] for row in found if row["system"].startswith("trl")]
@@ -44,14 +54,12 @@ def summary(rows: Sequence[Row], targets: Sequence[float]) -> list[Row]:
     return found
 
 
-def _figures(system: str, runs: Sequence[Row], targets: Sequence[float]) -> Row:
+def _figures(runs: Sequence[Row], targets: Sequence[float]) -> Row:
     def median(value: str) -> float | None:
         known = [run[value] for run in runs if run.get(value) is not None]
         return round(statistics.median(known), 3) if known else None
 
     return {
-        "system": system,
-        "runs": len(runs),
         "first_sample_s": median("first_sample_s"),
         "seconds_per_step": median("seconds_per_step"),
         "evaluation_s": median("evaluation_s"),
@@ -70,4 +78,4 @@ def _figures(system: str, runs: Sequence[Row], targets: Sequence[float]) -> Row:
 def _median(runs: Sequence[Row], target: float, start: str) -> float | None:
     seconds = [seconds_to(run, target, start=start) for run in runs]
     reached = [each for each in seconds if each is not None]
-    return round(statistics.median(reached), 2) if len(reached) == len(runs) else None
+    return round(statistics.median(reached), 2) if reached and len(reached) == len(runs) else None

@@ -66,8 +66,8 @@ class StoredRun:
         """An evaluation of a new policy version of `step`, done, with one answer of 3 tokens per task."""
         key = self._one(
             "INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, uri,"
-            " checksum, status, num_tasks, mean_reward)"
-            " VALUES (%s, %s, %s, %s, %s, %s, '/w', 'x', 'done', %s, %s) RETURNING evaluation_id",
+            " checksum, status, num_tasks, mean_reward, seconds, finished_at)"
+            " VALUES (%s, %s, %s, %s, %s, %s, '/w', 'x', 'done', %s, %s, 0.1, clock_timestamp()) RETURNING evaluation_id",
             self.run_id,
             self.policy(step),
             step,

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.harness.processes import read_lines
 from benchmarks.whole_runs.case import STEPS_AHEAD, Sizes, TrlSettings, settings, trl_case
-from benchmarks.whole_runs.places import places
+from benchmarks.whole_runs.places import Place, places, share_compiled_code
 from benchmarks.whole_runs.summary import seconds_to, summary
 from rftcore.config.run import load_config
 from rftdata.errors import ConfigError
@@ -61,7 +61,7 @@ def config(tmp_path: Path) -> Path:
 @pytest.mark.long
 def test_both_systems_train_on_the_same_questions(config: Path, tmp_path: Path) -> None:
     sizes = ["--config", config, "--folder", tmp_path / "runs", "--steps", 4, "--every", 2, "--seeds", 1]
-    systems = ["--systems", "on_policy,trl", "--generation", "server,transformers", "--scores", 0.01]
+    systems = ["--systems", "on_policy,trl", "--generation", "server,transformers", "--scores", 0.01, "--warm-up"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "run", *map(str, [*sizes, *systems])],
         cwd=CHECKOUT,
@@ -77,6 +77,9 @@ def test_both_systems_train_on_the_same_questions(config: Path, tmp_path: Path) 
     assert (theirs["system"], theirs["generation"]) == ("trl", "transformers")
     (failed,) = result["failed"]
     assert failed["generation"] == "server" and "NCCL" in failed["error"], "the reason of the attempt"
+    assert failed["warm_up"], "later runs of TRL sample in the way that worked"
+    assert [(row["system"], row["steps"]) for row in result["warm_ups"]] == [("on_policy", 2), ("trl", 2)]
+    assert [row["runs"] for row in result["summary"]] == [1, 1]
     for row in (ours, theirs):
         assert row["steps"] == 4 and [point["step"] for point in row["points"]] == [0, 2, 4]
         assert 0 < row["first_sample_s"] <= row["points"][0]["seconds"] < row["points"][-1]["seconds"]
@@ -151,11 +154,63 @@ def test_seconds_to_a_score_are_compared_with_the_fastest_run_of_trl() -> None:
     assert (missed["sample"], missed["sample_of_trl"]) == (None, None)
 
 
-def test_several_gpus_divide_the_cores_and_share_no_cache(tmp_path: Path) -> None:
+def test_systems_are_compared_over_the_seeds_that_all_of_them_have() -> None:
+    def row(system: str, seed: int, seconds: float) -> dict[str, Any]:
+        points = [{"step": step, "seconds": seconds * step, "score": 0.3} for step in range(2)]
+        figures = {"first_sample_s": 0.0, "seconds_per_step": seconds, "points": points}
+        return {"system": system, "seed": seed, **figures}
+
+    ours = [row("turns", seed, seconds) for seed, seconds in ((1, 4.0), (2, 6.0), (3, 100.0))]
+    theirs = [row("trl", 1, 8.0), row("trl", 2, 12.0), {"system": "trl", "seed": 3, "error": "killed"}]
+    first, second = summary([*ours, *theirs], [0.2])
+    assert (first["runs"], second["runs"]) == (3, 2)
+    assert first["common_seeds"] == second["common_seeds"] == [1, 2]
+    assert (first["seconds_per_step"], second["seconds_per_step"]) == (5.0, 10.0), "not the median with seed 3"
+    assert first["scores"][0]["process_of_trl"] == 0.5
+
+
+def test_systems_without_a_common_seed_are_not_compared() -> None:
+    rows = [
+        {"system": system, "seed": seed, "first_sample_s": 1.0, "seconds_per_step": 1.0, "points": []}
+        for system, seed in (("turns", 1), ("trl", 2))
+    ]
+    for found in summary(rows, [0.2]):
+        assert (found["runs"], found["common_seeds"], found["seconds_per_step"]) == (1, [], None)
+        assert found["scores"][0]["process"] is None
+
+
+def test_layers_of_ours_need_not_be_compiled() -> None:
+    compiled, plain = (
+        load_config(GPU_CONFIG, [*settings(SIZES, "turns", 1), *more]).trainer.compile
+        for more in ([], ["trainer.compile=false"])
+    )
+    assert compiled is not False and plain is False
+
+
+def test_several_gpus_divide_the_cores_and_share_caches_that_are_safe(tmp_path: Path) -> None:
     (alone,) = places(["0"], tmp_path)
     assert alone.prefix == [] and alone.environment()["CUDA_VISIBLE_DEVICES"] == "0"
     assert "VLLM_CACHE_ROOT" not in alone.environment() or "VLLM_CACHE_ROOT" in os.environ
+    first, second = places(["0", "3"], tmp_path)
     if len(os.sched_getaffinity(0)) > 1:
-        first, second = places(["0", "3"], tmp_path)
         assert second.gpu == "3" and not set(first.cores) & set(second.cores) and first.prefix[0] == "taskset"
-        assert first.environment()["VLLM_CACHE_ROOT"] != second.environment()["VLLM_CACHE_ROOT"]
+    ours, theirs = first.environment(), second.environment()
+    assert ours["VLLM_CACHE_ROOT"] != theirs["VLLM_CACHE_ROOT"]
+    for shared in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        assert ours[shared] == theirs[shared]
+
+
+def test_code_compiled_for_one_gpu_is_copied_to_gpus_without_any(tmp_path: Path) -> None:
+    chosen = places(["0", "1", "2"], tmp_path)
+    share_compiled_code(chosen)
+    first, second, third = map(_code, chosen)
+    first.parent.mkdir(parents=True)
+    first.write_text("compiled")
+    third.parent.mkdir(parents=True)
+    third.write_text("its own")
+    share_compiled_code(chosen)
+    assert (second.read_text(), third.read_text()) == ("compiled", "its own")
+
+
+def _code(place: Place) -> Path:
+    return Path(place.environment()["VLLM_CACHE_ROOT"]) / "graph.py"
