@@ -44,6 +44,20 @@ def with_segments(config: BufferConfig) -> BufferConfig:
     return config
 
 
+def check_segments(config: BufferConfig) -> None:
+    """Refuse a buffer on a server without a folder for its arrays.
+
+    Raises:
+        BufferUnavailableError: neither the configuration nor RFT_SEGMENTS names one.
+    """
+    if is_server(config.uri) and with_segments(config).segments is None:
+        raise BufferUnavailableError(
+            "a buffer on a server needs a folder for its arrays",
+            allowed="a folder that all processes can access",
+            todo="set buffer.segments in the configuration, or for a command without one: export RFT_SEGMENTS=FOLDER",
+        )
+
+
 def check_new_folder(config: BufferConfig) -> Path:
     """Refuse a folder in which no buffer can be created; return its absolute path.
 
@@ -97,9 +111,8 @@ def open(
         )
         return ride_out(again, limit_s=patience_s)
     config = with_segments(uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri))
+    check_segments(config)
     server = None if is_server(config.uri) else _started(config, create=create)
-    if server is None and config.segments is None:
-        raise _no_segments()
     address = config.uri if server is None else server.uri
     database = Database(address, application=application, patience_s=patience_s, idle_s=idle_s)
     try:
@@ -114,14 +127,6 @@ def open(
     # Absolute, because a process with another working directory (a Ray actor) must find the same files.
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
     return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
-
-
-def _no_segments() -> BufferUnavailableError:
-    return BufferUnavailableError(
-        "a buffer on a server needs a folder for its arrays",
-        allowed="a folder that all processes can access",
-        todo="set buffer.segments in the configuration, or for a command without one: export RFT_SEGMENTS=FOLDER",
-    )
 
 
 def _started(config: BufferConfig, *, create: bool) -> EmbeddedServer:

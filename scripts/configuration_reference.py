@@ -53,6 +53,7 @@ STAGES = """\
 ## stages
 
 A list of stages. Each has a `name` and what differs from the rest of the file; its run is called `RUN-NAME`, and begins with the weights of the stage before.
+`--set a.b=VALUE` changes all stages, whatever they set themselves; `--set stages.NAME.a.b=VALUE` changes one.
 
 ```yaml
 stages:

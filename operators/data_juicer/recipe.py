@@ -23,6 +23,7 @@ from operators.base import StageConfig
 from operators.data_juicer.catalogue import AGGREGATED, COLUMN_ARGUMENTS, DATA_KEYS, facts, operator_names
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
+from rftdata.yaml_text import read_yaml
 
 NAME = "data_juicer"
 """The stage name of a recipe."""
@@ -67,7 +68,7 @@ def expand(name: str, args: object, base_dir: Path | None) -> list[tuple[str, ob
 def _read(recipe: str, base_dir: Path | None) -> Mapping[str, Any]:
     path = (base_dir or Path.cwd()) / recipe
     try:
-        settings = yaml.safe_load(path.read_text())
+        settings = read_yaml(path.read_text(), str(path))
     except OSError as error:
         raise ConfigError("the recipe cannot be read", value=str(path), todo=error.strerror) from error
     except yaml.YAMLError as error:

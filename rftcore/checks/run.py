@@ -27,7 +27,7 @@ from rftcore.pipeline.rehearsal_trial import RehearsedBatch
 from rftcore.resolved import ResolvedRun
 from rftdata.attempts.sampling import checked_formula
 from rftdata.buffer import Buffer
-from rftdata.connection import check_new_folder, exists
+from rftdata.connection import check_new_folder, check_segments, exists
 from rftdata.reports.inspection import schema_version
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _try_out(
 
 
 def _check_names(resolved: ResolvedRun, findings: Findings) -> None:
+    findings.passes(check_segments, resolved.config.buffer)
     check_plugins(resolved, findings)
     check_algorithm(resolved, findings)
     findings.passes(resolved.check_model_folder)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="a.b=VALUE", help="Change one setting of the file; VALUE is read as YAML. Repeatable."
+        "--set",
+        metavar="a.b=VALUE",
+        help="Change one setting of the file, in all of its stages (stages.NAME.a.b: in one); VALUE is read as YAML. Repeatable.",
     ),
 ]
 
@@ -76,7 +78,8 @@ def stored_configuration(
 ) -> tuple[str, RunConfig]:
     """Return the name of a stored run and its configuration, with the buffer in which it was found."""
     from rftcore.cli.session import find_buffer
-    from rftcore.config.run import apply_override, parse_config
+    from rftcore.config.overrides import apply_override
+    from rftcore.config.run import parse_config
     from rftcore.launch.preparation import named_resumable
 
     uri = find_buffer(buffer_uri)
@@ -94,7 +97,7 @@ def stored_configuration(
 
 def _refuse_two_buffers(overrides: list[str], uri: str) -> None:
     """Refuse a --set that names another buffer than `uri`, because one of the two would be ignored."""
-    from rftcore.config.run import apply_override
+    from rftcore.config.overrides import apply_override
 
     changes: dict[str, Any] = {}
     for override in overrides:

@@ -13,6 +13,7 @@ import yaml
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from rftcore.config.explorer import ExplorerConfig
+from rftcore.config.overrides import apply_override, overrides_by_stage
 from rftcore.config.trainer import TrainerConfig
 from rftdata.attempts.sampling import SamplingConfig
 from rftdata.config import (
@@ -30,6 +31,7 @@ from rftdata.errors import ConfigError, refuse
 from rftdata.planning.config import PlanConfig
 from rftdata.planning.mixing import check_weights
 from rftdata.planning.pacing import Pacing
+from rftdata.yaml_text import read_yaml
 
 STAGES = "stages"
 
@@ -292,7 +294,9 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
         ConfigError: the file is unreadable or has several stages, or there is an unknown key (the nearest is suggested), a wrong value
             or a malformed override.
     """
-    raw = _read_mapping(file, overrides)
+    raw = _read_mapping(file)
+    for override in overrides or []:
+        apply_override(raw, override)
     if STAGES in raw:
         raise ConfigError(
             f"{file} has stages, and this command works on one run",
@@ -308,22 +312,29 @@ def load_stages(file: Path, overrides: list[str] | None = None) -> list[RunConfi
     Each item of `stages` has a `name` and the sections that differ from the rest of the file. Its run is named
     `<run.name>-<name>`. The model of a later stage is that of the previous one; until that has run, the file's model is used instead.
 
+    Args:
+        overrides: `a.b=value` changes all stages, whatever they set themselves; `stages.NAME.a.b=value` changes one.
+
     Raises:
         ConfigError: as for `load_config`, with the stage's name; or a stage has no name, or two have the same.
     """
-    raw = _read_mapping(file, overrides)
-    stages = raw.pop(STAGES, None)
-    if stages is None:
+    raw, overrides = _read_mapping(file), overrides or []
+    if STAGES not in raw:
+        for override in overrides:
+            apply_override(raw, override)
         return [parse_config(raw, file.resolve().parent, str(file))]
+    stages = raw.pop(STAGES)
     if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
         raise ConfigError(f"{file}: stages must be a list of mappings", allowed="[{name: sft, algorithm: …}, …]")
     names = [str(stage.get("name", "")) for stage in stages]
     if len(set(names)) < len(names) or not all(names):
         raise ConfigError(f"{file}: every stage needs a name of its own", value=", ".join(names))
+    by_stage = overrides_by_stage(overrides, names)
     found, errors = [], []
     for name, stage in zip(names, stages, strict=True):
-        changes = {key: value for key, value in stage.items() if key != "name"}
-        whole = merged(raw, changes)
+        whole = merged(raw, {key: value for key, value in stage.items() if key != "name"})
+        for override in by_stage[name]:
+            apply_override(whole, override)
         run = whole.get("run")
         if isinstance(run, dict) and isinstance(run.get("name"), str):
             whole["run"] = {**run, "name": f"{run['name']}-{name}"}
@@ -335,7 +346,7 @@ def load_stages(file: Path, overrides: list[str] | None = None) -> list[RunConfi
     return found
 
 
-def _read_mapping(file: Path, overrides: list[str] | None) -> dict[str, Any]:
+def _read_mapping(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -345,15 +356,13 @@ def _read_mapping(file: Path, overrides: list[str] | None) -> dict[str, Any]:
             f"the configuration file cannot be read: {error.strerror}", value=str(file), todo="correct the path"
         ) from error
     try:
-        raw = yaml.safe_load(text)
+        raw = read_yaml(text, str(file))
     except yaml.YAMLError as error:
         raise ConfigError(
             f"{file} is not valid YAML: {' '.join(str(error).split())}", todo="correct the file"
         ) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{file} must contain a mapping of sections", value=type(raw).__name__)
-    for override in overrides or []:
-        apply_override(raw, override)
     return raw
 
 
@@ -362,24 +371,3 @@ def parse_config(raw: dict[str, Any], base_dir: Path, origin: str) -> RunConfig:
     config = parse_section(RunConfig, raw, origin)
     config._base_dir = base_dir
     return config
-
-
-def apply_override(raw: dict[str, Any], override: str) -> None:
-    """Set one `a.b=value` in a mapping of sections; the value is read as YAML.
-
-    Raises:
-        ConfigError: it has another form, or its path leads through something that is not a section.
-    """
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise ConfigError("an override must look like a.b=value", value=override)
-    node = raw
-    *parents, last = key.split(".")
-    for parent in parents:
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict):
-            raise ConfigError(f"the override {override!r} goes through {parent!r}, which is not a section")
-    try:
-        node[last] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value of the override {override!r} is not valid YAML") from error

@@ -17,6 +17,7 @@ from pydantic import Field
 from rftdata.config import Section
 from rftdata.config_errors import did_you_mean, parse_section
 from rftdata.errors import ConfigError, PluginError
+from rftdata.yaml_text import read_yaml
 
 
 class Preset(Section):
@@ -74,7 +75,7 @@ def load_preset(name: str, base_dir: Path | None = None) -> dict[str, Any]:
             todo="correct the path; it is relative to the configuration file",
         )
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = read_yaml(path.read_text(encoding="utf-8"), str(path))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {error}", todo="correct the file") from error
     if not isinstance(values, dict):

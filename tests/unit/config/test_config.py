@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 from operators.base import Operator, StageOutcome
+from rftcore.checks.run import check_named
 from rftcore.config.run import RunConfig, parse_config
+from rftcore.findings import Findings
 from rftcore.resolved import ResolvedRun
 from rftdata.errors import ConfigError
 from tests.support.checking import refuse_names
@@ -232,3 +234,15 @@ def test_a_stage_whose_answers_the_run_could_not_train_on_is_refused(algorithm: 
     with pytest.raises(ConfigError, match=rf"stage 2 \(synthesize\): .*{message}.*min_group_size: 1"):
         refuse_names(ResolvedRun(config(algorithm=algorithm, pipelines=stages)))
     refuse_names(ResolvedRun(config(algorithm={"name": "sft", "group_size": 4, "min_group_size": 1}, pipelines=stages)))
+
+
+def test_a_buffer_on_a_server_needs_a_folder_for_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_refused(**buffer: str) -> bool:
+        findings = Findings()
+        check_named(ResolvedRun(config(buffer={"uri": "postgresql://db.example.org/rft", **buffer})), findings)
+        return any("needs a folder for its arrays" in str(error) for error in findings.errors)
+
+    monkeypatch.delenv("RFT_SEGMENTS", raising=False)
+    assert is_refused() and not is_refused(segments="/shared/arrays")
+    monkeypatch.setenv("RFT_SEGMENTS", "/shared/arrays")
+    assert not is_refused()

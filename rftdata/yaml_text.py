@@ -1,0 +1,55 @@
+"""YAML that users write. A key that stands twice in one mapping is a mistake: PyYAML would use the second value and ignore the first silently."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import yaml
+
+from rftdata.errors import ConfigError, refuse
+
+
+def read_yaml(text: str, origin: str) -> Any:
+    """Return the value of a YAML text.
+
+    Args:
+        origin: names the text in errors.
+
+    Raises:
+        yaml.YAMLError: the text is not YAML.
+        ConfigError, SeveralErrors: a mapping has a key twice.
+    """
+    loader = _Loader(text)
+    try:
+        value = loader.get_single_data()
+    finally:
+        loader.dispose()
+    refuse(
+        [
+            ConfigError(
+                f"{origin}: the key {key!r} is written twice in one section, in the lines {', '.join(map(str, lines))}",
+                todo="remove or rename one of them",
+            )
+            for key, lines in loader.repeated
+        ]
+    )
+    return value
+
+
+class _Loader(yaml.SafeLoader):
+    """Loads plain values, and collects the keys that a mapping has more than once, with their lines."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.repeated: list[tuple[str, list[int]]] = []
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Looked for here, because a mapping's node receives the keys of `<<` later, which it may override.
+        node = super().compose_mapping_node(anchor)
+        lines: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                lines[key.tag, key.value].append(key.start_mark.line + 1)
+        self.repeated += [(key, found) for (_, key), found in lines.items() if len(found) > 1]
+        return node
