@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,25 @@ class Cutting:
     quadratic_at: float = math.inf
 
 
+class _Counted(NamedTuple):
+    """The M tokens of a batch that count, experience after experience.
+
+    Attributes:
+        first_B: [B + 1]; the place of each experience's first token among them, and M.
+        experience_M, token_M: experience, and place within it.
+        target_M: token id.
+    """
+
+    first_B: list[int]
+    experience_M: npt.NDArray[np.int64]
+    token_M: npt.NDArray[np.int64]
+    target_M: npt.NDArray[np.int64]
+
+    def places(self, b: int) -> npt.NDArray[np.int64]:
+        """Return the places of an experience's tokens among the M."""
+        return np.arange(self.first_B[b], self.first_B[b + 1])
+
+
 @dataclass(frozen=True)
 class _Row:
     """A prompt's length and the experiences that continue it; `ends` are the lengths that have to be computed."""
@@ -143,15 +162,22 @@ def split_batch(batch: TrainBatch, cutting: Cutting, members: Sequence[int] | No
         members: the experiences to take, ascending and in whole pairs; all by default.
     """
     chosen = range(batch.num_experiences) if members is None else members
+    counted = _counted(batch)
     together = (
-        [list(_rows(batch, chosen[i : i + 2], cutting)) for i in range(0, len(chosen), 2)]
+        [list(_rows(batch, counted, chosen[i : i + 2], cutting)) for i in range(0, len(chosen), 2)]
         if batch.paired
-        else [[row] for row in _rows(batch, chosen, cutting)]
+        else [[row] for row in _rows(batch, counted, chosen, cutting)]
     )
     bins = _balanced(list(filter(None, together)), cutting)
-    place_BT = (batch.loss_mask_BT.flatten().cumsum(0) - 1).view_as(batch.loss_mask_BT)
-    micro_batches = [_micro_batch(batch, place_BT, rows, cutting.kernel) for rows in bins]
+    micro_batches = [_micro_batch(batch, counted, rows, cutting.kernel) for rows in bins]
     return [micro_batches[rank :: cutting.num_ranks] for rank in range(cutting.num_ranks)]
+
+
+def _counted(batch: TrainBatch) -> _Counted:
+    mask = batch.loss_mask_BT.numpy()
+    experience_M, token_M = np.nonzero(mask)
+    first_B = np.concatenate([[0], np.cumsum(np.count_nonzero(mask, axis=1))]).tolist()
+    return _Counted(first_B, experience_M, token_M, batch.token_ids_BT.numpy()[experience_M, token_M])
 
 
 def _balanced(units: list[list[_Row]], cutting: Cutting) -> list[list[_Row]]:
@@ -194,16 +220,15 @@ def _placed(
     return bins
 
 
-def _rows(batch: TrainBatch, members: Sequence[int], cutting: Cutting) -> Iterator[_Row]:
-    mask = batch.loss_mask_BT.numpy()
+def _rows(batch: TrainBatch, counted: _Counted, members: Sequence[int], cutting: Cutting) -> Iterator[_Row]:
     token_ids = batch.token_ids_BT.numpy()
     open_rows: dict[bytes, _Row] = {}
     for b in members:
-        counted = np.flatnonzero(mask[b])
-        if not len(counted):
+        first, stop = counted.first_B[b], counted.first_B[b + 1]
+        if first == stop:
             continue
         # The prompt is what precedes the first token that counts; `end` leaves out the last, which predicts nothing.
-        prompt_length, end = int(counted[0]), int(counted[-1])
+        prompt_length, end = int(counted.token_M[first]), int(counted.token_M[stop - 1])
         if cutting.sharing == "never":
             yield _Row(prompt_length, (b,), (end,))
             continue
@@ -222,9 +247,9 @@ def _rows(batch: TrainBatch, members: Sequence[int], cutting: Cutting) -> Iterat
     yield from open_rows.values()
 
 
-def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row], kernel: Kernel) -> MicroBatch:
+def _micro_batch(batch: TrainBatch, counted: _Counted, rows: list[_Row], kernel: Kernel) -> MicroBatch:
     """Pack rows: those of one experience, then the shared prompts, then their continuations."""
-    mask, ids = batch.loss_mask_BT.numpy(), batch.token_ids_BT.numpy()
+    ids = batch.token_ids_BT.numpy()
     single = [row for row in rows if not row.is_shared]
     shared = [row for row in rows if row.is_shared]
     pieces: list[tuple[int, int, int]] = [(row.experiences[0], 0, row.ends[0]) for row in single]
@@ -232,35 +257,31 @@ def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row], kernel: 
     pieces += [(b, row.prompt_length, end) for row in shared for b, end in zip(row.experiences, row.ends, strict=True)]
     lengths = np.array([stop - start for _, start, stop in pieces], np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    source: list[npt.NDArray[np.int64]] = []
-    experience: list[npt.NDArray[np.int64]] = []
-    token: list[npt.NDArray[np.int64]] = []
-
-    def count(b: int, prompt_length: int, prompt_end: int, start: int) -> None:
-        """Add the tokens of b that count: the first is predicted at the prompt's last place, the others at the token before them."""
-        counted = np.flatnonzero(mask[b])
-        source.append(np.where(counted == prompt_length, prompt_end - 1, start + counted - prompt_length - 1))
-        experience.append(np.full(len(counted), b))
-        token.append(counted)
-
-    for row, start in zip(single, starts, strict=False):
-        count(row.experiences[0], row.prompt_length, start + row.prompt_length, start + row.prompt_length)
-    piece = len(single) + len(shared)
+    # Of each experience in the order of the pieces, the end of its prompt and the start of what follows it.
+    prompt_ends = [start + row.prompt_length for row, start in zip(single, starts, strict=False)]
+    own_starts = [*prompt_ends, *starts[len(single) + len(shared) : -1]]
     for row, prompt_end in zip(shared, starts[len(single) + 1 :], strict=False):
-        for b in row.experiences:
-            count(b, row.prompt_length, prompt_end, starts[piece])
-            piece += 1
+        prompt_ends += [prompt_end] * len(row.experiences)
+    order = [b for row in (*single, *shared) for b in row.experiences]
+    places = [counted.places(b) for b in order]
+    index_N = np.concatenate([np.zeros(0, np.int64), *places])
+    source_N = counted.token_M[index_N]
+    at = 0
+    for mine, prompt_end, own_start in zip(places, prompt_ends, own_starts, strict=True):
+        # The first is predicted at the prompt's last place, the others at the token before them.
+        source_N[at : at + len(mine)] += own_start - counted.token_M[mine[0]] - 1
+        source_N[at] = prompt_end - 1
+        at += len(mine)
     if not rows:  # a pass whose result is not read, because all ranks make as many passes
         lengths, starts, pieces = np.ones(1, np.int64), np.array([0, 1]), [(0, 0, 1)]
-    b_N, t_N = (torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *each])) for each in (experience, token))
     return MicroBatch(
         token_ids_L=torch.from_numpy(np.concatenate([ids[b, start:stop] for b, start, stop in pieces])),
         position_ids_L=torch.from_numpy(np.concatenate([np.arange(start, stop) for _, start, stop in pieces])),
         packing=_segments(starts, single, shared) if kernel == "segments" else _padded_rows(starts, single, shared),
-        source_N=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *source])),
-        target_N=batch.token_ids_BT[b_N, t_N],
-        sequences=Sequences.of(b_N),
-        index_N=place_BT[b_N, t_N],
+        source_N=torch.from_numpy(source_N),
+        target_N=torch.from_numpy(counted.target_M[index_N]),
+        sequences=Sequences.of(torch.from_numpy(counted.experience_M[index_N])),
+        index_N=torch.from_numpy(index_N),
         longest=max(stop for *_, stop in pieces),
         num_tokens=int(starts[-1]) if rows else 0,
     )
