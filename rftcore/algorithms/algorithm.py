@@ -288,6 +288,10 @@ class Algorithm:
         """Compute advantages from the sequences that no expert wrote; the others get 0."""
         if self.advantage is None:
             return Credit(advantages_N=anchor_N.new_zeros(len(anchor_N)))
+        if bool(sampled_B.all()):
+            batch, metrics = self._with_kl_in_reward(batch, signals, anchor_N)
+            credit = self.advantage(batch, signals)
+            return replace(credit, metrics=metrics | credit.metrics)
         sampled_N = sampled_B[batch.sequence_N]
         signals, batch = signals.only(sampled_N), batch.only(sampled_B)
         batch, metrics = self._with_kl_in_reward(batch, signals, anchor_N[sampled_N])

@@ -50,6 +50,7 @@ from rftcore.trainer.network.optimizers import learning_rate_at
 from rftcore.trainer.network.sharding import Grid, make_grid
 from rftcore.trainer.step.divergence import Divergence
 from rftcore.trainer.step.gradients import GradientPasses
+from rftcore.trainer.step.preparation import one_thread
 from rftcore.trainer.step.progress import StepProgress
 from rftcore.trainer.step.signals import SignalReader
 from rftcore.trainer.step.updates import OptimizerUpdates
@@ -133,11 +134,13 @@ class Learner:
         started = time.perf_counter()
         self._seed_dropout(step)
         rate = learning_rate_at(self.config, step, self._arguments.total_steps)
-        cutting = self.policy.cutting
-        batch, formed = trained_form(batch, self.algorithm)
-        flat = batch.for_algorithm(step)
-        micro_batches = split_batch(batch, cutting)[self.grid.data_rank]
-        plan = self.algorithm.plan(flat, self._signals.read(batch, micro_batches, self.algorithm.signals))
+        with one_thread():
+            batch, formed = trained_form(batch, self.algorithm)
+            flat = batch.for_algorithm(step)
+            micro_batches = split_batch(batch, self.policy.cutting)[self.grid.data_rank]
+        signals = self._signals.read(batch, micro_batches, self.algorithm.signals)
+        with one_thread():
+            plan = self.algorithm.plan(flat, signals)
         measured, computed_tokens = self._updates.make(plan, batch, micro_batches, rate)
         metrics = plan.metrics | formed | measured
         self.algorithm.observe(plan, metrics)

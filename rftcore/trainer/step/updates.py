@@ -13,6 +13,7 @@ from rftcore.trainer.batches.micro_batches import MicroBatch, split_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.step.divergence import Divergence
 from rftcore.trainer.step.gradients import GradientPasses
+from rftcore.trainer.step.preparation import one_thread
 from rftcore.trainer.step.signals import SignalReader
 from rftcore.trainer.step.update_metrics import means, totals
 
@@ -47,7 +48,8 @@ class OptimizerUpdates:
         policy, num_tokens, updates = self.gradients.models.policy, 0, list[dict[str, float]]()
         for members in self._mini_batches(batch, plan.batch.step):
             if members is not None:
-                micro_batches = split_batch(batch, policy.cutting, members)[policy.grid.data_rank]
+                with one_thread():
+                    micro_batches = split_batch(batch, policy.cutting, members)[policy.grid.data_rank]
             num_tokens += sum(micro_batch.num_tokens for micro_batch in micro_batches)
             updates.append(self._update(plan, batch, micro_batches, members, rate, is_first=not updates))
         self.divergence.end_step(is_empty=not any("loss" in update for update in updates))
@@ -85,7 +87,8 @@ class OptimizerUpdates:
             members_B[members] = True
         if algorithm.mask is not None and algorithm.masks_each_update and not is_first:
             signals = self.signals.read(batch, micro_batches, algorithm.mask.signals)
-        plan = algorithm.restrict(plan, members_B, signals)
+        with one_thread():
+            plan = algorithm.restrict(plan, members_B, signals)
         kept = {"mask_kept": plan.metrics["mask_kept"]} if algorithm.masks_each_update else {}
         if not micro_batches or not plan.num_units:
             return kept | {"skipped": 1.0}
