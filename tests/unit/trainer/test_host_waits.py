@@ -1,7 +1,8 @@
-"""The host waits for the device a fixed number of times in a step, however many micro-batches the step has."""
+"""In a step the host waits for the device a fixed number of times, however many micro-batches there are, and for no threads of its own before them."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.algorithm import Algorithm
+from rftcore.algorithms.base import Loss, Signals, StepBatch, TokenView
+from rftcore.algorithms.losses.sft import SFT
+from rftcore.algorithms.parts import AlgorithmParts
 from rftcore.algorithms.presets import presets
+from rftdata.errors import RftError
 from tests.support.learning import batch_with_everything, config, make_batch, make_learner
 from tests.support.models import make_tiny_moe
 
@@ -97,3 +103,30 @@ def test_waits_for_routers_do_not_grow_either(coef: float, tmp_path: Path) -> No
         learner = make_learner(model_path, settings, build_algorithm("grpo"), 0)
         found[max_tokens] = waits_of(lambda: learner.update(make_batch(1), 1))  # noqa: B023 - called at once
     assert found[30] == found[4096]
+
+
+def test_a_step_is_planned_on_one_thread_and_computed_on_all(model_path: str) -> None:
+    threads: dict[str, int] = {}
+
+    class Watched(SFT):
+        def over_update(self, batch: StepBatch, signals: Signals, members_B: Tensor) -> None:
+            threads["plan"] = torch.get_num_threads()
+
+        def __call__(self, view: TokenView) -> Loss:
+            threads["loss"] = torch.get_num_threads()
+            return super().__call__(view)
+
+    sft = build_algorithm("sft")
+    watched = Algorithm("watched", sft.config, AlgorithmParts(loss=Watched(), aggregation=sft.aggregation))
+    learner, before = make_learner(model_path, config(), watched, 0), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        learner.update(make_batch(1), 1)
+        assert threads == {"plan": 1, "loss": 3} and torch.get_num_threads() == 3
+        with pytest.raises(RftError, match="row 0"):
+            make_learner(model_path, config(), build_algorithm("grpo"), 0).update(
+                make_batch(1, rewards=[math.nan] * 12), 1
+            )
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
