@@ -28,6 +28,7 @@ from benchmarks.harness.processes import read_lines
 from benchmarks.harness.report import say, write
 from benchmarks.harness.rft import call, environment
 from benchmarks.harness.shapes import SHAPES, write_model
+from rftcore.engines.vllm_arguments import graph_sizes
 from rftcore.workflows.chats import render_chat
 
 _LIMIT_S = 500.0
@@ -70,6 +71,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--waves", type=integer(), default=3, help="answers of a case, as a multiple of the sequences")
     parser.add_argument("--prompt-characters", type=integer(), default=64)
     parser.add_argument("--gpu-memory", type=float, default=0.8, help="share of the GPU's memory")
+    parser.add_argument(
+        "--same-graphs",
+        action="store_true",
+        help="LLM.generate on a GPU captures the CUDA graphs that explorers do by default",
+    )
     parser.add_argument("--only", choices=_SYSTEMS, help="one of the two programs")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="settings of explorer.engine_args"
@@ -92,6 +98,7 @@ def _engine(options: argparse.Namespace, concurrent: int) -> dict[str, Any]:
         "max_tokens": max(options.tokens),
         "gpu_memory": options.gpu_memory,
         "settings": options.set,
+        "graph_sizes": graph_sizes(concurrent, {}) if options.same_graphs else None,
     }
 
 

@@ -27,6 +27,7 @@ def main(folder: Path, output: Path) -> None:
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",
         **_memory(work["gpu_memory"]),
+        **({"cudagraph_capture_sizes": work["graph_sizes"]} if work["graph_sizes"] is not None else {}),
     )
 
     def sample(num: int, max_tokens: int, detokenize: bool) -> tuple[int, float]:

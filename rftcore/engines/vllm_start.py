@@ -13,7 +13,7 @@ from vllm import LLM
 from vllm.exceptions import VLLMClientError
 
 from rftcore.engines.base import EngineConfig
-from rftcore.engines.vllm_arguments import slot_rank
+from rftcore.engines.vllm_arguments import graph_sizes, slot_rank
 from rftcore.engines.vllm_core import (
     CoreProcess,
     OneWorkerExecutor,
@@ -59,7 +59,7 @@ def start_vllm(model_path: str, config: EngineConfig) -> tuple[LLM, CoreProcess 
             **_scheduling(config, ahead=own_process and on_gpu),
             **(_processes(config) if own_process else {}),
             **_adapters(config),
-            **_memory(config, on_gpu) | config.vllm,
+            **_memory(config, on_gpu) | _graphs(config, on_gpu) | config.vllm,
         )
     except (ValueError, VLLMClientError) as error:
         raise RftError(
@@ -101,6 +101,11 @@ def _memory(config: EngineConfig, on_gpu: bool) -> dict[str, Any]:
     torch.set_num_threads(config.resolve_num_threads())
     allow_matrix_unit()
     return {"kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30), "block_size": _CPU_BLOCK_TOKENS}
+
+
+def _graphs(config: EngineConfig, on_gpu: bool) -> dict[str, Any]:
+    sizes = graph_sizes(config.max_num_seqs, config.vllm) if on_gpu and not config.enforce_eager else None
+    return {} if sizes is None else {"cudagraph_capture_sizes": sizes}
 
 
 def _refuse_too_few_gpus(needed: int, num_gpus: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from rftcore.checks.models import describe_adapters, refuse_adapters_beside_experts, refuse_indivisible_engine
 from rftcore.engines.base import EngineConfig
-from rftcore.engines.vllm_arguments import slot_rank, vllm_arguments
+from rftcore.engines.vllm_arguments import graph_sizes, slot_rank, vllm_arguments
 from rftcore.resolved import ResolvedRun
 from rftdata.errors import ConfigError
 from tests.unit.config.test_config import config
@@ -174,3 +175,35 @@ def test_a_step_is_scheduled_ahead_only_in_a_process_of_the_engine_s_own() -> No
     resolved = ResolvedRun(config(explorer={"engine_args": {"own_process": False, "async_scheduling": True}}))
     with pytest.raises(ConfigError, match="async_scheduling needs own_process"):
         resolved.engine(0)
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "largest", "num"),
+    [(513, 1024, 67), (1000, 1024, 67), (1024, 1024, 67), (1100, 1100, 69), (9000, 2048, 83)],
+)
+def test_cuda_graphs_cover_many_sequences_with_little_padding(max_num_seqs: int, largest: int, num: int) -> None:
+    sizes = graph_sizes(max_num_seqs, {"compilation_config": {"cudagraph_mode": "PIECEWISE"}})
+    assert sizes is not None
+    assert (sizes[0], sizes[-1], len(sizes)) == (1, largest, num)
+    assert sizes == sorted(set(sizes))
+    above_128 = [size for size in sizes if size >= 128]
+    assert all(b - a <= a / 16 for a, b in itertools.pairwise(above_128))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"compilation_config": {"max_cudagraph_capture_size": 2048}},
+        {"compilation_config": {"cudagraph_capture_sizes": [1, 1024]}},
+        {"max_cudagraph_capture_size": 512},
+        {"cudagraph_capture_sizes": [1]},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    ],
+)
+def test_sizes_of_cuda_graphs_that_a_user_names_stay(arguments: dict[str, object]) -> None:
+    assert graph_sizes(1024, arguments) is None
+    assert graph_sizes(1024, {"compilation_config": 2}) is not None
+
+
+def test_up_to_512_sequences_vllm_chooses_the_cuda_graphs() -> None:
+    assert graph_sizes(512, {}) is None
