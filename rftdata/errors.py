@@ -212,7 +212,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 class PurgedError(RftError):
-    """Arrays of a purged experience, which are deleted for good."""
+    """A request for what was purged, or a write of what was made from it. What a purge removes is deleted for good."""
 
 
 class ArchivedError(RftError):

@@ -107,7 +107,9 @@ class Run:
 
     def end(self, status: str, outcome: str) -> bool:
         """Store that the run is finished, interrupted or failed, and why; return False for a finished run, which stays finished."""
-        ended = self.database.run("finish_run", run_id=self.run_id, status=status, outcome=outcome)
+        with self.database.transaction() as connection:
+            execute(connection, "lock_run_state", run_id=self.run_id)
+            ended = execute(connection, "finish_run", run_id=self.run_id, status=status, outcome=outcome)
         return bool(ended)
 
     def request_stop(self) -> None:

@@ -270,7 +270,7 @@ class Explorer:
                 try:
                     await asyncio.to_thread(self.writer.insert, group)
                 except FencedError:
-                    continue
+                    self.worker.progress["groups_refused"] = 1 + self.worker.progress.get("groups_refused", 0)
 
     def _claim(self) -> bool:
         """Plan and claim more groups; return whether any was claimed."""

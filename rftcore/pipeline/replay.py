@@ -63,6 +63,7 @@ class Replayed:
     Attributes:
         num_groups, num_experiences: decided on; num_kept: experiences kept.
         num_not_made: number of tasks and groups that stages created, which a replay does not store.
+        num_purged: groups that were purged while they were decided on; nothing of them is stored.
         dropped_by: stage -> experiences it dropped.
         short_by: stage -> experiences dropped only because it left fewer rollouts of their group than `min_group_size`.
         failed_by: stage -> experiences set aside because it raised on them.
@@ -75,6 +76,7 @@ class Replayed:
     num_experiences: int = 0
     num_kept: int = 0
     num_not_made: int = 0
+    num_purged: int = 0
     dropped_by: dict[str, int] = field(default_factory=dict)
     short_by: dict[str, int] = field(default_factory=dict)
     failed_by: dict[str, int] = field(default_factory=dict)
@@ -92,6 +94,7 @@ class Replayed:
         self.num_experiences += other.num_experiences
         self.num_kept += other.num_kept
         self.num_not_made += other.num_not_made
+        self.num_purged += other.num_purged
         for mine, theirs in (
             (self.dropped_by, other.dropped_by),
             (self.short_by, other.short_by),
@@ -201,8 +204,8 @@ class Replayer:
         )
         with setting_aside_blocking_group(batch, store_aside):
             verdicts = decide_groups_without_people(chain, batch, stored_scores, patient=patient)
-        commit_replay(self._run, self._worker.worker_id, self._name, batch, verdicts)
-        result = Replayed(self._name)
+        num_purged = commit_replay(self._run, self._worker.worker_id, self._name, batch, verdicts)
+        result = Replayed(self._name, num_purged=num_purged)
         _record(result, batch, verdicts)
         share = replace(self._share, num_groups=result.num_groups, num_experiences=result.num_experiences)
         result.workers = [replace(share, seconds=time.monotonic() - started)]

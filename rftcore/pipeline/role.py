@@ -99,7 +99,9 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
             patience.passed()
             # Before the verdicts, because a worker killed in between creates the same groups again, and their receipts prevent copies.
             verdicts.stages += created.store(verdicts.groups)
-            commit_verdicts(run, worker.worker_id, chain.version, batch, verdicts)
+            committed = commit_verdicts(run, worker.worker_id, chain.version, batch, verdicts)
+            if committed.num_purged:
+                worker.progress["groups_purged"] = committed.num_purged + worker.progress.get("groups_purged", 0)
             decided += len(batch.group_ids)
             worker.progress["groups_decided"] = decided
     except Exception as error:

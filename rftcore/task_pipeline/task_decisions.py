@@ -50,6 +50,7 @@ class TasksDecided:
         num_decided: tasks that went through the stages in this call.
         num_active, num_excluded: state of the set.
         dropped_by: stage (or `by hand`) -> number of tasks it excludes.
+        num_purged: tasks that were purged while they were decided on; nothing of them is stored.
     """
 
     taskset: str
@@ -57,12 +58,14 @@ class TasksDecided:
     num_active: int
     num_excluded: int
     dropped_by: dict[str, int]
+    num_purged: int = 0
 
     def __str__(self) -> str:
         dropped = ", ".join(f"{stage}: {number:,}" for stage, number in self.dropped_by.items())
         return (
             f"tasks: {self.taskset}: {self.num_decided:,} decided on; {self.num_active:,} can be selected, "
             f"{self.num_excluded:,} are excluded{f' ({dropped})' if dropped else ''}"
+            f"{f'; {self.num_purged:,} were purged meanwhile' if self.num_purged else ''}"
         )
 
 
@@ -90,19 +93,20 @@ def decide_tasks(chain: Chain, buffer: Buffer, taskset: TasksetConfig, *, again:
         TaskSourceError: no task of the set is left.
         OperatorError: a stage fails on every task, or on the set as a whole.
     """
-    name, num_decided = taskset.name, 0
+    name, num_decided, num_purged = taskset.name, 0, 0
     with taskset_lock(buffer.database, name):
         ids = undecided_tasks(buffer.database, name, chain.version, again=again, failed_too=chain.rowwise)
         reader = TaskReader(buffer.database, name, chain.reads) if ids else None
         # Tasks that a stage creates are decided on next, and do not pass that stage again, so this loop ends.
         while reader is not None and ids:
             try:
-                num_decided += _decide_all(chain, buffer, name, reader, ids, again=again)
+                passed, purged = _decide_all(chain, buffer, name, reader, ids, again=again)
+                num_decided, num_purged = num_decided + passed, num_purged + purged
             except OperatorError as error:
                 raise of_taskset(name, error) from error
             ids = undecided_tasks(buffer.database, name, chain.version)
     state = taskset_state(buffer.database, name)
-    done = TasksDecided(name, num_decided, state.active, state.excluded, state.dropped_by or {})
+    done = TasksDecided(name, num_decided, state.active, state.excluded, state.dropped_by or {}, num_purged)
     if not done.num_active:
         by = ", ".join(
             f"{stage}: {number}" for stage, number in sorted(done.dropped_by.items(), key=lambda item: -item[1])
@@ -116,13 +120,15 @@ def decide_tasks(chain: Chain, buffer: Buffer, taskset: TasksetConfig, *, again:
     return done
 
 
-def _decide_all(chain: Chain, buffer: Buffer, taskset: str, reader: TaskReader, ids: list[int], *, again: bool) -> int:
-    """Decide on these tasks, or on the whole set if stages compare tasks; return the number of tasks."""
+def _decide_all(
+    chain: Chain, buffer: Buffer, taskset: str, reader: TaskReader, ids: list[int], *, again: bool
+) -> tuple[int, int]:
+    """Decide on these tasks, or on the whole set if stages compare tasks; return their number, and that of tasks purged meanwhile."""
     rowwise = chain.rowwise
     everything = decidable_tasks(buffer.database, taskset, leave_out_blocked_by=None if again else chain.version)
     is_new = len(ids) == len(everything)
     asked = set(ids)
-    num_decided = 0
+    num_decided = num_purged = 0
 
     def store_aside(aside: Verdicts) -> None:
         commit_task_verdicts(buffer.database, taskset, chain.version, aside)
@@ -136,9 +142,9 @@ def _decide_all(chain: Chain, buffer: Buffer, taskset: str, reader: TaskReader, 
             batch = reader.read(members[start : start + size])
             with setting_aside_blocking_task(taskset, batch, store_aside):
                 verdicts, changes = _decide_batch(part, buffer, batch, rowwise=rowwise, is_first=is_new and start == 0)
-            commit_task_verdicts(buffer.database, taskset, chain.version, verdicts, changes)
+            num_purged += commit_task_verdicts(buffer.database, taskset, chain.version, verdicts, changes)
         num_decided += len(members)
-    return num_decided
+    return num_decided, num_purged
 
 
 def _decide_batch(

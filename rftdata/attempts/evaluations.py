@@ -9,12 +9,13 @@ run's current history counts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from rftdata.attempts.attempt import Attempt
+from rftdata.pipeline.purged import PURGED
 from rftdata.postgres import notify
-from rftdata.postgres.database import copy_rows, execute, records
+from rftdata.postgres.database import copy_rows, execute, fetch, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 from rftdata.run import Run
@@ -74,14 +75,15 @@ def questions(run: Run, evaluation: Evaluation) -> list[Question]:
 def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Sequence[Answer], seconds: float) -> bool:
     """Store the answers and their mean; return False if the claim has passed to another worker.
 
-    Answers with an error count with a reward of 0; the evaluation's row has their number.
+    Answers with an error count with a reward of 0; the evaluation's row has their number. Of an answer to a task that was purged meanwhile,
+    only the numbers are stored.
     """
     mean = sum(answer.reward for answer in answers) / max(len(answers), 1)
-    errors = [answer.error for answer in answers if answer.error]
-    error = f"{len(errors)} of {len(answers)} answers failed and count 0; the first: {errors[0]}" if errors else None
 
     def store() -> bool:
         with run.database.transaction() as connection:
+            there = {row["task_id"] for row in fetch(connection, "lock_tasks", task_ids=[a.task_id for a in answers])}
+            kept = [answer if answer.task_id in there else _without_texts(answer) for answer in answers]
             done = execute(
                 connection,
                 "finish_evaluation",
@@ -90,7 +92,7 @@ def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Seq
                 num_tasks=len(answers),
                 mean_reward=mean,
                 seconds=seconds,
-                error=error,
+                error=_failed_answers(kept),
             )
             if done:
                 columns = [
@@ -102,13 +104,27 @@ def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Seq
                     ("finish_reason", "text"),
                     ("error", "text"),
                 ]
-                rows = ((evaluation_id, *map(storable, astuple(answer))) for answer in answers)
+                rows = ((evaluation_id, *map(storable, astuple(answer))) for answer in kept)
                 copy_rows(connection, "rft.evaluation_answer", columns, rows)
         return bool(done)
 
     stored = ride_out(store)
     notify.notify(run.database, notify.RUN)
     return stored
+
+
+def _without_texts(answer: Answer) -> Answer:
+    return replace(answer, response=PURGED, error=answer.error and PURGED)
+
+
+def _failed_answers(answers: Sequence[Answer]) -> str | None:
+    """Return what an evaluation's row says about failed answers. A purge of the first one's task cuts it off at the semicolon."""
+    errors = [answer.error for answer in answers if answer.error]
+    if not errors:
+        return None
+    what = f"{len(errors)} of {len(answers)} answers failed and count 0"
+    quoted = next((error for error in errors if error != PURGED), None)
+    return what if quoted is None else f"{what}; the first: {quoted}"
 
 
 def release_evaluation(run: Run, worker_id: int) -> None:
@@ -118,7 +134,13 @@ def release_evaluation(run: Run, worker_id: int) -> None:
 
 def fail_evaluation(run: Run, evaluation_id: int, worker_id: int, error: str) -> None:
     """Record that an evaluation cannot be answered; no effect if its claim has passed to another worker."""
-    ride_out(lambda: run.database.run("fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=error))
+
+    def fail() -> None:
+        with run.database.transaction() as connection:
+            execute(connection, "lock_evaluation", evaluation_id=evaluation_id)
+            execute(connection, "fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=error)
+
+    ride_out(fail)
     notify.notify(run.database, notify.RUN)
 
 

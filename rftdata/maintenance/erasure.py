@@ -31,6 +31,11 @@ _WITH_TEXTS = (
     "rft.task_verdict",
     "rft.task_score",
     "rft.task_embedding",
+    "rft.evaluation",
+    "rft.partial_tokens",
+    "rft.rollout_group",
+    "rft.run",
+    "rft.worker",
 )
 
 

@@ -30,6 +30,7 @@ from rftdata.segments.posix import PosixSegmentStore
 
 _CHUNK_SEGMENTS = 64
 _CHUNK_BYTES = 256 * 2**20
+_CHUNK_TASKS = 1000
 # Longest wait for a compaction or another purge.
 _WAIT_S = 600.0
 
@@ -149,10 +150,11 @@ def purge_chosen(
     Copies of an experience in other runs may share its arrays, and have its texts. A request purges the copies too. Retention keeps
     experiences that have copies, since another run may still need them.
     """
-    expected, _ = _plan(buffer, choice, order.kind)
-    if not expected.num_experiences and not dry_run:
+    expected, _, _ = _plan(buffer, choice, order)
+    if dry_run:
+        return expected
+    if not _is_work(expected, order):
         buffer.database.run("finish_interrupted_purge", **vars(order))
-    if dry_run or not expected.num_experiences:
         return expected
     with lock_moves(buffer.database, wait_s=_WAIT_S) as is_held:
         if not is_held:
@@ -161,26 +163,45 @@ def purge_chosen(
                 todo="run it again when that process has finished; nothing was purged",
             )
         # Meanwhile rows may have been labelled, compared, archived, purged, or a run resumed.
-        expected, candidates = _plan(buffer, choice, order.kind)
-        if not candidates:
+        expected, candidates, purged_before = _plan(buffer, choice, order)
+        if not _is_work(expected, order):
             buffer.database.run("finish_interrupted_purge", **vars(order))
             return expected
         purge_id = int(buffer.database.fetch("begin_purge", **vars(order))[0]["purge_id"])
-        versions = {row["experience_id"]: row["version"] for row in candidates}
-        chunk = _Chunk(buffer, choice, order, purge_id, versions)
+        done, chosen = 0, {*purged_before, *(row["experience_id"] for row in candidates)}
         with contextlib.closing(_appender(buffer)) as appender:
-            done = sum(_purge_chunk(chunk, appender, ids, tries) for ids in _chunks(candidates))
+            while candidates:
+                versions = {row["experience_id"]: row["version"] for row in candidates}
+                chunk = _Chunk(buffer, choice, order, purge_id, versions)
+                done += sum(_purge_chunk(chunk, appender, ids, tries) for ids in _chunks(candidates))
+                # Until their tasks were purged, explorers may have stored further answers that were chosen.
+                candidates = _plan(buffer, choice, order)[1] if order.tasks_too else []
+                chosen |= {row["experience_id"] for row in candidates}
+        if order.tasks_too:
+            _purge_tasks(buffer, purge_id, purged_before)
     buffer.database.run("finish_purge", purge_id=purge_id)
-    return replace(
-        expected, purge_id=purge_id, num_experiences=done, num_tasks=0 if order.tasks_too else expected.num_tasks
-    )
+    num_tasks = 0 if order.tasks_too else expected.num_tasks
+    # Stages may have created something until the locks were taken.
+    made = _made_of(buffer, sorted(chosen), order.tasks_too) if order.kind == "request" else {}
+    return replace(expected, purge_id=purge_id, num_experiences=done, num_tasks=num_tasks, **made)
 
 
-def _plan(buffer: Buffer, choice: Choice, kind: str) -> tuple[PurgeResult, list[Row]]:
-    """Return the expected result of a purge as of now, and the experiences that are not purged yet."""
+def _is_work(expected: PurgeResult, order: PurgeOrder) -> bool:
+    return expected.num_experiences > 0 or (order.tasks_too and expected.num_tasks > 0)
+
+
+def _purge_tasks(buffer: Buffer, purge_id: int, experience_ids: list[int]) -> None:
+    """Purge the tasks of experiences that earlier purges had emptied."""
+    for start in range(0, len(experience_ids), _CHUNK_TASKS):
+        ids = experience_ids[start : start + _CHUNK_TASKS]
+        buffer.database.fetch("purge_texts", experience_ids=ids, purge_id=purge_id, tasks_too=True)
+
+
+def _plan(buffer: Buffer, choice: Choice, order: PurgeOrder) -> tuple[PurgeResult, list[Row], list[int]]:
+    """Return the expected result of a purge as of now, the experiences that are not purged yet, and the chosen ones that are."""
     ids = choice.choose()
     copies = buffer.database.fetch("sharers_of_arrays", experience_ids=ids)
-    if kind == "request":
+    if order.kind == "request":
         ids = [*ids, *(row["experience_id"] for row in copies)]
         for row in buffer.database.fetch("archived_experiences_among", experience_ids=ids):
             raise ArchivedError(
@@ -192,12 +213,13 @@ def _plan(buffer: Buffer, choice: Choice, kind: str) -> tuple[PurgeResult, list[
         ids = [i for i in ids if i not in copied]
     candidates = buffer.database.fetch("purge_candidates", experience_ids=list(ids))
     num_tasks = int(buffer.database.fetch("tasks_of_purged", experience_ids=list(ids))[0]["num_tasks"])
-    created = _made_of(buffer, ids) if kind == "request" else {}
-    return PurgeResult(None, len(candidates), len(ids) - len(candidates), num_tasks, **created), candidates
+    created = _made_of(buffer, ids, order.tasks_too) if order.kind == "request" else {}
+    purged_before = sorted(set(ids) - {row["experience_id"] for row in candidates})
+    return PurgeResult(None, len(candidates), len(purged_before), num_tasks, **created), candidates, purged_before
 
 
-def _made_of(buffer: Buffer, ids: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    row = buffer.database.fetch("made_of_purged", experience_ids=list(ids))[0]
+def _made_of(buffer: Buffer, ids: Sequence[int], tasks_too: bool) -> dict[str, tuple[int, ...]]:
+    row = buffer.database.fetch("made_of_purged", experience_ids=list(ids), tasks_too=tasks_too)[0]
     return {"made_experiences": tuple(row["experience_ids"]), "made_tasks": tuple(row["task_ids"])}
 
 

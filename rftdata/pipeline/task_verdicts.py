@@ -16,6 +16,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import OperatorError
+from rftdata.pipeline.purged import without_purged_tasks
 from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.scores import TASK_SCORES
 from rftdata.pipeline.verdicts import STAGE_FAILED, insert_stage_runs
@@ -95,8 +96,10 @@ def commit_task_verdicts(
     pipeline_version: str,
     verdicts: Verdicts,
     changes: Mapping[int, TaskChange] | None = None,
-) -> None:
+) -> int:
     """Store verdicts, stage runs and created tasks in one transaction. Tasks created for this set wait for a verdict.
+
+    Nothing of a task that was purged since it was read is stored; their number is returned.
 
     Args:
         changes: changes that stages made, by task id.
@@ -114,9 +117,10 @@ def commit_task_verdicts(
         ("answer", "text"),
         ("answer_changed", "bool"),
     ]
-    rows = (_verdict_row(row, (changes or {}).get(row["experience_id"])) for row in verdicts.decisions.to_pylist())
-    made = verdicts.tasks
     with database.transaction() as connection:
+        verdicts, num_purged = without_purged_tasks(connection, verdicts)
+        rows = (_verdict_row(row, (changes or {}).get(row["experience_id"])) for row in verdicts.decisions.to_pylist())
+        made = verdicts.tasks
         execute(connection, "stage_task_verdicts")
         copy_rows(connection, "staged_verdict", columns, rows)
         changed = fetch(connection, "tried_tasks_that_change")[0]
@@ -141,6 +145,7 @@ def commit_task_verdicts(
                 stages=[m.stage for m in made],
             )
         TASK_SCORES.store(connection, verdicts.scores)
+    return num_purged
 
 
 def _verdict_row(row: Row, change: TaskChange | None) -> tuple[Any, ...]:

@@ -1,13 +1,14 @@
 """Verdicts on sealed groups, stored in one transaction with scores, questions to people and new tasks.
 
-A group that was relabelled since its worker claimed it is left out: it stays in the worklist to be decided again. A group with
-an open question waits until it is answered or its deadline has passed, by the database's clock.
+A group that was relabelled since its worker claimed it is left out: it stays in the worklist to be decided again. Nothing of a group that was
+purged since is stored. A group with an open question waits until it is answered or its deadline has passed, by the database's clock.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConflictError, FencedError
 from rftdata.failpoints import failpoint
+from rftdata.pipeline.purged import without_purged_groups
 from rftdata.pipeline.records import CreatedTask, Question, SealedBatch, StageRun, Verdicts
 from rftdata.pipeline.scores import EXPERIENCE_SCORES
 from rftdata.postgres import notify
@@ -28,6 +30,19 @@ STAGE_FAILED = "the stage failed: "
 """Prefix of a verdict's reason when a stage raised."""
 
 
+@dataclass(frozen=True)
+class Committed:
+    """What became of the groups of a batch.
+
+    Attributes:
+        decided: the groups that have verdicts now.
+        num_purged: number of groups that were purged since they were claimed.
+    """
+
+    decided: list[int]
+    num_purged: int
+
+
 def commit_verdicts(
     run: Run,
     worker_id: int,
@@ -36,14 +51,11 @@ def commit_verdicts(
     verdicts: Verdicts,
     *,
     tries: int = 5,
-) -> list[int]:
+) -> Committed:
     """Store verdicts and make the groups ready, or close those that lost every experience; groups with open questions wait.
 
     Args:
         tries: number of times the transaction is tried if it conflicts with others.
-
-    Returns:
-        The groups decided.
 
     Raises:
         FencedError: the run now has another pipeline; nothing was stored.
@@ -51,23 +63,24 @@ def commit_verdicts(
     """
     for last_try in [False] * (tries - 1) + [True]:
         try:
-            decided = ride_out(lambda: _commit_verdicts(run, worker_id, pipeline_version, batch, verdicts))
+            committed = ride_out(lambda: _commit_verdicts(run, worker_id, pipeline_version, batch, verdicts))
             break
         except ConflictError:  # the database aborted the transaction in favour of another: nothing was stored
             if last_try:
                 raise
     notify.notify(run.database, notify.READY)
-    return decided
+    return committed
 
 
 def _commit_verdicts(
     run: Run, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts
-) -> list[int]:
+) -> Committed:
     """Store verdicts in one transaction. A repetition finds its items gone, and stores the stages once."""
     run_id = run.run_id
     with run.database.transaction() as connection:
         _check_pipeline(connection, run_id, pipeline_version)
         execute(connection, "lock_groups", group_ids=batch.group_ids)
+        verdicts, num_purged = without_purged_groups(connection, batch, verdicts)
         held = {
             row["group_id"]
             for row in fetch(connection, "still_claimed", run_id=run_id, worker_id=worker_id, group_ids=batch.group_ids)
@@ -99,7 +112,7 @@ def _commit_verdicts(
             insert_stage_runs(connection, pipeline_version, verdicts.stages, run_id=run_id, worker_id=worker_id)
         failpoint("pipeline.decided")
     failpoint("pipeline.committed")
-    return sorted(done)
+    return Committed(sorted(done), num_purged)
 
 
 def ready_groups(connection: Connection, priorities: dict[int, float]) -> None:
@@ -240,13 +253,20 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
 
 
 def add_features(database: Database, task: CreatedTask) -> None:
-    """Add the features of a new task to the existing one."""
+    """Add the features of a new task to the existing one, unless the task or its parent was purged meanwhile."""
     values = {
         "taskset": task.taskset,
         "task_key": storable(task.task_key),
         "features": Jsonb(storable(_features(task))),
     }
-    ride_out(lambda: database.run("add_features", **values))
+
+    def add() -> None:
+        with database.transaction() as connection:
+            execute(connection, "lock_parents", experience_ids=[task.parent_id])
+            if not fetch(connection, "purged_among", experience_ids=[task.parent_id]):
+                execute(connection, "add_features", **values)
+
+    ride_out(add)
 
 
 def task_of_experience(database: Database, experience_id: int) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConfigError, ConflictError
+from rftdata.pipeline.purged import without_purged_groups
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.scores import EXPERIENCE_SCORES
 from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts
@@ -157,18 +158,20 @@ def has_sealed_groups(run: Run) -> bool:
     return bool(groups_to_replay(run, "", 0, 1))  # no version has this name, so all such groups are returned
 
 
-def commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> None:
+def commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> int:
     """Store verdicts of a replay beside the existing ones; the groups stay where they are.
 
-    A group that the version has already decided on, with the same labels and answers or newer ones, is left out: another process of
-    the replay, or an earlier try, stored its verdicts, and ended before it could report that.
+    Nothing of a group that was purged since it was read is stored; their number is returned. A group that the version has already decided on,
+    with the same labels and answers or newer ones, is left out: another process of the replay, or an earlier try, stored its verdicts, and ended
+    before it could report that.
     """
-    ride_out(lambda: _commit_replay(run, worker_id, version, batch, verdicts))
+    return ride_out(lambda: _commit_replay(run, worker_id, version, batch, verdicts))
 
 
-def _commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> None:
+def _commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> int:
     with run.database.transaction() as connection:
         execute(connection, "lock_groups", group_ids=batch.group_ids)
+        verdicts, num_purged = without_purged_groups(connection, batch, verdicts)
         cuts = [batch.label_cuts[group_id] for group_id in batch.group_ids]
         missing = [
             row["group_id"]
@@ -177,8 +180,9 @@ def _commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, v
             )
         ]
         if not missing:
-            return
+            return num_purged
         is_missing = pc.is_in(verdicts.decisions["group_id"], pa.array(missing, pa.int64()))
         EXPERIENCE_SCORES.store(connection, verdicts.scores)
         insert_verdicts(connection, version, batch.label_cuts, verdicts.decisions.filter(is_missing))
         insert_stage_runs(connection, version, verdicts.stages, run_id=run.run_id, worker_id=worker_id)
+    return num_purged

@@ -43,14 +43,19 @@ def _array(sent: bytes) -> NDArray[np.float32]:
 def store_vectors(
     database: Database, model: str, task_ids: Sequence[int], texts: Sequence[str], vectors: NDArray[np.float32]
 ) -> str:
-    """Store vectors, [texts, dimensions]; return their column type: vector if the server has pgvector, else real[]."""
+    """Store vectors, [texts, dimensions]; return their column type: vector if the server has pgvector, else real[].
+
+    Those of tasks that were purged meanwhile are not stored.
+    """
     with database.transaction() as connection:
+        there = {row["task_id"] for row in fetch(connection, "lock_tasks", task_ids=list(task_ids))}
         kind = fetch(connection, "use_pgvector")[0]["kind"]
         execute(connection, "stage_embeddings")
         columns = [("task_id", "int8"), ("text_digest", "int8"), ("embedding", "float4[]")]
         rows = (
             (key, text_digest(text), vector.tolist())
             for key, text, vector in zip(task_ids, texts, vectors, strict=True)
+            if key in there
         )
         copy_rows(connection, "staged_embedding", columns, rows)
         execute(connection, "save_embeddings", model=model)

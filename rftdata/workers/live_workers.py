@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from functools import partial
 
-from rftdata.postgres.database import records
+from rftdata.postgres.database import execute, records
 from rftdata.processes import has_ended, is_here, process_lives
 from rftdata.run import Run
 from rftdata.user_code import blocked_process
@@ -66,12 +66,7 @@ def end_worker(run: Run, host: str, pid: int, error: str, *, pid_space: str, cra
         pid_space: see `rftdata.processes.pid_space`.
         crashed: whether its work may be the reason. Work that several processes crashed on is set aside.
     """
-    run.database.run(
-        "end_worker_of_process",
-        run_id=run.run_id,
-        host=host,
-        pid=pid,
-        pid_space=pid_space,
-        error=error,
-        crashed=crashed,
-    )
+    process = {"run_id": run.run_id, "host": host, "pid": pid, "pid_space": pid_space}
+    with run.database.transaction() as connection:
+        execute(connection, "lock_workers_of_process", **process)
+        execute(connection, "end_worker_of_process", **process, error=error, crashed=crashed)

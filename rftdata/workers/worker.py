@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata.errors import BufferUnavailableError, RftError, described
 from rftdata.postgres import notify
-from rftdata.postgres.database import Row
+from rftdata.postgres.database import Row, execute
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
 from rftdata.processes import own_process
@@ -94,7 +94,8 @@ class Worker:
         Args:
             activity: under which `rft report` counts the time from now on; `waiting` if it waits for something.
         """
-        self._spans.change("waiting" if waiting_for else activity, waiting_for)
+        # The span stays, and so an error after a colon, which may quote a text, is not part of it.
+        self._spans.change("waiting" if waiting_for else activity, waiting_for and waiting_for.partition(": ")[0])
         changed = (state, waiting_for) != (self._state, self._waiting_for)
         self._state, self._waiting_for = state, waiting_for
         if changed:
@@ -131,10 +132,15 @@ class Worker:
             self._listener.close()
             self._thread.join()
         ride_out(self._store_spans, limit_s=patience_s)
-        ride_out(lambda: self._database.run("stop_worker", worker_id=self.worker_id, error=error), limit_s=patience_s)
+        ride_out(lambda: self._record_end(error), limit_s=patience_s)
         ride_out(lambda: release_lost_claims(self.run), limit_s=patience_s)
         self._has_left = True
         notify.notify(self._database, notify.RUN)
+
+    def _record_end(self, error: str | None) -> None:
+        with self._database.transaction() as connection:
+            execute(connection, "lock_worker", worker_id=self.worker_id)
+            execute(connection, "stop_worker", worker_id=self.worker_id, error=error)
 
     def __enter__(self) -> Worker:
         return self

@@ -18,13 +18,14 @@ from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, R
 from rftdata.experience import Group, Sequence, is_complete, successes_and_trials
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Cursor, Database, Row, one, send
+from rftdata.postgres.database import Connection, Cursor, Database, Row, fetch, one, send
 from rftdata.postgres.retry import proves_rollback
 from rftdata.postgres.values import storable
 from rftdata.run import NO_PIPELINE
 from rftdata.segments.base import Appended, SegmentStore
 from rftdata.segments.codec import encode
 from rftdata.writing.batch_rows import copy_rows_of
+from rftdata.writing.sources import check_sources, send_source_checks
 from rftdata.writing.write_batch import WriteBatch
 
 _RETRIES = 5
@@ -114,7 +115,8 @@ class BatchStore:
             # First of all: if an earlier try of this batch is still being committed, this waits for its end.
             new = send(connection, "insert_receipt", receipt=batch.receipt, run_id=self._run_id)
             run = send(connection, "pipeline_of_run", run_id=self._run_id)
-            held = _lock_claimed(connection, claimed) if claimed else None
+            sources = send_source_checks(connection, batch)
+            held = _lock_claimed(connection, self._run_id, claimed) if claimed else None
             reserved = send(
                 connection,
                 "reserve_ids",
@@ -125,8 +127,9 @@ class BatchStore:
         if not new.rowcount:
             return  # the answer of an earlier try was lost
         batch.is_undecided = False
+        check_sources(sources)
         if held is not None:
-            _check_held(claimed, held.fetchall())
+            _check_held(connection, self._run_id, claimed, held.fetchall())
         ids = one(reserved)
         assigned = iter(ids["groups"])
         batch.group_ids = [next(assigned) if g.group_id is None else g.group_id for g in batch.groups]
@@ -141,25 +144,23 @@ class BatchStore:
             _insert_segment(connection, appended, ids["segment"])
 
 
-def _lock_claimed(connection: Connection, groups: Items[Group]) -> Cursor:
+def _lock_claimed(connection: Connection, run_id: int, groups: Items[Group]) -> Cursor:
     return send(
         connection,
         "lock_claimed_groups",
+        run_id=run_id,
         group_ids=[group.group_id for group in groups],
         claim_tokens=[group.claim_token for group in groups],
     )
 
 
-def _check_held(groups: Items[Group], rows: Items[Row]) -> None:
+def _check_held(connection: Connection, run_id: int, groups: Items[Group], rows: Items[Row]) -> None:
     sizes = {row["group_id"]: row["group_size"] for row in rows}
     if len({group.group_id for group in groups}) < len(groups):
         raise RftError("a group is given twice", todo="write each group once")
     for group in groups:
         if group.group_id not in sizes:
-            raise FencedError(
-                f"group {group.group_id} is no longer held by this worker",
-                todo="discard the result: another worker samples the group again",
-            )
+            raise _not_held(connection, run_id, group)
         if len(group.rollouts) != sizes[group.group_id]:
             raise RftError(
                 f"group {group.group_id} has another number of rollouts than planned",
@@ -167,6 +168,25 @@ def _check_held(groups: Items[Group], rows: Items[Row]) -> None:
                 allowed=str(sizes[group.group_id]),
                 todo="record failed rollouts with their outcome",
             )
+
+
+def _not_held(connection: Connection, run_id: int, group: Group) -> RftError:
+    for row in fetch(connection, "group_of_write", group_id=group.group_id):
+        if row["run_id"] != run_id:
+            return RftError(
+                f"group {group.group_id} belongs to the run {row['run']!r}, and this writer writes into another one",
+                value=run_id,
+                allowed=str(row["run_id"]),
+                todo="write it with a writer of its run: buffer.writer(run)",
+            )
+        if row["is_purged"]:
+            return FencedError(
+                f"the task of group {group.group_id} was purged while the group was sampled", todo="discard the result"
+            )
+    return FencedError(
+        f"group {group.group_id} is no longer held by this worker",
+        todo="discard the result: another worker samples the group again",
+    )
 
 
 def _adopt(connection: Connection, run_id: int, groups: Items[Group], group_ids: list[int]) -> None:

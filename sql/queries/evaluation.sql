@@ -40,9 +40,14 @@ UPDATE rft.evaluation SET status = 'done', num_tasks = %(num_tasks)s, mean_rewar
     error = %(error)s, finished_at = clock_timestamp(), lease_until = NULL
 WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 
+-- name: lock_evaluation
+-- Lock an evaluation, so that the next statement sees a purge that held it.
+SELECT evaluation_id FROM rft.evaluation WHERE evaluation_id = %(evaluation_id)s FOR UPDATE;
+
 -- name: fail_evaluation
--- End an evaluation that this worker holds as failed.
-UPDATE rft.evaluation SET status = 'failed', error = %(error)s, finished_at = clock_timestamp(), lease_until = NULL
+-- End an evaluation that this worker holds as failed. The error is not stored if tasks that it may quote were purged meanwhile.
+UPDATE rft.evaluation SET status = 'failed', finished_at = clock_timestamp(), lease_until = NULL,
+    error = CASE WHEN rft.was_purged_since(NULL, taskset, planned_at) THEN '[purged]' ELSE %(error)s END
 WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 
 -- name: drop_lost_evaluations

@@ -41,12 +41,26 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_material', 
 SELECT set_config('enable_hashjoin', 'on', true);
 
 -- name: lock_claimed_groups
--- The groups of a write batch that are still held under the token with which they were claimed.
+-- The groups of a write batch that the run still holds under the token with which they were claimed.
 SELECT g.group_id, g.group_size
 FROM (SELECT * FROM unnest(%(group_ids)s::bigint[], %(claim_tokens)s::bigint[]) AS u (group_id, claim_token) ORDER BY u.group_id) c
 CROSS JOIN LATERAL (
     SELECT group_id, group_size FROM rft.rollout_group
-    WHERE group_id = c.group_id AND status = 'claimed' AND claim_token = c.claim_token FOR UPDATE) g;
+    WHERE group_id = c.group_id AND run_id = %(run_id)s AND status = 'claimed' AND claim_token = c.claim_token FOR UPDATE) g;
+
+-- name: group_of_write (read)
+-- The run of a group that is not held, and whether the group was purged.
+SELECT g.run_id, r.name AS run, g.status = 'abandoned' AND starts_with(g.closed_reason, 'purged: ') AS is_purged
+FROM rft.rollout_group g JOIN rft.run r USING (run_id) WHERE g.group_id = %(group_id)s;
+
+-- name: lock_named_tasks
+-- The tasks that unplanned groups name, as far as they are stored, and whether they were purged. A purge of them waits until the transaction has
+-- ended.
+SELECT t.taskset, t.task_key, t.purged
+FROM (SELECT DISTINCT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[]) AS u (taskset, task_key) ORDER BY 1, 2) g
+CROSS JOIN LATERAL (
+    SELECT taskset, task_key, payload = '{"purged": true}' AS purged FROM rft.task
+    WHERE taskset = g.taskset AND task_key = g.task_key FOR KEY SHARE) t;
 
 -- name: adopt_groups
 -- Insert groups without a plan, imported or written by a person, under ids reserved for them, with the tasks they name.
@@ -78,8 +92,8 @@ ORDER BY g.place;
 SELECT rft.take_lock('plan', %(run_id)s);
 
 -- name: insert_receipt
--- Insert a batch's receipt. No row if the batch is already stored; waits if another session is storing it at this moment.
-INSERT INTO rft.write_receipt (receipt, run_id) VALUES (%(receipt)s, %(run_id)s) ON CONFLICT DO NOTHING;
+-- Insert a batch's receipt. No row if the batch is already stored in the run; waits if another session is storing it at this moment.
+INSERT INTO rft.write_receipt (run_id, receipt) VALUES (%(run_id)s, %(receipt)s) ON CONFLICT DO NOTHING;
 
 -- name: reserve_ids
 -- Ids for a segment and for the groups, rollouts and experiences of one write.

@@ -75,6 +75,12 @@ SELECT name, pipeline_version FROM rft.run WHERE run_id = %(run_id)s FOR SHARE;
 -- Lock groups in the order that all other statements use.
 SELECT group_id FROM rft.rollout_group WHERE group_id = ANY (%(group_ids)s) ORDER BY group_id FOR UPDATE;
 
+-- name: purged_groups
+-- Those of these groups, which the caller has locked, of which an experience was purged.
+SELECT g.group_id FROM rft.rollout_group g
+WHERE g.group_id = ANY (%(group_ids)s) AND g.status = 'abandoned' AND EXISTS (
+    SELECT FROM rft.experience e JOIN rft.purged_experience x USING (experience_id) WHERE e.group_id = g.group_id);
+
 -- name: supersede_verdicts
 -- Mark the verdicts of a version on experiences as superseded: new ones follow. The caller has locked the groups.
 SELECT rft.supersede_verdicts(%(experience_ids)s::bigint[], %(pipeline_version)s);
@@ -168,8 +174,17 @@ ORDER BY taskset, task_key
 ON CONFLICT (taskset, task_key) DO NOTHING;
 
 -- name: add_features
--- Add features to a task.
-UPDATE rft.task SET features = features || %(features)s WHERE taskset = %(taskset)s AND task_key = %(task_key)s;
+-- Add features to a task that is not purged.
+UPDATE rft.task SET features = features || %(features)s
+WHERE taskset = %(taskset)s AND task_key = %(task_key)s AND payload <> '{"purged": true}';
+
+-- name: lock_parents
+-- Lock the experiences from which new ones are made: a purge of them waits until the transaction has ended.
+SELECT experience_id FROM rft.experience WHERE experience_id = ANY (%(experience_ids)s) ORDER BY experience_id FOR KEY SHARE;
+
+-- name: purged_among (read)
+-- Those of these experiences that were purged.
+SELECT experience_id FROM rft.purged_experience WHERE experience_id = ANY (%(experience_ids)s) ORDER BY experience_id;
 
 -- name: task_of_experience (read)
 -- The task that an experience attempts.

@@ -57,12 +57,17 @@ SELECT count(*) AS n FROM (
 SELECT coalesce(max(ordinal), -1) + 1 AS ordinal FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
 -- name: insert_groups
--- Insert the groups of a plan, with consecutive ordinals.
-INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, is_refill, source, planned_policy_step)
+-- Insert the groups of a plan, with consecutive ordinals. A group of a task that was purged since it was selected is never sampled.
+WITH there AS MATERIALIZED (
+    SELECT task_id FROM rft.task WHERE task_id = ANY (%(task_ids)s) AND payload <> '{"purged": true}' ORDER BY task_id FOR KEY SHARE)
+INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, is_refill, source, planned_policy_step,
+    status, trainable, closed_reason)
 SELECT %(run_id)s, %(attempt_id)s, %(ordinal)s + g.place - 1, g.task_id, g.explore_step, g.group_size, g.is_refill,
-       %(source)s::rft.experience_source, %(planned_policy_step)s
+       %(source)s::rft.experience_source, %(planned_policy_step)s,
+       CASE WHEN p.gone THEN 'abandoned' ELSE 'planned' END::rft.group_status, NOT p.gone, CASE WHEN p.gone THEN 'purged: the task' END
 FROM unnest(%(task_ids)s::bigint[], %(explore_steps)s::integer[], %(group_sizes)s::integer[], %(are_refills)s::boolean[])
-    WITH ORDINALITY AS g (task_id, explore_step, group_size, is_refill, place);
+    WITH ORDINALITY AS g (task_id, explore_step, group_size, is_refill, place)
+CROSS JOIN LATERAL (SELECT NOT EXISTS (SELECT FROM there t WHERE t.task_id = g.task_id) AS gone) p;
 
 -- name: mark_selected
 -- Record that tasks were selected now.

@@ -118,18 +118,25 @@ SELECT count(DISTINCT g.task_id) AS num_tasks FROM rft.experience e JOIN rft.rol
 WHERE e.experience_id = ANY (%(experience_ids)s) AND t.payload <> '{"purged": true}';
 
 -- name: made_of_purged (read)
--- Experiences and tasks that stages created from experiences, directly or indirectly, and that still have texts. The experiences themselves
--- and their copies are not included.
+-- Experiences and tasks that stages created from experiences, and from their tasks with `tasks_too`, directly or indirectly, and that still have
+-- texts. The experiences themselves and their copies are not included.
 WITH RECURSIVE made (experience_id) AS (
     SELECT unnest(%(experience_ids)s::bigint[])
     UNION
-    SELECT e.experience_id FROM made m JOIN rft.experience e ON e.parent_id = m.experience_id)
+    SELECT e.experience_id FROM made m JOIN rft.experience e ON e.parent_id = m.experience_id),
+made_task (task_id) AS (
+    SELECT t.task_id FROM made
+    JOIN rft.task t ON t.features ? 'parent_experience_id' AND t.features ->> 'parent_experience_id' = made.experience_id::text
+    UNION
+    SELECT t.task_id FROM rft.experience e JOIN rft.rollout_group g USING (group_id)
+    JOIN rft.task t ON t.features ->> 'parent_task_id' = g.task_id::text
+    WHERE %(tasks_too)s AND e.experience_id = ANY (%(experience_ids)s)
+    UNION
+    SELECT t.task_id FROM made_task m JOIN rft.task t ON t.features ->> 'parent_task_id' = m.task_id::text)
 SELECT (SELECT coalesce(array_agg(e.experience_id ORDER BY e.experience_id), '{}') FROM made JOIN rft.experience e USING (experience_id)
         WHERE NOT EXISTS (SELECT FROM unnest(%(experience_ids)s::bigint[]) g (experience_id) WHERE g.experience_id = e.experience_id)
           AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)) AS experience_ids,
-       (SELECT coalesce(array_agg(t.task_id ORDER BY t.task_id), '{}')
-        FROM made JOIN rft.task t ON t.features ? 'parent_experience_id' AND t.features ->> 'parent_experience_id' = made.experience_id::text)
-           AS task_ids;
+       (SELECT coalesce(array_agg(task_id ORDER BY task_id), '{}') FROM made_task) AS task_ids;
 
 -- name: purged_rows (read)
 -- The purged rows of each segment.

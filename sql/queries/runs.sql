@@ -46,9 +46,16 @@ UPDATE rft.run SET config = %(config)s, planned_steps = %(planned_steps)s, pipel
     status = 'created', stop_requested = false, outcome = NULL, finished_at = NULL
 WHERE run_id = %(run_id)s;
 
+-- name: lock_run_state
+-- Lock a run that is to end, so that the next statement sees a purge that held it. Fenced transactions need not end first.
+SELECT run_id FROM rft.run WHERE run_id = %(run_id)s FOR NO KEY UPDATE;
+
 -- name: finish_run
--- Finish a run. A finished run stays finished, whatever happens to its processes afterwards.
-UPDATE rft.run SET status = %(status)s, outcome = %(outcome)s, finished_at = clock_timestamp()
+-- Finish a run. A finished run stays finished, whatever happens to its processes afterwards. An error that may quote what was purged since its
+-- attempt began is not stored.
+UPDATE rft.run r SET status = %(status)s::rft.run_status, finished_at = clock_timestamp(),
+    outcome = CASE WHEN %(status)s::rft.run_status = 'failed' AND rft.was_purged_since(run_id, NULL, coalesce(
+        (SELECT a.started_at FROM rft.run_attempt a WHERE a.attempt_id = r.current_attempt_id), created_at)) THEN '[purged]' ELSE %(outcome)s::text END
 WHERE run_id = %(run_id)s AND status <> 'finished';
 
 -- name: lock_run

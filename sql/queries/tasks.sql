@@ -232,6 +232,10 @@ ON CONFLICT (task_id, score_key) DO UPDATE
 SET scores = excluded.scores, error = excluded.error, input_digest = excluded.input_digest, scored_at = clock_timestamp()
 WHERE (s.scores, s.error, s.input_digest) IS DISTINCT FROM (excluded.scores, excluded.error, excluded.input_digest);
 
+-- name: lock_tasks
+-- Those of these tasks that are not purged, locked: a purge of them waits until the transaction has ended.
+SELECT task_id FROM rft.task WHERE task_id = ANY (%(task_ids)s) AND payload <> '{"purged": true}' ORDER BY task_id FOR KEY SHARE;
+
 -- name: stage_task_verdicts
 -- The table into which verdicts on tasks are written.
 CREATE TEMPORARY TABLE staged_verdict (

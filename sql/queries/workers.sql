@@ -45,16 +45,27 @@ FROM (
     FOR UPDATE SKIP LOCKED) mine
 WHERE (w.run_id, w.consumer, w.item_kind, w.item_id) = (mine.run_id, mine.consumer, mine.item_kind, mine.item_id);
 
+-- name: lock_worker
+-- Lock a worker, so that the next statement sees a purge that held it.
+SELECT worker_id FROM rft.worker WHERE worker_id = %(worker_id)s FOR UPDATE;
+
 -- name: stop_worker
--- Record that a process has ended, even if another process has recorded meanwhile that it is gone.
-UPDATE rft.worker SET stopped_at = coalesce(stopped_at, clock_timestamp()), state = 'stopped', waiting_for = NULL, error = %(error)s
+-- Record that a process has ended, even if another process has recorded meanwhile that it is gone. An error that may quote what was purged
+-- since the process began is not stored.
+UPDATE rft.worker SET stopped_at = coalesce(stopped_at, clock_timestamp()), state = 'stopped', waiting_for = NULL,
+    error = CASE WHEN %(error)s::text <> 'the process is gone' AND rft.was_purged_since(run_id, NULL, started_at) THEN '[purged]' ELSE %(error)s END
 WHERE worker_id = %(worker_id)s AND (stopped_at IS NULL OR error = 'the process is gone');
 
+-- name: lock_workers_of_process
+-- Lock the workers with a process id, so that the next statement sees a purge that held them.
+SELECT worker_id FROM rft.worker
+WHERE run_id = %(run_id)s AND (host, pid, pid_space) = (%(host)s, %(pid)s, %(pid_space)s) ORDER BY worker_id FOR UPDATE;
+
 -- name: end_worker_of_process
--- Record why a process ended, for the last worker with its process id, even if another process has recorded meanwhile that it is gone.
--- crashed: whether the work it held may be the reason.
-UPDATE rft.worker SET stopped_at = coalesce(stopped_at, clock_timestamp()), state = 'stopped', waiting_for = NULL, error = %(error)s,
-    crashed = %(crashed)s
+-- Record why a process ended, for the last worker with its process id, even if another process has recorded meanwhile that it is gone. An error
+-- that may quote what was purged since the process began is not stored. crashed: whether the work it held may be the reason.
+UPDATE rft.worker SET stopped_at = coalesce(stopped_at, clock_timestamp()), state = 'stopped', waiting_for = NULL, crashed = %(crashed)s,
+    error = CASE WHEN rft.was_purged_since(run_id, NULL, started_at) THEN '[purged]' ELSE %(error)s END
 WHERE worker_id = (
     SELECT max(worker_id) FROM rft.worker
     WHERE run_id = %(run_id)s AND (host, pid, pid_space) = (%(host)s, %(pid)s, %(pid_space)s))

@@ -20,6 +20,7 @@ from tests.support.models import make_tiny_model
 from tests.support.system_postgres import SystemServer
 
 NEXT = Path(__file__).with_name("next_version")
+CURRENT = migrations.newest_version()
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ class Roles:
         wanted = pa.array([keep(row) for row in batch.table.to_pylist()], pa.bool_())
         gone = dropped(batch.table.filter(pc.invert(wanted)), "gate", "not wanted")
         decisions = concatenated([kept(batch.table.filter(wanted)), gone, batch.failed])
-        return commit_verdicts(self.run, worker_id or self.worker_id, version, batch, Verdicts(decisions))
+        return commit_verdicts(self.run, worker_id or self.worker_id, version, batch, Verdicts(decisions)).decided
 
     def decide(self, keep: Keep = keep_all, version: str = "p1") -> list[int]:
         """Verdicts on every sealed group; the groups decided."""

@@ -37,7 +37,7 @@ def run_pipeline(roles: Roles, chain: Chain) -> list[int]:
     if batch is None:
         return []
     verdicts = decide_groups(chain, batch)
-    return commit_verdicts(roles.run, roles.worker_id, "p1", batch, verdicts)
+    return commit_verdicts(roles.run, roles.worker_id, "p1", batch, verdicts).decided
 
 
 def experiences(roles: Roles, group_id: int) -> list[int]:

@@ -78,7 +78,7 @@ def run_pipeline(roles: Roles, chain: Chain, *, tries: int = 5) -> list[int]:
         return []
     known = EXPERIENCE_SCORES.read(roles.database, chain.score_keys, batch.table["experience_id"].to_pylist())
     decided = decide_groups(chain, batch, known)
-    return commit_verdicts(roles.run, roles.worker_id, "p1", batch, decided, tries=tries)
+    return commit_verdicts(roles.run, roles.worker_id, "p1", batch, decided, tries=tries).decided
 
 
 def rows(buffer: Buffer, query: str) -> list[dict[str, Any]]:
@@ -306,7 +306,7 @@ def test_two_workers_share_the_queue(buffer: Buffer) -> None:
         assert sorted(map(len, groups)) == [3, 5] and len({key for ids in groups for key in ids}) == 8
         for worker, batch in zip((roles.worker_id, other), claimed, strict=True):
             assert batch is not None
-            done = commit_verdicts(roles.run, worker, "p1", batch, decide_groups(chain, batch))
+            done = commit_verdicts(roles.run, worker, "p1", batch, decide_groups(chain, batch)).decided
             assert sorted(done) == sorted(batch.group_ids)
 
 

@@ -268,7 +268,7 @@ def test_what_text_cannot_hold_is_replaced_in_reasons_errors_and_questions(buffe
     count = StageRun("asks", 0, 4, 3, 1, 0.1, error="failed at \x00")
     question = Question(3, 2, "asks", Review("check", "\ud800?", 60.0, "pass"))
     done = commit_verdicts(roles.run, roles.worker_id, "p1", batch, Verdicts(decisions, [count], questions=[question]))
-    assert done == [1]
+    assert done.decided == [1]
     assert rows(buffer, "SELECT reason FROM rft.verdict WHERE NOT kept") == [{"reason": "bad: \ufffd"}]
     assert rows(buffer, "SELECT error FROM rft.operator_run") == [{"error": "failed at \ufffd"}]
     assert rows(buffer, "SELECT question FROM rft.review") == [{"question": "\ufffd?"}]

@@ -19,6 +19,7 @@ from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionErro
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import newest_version, schema_version
+from tests.store.conftest import CURRENT
 from tests.store.pipeline.test_pipeline_verbs import CONFIG
 from tests.support.models import make_tiny_model
 from tests.support.store_roles import own_group
@@ -61,7 +62,7 @@ def exported(buffer: Buffer, tmp_path: Path) -> Path:
 @pytest.fixture
 def old(buffer: Buffer, next_version: str) -> Buffer:
     """A buffer of an earlier release than this program."""
-    assert schema_version(buffer.database) == "0001" != next_version
+    assert schema_version(buffer.database) == CURRENT != next_version
     return buffer
 
 
@@ -222,7 +223,7 @@ def test_a_command_that_reads_refuses_an_older_schema_and_leaves_it(
     monkeypatch.setenv("RFT_SEGMENTS", str(old.config.segments))
     code, out, err = rft(*arguments, "--buffer", old.config.uri)
     assert (code, out) == (1, "") and "older than this program" in err and "rft db migrate" in err, err
-    assert schema_version(old.database) == "0001"
+    assert schema_version(old.database) == CURRENT
 
 
 @pytest.mark.parametrize("arguments", [["pipeline", "preview"], ["check", "--deep"]], ids=" ".join)
@@ -236,14 +237,14 @@ def test_looking_at_a_configuration_refuses_an_older_schema_and_leaves_it(
     (tmp_path / "config.yaml").write_text(config.replace("engine: none", "engine: transformers, reward: exact_match"))
     code, _, err = rft(*arguments, str(tmp_path / "config.yaml"))
     assert code == 1 and "older than this program" in err and "rft db migrate" in err, err
-    assert schema_version(old.database) == "0001"
+    assert schema_version(old.database) == CURRENT
 
 
 def test_the_doctor_finds_an_older_schema(old: Buffer, rft: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_SEGMENTS", str(old.config.segments))
     code, out, _ = rft("doctor", "--buffer", old.config.uri)
     assert code == 1 and "older than this program" in out
-    assert schema_version(old.database) == "0001"
+    assert schema_version(old.database) == CURRENT
 
 
 def test_a_back_up_is_taken_before_an_upgrade(
@@ -252,7 +253,7 @@ def test_a_back_up_is_taken_before_an_upgrade(
     monkeypatch.setenv("RFT_SEGMENTS", str(old.config.segments))
     code, _, err = rft("db", "backup", str(tmp_path / "backup"), "--buffer", old.config.uri)
     assert (code, err) == (0, "")
-    assert schema_version(old.database) == "0001"
+    assert schema_version(old.database) == CURRENT
 
 
 def test_commands_that_write_and_migrate_report_that_they_migrate(

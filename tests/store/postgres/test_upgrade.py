@@ -1,6 +1,6 @@
-"""From this version of the schema to the next: every row is kept, and the schema is that of a new buffer.
+"""From the first version of the schema to the next: every row is kept, and the schema is that of a new buffer.
 
-The next version is `next_version/`, for tests alone. When there is a second version, it takes that one's place.
+The next version, after those of this program, is `next_version/`, for tests alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rftdata.errors import SchemaVersionError
 from rftdata.postgres.database import Database, sql_folder
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import check_schema, migrate, schema_version
+from tests.store.conftest import CURRENT
 from tests.store.postgres.test_schema import CATALOGUE
 
 FIRST = "0001"
@@ -62,7 +63,7 @@ RIGHTS = """
 
 @pytest.fixture
 def old(server: EmbeddedServer, request: pytest.FixtureRequest) -> Database:
-    """A database of this version with a row in every table."""
+    """A database of the first version with a row in every table."""
     name = f"old_{abs(hash(request.node.nodeid)):x}"
     with psycopg.connect(server.uri, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -193,7 +194,7 @@ def test_a_program_of_before_refuses_the_next_schema(
     assert migrate(old) == next_version
     monkeypatch.undo()  # the program of this version again
     for refused in (lambda: migrate(old), lambda: check_schema(schema_version(old), "b")):
-        with pytest.raises(SchemaVersionError, match=rf"newer than this program.*{next_version}.*up to {FIRST}"):
+        with pytest.raises(SchemaVersionError, match=rf"newer than this program.*{next_version}.*up to {CURRENT}"):
             refused()
     assert schema_version(old) == next_version
     old.close()

@@ -1,4 +1,4 @@
-"""A second version, for tests alone: one change of each kind that versions make.
+"""A third version, for tests alone: one change of each kind that versions make.
 
 The DDL is in the folder of the same name.
 """
@@ -9,8 +9,8 @@ from alembic import op
 
 from rftdata.postgres.migrations import run_folder
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,78 @@
+"""What the groups of a write are made from: tasks that they name, and experiences that are parents of theirs.
+
+A purge of a source may commit while the groups are on their way. It waits for a transaction that holds the source, and a transaction that
+waited for a purge refuses the groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rftdata.errors import PurgedError, RftError
+from rftdata.postgres.database import Connection, Cursor, send
+from rftdata.postgres.values import storable
+from rftdata.writing.write_batch import WriteBatch
+
+
+@dataclass(frozen=True)
+class SourceChecks:
+    """Answers of the server about the sources of a batch; None for a question that the batch does not raise.
+
+    Attributes:
+        parent_ids: parents of experiences; those of imports are looked up by their origins instead.
+        parents: those that exist; purged: those that were purged.
+        tasks: tasks named by unplanned groups, if they are stored.
+    """
+
+    parent_ids: list[int]
+    parents: Cursor | None
+    purged: Cursor | None
+    tasks: Cursor | None
+
+
+def send_source_checks(connection: Connection, batch: WriteBatch) -> SourceChecks:
+    """Lock the sources of a batch and ask about them, in a pipeline."""
+    parents = sorted({s.parent_id for s in batch.sequences if s.parent_id is not None and s.origin is None})
+    named = [(g.taskset, g.task_key) for g in batch.groups if g.group_id is None]
+    return SourceChecks(
+        parents,
+        send(connection, "lock_parents", experience_ids=parents) if parents else None,
+        send(connection, "purged_among", experience_ids=parents) if parents else None,
+        send(
+            connection,
+            "lock_named_tasks",
+            tasksets=[storable(taskset) for taskset, _ in named],
+            task_keys=[storable(task_key) for _, task_key in named],
+        )
+        if named
+        else None,
+    )
+
+
+def check_sources(checks: SourceChecks) -> None:
+    """Refuse groups whose sources do not exist or were purged.
+
+    Raises:
+        PurgedError: a source was purged.
+        RftError: a parent does not exist.
+    """
+    if checks.parents is not None:
+        there = {row["experience_id"] for row in checks.parents.fetchall()}
+        for unknown in (i for i in checks.parent_ids if i not in there):
+            raise RftError(
+                "the parent_id of a sequence names an experience that does not exist",
+                value=unknown,
+                allowed="an experience_id of this buffer, or None",
+                todo="write the parent first, or leave parent_id out",
+            )
+    for row in checks.purged.fetchall() if checks.purged is not None else ():
+        raise PurgedError(
+            f"experience {row['experience_id']}, from which this group was made, was purged",
+            todo="discard the group: it may contain the purged text",
+        )
+    for row in checks.tasks.fetchall() if checks.tasks is not None else ():
+        if row["purged"]:
+            raise PurgedError(
+                f"the task {row['task_key']!r} of {row['taskset']!r} was purged",
+                todo="discard the group, or give its task another key if it has nothing of the purged one",
+            )
