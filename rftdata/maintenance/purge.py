@@ -181,9 +181,9 @@ def purge_chosen(
             _purge_tasks(buffer, purge_id, purged_before)
     buffer.database.run("finish_purge", purge_id=purge_id)
     num_tasks = 0 if order.tasks_too else expected.num_tasks
+    result = replace(expected, purge_id=purge_id, num_experiences=done, num_tasks=num_tasks)
     # Stages may have created something until the locks were taken.
-    made = _made_of(buffer, sorted(chosen), order.tasks_too) if order.kind == "request" else {}
-    return replace(expected, purge_id=purge_id, num_experiences=done, num_tasks=num_tasks, **made)
+    return _with_made(buffer, result, sorted(chosen), order)
 
 
 def _is_work(expected: PurgeResult, order: PurgeOrder) -> bool:
@@ -213,14 +213,17 @@ def _plan(buffer: Buffer, choice: Choice, order: PurgeOrder) -> tuple[PurgeResul
         ids = [i for i in ids if i not in copied]
     candidates = buffer.database.fetch("purge_candidates", experience_ids=list(ids))
     num_tasks = int(buffer.database.fetch("tasks_of_purged", experience_ids=list(ids))[0]["num_tasks"])
-    created = _made_of(buffer, ids, order.tasks_too) if order.kind == "request" else {}
     purged_before = sorted(set(ids) - {row["experience_id"] for row in candidates})
-    return PurgeResult(None, len(candidates), len(purged_before), num_tasks, **created), candidates, purged_before
+    expected = PurgeResult(None, len(candidates), len(purged_before), num_tasks)
+    return _with_made(buffer, expected, ids, order), candidates, purged_before
 
 
-def _made_of(buffer: Buffer, ids: Sequence[int], tasks_too: bool) -> dict[str, tuple[int, ...]]:
-    row = buffer.database.fetch("made_of_purged", experience_ids=list(ids), tasks_too=tasks_too)[0]
-    return {"made_experiences": tuple(row["experience_ids"]), "made_tasks": tuple(row["task_ids"])}
+def _with_made(buffer: Buffer, result: PurgeResult, ids: Sequence[int], order: PurgeOrder) -> PurgeResult:
+    """Return the result of a request with what stages created from the experiences, as of now."""
+    if order.kind != "request":
+        return result
+    (row,) = buffer.database.fetch("made_of_purged", experience_ids=list(ids), tasks_too=order.tasks_too)
+    return replace(result, made_experiences=tuple(row["experience_ids"]), made_tasks=tuple(row["task_ids"]))
 
 
 def _appender(buffer: Buffer) -> SegmentAppender:

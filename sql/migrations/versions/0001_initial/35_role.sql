@@ -40,7 +40,7 @@ AS $$
         ('evaluation_answer', true, false, '{}'),
         ('experience', true, false, '{reward, reward_final}'),
         ('experience_origin', true, false, '{}'),
-        ('shared_device', true, false, '{holder, wanted_by, since}'),
+        ('device_turn', true, false, '{holder, wanted_by, since}'),
         ('group_baseline', true, false, '{}'),
         ('group_origin', true, false, '{}'),
         ('group_prompt', true, false, '{}'),

@@ -1,4 +1,62 @@
--- The parts of a purge are the owner's, as the purge is.
+-- Rights: shared_device has its name, and the parts of a purge are the owner's, as the purge is.
+
+CREATE OR REPLACE FUNCTION rft.worker_rights() RETURNS TABLE (table_name text, may_insert boolean, may_delete boolean, may_update text[])
+LANGUAGE sql IMMUTABLE
+AS $$
+    VALUES
+        ('attempt_history', true, false, '{}'::text[]),
+        ('batch', true, true, '{}'),
+        ('checkpoint', true, false, '{deleted_at}'),
+        -- Rows that are deleted because they never counted: finished items, undone draws, unanswered questions.
+        ('draw', true, true, '{times_sampled}'),
+        ('endpoint_usage', true, false, '{num_calls, num_tokens, cost, updated_at}'),
+        ('evaluation', true, true, '{status, claimed_by, lease_until, num_lost, num_tasks, mean_reward, seconds, error, finished_at}'),
+        ('evaluation_answer', true, false, '{}'),
+        ('experience', true, false, '{reward, reward_final}'),
+        ('experience_origin', true, false, '{}'),
+        ('shared_device', true, false, '{holder, wanted_by, since}'),
+        ('group_baseline', true, false, '{}'),
+        ('group_origin', true, false, '{}'),
+        ('group_prompt', true, false, '{}'),
+        ('import_file', true, false, '{digest, started_at, finished_at}'),
+        ('lock', true, false, '{holder, pid, key, taken_at}'),
+        ('operator_run', true, false, '{}'),
+        ('partial_tokens', true, true, '{*}'),
+        ('pipeline', true, false, '{digest}'),
+        ('policy_version', true, false, '{uri, checksum, num_bytes}'),
+        ('preference_pair', true, false, '{}'),
+        ('review', true, false, '{answer}'),
+        ('rollout', true, false, '{}'),
+        ('rollout_group', true, false, '{status, trainable, closed_reason, aged_out, claimed_by, claim_token, claimed_policy_step, lease_until, num_lost, sealed_at, ready_at, decided_by, left_by}'),
+        ('run', true, false, '{status, config, planned_steps, pipeline_version, current_attempt_id, stop_requested, outcome, source_sql, source_kind, source_rows, source_hash, source_epochs, source_weighted, label_cut, finished_at}'),
+        ('run_attempt', true, false, '{lease_until, ended_at, outcome}'),
+        ('run_model', true, false, '{}'),
+        ('sampler', true, false, '{*}'),
+        ('sampler_insert', true, true, '{}'),
+        ('sampler_lane', true, true, '{}'),
+        ('sampler_step', true, true, '{}'),
+        ('score', true, false, '{scores, error, input_digest, scored_at}'),
+        ('segment', true, false, '{file_id, offset_bytes, length_bytes, checksum}'),
+        ('segment_file', true, false, '{size_bytes, closed_at, retired_at, removed_at}'),
+        ('selector_snapshot', true, true, '{}'),
+        ('selector_state', true, true, '{*}'),
+        ('task', true, false, '{task_key, payload, features, manual_features, source_payload, source_features, status, task_verdict_id, left_source_at}'),
+        ('task_embedding', true, false, '{text_digest, embedding, embedded_at}'),
+        ('task_observation', true, false, '{applied, applied_in, applied_seq}'),
+        ('task_score', true, false, '{scores, error, input_digest, scored_at}'),
+        ('task_stat', true, false, '{alpha, beta, attempts, mean_reward, last_selected_at}'),
+        ('task_verdict', true, false, '{}'),
+        ('taskset', true, false, '{*}'),
+        ('train_step', true, false, '{}'),
+        ('verdict', true, false, '{is_newest}'),
+        ('weight_receipt', true, false, '{status, first_rank, group_id, pause_seconds, error, ended_at}'),
+        ('weight_receiver', true, false, '{*}'),
+        ('weight_transfer', true, false, '{status, group_id, backend, address, num_ranks, dtype, in_float32, bucket_bytes, num_bytes, send_seconds, error, sent_at, ended_at}'),
+        ('worker', true, false, '{state, waiting_for, progress, started_at, heartbeat_at, stopped_at, error, crashed}'),
+        ('worker_span', true, false, '{ended_at}'),
+        ('worklist', true, true, '{*}'),
+        ('write_receipt', true, false, '{}')
+$$;
 
 CREATE OR REPLACE FUNCTION rft.grant_roles() RETURNS text[]
 LANGUAGE plpgsql

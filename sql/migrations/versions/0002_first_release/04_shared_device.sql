@@ -1,14 +1,8 @@
--- Devices that engine and trainer use alternately (`explorer.sleep`).
+-- Devices that engine and trainer use alternately (`explorer.sleep`); called a turn before, a word of dialogues.
 
-CREATE TABLE rft.shared_device (
-    run_id bigint NOT NULL REFERENCES rft.run,
-    machine text NOT NULL,
-    device text NOT NULL,
-    holder bigint,
-    wanted_by bigint,
-    since timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (run_id, machine, device)
-);
+ALTER TABLE rft.device_turn RENAME TO shared_device;
+ALTER TABLE rft.shared_device RENAME CONSTRAINT device_turn_pkey TO shared_device_pkey;
+ALTER TABLE rft.shared_device RENAME CONSTRAINT device_turn_run_id_fkey TO shared_device_run_id_fkey;
 COMMENT ON TABLE rft.shared_device IS 'A device that the processes of a run use alternately: the engine sleeps while the trainer trains.';
 COMMENT ON COLUMN rft.shared_device.run_id IS 'The run whose processes share the device.';
 COMMENT ON COLUMN rft.shared_device.machine IS 'The machine, by the start of its kernel, which its containers share. For the device cpu also the container, which has memory of its own.';
