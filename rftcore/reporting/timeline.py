@@ -19,6 +19,7 @@ _COLOURS = {
     "deciding": "#8f5bb5",
     "evaluating": "#b5cf6b",
     "drawing": "#7fb3d5",
+    "compiling": "#5b7f95",
     "publishing": "#c8553d",
     "transferring": "#e08e45",
     "checkpointing": "#b8860b",

@@ -48,6 +48,7 @@ from rftcore.trainer.network.host_copy import HostCopy
 from rftcore.trainer.network.network import Network
 from rftcore.trainer.network.optimizers import learning_rate_at
 from rftcore.trainer.network.sharding import Grid, make_grid
+from rftcore.trainer.step.compilation import Compilation
 from rftcore.trainer.step.divergence import Divergence
 from rftcore.trainer.step.gradients import GradientPasses
 from rftcore.trainer.step.preparation import one_thread
@@ -67,6 +68,7 @@ class Learner:
 
     Attributes:
         temperature: of the distributions that log-probabilities are of.
+        compilation: compiles what a step computes before the first batch is there.
         writer: writes checkpoints in a thread.
 
     Raises:
@@ -97,6 +99,7 @@ class Learner:
         self.temperature = arguments.temperature if algorithm.learns_from_samples else 1.0
         self._signals = SignalReader(self.models, self.temperature, self.progress.mark)
         gradients = GradientPasses(self.models, algorithm, self.temperature, self.progress.mark)
+        self.compilation = Compilation(self.models, algorithm, gradients, self._signals)
         self._updates = OptimizerUpdates(self._signals, gradients, self._divergence, config, arguments.seed)
 
     @property

@@ -125,6 +125,8 @@ class TrainerRole:
         self.published: Publication | None = None
         self.policy_version_id = 0
         self._skipped_in_a_row = 0
+        # An engine that shares the device needs it for its start.
+        self._not_compiled = [] if device.is_shared else [*self.learner.own.compilation.parts]
 
     def train(self) -> None:
         """Train to the last step, then wait for the evaluations."""
@@ -163,7 +165,7 @@ class TrainerRole:
         """Make one step; return False when the run was asked to stop."""
         timing, started = _Timing(), time.monotonic()
         self.worker.set_state(f"draws the batch of step {step}", activity="drawing")
-        prepared = self.next_batch.draw(step, stop=self._should_stop, waiting=partial(self._report_wait, step))
+        prepared = self.next_batch.draw(step, stop=self._should_stop, waiting=partial(self._use_wait, step))
         timing.wait = time.monotonic() - started
         if prepared is None:
             return False
@@ -224,6 +226,13 @@ class TrainerRole:
         if self.live is not None:
             self.live.serve_missed(self.policy_version_id, partial(self.device.own, stop))
             self.published = self.live.publication
+
+    def _use_wait(self, step: int, reviews: str | None) -> None:
+        """Compile a part of what steps compute, while a batch is missing, and report what is waited for."""
+        if self._not_compiled:
+            self.worker.set_state("compiles the model", activity="compiling")
+            self.learner.compile(self._not_compiled.pop(0))
+        self._report_wait(step, reviews)
 
     def _report_wait(self, step: int, reviews: str | None) -> None:
         """Report what the step waits for: ready groups, or, where nothing else is missing, `reviews` of people."""

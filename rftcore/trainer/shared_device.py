@@ -47,6 +47,10 @@ class TrainerDevice:
         self._has_device = False
         self.learner: LearnerGroup | None = None
 
+    @property
+    def is_shared(self) -> bool:
+        return self._device is not None
+
     def take(self, stop: Callable[[], bool], *, after_evaluations: bool = True) -> bool:
         """Take the device, unless the trainer has it; return False if `stop` ended the wait.
 

@@ -19,6 +19,7 @@ Activity = Literal[
     "deciding",
     "replaying",
     "drawing",
+    "compiling",
     "training",
     "publishing",
     "checkpointing",

@@ -6,6 +6,7 @@ those prompts, prompt after prompt.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -50,8 +51,11 @@ class Rows(NamedTuple):
     visible_R1WW: Tensor | None
 
 
-class PaddedRows(NamedTuple):
+@dataclass(slots=True)
+class PaddedRows:
     """A packed row for `scaled_dot_product_attention`.
+
+    Neither a tuple nor frozen: compiled code would depend on the number of its parts.
 
     Attributes:
         parts: rows that contain every token of the packed row once.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 
-from rftcore.trainer.batches.packed_rows import Packing, Rows, Segments
+from rftcore.trainer.batches.packed_rows import Packing, PaddedRows, Rows, Segments
 from rftcore.trainer.network.packable import unpackable
 
 NAME = "packed"
@@ -70,14 +70,24 @@ def packed_attention(
         window = -1 if sliding_window is None else sliding_window - 1
         out_LHD, _ = torch.ops.rftcore.packed_attention(query, key, value, *packing, scaling, window)
         return out_LHD[None], None
-    groups = query_1HLD.shape[1] // key_1HLD.shape[1]
+    return _attend_parts(query_1HLD[0], key_1HLD[0], value_1HLD[0], packing, scaling, sliding_window)[None], None
+
+
+# Not compiled: layers would be compiled again for every number of parts.
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # of torch
+def _attend_parts(
+    query_HLD: Tensor,
+    key_HLD: Tensor,
+    value_HLD: Tensor,
+    packing: PaddedRows,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    groups = query_HLD.shape[0] // key_HLD.shape[0]
     out_PHD = torch.cat(
-        [
-            _attend_rows(query_1HLD[0], key_1HLD[0], value_1HLD[0], rows, scaling, sliding_window, groups)
-            for rows in packing.parts
-        ]
+        [_attend_rows(query_HLD, key_HLD, value_HLD, rows, scaling, window, groups) for rows in packing.parts]
     )
-    return out_PHD.index_select(0, packing.place_L)[None], None
+    return out_PHD.index_select(0, packing.place_L)
 
 
 def _attend_rows(

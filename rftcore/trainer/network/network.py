@@ -73,6 +73,7 @@ class Network:
         offload: keep a model that is not trained in the memory of the host.
 
     Attributes:
+        is_compiled: whether passes run compiled code: layers, or functions of the output layer, which always are on a GPU.
         routers: those of a mixture of experts that is trained; None for other models.
 
     Raises:
@@ -113,8 +114,10 @@ class Network:
         self._lora = named_layers(self.model, config.lora, self._layout.stacked) if adapted and config.lora else None
         self._adapters = [] if self._lora is None else add_adapters(self.model, self._lora)
         layers = layers_of(self.model)
-        if config.compile if config.compile is not None else on_gpu:
+        compiles_layers = config.compile if config.compile is not None else on_gpu
+        if compiles_layers:
             compile_layers(layers)
+        self.is_compiled = compiles_layers or on_gpu
         self._computation = Computation(self.model)
         # A single rank converts its weights once for all micro-batches. Copies in the type of the masters would double their memory.
         is_full = trained and not self._adapters

@@ -27,6 +27,7 @@ from rftcore.trainer.processes.other_ranks import OtherRanks
 from rftcore.trainer.processes.process_group import join_process_group, open_rendezvous
 from rftcore.trainer.processes.rank_arguments import RankArguments
 from rftcore.trainer.processes.shared_batch import SharedBatchMemory
+from rftcore.trainer.step.compilation import CompiledPart
 from rftdata.errors import DiskFullError
 
 # After the time limit of what a rank waits for.
@@ -85,6 +86,14 @@ class LearnerGroup:
             if self._others is None:
                 return self.own.update(batch, step)
             return self._others.call(partial(self.own.update, batch, step), "update", self._memory.write(batch), step)
+
+    def compile(self, part: CompiledPart) -> None:
+        """Compile one of `own.compilation.parts` in all ranks."""
+        with self.own.progress.step():
+            if self._others is None:
+                self.own.compilation.compile(part)
+            else:
+                self._others.call(partial(self.own.compilation.compile, part), "compile", part)
 
     def stuck_s(self) -> float:
         """Return the seconds since a step made progress; 0 outside one. Called in any thread."""

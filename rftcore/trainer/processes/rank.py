@@ -74,6 +74,8 @@ class _Rank:
                 self.learner = Learner(rank_arguments.learner, rank_arguments.build_algorithm())
             case "update", (layout, step):
                 self.learner.update(self.memory.read(layout), step)
+            case "compile", (part,):
+                self.learner.compilation.compile(part)
             case "write_weights", (places, tensors, path):
                 self.learner.write_weights(places, tensors, path)
             case "send_weights", (plan,):

@@ -55,6 +55,23 @@ class GradientPasses:
             self.mark()
         return sums
 
+    def discard(self, micro_batch: MicroBatch) -> None:
+        """Compute a micro-batch forward and backward, with a loss without meaning: its gradients are to be cleared.
+
+        Args:
+            micro_batch: on the device.
+        """
+        for network in self.models.trained().values():
+            network.begin_micro_batch(is_last=True)
+        if self.models.critic is not None:
+            self.models.critic.values(micro_batch).sum().backward()
+        outputs = self._scores(micro_batch) if self.algorithm.trains_scorer else self._logprobs(micro_batch)
+        routing = None if self.models.policy.routers is None else self.models.policy.routers.take()
+        results = [outputs.logprobs_N, outputs.entropy_N, outputs.values_N, outputs.read_N]
+        results.append(None if routing is None else routing.loss)
+        torch.stack([each.sum() for each in results if each is not None and each.requires_grad]).sum().backward()
+        self.mark()
+
     def _of_micro_batch(
         self, plan: Plan, micro_batch: MicroBatch, num_tokens: Tensor, learns: bool
     ) -> dict[str, Tensor]:

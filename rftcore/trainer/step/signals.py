@@ -49,17 +49,35 @@ class SignalReader:
         Raises:
             RftError: log-probabilities of a teacher are wanted, and neither a teacher is configured nor are they stored.
         """
-        signals = self._computed(batch, micro_batches, wanted)
+        signals = self._from_models(batch, micro_batches, wanted)
         if "teacher" in wanted and self.models.teacher is None:
             signals["teacher_N"] = _stored_teacher(batch)
         return Signals(**signals)
 
-    def _computed(self, batch: TrainBatch, micro_batches: list[MicroBatch], wanted: Set[Signal]) -> dict[str, Tensor]:
-        """Return the signals that models compute, by the name of their field."""
-        policy = self.models.policy
-        names = [
+    @torch.no_grad()
+    def discard(self, micro_batch: MicroBatch, wanted: Set[Signal]) -> None:
+        """Compute the wanted signals of a micro-batch for nothing.
+
+        Args:
+            micro_batch: on the device.
+        """
+        with without_dropout(self.models.policy.model):
+            for _ in self._of_micro_batch(micro_batch, wanted):
+                pass
+        self.mark()
+
+    def computed(self, wanted: Set[Signal]) -> list[Signal]:
+        """Return those of the wanted signals of each token that models compute."""
+        return [
             name for name in _PER_TOKEN if name in wanted and (name != "teacher" or self.models.teacher is not None)
         ]
+
+    def _from_models(
+        self, batch: TrainBatch, micro_batches: list[MicroBatch], wanted: Set[Signal]
+    ) -> dict[str, Tensor]:
+        """Return the signals that models compute, by the name of their field."""
+        policy = self.models.policy
+        names = self.computed(wanted)
         if not names and "mismatched" not in wanted:
             return {}
         num_tokens = batch.num_loss_tokens

@@ -186,6 +186,26 @@ def test_a_trainer_whose_run_was_taken_over_does_not_wait_for_the_last_validatio
         life.result(PATIENCE_S)
 
 
+def test_a_trainer_compiles_while_it_waits_for_its_first_batch(training: Training) -> None:
+    training.start(2, trainer={"compile": True})
+    life = training.attempt()
+    training.wait_for("exists (select from rft.worker where waiting_for like '1 ready groups%%')", life)
+    training.make_ready(2)
+    life.result(PATIENCE_S)
+    activities = [
+        row["activity"] for row in training.rows("select activity from rft.worker_span order by worker_id, ordinal")
+    ]
+    assert activities.count("compiling") == 1
+    assert activities.index("compiling") < activities.index("training")
+
+
+def test_a_trainer_with_a_batch_trains_at_once(training: Training) -> None:
+    training.start(1, trainer={"compile": True})
+    training.make_ready(1)
+    training.attempt().result(PATIENCE_S)
+    assert not training.rows("select from rft.worker_span where activity = 'compiling'")
+
+
 def test_a_stop_is_honoured_while_groups_are_ready(training: Training) -> None:
     training.start(200, trainer={"checkpoint_every": 50})
     training.make_ready(1)

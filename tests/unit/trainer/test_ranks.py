@@ -188,6 +188,12 @@ class TestTwoRanks:
         for name, tensor in alone.weights.items():
             torch.testing.assert_close(together.weights[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
+    def test_compile_together_and_keep_their_weights(self, group: LearnerGroup) -> None:
+        before = weights_of(group)
+        group.compile("gradients")
+        group.compile("signals")
+        assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(group).items())
+
     def test_restore_a_checkpoint(self, group: LearnerGroup, tmp_path: Path) -> None:
         group.begin_checkpoint(tmp_path / "checkpoint")
         expected = [group.update(make_batch(step), step)["loss"] for step in (4, 5)]
