@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
 from collections.abc import Sequence
@@ -64,6 +65,24 @@ class Case:
         ]
 
 
+class CollectionTime:
+    """Adds up the time of Python's garbage collections.
+
+    Attributes:
+        seconds: since it was last set to 0.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = self._begun = 0.0
+        gc.callbacks.append(self._count)
+
+    def _count(self, phase: Literal["start", "stop"], _: dict[str, int]) -> None:
+        if phase == "start":
+            self._begun = time.perf_counter()
+        else:
+            self.seconds += time.perf_counter() - self._begun
+
+
 class Recorder:
     """Times steps and appends them to a file. A step is `begin`, the work, `end`, `write`.
 
@@ -81,6 +100,7 @@ class Recorder:
         self._tokens = [batch.num_tokens for batch in batches]
         self._step = 0
         self._profile = StepProfile() if profiles else None
+        self._collections = CollectionTime()
         self._begun = self._paused = 0.0
 
     def now(self) -> float:
@@ -92,10 +112,11 @@ class Recorder:
     def begin(self) -> None:
         if self._cuda:
             self._cuda.reset_peak_memory_stats()
-        self._paused = 0.0
+        self._paused = self._collections.seconds = 0.0
+        self._begun = self.now()
         if self._profile is not None and self._is_last:
             self._profile.start()
-        self._begun = self.now()
+            self._begun = self.now()
 
     def pause(self, seconds: float) -> None:
         """Subtract time that does not belong to the optimisation step."""
@@ -104,7 +125,11 @@ class Recorder:
     def end(self) -> dict[str, Any]:
         """Return seconds and memory of the step, for `write`."""
         seconds = self.now() - self._begun - self._paused
-        measured: dict[str, Any] = {"seconds": seconds, "peak_gib": self._peak_bytes() / 2**30}
+        measured: dict[str, Any] = {
+            "seconds": seconds,
+            "peak_gib": self._peak_bytes() / 2**30,
+            "collection_ms": 1e3 * self._collections.seconds,
+        }
         if self._profile is not None and self._is_last:
             measured["profile"] = self._profile.stop(seconds)
         return measured

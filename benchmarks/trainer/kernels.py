@@ -24,11 +24,12 @@ from typing import Any, cast
 import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 _NUM_KERNELS = 25
 _NUM_GAPS = 8
 _LONGEST_NAME = 160
+_STEP = "optimisation step"
 
 # Parts of names of regions and operators on the host, outermost last.
 _REGIONS = (
@@ -56,9 +57,12 @@ class StepProfile:
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities, record_shapes=True)
+        self._step = record_function(_STEP)
 
     def start(self) -> None:
+        """Begin the step; the device has nothing to do."""
         self._profile.start()
+        self._step.__enter__()
 
     def stop(self, seconds: float) -> dict[str, Any]:
         """Return milliseconds by class, the kernels that take most of the time, and the matrix products by shape.
@@ -66,6 +70,7 @@ class StepProfile:
         Args:
             seconds: wall time of the step; the profiler makes it longer than it would be without.
         """
+        self._step.__exit__(None, None, None)
         self._profile.stop()
         return summary(self._profile.events(), seconds)
 
@@ -73,6 +78,8 @@ class StepProfile:
 def summary(events: Iterable[FunctionEvent], seconds: float) -> dict[str, Any]:
     """Summarise the events of a step; see `StepProfile.stop`."""
     events = list(events)
+    step = next(event for event in events if event.name == _STEP and event.device_type == DeviceType.CPU)
+    events = [event for event in events if event.name != _STEP]
     device = [event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation]
     launched = list(_launched(events) if device else _operators(events))
     kernels: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0])
@@ -93,10 +100,11 @@ def summary(events: Iterable[FunctionEvent], seconds: float) -> dict[str, Any]:
     classes: dict[str, float] = defaultdict(float)
     for (_, group), (ms, _calls) in kernels.items():
         classes[group] += ms
-    gaps = _gaps(device)
+    gaps, before, after = _gaps(device), None, None
     if device:
-        # Before the first kernel, after the last one, and between them.
-        classes["idle"] = 1e3 * seconds - _span_ms(device) + sum(gap["ms"] for gap in gaps)
+        before = (min(event.time_range.start for event in device) - step.time_range.start) / 1e3
+        after = (step.time_range.end - max(event.time_range.end for event in device)) / 1e3
+        classes["idle"] = before + sum(gap["ms"] for gap in gaps) + after
     most = sorted(kernels.items(), key=lambda item: -item[1][0])[:_NUM_KERNELS]
     return {
         "seconds": seconds,
@@ -106,7 +114,8 @@ def summary(events: Iterable[FunctionEvent], seconds: float) -> dict[str, Any]:
             for (name, group), (ms, calls) in most
         ],
         "products": _products(events),
-        "idle_at_ends_ms": round(1e3 * seconds - _span_ms(device), 2) if device else None,
+        "before_first_kernel_ms": before,
+        "after_last_kernel_ms": after,
         "gaps": sorted(gaps, key=lambda gap: -gap["ms"])[:_NUM_KERNELS],
     }
 
@@ -121,8 +130,9 @@ def table(found: dict[str, Any]) -> str:
         f"{each['ms']:9.2f} ms {each['calls']:6} × {each['tflop_per_s']:7.1f} TFLOP/s {each['shapes']}"
         for each in found["products"][:_NUM_KERNELS]
     ]
-    if found["gaps"]:
-        lines.append(f"{found['idle_at_ends_ms']:9.2f} ms idle before the first and after the last kernel")
+    if found["before_first_kernel_ms"] is not None:
+        lines.append(f"{found['before_first_kernel_ms']:9.2f} ms idle before the first kernel")
+        lines.append(f"{found['after_last_kernel_ms']:9.2f} ms idle after the last kernel")
     lines += [f"{gap['ms']:9.2f} ms idle before {gap['next']}" for gap in found["gaps"][:_NUM_GAPS]]
     return "\n".join(lines)
 
@@ -169,12 +179,6 @@ def class_of(name: str) -> str:
     """Return the class of a kernel by its name alone."""
     lower = name.lower()
     return next((group for group, parts in _NAMES if any(part in lower for part in parts)), "other")
-
-
-def _span_ms(device: Sequence[FunctionEvent]) -> float:
-    """Return the time from the first kernel's start to the last one's end."""
-    span: float = max(event.time_range.end for event in device) - min(event.time_range.start for event in device)
-    return span / 1e3
 
 
 def _gaps(device: Iterable[FunctionEvent]) -> list[dict[str, Any]]:

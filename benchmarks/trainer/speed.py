@@ -22,7 +22,9 @@ one case:
     peak_gib           most memory of tensors on the GPU in any step (the first device); on a CPU that of the process
     mfu                6 · parameters · tokens / seconds / peak FLOP/s of the device, without attention and recomputation
     computed_mfu       the same with the tokens that the model computes: a prompt shared by several sequences counts once
-    profile            with `--profile`: milliseconds of one more step by class of kernels, its longest kernels, and its matrix products by shape
+    step_records       of each step, among others collection_ms: Python's garbage collections
+    profile            with `--profile`: milliseconds of one more step by class of kernels, its longest kernels, its matrix products by shape, and how
+                       long the device is idle before the first kernel, between kernels and after the last one
     loss, grad_norm    of the first step; `agrees` is false where they differ from TRL's, or without TRL from ours on the fewest GPUs, by more than
                        `tolerance`
 

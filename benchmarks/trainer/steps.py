@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.harness.processes import append_line, redirect
 from benchmarks.trainer.batches import Batch
 from benchmarks.trainer.case import ADVANTAGE_EPS, CLIP, LADDER, LEARNING_RATE, Case, Recorder
+from rftcore.garbage import collect_rarely, large_imports
 
 if TYPE_CHECKING:
     from rftcore.trainer.batches.train_batch import TrainBatch
@@ -29,6 +30,8 @@ _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate
 def run_case(case: Case, model: Path, output: Path, log: Path) -> None:
     """Run a case; its lines go to `output`, its other output to `log`. The process cannot be used for anything else afterwards."""
     redirect(log)
+    if case.system == "ours":
+        collect_rarely()  # as every process of a run does
     if case.ranks == 1:
         # With several GPUs, transformers' trainer would spread every micro-batch over them.
         os.environ["CUDA_VISIBLE_DEVICES"] = "0"
@@ -66,10 +69,11 @@ def _train_ours(case: Case, model: str, batches: list[Batch], recorder: Recorder
 
 
 def _open_learner(case: Case, model: str) -> LearnerGroup:
-    from rftcore.config.trainer import TrainerConfig
-    from rftcore.trainer.learner_arguments import LearnerArguments
-    from rftcore.trainer.processes.learner_group import LearnerGroup
-    from rftcore.trainer.processes.rank_arguments import RankArguments
+    with large_imports():
+        from rftcore.config.trainer import TrainerConfig
+        from rftcore.trainer.learner_arguments import LearnerArguments
+        from rftcore.trainer.processes.learner_group import LearnerGroup
+        from rftcore.trainer.processes.rank_arguments import RankArguments
 
     config = TrainerConfig.model_validate(
         {
