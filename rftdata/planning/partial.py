@@ -55,6 +55,7 @@ def keep(run: Run, parts: Iterable[Part]) -> None:
             send(
                 connection,
                 "keep_partial_tokens",
+                run_id=run.run_id,
                 group_id=part.group_id,
                 claim_token=part.claim_token,
                 rollout_index=answer.rollout_index,

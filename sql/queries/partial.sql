@@ -1,12 +1,12 @@
 -- name: keep_partial_tokens
--- Store a part of an answer while the group is claimed under this token and the run has not finished. If the confirmation of an earlier try was
+-- Store a part of an answer while the run's group is claimed under this token and the run has not finished. If the confirmation of an earlier try was
 -- lost, the part may have grown. The run is locked first, as everywhere, so that it does not finish before this commits.
 INSERT INTO rft.partial_tokens (group_id, rollout_index, generation_index, claim_token, first_token, input_digest, token_ids, logprobs,
     version_starts, policy_version_ids, finish_reason)
 SELECT g.group_id, %(rollout_index)s, %(generation_index)s, g.claim_token, %(first_token)s, %(input_digest)s, %(token_ids)s, %(logprobs)s,
        %(version_starts)s, %(policy_version_ids)s, %(finish_reason)s
 FROM (SELECT c.group_id, c.claim_token FROM rft.run r JOIN rft.rollout_group c ON c.run_id = r.run_id
-      WHERE c.group_id = %(group_id)s AND c.claim_token = %(claim_token)s AND c.status = 'claimed' AND r.status <> 'finished' FOR SHARE) g
+      WHERE c.group_id = %(group_id)s AND r.run_id = %(run_id)s AND c.claim_token = %(claim_token)s AND c.status = 'claimed' AND r.status <> 'finished' FOR SHARE) g
 ON CONFLICT (group_id, rollout_index, generation_index, claim_token, first_token) DO UPDATE
 SET token_ids = excluded.token_ids, logprobs = excluded.logprobs, version_starts = excluded.version_starts,
     policy_version_ids = excluded.policy_version_ids, finish_reason = excluded.finish_reason;

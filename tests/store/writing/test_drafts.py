@@ -372,6 +372,7 @@ def test_a_run_does_not_finish_between_a_part_and_its_commit(roles: Roles, attem
         execute(
             connection,
             "keep_partial_tokens",
+            run_id=roles.run_id,
             group_id=group.group_id,
             claim_token=group.claim_token,
             rollout_index=0,

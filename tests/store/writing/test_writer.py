@@ -17,6 +17,7 @@ from rftdata import Buffer, Group, RftError, Rollout, Run
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError
 from rftdata.maintenance.verification import verify
+from rftdata.planning.partial import Part, PartialAnswer, keep
 from tests.support.store_roles import Roles, own_group, tokens
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -316,6 +317,47 @@ def test_a_query_keeps_columns_of_one_name_apart(buffer: Buffer) -> None:
     table = buffer.sql("SELECT 1 AS a, 2 AS a")
     assert isinstance(table, pa.Table)
     assert [column.to_pylist() for column in table.columns] == [[1], [2]]
+
+
+def test_a_receipt_counts_within_its_run(buffer: Buffer, run: Run) -> None:
+    other = buffer.create_run(name="other", config={}, seed=1, steps=1, pipeline_version="p1")
+    receipt = uuid.uuid4()
+    for target in (run, other):
+        with buffer.writer(target) as writer:
+            assert len(writer.insert(own_group(), receipt=receipt)) == 1
+            assert writer.insert(own_group(), receipt=receipt) == []
+    rows = buffer.sql("SELECT run_id, count(*) AS n FROM rft.rollout_group GROUP BY 1 ORDER BY 1").to_pylist()
+    assert rows == [{"run_id": run.run_id, "n": 1}, {"run_id": other.run_id, "n": 1}]
+
+
+def test_a_writer_stores_no_group_that_another_run_claimed(buffer: Buffer, run: Run) -> None:
+    roles = Roles(buffer)
+    with roles.attempt():
+        roles.plan()
+        claimed = roles.claim()[0]
+        result = roles.result(claimed, [0.0, 1.0])
+        answer = PartialAnswer(
+            rollout_index=0,
+            generation_index=0,
+            input_digest=b"d",
+            token_ids=[7],
+            logprobs=[0.0],
+            version_spans=[(0, 1)],
+            finish_reason=None,
+        )
+        part = Part(group_id=claimed.group_id, claim_token=claimed.claim_token, first_token=0, answer=answer)
+        keep(run, [part])
+        with (
+            buffer.writer(run) as writer,
+            pytest.raises(
+                RftError,
+                match=rf"group {claimed.group_id} belongs to the run 'roles'.*writes into another one.*buffer.writer",
+            ),
+        ):
+            writer.insert(result)
+        assert (counts(buffer)["experience"], counts(buffer)["write_receipt"]) == (0, 0)
+        assert buffer.sql("SELECT FROM rft.partial_tokens").num_rows == 0
+        assert roles.insert(result) == [claimed.group_id]
 
 
 def test_a_request_with_a_receipt_is_stored_before_the_writer_closes(buffer: Buffer, run: Run) -> None:
