@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from rftdata.errors import RftError
-from rftdata.limits import check_integer, check_task_name
+from rftdata.limits import INT4, check_integer, check_task_name
 
 Array = npt.NDArray[Any]
 IntegerSequence = list[int] | Array
@@ -19,6 +20,10 @@ FloatSequence = list[float] | Array
 MaskSequence = list[bool] | Array
 OUTCOMES = ("ok", "failed", "timeout", "cancelled")
 SOURCES = ("explorer", "human", "import", "synthesis")
+FORKS = ("branch", "history", "template", "separate")
+"""Why a sequence begins anew in its rollout, see the type `rft.fork`."""
+TURNS = "turns"
+"""Name of the array with the turns of a sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,11 @@ class GroupOrigin:
 
 @dataclass
 class Sequence:
-    """One trainable sequence: a whole rollout, or one turn of it. T = prompt and response tokens.
+    """One trainable sequence: a rollout of one or several turns, or one branch of it. T = prompt and response tokens.
+
+    A sequence of several turns has the array `turns`, int32 [K, 3]: for each turn its first token, the token after its last, and its number
+    in the rollout, all ascending. The tokens between two turns, such as observations, have no behaviour log-probability (NaN) and the
+    loss mask 0. A sequence without the array is one turn: its response.
 
     Attributes:
         prompt, response: texts.
@@ -87,6 +96,8 @@ class Sequence:
         reward_parts, metrics: named numbers.
         messages: the chat up to and including the response.
         arrays: further arrays by name, of any type and shape: teacher log-probabilities, token rewards, routed experts, images…
+        turn_index: number of its first turn in the rollout; None counts the turns of the sequences before it.
+        fork: why it begins anew instead of extending an earlier sequence of its rollout, one of `FORKS`; None if it does not.
         origin: origin of an imported sequence. Its policy spans name versions of another buffer, so no policy of this buffer counts
             as its sampler.
     """
@@ -106,7 +117,20 @@ class Sequence:
     messages: list[dict[str, Any]] | None = None
     parent_id: int | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict)
+    turn_index: int | None = None
+    fork: str | None = None
     origin: SequenceOrigin | None = None
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.arrays[TURNS]) if TURNS in self.arrays else 1
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Number of response tokens with the loss mask 1."""
+        if self.loss_mask is None:
+            return len(self.token_ids) - self.num_prompt_tokens
+        return int(np.count_nonzero(self.loss_mask))
 
 
 @dataclass
@@ -121,6 +145,10 @@ class Rollout:
     seconds: float = 0.0
     error: str | None = None
 
+    @property
+    def num_turns(self) -> int:
+        return sum(sequence.num_turns for sequence in self.sequences)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
@@ -128,8 +156,8 @@ class Baseline:
 
     Attributes:
         reward: with the rewards of its tokens, as algorithms count that of the other rollouts.
-        response, messages, finish_reason: of its last turn.
-        num_response_tokens: of all its turns.
+        response, messages, finish_reason: of its last sequence.
+        num_response_tokens: of all its answers.
         policy_version_min: None if this system did not sample it.
     """
 
@@ -160,8 +188,8 @@ class Baseline:
             reward_parts=last.reward_parts if last else {},
             response=last.response if last else "",
             messages=last.messages if last else None,
-            num_turns=len(rollout.sequences),
-            num_response_tokens=sum(len(s.token_ids) - s.num_prompt_tokens for s in rollout.sequences),
+            num_turns=rollout.num_turns,
+            num_response_tokens=sum(s.num_trained_tokens for s in rollout.sequences),
             finish_reason=last.finish_reason if last else "abort",
             policy_version_min=min(versions, default=None),
             seconds=rollout.seconds,
@@ -279,7 +307,33 @@ def _validate_sequence(s: Sequence) -> None:
         check_integer("the policy_version_id of a span", policy_version_id)
     if s.parent_id is not None:
         check_integer("the parent_id of a sequence", s.parent_id)
+    if s.turn_index is not None:
+        check_integer("the turn_index of a sequence", s.turn_index, (0, INT4[1]))
+    if s.fork is not None and s.fork not in FORKS:
+        raise RftError("a sequence has an unknown cause of its fork", value=s.fork, allowed=", ".join(FORKS))
+    if TURNS in s.arrays:
+        _validate_turns(np.asarray(s.arrays[TURNS]), s)
     check_reward(s.reward)
+
+
+def _validate_turns(turns: Array, s: Sequence) -> None:
+    if turns.ndim != 2 or turns.shape[1] != 3 or not len(turns) or turns.dtype != np.int32:
+        raise RftError(
+            "the array turns of a sequence has another type or shape",
+            value=f"{turns.dtype} {list(turns.shape)}",
+            allowed="int32 [K, 3]: first token, token after the last, and number of each of the K turns",
+        )
+    bounds, numbers = turns[:, :2].astype(np.int64).reshape(-1), turns[:, 2].astype(np.int64)
+    if bounds[0] < s.num_prompt_tokens or bounds[-1] > len(s.token_ids) or (np.diff(bounds) < 0).any():
+        raise RftError(
+            "the turns of a sequence are not stretches of its response, one after the other",
+            value=turns[:10, :2].tolist(),
+            allowed=f"ascending places from {s.num_prompt_tokens} to {len(s.token_ids)}",
+        )
+    if numbers[0] < 0 or (np.diff(numbers) <= 0).any():
+        raise RftError(
+            "the turns of a sequence must have ascending numbers", value=numbers[:10].tolist(), allowed="0, 1, 2, …"
+        )
 
 
 def check_reward(reward: float | None) -> None:

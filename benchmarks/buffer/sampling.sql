@@ -21,10 +21,10 @@ SELECT %(first)s::bigint + n, 'p', repeat('p', 100) FROM generate_series(0, %(nu
 
 -- name: experiences
 INSERT INTO rft.experience (experience_id, run_id, group_id, rollout_id, source, prompt_digest, response, reward_sampled, reward,
-    metrics, num_prompt_tokens, num_response_tokens, finish_reason, segment_id, segment_row)
+    metrics, num_prompt_tokens, num_response_tokens, num_trained_tokens, finish_reason, segment_id, segment_row)
 OVERRIDING SYSTEM VALUE
 SELECT k.id, %(run_id)s, %(first)s::bigint + n, k.id, 'import', 'p', repeat('r', 150), mod(i, 2), mod(i, 2), '{"seconds": 1}',
-       s.prompts[k.place], s.responses[k.place], 'stop', s.segments[k.place], s.rows[k.place]
+       s.prompts[k.place], s.responses[k.place], s.responses[k.place], 'stop', s.segments[k.place], s.rows[k.place]
 FROM (SELECT array_agg(num_prompt_tokens) AS prompts, array_agg(num_response_tokens) AS responses, array_agg(segment_id) AS segments,
              array_agg(segment_row) AS rows
       FROM rft.experience WHERE run_id = %(samples_run_id)s) s,

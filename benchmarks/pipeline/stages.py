@@ -99,6 +99,7 @@ def make_table(samples: Sequence[Sample]) -> pa.Table:
         "reward_sampled": [sample.reward for sample in samples],
         "num_prompt_tokens": [sample.num_prompt_tokens for sample in samples],
         "num_response_tokens": lengths,
+        "num_trained_tokens": lengths,
         "finish_reason": ["length" if length > 900 else "stop" for length in lengths],
         "metrics": [json.dumps(sample.metrics) for sample in samples],
         "staleness": [sample.group % 5 for sample in samples],

@@ -105,7 +105,7 @@ def _explore(
             explorer = Explorer(JoinedRun(buffer, run, resolved), worker, engine)
             started, seconds = asyncio.run(_sample(explorer, buffer, run.run_id, case["answers"]))
         found = buffer.sql(
-            "SELECT sum(num_response_tokens)::bigint AS tokens, extract(epoch FROM max(created_at))::float8 AS ended"
+            "SELECT sum(num_trained_tokens)::bigint AS tokens, extract(epoch FROM max(created_at))::float8 AS ended"
             " FROM rft.experience WHERE run_id = %s",
             [run.run_id],
         ).to_pylist()[0]

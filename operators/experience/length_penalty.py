@@ -1,6 +1,6 @@
 """Soft overlong punishment: the reward falls as a response approaches the length limit.
 
-DAPO, arXiv 2503.14476, eq. 13, with L = `num_response_tokens`:
+DAPO, arXiv 2503.14476, eq. 13, with L = `num_trained_tokens`:
 
     R_length = 0                                          if L ≤ max_tokens − cache_tokens
                ((max_tokens − cache_tokens) − L) / cache_tokens   up to L ≤ max_tokens
@@ -38,12 +38,12 @@ class LengthPenalty(Operator, revision=1):
                 raise ValueError(f"cache_tokens {self.cache_tokens} is more than max_tokens {self.max_tokens}")
             return self
 
-    reads = frozenset({"num_response_tokens", "reward"})
+    reads = frozenset({"num_trained_tokens", "reward"})
     writes = frozenset({"reward"})
     rowwise = True
 
     def apply(self, table: pa.Table) -> StageOutcome:
-        length = pc.cast(table["num_response_tokens"].combine_chunks(), pa.float64())
+        length = pc.cast(table["num_trained_tokens"].combine_chunks(), pa.float64())
         free = float(self.config.max_tokens - self.config.cache_tokens)
         ramp = pc.divide(pc.subtract(free, length), float(self.config.cache_tokens))
         penalty = pc.max_element_wise(pc.min_element_wise(ramp, 0.0, skip_nulls=False), -1.0, skip_nulls=False)

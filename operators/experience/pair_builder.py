@@ -91,7 +91,7 @@ class PairBuilder(Operator, revision=1):
         )
 
     reads = frozenset(
-        {"experience_id", "group_id", "rollout_index", "turn_index", "prompt", "reward", "num_response_tokens"}
+        {"experience_id", "group_id", "rollout_index", "turn_index", "prompt", "reward", "num_trained_tokens"}
     )
 
     def pairs(self, table: pa.Table) -> list[Pair]:
@@ -142,18 +142,18 @@ def _rank(better: Answer, worse: Answer, rules: PairRules, uses: Counter[int]) -
 
 def _groups(table: pa.Table) -> dict[int, list[Answer]]:
     """Return the comparable answers by group, in the order of the groups' first rows."""
-    columns = ["experience_id", "group_id", "rollout_index", "turn_index", "prompt", "reward", "num_response_tokens"]
+    columns = ["experience_id", "group_id", "rollout_index", "turn_index", "prompt", "reward", "num_trained_tokens"]
     rows = table.select(columns).to_pylist()
-    turns = Counter((row["group_id"], row["rollout_index"]) for row in rows)
+    sequences = Counter((row["group_id"], row["rollout_index"]) for row in rows)
     groups: dict[int, list[Answer]] = defaultdict(list)
     prompts: dict[int, str] = {}
     for row in rows:
-        single = turns[row["group_id"], row["rollout_index"]] == 1 and row["turn_index"] == 0
+        single = sequences[row["group_id"], row["rollout_index"]] == 1 and row["turn_index"] == 0
         if not single or row["reward"] is None or not math.isfinite(row["reward"]):
             continue
         # Only answers to the same prompt are comparable: a workflow may have changed the prompt of a rollout.
         if prompts.setdefault(row["group_id"], row["prompt"]) == row["prompt"]:
             groups[row["group_id"]].append(
-                Answer(row["experience_id"], row["rollout_index"], row["reward"], row["num_response_tokens"])
+                Answer(row["experience_id"], row["rollout_index"], row["reward"], row["num_trained_tokens"])
             )
     return groups

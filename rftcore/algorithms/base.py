@@ -8,8 +8,8 @@ every unit comes from the whole batch, so neither micro-batches, nor packing, no
 To write a part: subclass `Advantage`, `TokenMask` or one of the terms, declare `needs`, give it a `Config`, and name the class by
 path (`loss: {name: ./my_loss.py:MyLoss}`). `docs/how-to/write-an-algorithm.md` shows one.
 
-Shapes: B sequences (experiences) of the batch; N tokens with a loss, of all sequences, sequence after sequence; P pairs, where
-sequences 2p and 2p + 1 are the chosen and the rejected one. All tensors of a batch are on the CPU; those of a view are on the
+Shapes: B sequences (experiences) of the batch; A turns of the sequence with the most turns; N tokens with a loss, of all sequences, sequence
+after sequence; P pairs, where sequences 2p and 2p + 1 are the chosen and the rejected one. All tensors of a batch are on the CPU; those of a view are on the
 trainer's device.
 """
 
@@ -44,6 +44,7 @@ Signal = Literal[
     "teacher_logits",
 ]
 Column = Literal["step_rewards", "state", "baseline_rewards", "reward_parts"]
+PER_TURN: frozenset[Column] = frozenset({"step_rewards", "state"})
 Unit = Literal["token", "sequence", "pair"]
 
 # exp(20) is 5e8: the two policies have nothing in common. A slightly larger ratio would overflow to NaN.
@@ -62,16 +63,17 @@ class StepBatch:
         step: number of the trainer step, from 1.
         rewards_B: float32; the reward as it stood when the batch was drawn, NaN where there is none.
         group_B: int64; index of the group, 0..G-1.
-        rollout_B: int64; rollout within the group. Turns of one rollout share it.
-        turn_B: int64; turn within the rollout, from 0.
+        rollout_B: int64; rollout within the group. Branches of one rollout share it.
+        turn_BA: int64; number of each turn of the sequence in its rollout, from 0, ascending; -1 after the last.
+        turn_N: int64; column of `turn_BA` of the token's turn.
         sequence_N: int64, ascending; the sequence of each token.
         behavior_N: float32, nats; log-probability under the policy that sampled the token, NaN where no policy did.
         importance_weights_B: float32; corrects for the probability with which prioritised sampling drew the sequence
             (arXiv 1511.05952, section 3.4), 1 otherwise.
         expert_B: bool; the sequence was written by an expert (a person, a stronger model) and not sampled.
         token_rewards_N: float32; rewards of single tokens, in addition to `rewards_B`. None where there are none.
-        step_rewards_B: float32; reward of the turn alone, None where workflows recorded none.
-        state_B: int64; hash of the environment's state before the turn, None where workflows recorded none.
+        step_rewards_BA: float32; reward of each turn alone, 0 where `turn_BA` is -1. None where workflows recorded none.
+        state_BA: int64; hash of the environment's state before each turn, 0 where `turn_BA` is -1. None where workflows recorded none.
         baseline_rewards_B: float32; reward of the greedy response to the same task, None where none was sampled.
         reward_parts_B: float32 [B, K]; the rewards by name, as sampled, None where they are not read.
         reward_names: names of the K.
@@ -81,14 +83,15 @@ class StepBatch:
     rewards_B: Tensor
     group_B: Tensor
     rollout_B: Tensor
-    turn_B: Tensor
+    turn_BA: Tensor
+    turn_N: Tensor
     sequence_N: Tensor
     behavior_N: Tensor
     importance_weights_B: Tensor
     expert_B: Tensor
     token_rewards_N: Tensor | None = None
-    step_rewards_B: Tensor | None = None
-    state_B: Tensor | None = None
+    step_rewards_BA: Tensor | None = None
+    state_BA: Tensor | None = None
     baseline_rewards_B: Tensor | None = None
     reward_parts_B: Tensor | None = None
     reward_names: tuple[str, ...] = ()
@@ -104,6 +107,19 @@ class StepBatch:
     def mean_per_sequence(self, values_N: Tensor) -> Tensor:
         """Average the values over each sequence's tokens, [B]; 0 for a sequence without tokens."""
         return self.sum_per_sequence(values_N) / self.tokens_B.clamp(min=1)
+
+    def sum_per_turn(self, values_N: Tensor) -> Tensor:
+        """Sum the values over each turn's tokens, [B, A]; 0 for a turn without tokens."""
+        num_turns = self.turn_BA.shape[1]
+        flat = values_N.new_zeros(self.turn_BA.numel()).index_add(
+            0, self.sequence_N * num_turns + self.turn_N, values_N
+        )
+        return flat.view(-1, num_turns)
+
+    def column(self, column: Column) -> Tensor | None:
+        """Return the entries of a column, [B, A] for those in `PER_TURN` and [B, …] for others; None where there are none."""
+        found: Tensor | None = getattr(self, f"{column}_BA" if column in PER_TURN else f"{column}_B")
+        return found
 
     @property
     def whole_pairs_B(self) -> Tensor:
@@ -123,7 +139,7 @@ class StepBatch:
         columns = _only(self, kept_N) | {
             column.name: getattr(self, column.name)[kept_B]
             for column in fields(self)
-            if column.name.endswith("_B") and getattr(self, column.name) is not None
+            if column.name.endswith(("_B", "_BA")) and getattr(self, column.name) is not None
         }
         return replace(self, **columns | {"sequence_N": number_B[self.sequence_N[kept_N]]})
 
@@ -253,8 +269,8 @@ class Part:
 
     Attributes:
         needs: signals that it reads.
-        columns: entries per sequence that it needs. A batch has only those that a part declares, here or in `optional_columns`.
-        optional_columns: entries per sequence that it reads where every sampled sequence has them; None where none has.
+        columns: entries per sequence or turn that it needs. A batch has only those that a part declares, here or in `optional_columns`.
+        optional_columns: entries per sequence or turn that it reads where every sampled sequence has them; None where none has.
         min_group_size: 2 where it compares the rollouts of a group.
         uses_rewards: it reads rewards, so each sequence must have one.
     """

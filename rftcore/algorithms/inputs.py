@@ -53,13 +53,13 @@ def refuse_missing_rewards(batch: StepBatch, needed_B: Tensor) -> None:
 
 
 def refuse_missing_columns(batch: StepBatch, columns: frozenset[Column]) -> None:
-    """Refuse a batch without the entries per sequence that the parts read.
+    """Refuse a batch without the entries that the parts read.
 
     Raises:
         RftError: names the first missing entry.
     """
     for column in sorted(columns):
-        if getattr(batch, f"{column}_B") is None:
+        if batch.column(column) is None:
             what, how = RECORDED_BY[column]
             raise RftError(
                 f"the batch has no {column.replace('_', ' ')} ({what}), which the algorithm's parts read", todo=how

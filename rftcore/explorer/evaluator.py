@@ -139,7 +139,7 @@ class Evaluator:
             task_id=task.task_id,
             reward=rollout.reward or 0.0,
             response=last.response if last else "",
-            num_response_tokens=len(last.token_ids) - last.num_prompt_tokens if last else 0,
+            num_response_tokens=last.num_trained_tokens if last else 0,
             finish_reason=last.finish_reason if last else "abort",
             error=rollout.error,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ class RehearsedBatch:
         self._sequences: list[Trained] = []
         rows = []
         for group_id, (task, features, rollout) in enumerate(rehearsed, start=1):
-            for index, (turn_index, sequence) in itertools.product(range(size), enumerate(rollout.sequences)):
+            for index, (turn_index, sequence) in itertools.product(range(size), _numbered(rollout)):
                 reward = rollout.reward
                 if index % 2:
                     reward = _WRONG if reward else _RIGHT
@@ -60,6 +60,14 @@ class RehearsedBatch:
         return None if values is None else np.asarray(values)
 
 
+def _numbered(rollout: Rollout) -> Iterator[tuple[int, Trained]]:
+    """Yield the sequences of a rollout with the number of their first turn, as the writer counts it."""
+    num_turns = 0
+    for sequence in rollout.sequences:
+        yield num_turns if sequence.turn_index is None else sequence.turn_index, sequence
+        num_turns += sequence.num_turns
+
+
 def _row(task: Task, features: Mapping[str, Any], sequence: Trained) -> dict[str, Any]:
     return {
         "taskset": task.taskset,
@@ -70,6 +78,8 @@ def _row(task: Task, features: Mapping[str, Any], sequence: Trained) -> dict[str
         "reward_sampled": sequence.reward,
         "num_prompt_tokens": sequence.num_prompt_tokens,
         "num_response_tokens": len(sequence.token_ids) - sequence.num_prompt_tokens,
+        "num_trained_tokens": sequence.num_trained_tokens,
+        "num_turns": sequence.num_turns,
         "finish_reason": sequence.finish_reason,
         "metrics": json.dumps(sequence.metrics),
         "source": "explorer",

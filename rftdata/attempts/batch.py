@@ -33,6 +33,7 @@ ROWS = pa.schema(
         ("reward_parts", pa.map_(pa.string(), pa.float64())),
         ("num_prompt_tokens", pa.int32()),
         ("num_response_tokens", pa.int32()),
+        ("num_trained_tokens", pa.int32()),
     ]
 )
 
@@ -46,7 +47,7 @@ class Batch:
             chosen one first, the rejected one right after it), group_id, rollout_index, turn_index, reward (as at the draw, or at
             the run's label cut; null if there is none), staleness, importance_weight (factor for the experience's loss; 1 unless
             sampling is prioritised), baseline_reward (of the group's greedy rollout; null if it has none), reward_parts (name and value of each, as sampled),
-            num_prompt_tokens, num_response_tokens.
+            num_prompt_tokens, num_response_tokens, num_trained_tokens.
         short_reason: why the batch is smaller than requested; None if it is full.
     """
 

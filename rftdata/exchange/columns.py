@@ -75,6 +75,7 @@ SCHEMA = pa.schema(
         ("policy_version_max", pa.int64()),
         ("policy_step", pa.int32()),
         ("num_prompt_tokens", pa.int32()),
+        ("fork", pa.string()),
         ("finish_reason", pa.string()),
         ("created_at", _TIME),
         ("labels", pa.list_(_LABEL)),

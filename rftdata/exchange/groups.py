@@ -182,6 +182,8 @@ def _sequence(row: Row, batches: Mapping[int, int]) -> Sequence:
         metrics=_json(row["metrics"]),
         messages=None if row["messages"] is None else json.loads(row["messages"]),
         arrays={array["name"]: unpacked(array) for array in row["arrays"]},
+        turn_index=row["turn_index"],
+        fork=row["fork"],
         origin=origin,
     )
 

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from rftdata.errors import RftError
-from rftdata.exchange.columns import BASE_ARRAYS, REQUIRED_OF_EXPERIENCE, SCHEMA, Row, unpacked
-from rftdata.experience import OUTCOMES, SOURCES, Baseline
+from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, unpacked
+from rftdata.experience import FORKS, OUTCOMES, SOURCES, Baseline
 from rftdata.limits import (
     INT4,
     INT8,
@@ -45,6 +45,7 @@ OF_GROUP = (
     "task_payload",
     "task_features",
 )
+_OF_EXPERIENCE = SCHEMA.names[SCHEMA.names.index("experience_id") + 1 :]
 OF_ROLLOUT = ("outcome", "rollout_reward", "seconds", "error")
 _TEXTS = [column.name for column in SCHEMA if pa.types.is_string(column.type)]
 _GROUP_TEXTS = [name for name in _TEXTS if name in OF_GROUP]
@@ -90,7 +91,7 @@ def check_row(row: Row) -> None:
 
 def _check_alone(row: Row) -> None:
     """Refuse a row that has values of an experience but no experience_id: they would be lost."""
-    filled = [name for name in REQUIRED_OF_EXPERIENCE if row[name] is not None]
+    filled = [name for name in _OF_EXPERIENCE if row[name] is not None]
     if filled:
         raise RftError(
             f"the row has no experience_id, but {', '.join(filled[:5])}",
@@ -101,6 +102,8 @@ def _check_alone(row: Row) -> None:
 def _check_experience(row: Row) -> None:
     _one_of("source", row["source"], SOURCES)
     _at_least("turn_index", row["turn_index"], 0)
+    if row["fork"] is not None:
+        _one_of("fork", row["fork"], FORKS)
     _check_object("reward_parts", row["reward_parts"])
     _check_object("metrics", row["metrics"])
     if row["messages"] is not None:

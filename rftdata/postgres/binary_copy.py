@@ -92,6 +92,8 @@ EXPERIENCE_COLUMNS = (
     "turn_index",
     "num_prompt_tokens",
     "num_response_tokens",
+    "num_trained_tokens",
+    "num_turns",
     "segment_row",
     "parent_id",
     "policy_version_min",
@@ -100,6 +102,7 @@ EXPERIENCE_COLUMNS = (
     "reward",
     "reward_final",
     "source",
+    "fork",
     "finish_reason",
     "prompt_digest",
     "response",
@@ -110,12 +113,12 @@ EXPERIENCE_COLUMNS = (
 _NO_VERSIONS = NULL + NULL
 _FALSE, _TRUE = binary(b"\x00"), binary(b"\x01")
 _NO_OBJECT = binary(jsonb_bytes({}))
-_EXPERIENCE_FIXED = Struct(">h iq iq iq iq iq ii ii ii ii")
+_EXPERIENCE_FIXED = Struct(">h iq iq iq iq iq ii ii ii ii ii ii")
 
 
 def rollout_row(rollout_id: int, group_id: int, r: Rollout) -> bytes:
     """Encode a row of rft.rollout with the fields of `ROLLOUT_COLUMNS`."""
-    fixed = _ROLLOUT_FIXED.pack(8, 8, rollout_id, 8, group_id, 4, r.index, 4, len(r.sequences), 8, r.seconds)
+    fixed = _ROLLOUT_FIXED.pack(8, 8, rollout_id, 8, group_id, 4, r.index, 4, r.num_turns, 8, r.seconds)
     return fixed + word(r.outcome) + float8(r.reward) + text(r.error)
 
 
@@ -129,7 +132,7 @@ class ExperienceKeys(NamedTuple):
 
     Attributes:
         segment_row: row of the segment with its arrays.
-        turn_index: number of the sequence within its rollout.
+        turn_index: number of the sequence's first turn in its rollout.
     """
 
     experience_id: int
@@ -151,7 +154,7 @@ def experience_row(
     """
     num_prompt = s.num_prompt_tokens
     fixed = _EXPERIENCE_FIXED.pack(
-        22,
+        25,
         8,
         keys.experience_id,
         8,
@@ -168,6 +171,10 @@ def experience_row(
         num_prompt,
         4,
         len(s.token_ids) - num_prompt,
+        4,
+        s.num_trained_tokens,
+        4,
+        s.num_turns,
         4,
         keys.segment_row,
     )
@@ -190,6 +197,7 @@ def experience_row(
             reward,
             final,
             word(source),
+            NULL if s.fork is None else word(s.fork),
             text(s.finish_reason),
             prompt_digest,
             text(s.response),

@@ -20,6 +20,7 @@ OPTIONAL_ARRAYS = {
     "teacher_logprobs": pa.list_(pa.float32()),
     "step_reward": pa.list_(pa.float32()),
     "state_hash": pa.list_(pa.int64()),
+    "turns": pa.list_(pa.int32()),
 }
 # Columns with the place and the length of an experience's arrays.
 PLACE = ("segment_id", "segment_row", "num_prompt_tokens", "num_response_tokens")

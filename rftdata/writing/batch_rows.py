@@ -76,7 +76,8 @@ def _keys(run_id: int, batch: WriteBatch, ids: Row) -> tuple[list[ExperienceKeys
     keys: list[ExperienceKeys] = []
     owners: list[Group] = []
     for rollout_id, (i, rollout) in zip(ids["rollouts"], batch.rollouts, strict=True):
-        for turn_index in range(len(rollout.sequences)):
+        num_turns = 0
+        for sequence in rollout.sequences:
             row = len(keys)
             keys.append(
                 ExperienceKeys(
@@ -86,8 +87,9 @@ def _keys(run_id: int, batch: WriteBatch, ids: Row) -> tuple[list[ExperienceKeys
                     rollout_id,
                     ids["segment"],
                     row,
-                    turn_index,
+                    num_turns if sequence.turn_index is None else sequence.turn_index,
                 )
             )
             owners.append(batch.groups[i])
+            num_turns += sequence.num_turns
     return keys, owners

@@ -58,9 +58,9 @@ SELECT coalesce(reason, 'no reason given') AS reason, count(*) AS num_steps FROM
 WHERE run_id = %(run_id)s AND outcome = 'skipped' GROUP BY 1 ORDER BY 2 DESC;
 
 -- name: report_tokens (read)
--- Number of experiences, and tokens sampled. A fork's copies have a parent: they were sampled by the run that it was forked from.
+-- Number of experiences, and tokens sampled. A forked run's copies have a parent: they were sampled by the run that it was forked from.
 SELECT count(*) AS num_experiences,
-       coalesce(sum(num_response_tokens) FILTER (WHERE source = 'explorer' AND parent_id IS NULL), 0)::bigint AS sampled_tokens
+       coalesce(sum(num_trained_tokens) FILTER (WHERE source = 'explorer' AND parent_id IS NULL), 0)::bigint AS sampled_tokens
 FROM rft.experience WHERE run_id = %(run_id)s;
 
 -- name: report_outcomes (read)

@@ -64,7 +64,7 @@ def test_its_advantage_with_turns_has_the_rewards_that_it_declares(folder: Path)
     with pytest.raises(RftError, match=r"no step rewards.*turn\.record\(step_reward=…\)"):
         bonus.plan(step_batch([1.0, 1.0]), Signals())
     # Rewards 1.5 and 1: half a standard deviation of 0.3535534 on both sides of the mean.
-    batch = step_batch([1.0, 1.0], step_rewards_B=[0.5, 0.0])
+    batch = step_batch([1.0, 1.0], step_rewards_BA=[0.5, 0.0])
     assert bonus.plan(batch, Signals()).advantages_N.tolist() == pytest.approx([0.7071048, -0.7071048], abs=1e-5)
 
 

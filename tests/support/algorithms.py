@@ -34,16 +34,22 @@ def step_batch(
         rewards_B=torch.tensor(rewards, dtype=torch.float32),
         group_B=torch.tensor(groups or [0] * num, dtype=torch.int64),
         rollout_B=torch.tensor(rollouts if rollouts is not None else range(num), dtype=torch.int64),
-        turn_B=torch.tensor(turns or [0] * num, dtype=torch.int64),
+        turn_BA=torch.tensor(turns or [0] * num, dtype=torch.int64)[:, None],
+        turn_N=torch.zeros_like(sequence_N),
         sequence_N=sequence_N,
         behavior_N=torch.zeros(len(sequence_N)) if behavior is None else torch.tensor(behavior, dtype=torch.float32),
         importance_weights_B=torch.ones(num),
         expert_B=torch.zeros(num, dtype=torch.bool) if expert is None else torch.tensor(expert, dtype=torch.bool),
         **{
-            name: value if value is None or name == "reward_names" else torch.as_tensor(value)
+            name: value if value is None or name == "reward_names" else _per_turn(name, torch.as_tensor(value))
             for name, value in optional.items()
         },
     )
+
+
+def _per_turn(name: str, values: Tensor) -> Tensor:
+    """Values of turns as [B, A]; one for each sequence is given as [B]."""
+    return values[:, None] if name.endswith("_BA") and values.ndim == 1 else values
 
 
 def token_view(logprobs: list[float], **fields: list[float] | list[int]) -> TokenView:

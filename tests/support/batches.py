@@ -30,6 +30,8 @@ def batch_of_groups(*groups: Sequence[float | None], **columns: Sequence[object]
         "reward_sampled": [reward for _, _, reward in rows],
         "num_prompt_tokens": [8] * len(rows),
         "num_response_tokens": [9] * len(rows),
+        "num_trained_tokens": [9] * len(rows),
+        "num_turns": [1] * len(rows),
         "finish_reason": ["stop"] * len(rows),
         "metrics": ["{}"] * len(rows),
         "source": ["explorer"] * len(rows),

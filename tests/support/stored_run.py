@@ -138,8 +138,8 @@ class StoredRun:
             if reward is not None:
                 self._one(
                     "INSERT INTO rft.experience (run_id, group_id, rollout_id, prompt_digest, response, reward_sampled, reward,"
-                    " num_prompt_tokens, num_response_tokens, finish_reason, segment_id, segment_row)"
-                    " VALUES (%s, %s, %s, 'p', '3', %s, %s, 4, 5, 'stop', 1, 0) RETURNING experience_id",
+                    " num_prompt_tokens, num_response_tokens, num_trained_tokens, finish_reason, segment_id, segment_row)"
+                    " VALUES (%s, %s, %s, 'p', '3', %s, %s, 4, 5, 5, 'stop', 1, 0) RETURNING experience_id",
                     self.run_id,
                     key,
                     rollout,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from rftcore.algorithms.advantages.rollouts import normalised, rollouts, turns_in_time
+from rftcore.algorithms.advantages.rollouts import last_sequences, normalised, rollouts
 from rftcore.algorithms.base import Advantage, Credit, PartConfig, Signals, StepBatch
 from rftdata.errors import ConfigError
 
@@ -50,8 +50,8 @@ class GDPO(Advantage):
                 allowed=", ".join(batch.reward_names),
                 todo="correct the name",
             )
-        order_B, last_B = turns_in_time(batch)
-        parts_R, group_R = batch.reward_parts_B.double()[order_B[last_B]], batch.group_B[order_B[last_B]]
+        last_R = last_sequences(batch)
+        parts_R, group_R = batch.reward_parts_B.double()[last_R], batch.group_B[last_R]
         sum_R = parts_R.new_zeros(len(parts_R))
         for place, name in enumerate(batch.reward_names):
             weight = self.config.weights.get(name, 1.0)

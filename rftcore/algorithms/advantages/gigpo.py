@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rftcore.algorithms.advantages.rollouts import accumulated, normalised, rollouts, sums, turns_in_time
+from rftcore.algorithms.advantages.rollouts import TurnsInTime, accumulated, normalised, sums, turns_in_time
 from rftcore.algorithms.base import Advantage, Credit, PartConfig, Signals, StepBatch
 
 if TYPE_CHECKING:
@@ -42,33 +42,33 @@ class GiGPO(Advantage):
     def __call__(self, batch: StepBatch, signals: Signals) -> Credit:
         import torch
 
-        assert batch.state_B is not None
+        assert batch.state_BA is not None
         config = self.config
-        order_B, last_B = turns_in_time(batch)
-        rewards_B = _turn_rewards(batch)
-        rollout_B = rollouts(batch)
-        returns_R = sums(rewards_B, rollout_B)
-        group_R = batch.group_B[order_B[last_B]].unique(return_inverse=True)[1]
+        turns = turns_in_time(batch)
+        place_K = (turns.sequence_K, turns.column_K)
+        group_K = batch.group_B[turns.sequence_K]
+        rewards_K = _turn_rewards(batch, turns)
+        returns_R = sums(rewards_K, turns.rollout_K)
+        group_R = group_K[turns.last_K].unique(return_inverse=True)[1]
         episode_R = normalised(returns_R, group_R, scale=config.norm == "std", eps=config.eps)
 
-        returns_B = rewards_B.new_zeros(len(rewards_B))
-        returns_B[order_B] = accumulated(rewards_B[order_B], last_B, config.gamma)
-        _, state_B = torch.stack([batch.group_B, batch.state_B], dim=1).unique(dim=0, return_inverse=True)
-        state_advantages_B = normalised(returns_B, state_B, scale=config.norm == "std", eps=config.eps)
-        advantages_B = episode_R[rollout_B] + config.omega * state_advantages_B
-        shared_B = (state_B.bincount() > 1)[state_B]
-        metrics = {"states_shared": shared_B.double().mean().item() if len(shared_B) else 0.0}
-        return Credit(advantages_N=advantages_B.float()[batch.sequence_N], metrics=metrics)
+        returns_K = accumulated(rewards_K, turns.last_K, config.gamma)
+        _, state_K = torch.stack([group_K, batch.state_BA[place_K]], dim=1).unique(dim=0, return_inverse=True)
+        state_advantages_K = normalised(returns_K, state_K, scale=config.norm == "std", eps=config.eps)
+        advantages_BA = rewards_K.new_zeros(batch.turn_BA.shape)
+        advantages_BA[place_K] = episode_R[turns.rollout_K] + config.omega * state_advantages_K
+        shared_K = (state_K.bincount() > 1)[state_K]
+        metrics = {"states_shared": shared_K.double().mean().item() if len(shared_K) else 0.0}
+        return Credit(advantages_N=advantages_BA[batch.sequence_N, batch.turn_N].float(), metrics=metrics)
 
 
-def _turn_rewards(batch: StepBatch) -> Tensor:
-    """Return the reward of each turn with those of its tokens, float64 [B]."""
-    if batch.step_rewards_B is not None:
-        rewards_B = batch.step_rewards_B.double()
+def _turn_rewards(batch: StepBatch, turns: TurnsInTime) -> Tensor:
+    """Return the reward of each turn with those of its tokens, float64 [K]."""
+    place_K = (turns.sequence_K, turns.column_K)
+    if batch.step_rewards_BA is not None:
+        rewards_K = batch.step_rewards_BA[place_K].double()
     else:
-        order_B, last_B = turns_in_time(batch)
-        rewards_B = batch.rewards_B.new_zeros(batch.num_sequences).double()
-        rewards_B[order_B[last_B]] = batch.rewards_B.double()[order_B[last_B]]
+        rewards_K = batch.rewards_B.double()[turns.sequence_K].where(turns.last_K, 0.0)
     if batch.token_rewards_N is not None:
-        rewards_B = rewards_B + batch.sum_per_sequence(batch.token_rewards_N.double())
-    return rewards_B
+        rewards_K = rewards_K + batch.sum_per_turn(batch.token_rewards_N.double())[place_K]
+    return rewards_K

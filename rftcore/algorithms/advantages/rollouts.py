@@ -7,6 +7,7 @@ environment wrote between two turns takes no part in a recursion.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rftcore.algorithms.base import StepBatch
@@ -25,7 +26,7 @@ def groups(batch: StepBatch) -> list[Tensor]:
 
 
 def rollout_means(values: Tensor, rollout: Tensor) -> Tensor:
-    """Return the mean of each rollout's turns, one entry per rollout."""
+    """Return the mean over each rollout's sequences, one entry per rollout."""
     _, place = rollout.unique(return_inverse=True)
     means: Tensor = place.bincount(weights=values) / place.bincount()
     return means
@@ -38,33 +39,53 @@ def total_rewards(batch: StepBatch) -> Tensor:
     return batch.rewards_B + batch.sum_per_sequence(batch.token_rewards_N)
 
 
-def turns_in_time(batch: StepBatch) -> tuple[Tensor, Tensor]:
-    """Return all sequences, rollout after rollout and turn after turn, and whether each is its rollout's last; [B] each."""
-    order_B = batch.turn_B.argsort(stable=True)
-    for key_B in (batch.rollout_B, batch.group_B):
-        order_B = order_B[key_B[order_B].argsort(stable=True)]
-    group_B, rollout_B = batch.group_B[order_B], batch.rollout_B[order_B]
-    last_B = group_B.new_ones(len(order_B)).bool()
-    last_B[:-1] = (group_B[1:] != group_B[:-1]) | (rollout_B[1:] != rollout_B[:-1])
-    return order_B, last_B
+@dataclass(frozen=True)
+class TurnsInTime:
+    """All turns of a batch in the order in time; K entries each.
+
+    Attributes:
+        sequence_K, column_K: where the turn is in `StepBatch.turn_BA`.
+        rollout_K: its rollout as `rollouts` numbers it, ascending.
+        last_K: whether it is its rollout's last.
+    """
+
+    sequence_K: Tensor
+    column_K: Tensor
+    rollout_K: Tensor
+    last_K: Tensor
+
+
+def turns_in_time(batch: StepBatch) -> TurnsInTime:
+    """Return all turns, rollout after rollout and turn after turn."""
+    sequence_K, column_K = (batch.turn_BA >= 0).nonzero(as_tuple=True)
+    rollout_K = rollouts(batch)[sequence_K]
+    order_K = batch.turn_BA[sequence_K, column_K].argsort(stable=True)
+    order_K = order_K[rollout_K[order_K].argsort(stable=True)]
+    rollout_K = rollout_K[order_K]
+    return TurnsInTime(sequence_K[order_K], column_K[order_K], rollout_K, _is_last(rollout_K))
 
 
 def rollouts(batch: StepBatch) -> Tensor:
-    """Number the rollouts of all groups: int64 [B], 0..R-1, ascending in the order in time."""
-    order_B, last_B = turns_in_time(batch)
-    rollout_B = order_B.new_zeros(len(order_B))
-    rollout_B[order_B] = last_B.long().cumsum(0) - last_B.long()
-    return rollout_B
+    """Number the rollouts of all groups: int64 [B], 0..R-1, in the order of groups and of the rollouts in each."""
+    import torch
+
+    number_B: Tensor = torch.stack([batch.group_B, batch.rollout_B], dim=1).unique(dim=0, return_inverse=True)[1]
+    return number_B
+
+
+def last_sequences(batch: StepBatch) -> Tensor:
+    """Return the sequence with the last turn of each rollout, int64 [R]."""
+    turns = turns_in_time(batch)
+    return turns.sequence_K[turns.last_K]
 
 
 def outcomes(batch: StepBatch) -> Tensor:
-    """Return the reward of the last turn of each sequence's rollout, float64 [B]."""
-    order_B, last_B = turns_in_time(batch)
-    return batch.rewards_B.double()[order_B[last_B]][rollouts(batch)]
+    """Return the reward of each sequence's rollout, which is that of the sequence with its last turn, float64 [B]."""
+    return batch.rewards_B.double()[last_sequences(batch)][rollouts(batch)]
 
 
 def rollout_sums(batch: StepBatch, values_B: Tensor) -> Tensor:
-    """Add up the values of all turns of each sequence's rollout, float64 [B]."""
+    """Add up the values of all sequences of each sequence's rollout, float64 [B]."""
     rollout_B = rollouts(batch)
     return sums(values_B.double(), rollout_B)[rollout_B]
 
@@ -87,12 +108,17 @@ def sums(values: Tensor, key: Tensor) -> Tensor:
 
 def tokens_in_time(batch: StepBatch) -> tuple[Tensor, Tensor]:
     """Return the places of all tokens in the order in time, and whether each is its rollout's last; [N] each."""
-    rank_B = turns_in_time(batch)[0].argsort()
-    place_N = rank_B[batch.sequence_N].argsort(stable=True)
-    rollout_N = rollouts(batch)[batch.sequence_N[place_N]]
-    last_N = rollout_N.new_ones(len(place_N)).bool()
-    last_N[:-1] = rollout_N[1:] != rollout_N[:-1]
-    return place_N, last_N
+    rollout_N = rollouts(batch)[batch.sequence_N]
+    place_N = batch.turn_BA[batch.sequence_N, batch.turn_N].argsort(stable=True)
+    place_N = place_N[rollout_N[place_N].argsort(stable=True)]
+    return place_N, _is_last(rollout_N[place_N])
+
+
+def _is_last(key: Tensor) -> Tensor:
+    """Return whether each entry is the last with its key, of entries whose equal keys are adjacent; bool."""
+    last = key.new_ones(len(key)).bool()
+    last[:-1] = key[1:] != key[:-1]
+    return last
 
 
 def rewards_in_time(batch: StepBatch, outcomes_B: Tensor, place_N: Tensor, last_N: Tensor) -> Tensor:

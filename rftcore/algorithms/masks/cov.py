@@ -65,7 +65,7 @@ def lots(batch: StepBatch) -> Tensor:
 
     starts_B = batch.tokens_B.cumsum(0) - batch.tokens_B
     place_N = torch.arange(len(batch.sequence_N)) - starts_B[batch.sequence_N]
-    of_sequence_B = _mixed(_mixed(_mixed(batch.group_B + (batch.step << 32)) + batch.rollout_B) + batch.turn_B)
+    of_sequence_B = _mixed(_mixed(_mixed(batch.group_B + (batch.step << 32)) + batch.rollout_B) + batch.turn_BA[:, 0])
     return _mixed(of_sequence_B[batch.sequence_N] + place_N)
 
 

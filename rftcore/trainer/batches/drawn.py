@@ -1,7 +1,8 @@
 """From the batch that was drawn from the buffer to the batch that is trained on.
 
 Inputs that only some algorithms read come from arrays of the experiences (`rftcore.workflows.inputs`) and from the group's greedy
-rollout. Every experience that a policy sampled must have the inputs that the algorithm compares; none is replaced by a default value.
+rollout. An experience without the array `turns` is one turn, as all were in older buffers. Every experience that a policy sampled must have
+the inputs that the algorithm compares; none is replaced by a default value.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
 from rftdata.attempts import attempt
 from rftdata.attempts.batch import Batch
 from rftdata.errors import RoleFailedError
+from rftdata.experience import TURNS
 
-ARRAYS = (*attempt.ARRAYS, *PER_TOKEN, *PER_TURN)
+ARRAYS = (*attempt.ARRAYS, *PER_TOKEN, *PER_TURN, TURNS)
 _ARRAY_OF: dict[Column, str] = {"step_rewards": "step_reward", "state": "state_hash"}
 
-# One entry per experience, and whether the experience has it.
-Numbers = tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]
+# One entry per experience, or per turn of each, and whether the experience has it.
+Numbers = tuple[npt.NDArray[Any] | list[npt.NDArray[Any]], npt.NDArray[np.bool_]]
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """Return the metrics of a step's experiences: mean reward where there are rewards, largest staleness, mean number of response tokens."""
+    """Return the metrics of a step's experiences: mean reward where there are rewards, largest staleness, mean number of trained response tokens."""
     if not len(batch):
         return {}
     rewards = batch.rows["reward"].drop_null().to_pylist()
     return {
         **({"reward": sum(rewards) / len(rewards)} if rewards else {}),
         "staleness": max(batch.rows["staleness"].to_pylist()),
-        "response_tokens": sum(batch.rows["num_response_tokens"].to_pylist()) / len(batch),
+        "response_tokens": sum(batch.rows["num_trained_tokens"].to_pylist()) / len(batch),
     }
 
 
@@ -57,8 +59,10 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
             todo="set its reward, or add a stage that drops such rows",
         )
     tokens: dict[str, Any] = {name: (partial(batch.padded, name), offsets) for name in PER_TOKEN if batch.has(name)}
+    turns = turns_of(batch)
     columns = {
-        column: _one_each(batch, column) for column in (*sorted(algorithm.columns), *sorted(algorithm.optional_columns))
+        column: _numbers(batch, column, turns)
+        for column in (*sorted(algorithm.columns), *sorted(algorithm.optional_columns))
     }
     present = {column: numbers for column, numbers in columns.items() if numbers[1].any()}
     names = _reward_names(batch) if "reward_parts" in present else ()
@@ -70,7 +74,7 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
             rewards=[math.nan if reward is None else reward for reward in batch.rows["reward"].to_pylist()],
             group_ids=batch.rows["group_id"].to_pylist(),
             rollout_index=batch.rows["rollout_index"].to_pylist(),
-            turn_index=batch.rows["turn_index"].to_pylist(),
+            turns=turns,
             importance_weights=batch.rows["importance_weight"].to_pylist(),
             paired=algorithm.draws_pairs,
             reward_names=names,
@@ -84,17 +88,28 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
     return trained
 
 
-def _one_each(batch: Batch, column: Column) -> Numbers:
-    """Return one value per experience, 0 where it has none."""
+def turns_of(batch: Batch) -> list[npt.NDArray[Any]]:
+    """Return the turns of each experience, int [K, 3]: first token, token after the last, and number in its rollout."""
+    found = batch.arrays(TURNS) if batch.has(TURNS) else [None] * len(batch)
+    numbers, starts = batch.rows["turn_index"].to_pylist(), batch.rows["num_prompt_tokens"].to_pylist()
+    whole = zip(starts, batch.lengths.tolist(), numbers, strict=True)
+    return [np.array([one]) if turns is None else turns for turns, one in zip(found, whole, strict=True)]
+
+
+def _numbers(batch: Batch, column: Column, turns: list[npt.NDArray[Any]]) -> Numbers:
+    """Return one value per experience, or per turn of each, 0 where it has none."""
     if column == "reward_parts":
         return _reward_parts(batch)
     name = _ARRAY_OF.get(column)
-    if name is None:
-        values = batch.rows["baseline_reward"].to_pylist()
-    else:
-        values = _items(batch, name) if batch.has(name) else [None] * len(batch)
-    return np.array([0 if value is None else value for value in values]), np.array(
-        [value is not None for value in values]
+    if name is not None:
+        values = _per_turn(batch, name, turns) if batch.has(name) else [None] * len(batch)
+        is_present = np.array([value is not None for value in values])
+        return [
+            np.zeros(len(of)) if value is None else value for value, of in zip(values, turns, strict=True)
+        ], is_present
+    rewards = batch.rows["baseline_reward"].to_pylist()
+    return np.array([0 if reward is None else reward for reward in rewards]), np.array(
+        [reward is not None for reward in rewards]
     )
 
 
@@ -111,18 +126,18 @@ def _reward_parts(batch: Batch) -> Numbers:
     return rewards, np.array([bool(names) and row.keys() == set(names) for row in rows], dtype=np.bool_)
 
 
-def _items(batch: Batch, name: str) -> list[Any]:
-    """Return the value of each experience's array, None where it has none."""
+def _per_turn(batch: Batch, name: str, turns: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any] | None]:
+    """Return the array of each experience, with one value per turn; None where it has none."""
     values = batch.arrays(name)
-    for experience_id, value in zip(batch.rows["experience_id"].to_pylist(), values, strict=True):
-        if value is not None and value.size != 1:
+    for experience_id, value, of in zip(batch.rows["experience_id"].to_pylist(), values, turns, strict=True):
+        if value is not None and value.shape != (len(of),):
             raise RoleFailedError(
-                f"the array {name!r} of experience {experience_id} has not one value",
-                value=value.size,
-                allowed="1",
-                todo="store it as an array of one number",
+                f"the array {name!r} of experience {experience_id} has not one value per turn",
+                value=list(value.shape),
+                allowed=f"{len(of)} values",
+                todo="store one number for each turn of the experience",
             )
-    return [None if value is None else value.item() for value in values]
+    return values
 
 
 def _refuse_missing(

@@ -74,7 +74,7 @@ def scored(batch: TrainBatch) -> TrainBatch:
 def paired(batch: TrainBatch, rules: PairRules) -> tuple[TrainBatch, dict[str, float]]:
     """Form pairs from the rewards of each group, chosen and rejected in turn, and count them (Guo et al. 2024, arXiv 2402.04792).
 
-    The rules are those of the operator `pair_builder`: rollouts of several turns, answers to another prompt than the group's first, and
+    The rules are those of the operator `pair_builder`: rollouts of several sequences, answers to another prompt than the group's first, and
     answers without a token that counts are in no pair.
 
     Returns:
@@ -106,11 +106,11 @@ def answered_pairs(batch: TrainBatch) -> tuple[TrainBatch, float]:
 def _answers(batch: TrainBatch) -> list[list[Answer]]:
     """Return the comparable answers of each group, in the order of the groups' first experiences."""
     rollouts = [*zip(batch.group_index_B.tolist(), batch.rollout_index_B.tolist(), strict=True)]
-    turns, groups, prompts = Counter(rollouts), dict[int, list[Answer]](), dict[int, bytes]()
+    sequences, groups, prompts = Counter(rollouts), dict[int, list[Answer]](), dict[int, bytes]()
     lengths = batch.loss_mask_BT.sum(dim=1).tolist()
     for b, (group, rollout) in enumerate(rollouts):
         answers = groups.setdefault(group, [])
-        if turns[group, rollout] > 1 or batch.turn_index_B[b] > 0 or not lengths[b]:
+        if sequences[group, rollout] > 1 or batch.turn_BA[b, 0] > 0 or not lengths[b]:
             continue
         prompt = batch.token_ids_BT[b, : int(batch.loss_mask_BT[b].int().argmax())].numpy().tobytes()
         if prompts.setdefault(group, prompt) == prompt:

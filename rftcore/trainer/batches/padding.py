@@ -1,6 +1,6 @@
 """Padding: from the columns of a batch, experience after experience, to a `TrainBatch` of rows of one length.
 
-Letters: B experiences, T tokens of the longest. Padding is on the right.
+Letters: B experiences, T tokens of the longest, A turns of the one with the most. Padding is on the right.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class PackedColumns:
             memory.
         rewards, group_ids, rollout_index: B entries; group_ids may be any integers.
         importance_weights: B entries; None is 1 for all.
-        turn_index: B entries; None is 0 for all.
+        turns: for each experience its turns, [K, 3] as in `rftdata.Sequence`; None is one turn of the number 0 for all.
         token_rewards, teacher_logprobs: like token_ids; None where no experience has them.
-        step_rewards, state, baseline_rewards, reward_parts: B entries, the last of one number for each of `reward_names`; None where no
-            experience has them.
+        step_rewards, state: for each experience one number per turn; None where no experience has them.
+        baseline_rewards, reward_parts: B entries, the last of one number for each of `reward_names`; None where no experience has them.
         paired: whether the experiences are preference pairs, chosen and rejected in turn.
     """
 
@@ -50,11 +50,11 @@ class PackedColumns:
     group_ids: Array | Sequence[int]
     rollout_index: Array | Sequence[int]
     importance_weights: Array | Sequence[float] | None = None
-    turn_index: Array | Sequence[int] | None = None
+    turns: Sequence[Array] | None = None
     token_rewards: Packed | None = None
     teacher_logprobs: Packed | None = None
-    step_rewards: Array | None = None
-    state: Array | None = None
+    step_rewards: Sequence[Array] | None = None
+    state: Sequence[Array] | None = None
     baseline_rewards: Array | None = None
     reward_parts: Array | None = None
     reward_names: tuple[str, ...] = ()
@@ -62,13 +62,14 @@ class PackedColumns:
     paired: bool = False
 
 
+_ONE_TURN = np.zeros((1, 3), np.int32)
 _PER_TOKEN = ("loss_mask", "behavior_logprobs", "token_rewards", "teacher_logprobs")
 _PER_EXPERIENCE = (
     "rewards",
     "group_ids",
     "rollout_index",
     "importance_weights",
-    "turn_index",
+    "turns",
     "step_rewards",
     "state",
     "baseline_rewards",
@@ -88,7 +89,7 @@ def pad_batch(columns: PackedColumns) -> TrainBatch:
     loss_mask_BT, behavior_BT = _counted(columns.loss_mask, columns.behavior_logprobs, present_BT)
     _, group_index = np.unique(np.asarray(columns.group_ids, np.int64), return_inverse=True)
     drawn_with = np.ones(len(lengths)) if columns.importance_weights is None else columns.importance_weights
-    turn_index = np.zeros(len(lengths)) if columns.turn_index is None else columns.turn_index
+    turns = [_ONE_TURN] * len(lengths) if columns.turns is None else columns.turns
     return TrainBatch(
         token_ids_BT=torch.from_numpy(_pad(columns.token_ids, present_BT, np.int64, columns.pad_token_id)),
         attention_mask_BT=torch.from_numpy(present_BT),
@@ -98,11 +99,12 @@ def pad_batch(columns: PackedColumns) -> TrainBatch:
         group_index_B=_tensor(group_index, torch.int64),
         rollout_index_B=_tensor(columns.rollout_index, torch.int64),
         importance_weights_B=_tensor(drawn_with, torch.float32),
-        turn_index_B=_tensor(turn_index, torch.int64),
+        turn_BA=_per_turn([of[:, 2] for of in turns], turns, torch.int64, fill=-1),
+        turn_start_BA=_per_turn([of[:, 0] for of in turns], turns, torch.int64, fill=present_BT.shape[1]),
         token_rewards_BT=_optional_tokens(columns.token_rewards, present_BT),
         teacher_logprobs_BT=_optional_tokens(columns.teacher_logprobs, present_BT, fill=math.nan),
-        step_rewards_B=_optional(columns.step_rewards, torch.float32),
-        state_B=_optional(columns.state, torch.int64),
+        step_rewards_BA=_optional_turns(columns.step_rewards, turns, torch.float32),
+        state_BA=_optional_turns(columns.state, turns, torch.int64),
         baseline_rewards_B=_optional(columns.baseline_rewards, torch.float32),
         reward_parts_B=_optional(columns.reward_parts, torch.float32),
         reward_names=columns.reward_names,
@@ -138,7 +140,7 @@ def _refuse_misaligned(columns: PackedColumns, lengths: Array) -> None:
         if column is not None and not np.array_equal(np.diff(column[1]), lengths):
             raise ValueError(f"{name} is not aligned with token_ids: its experiences have other lengths")
     for name in _PER_EXPERIENCE:
-        values: Array | Sequence[float] | None = getattr(columns, name)
+        values: Array | Sequence[float] | Sequence[Array] | None = getattr(columns, name)
         if values is not None and len(values) != len(lengths):
             raise ValueError(f"{name} has {len(values)} entries for {len(lengths)} experiences")
     if columns.paired and len(lengths) % 2:
@@ -161,6 +163,25 @@ def _pad(column: Packed, present_BT: npt.NDArray[np.bool_], dtype: type[Scalar],
 
 def _optional_tokens(column: Packed | None, present_BT: npt.NDArray[np.bool_], fill: float = 0.0) -> Tensor | None:
     return None if column is None else torch.from_numpy(_pad(column, present_BT, np.float32, fill))
+
+
+def _optional_turns(values: Sequence[Array] | None, turns: Sequence[Array], dtype: torch.dtype) -> Tensor | None:
+    return None if values is None else _per_turn(values, turns, dtype, fill=0)
+
+
+def _per_turn(values: Sequence[Array], turns: Sequence[Array], dtype: torch.dtype, *, fill: int) -> Tensor:
+    """Return [B, A]: the values of each experience's turns, then `fill`.
+
+    Raises:
+        ValueError: an experience has not one value for each of its turns.
+    """
+    num_turns = [len(of) for of in turns]
+    padded_BA = torch.full((len(turns), max(num_turns, default=1)), fill, dtype=dtype)
+    for b, (of, num) in enumerate(zip(values, num_turns, strict=True)):
+        if len(of) != num:
+            raise ValueError(f"experience {b} of the batch has {len(of)} values for {num} turns")
+        padded_BA[b, :num] = _tensor(of, dtype)
+    return padded_BA
 
 
 def _tensor(values: Array | Sequence[float], dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,6 @@
 """`TrainBatch`: the padded batch that the trainer loop hands to the learner.
 
-Letters: B experiences, T tokens of the longest. Padding is on the right.
+Letters: B experiences, T tokens of the longest, A turns of the one with the most. Padding is on the right.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ class TrainBatch:
         behavior_logprobs_BT: float32, nats; 0 where the loss mask is False, NaN where it is True and no policy sampled.
         rewards_B: float32; the reward to train with.
         group_index_B: int64, 0..num_groups-1.
-        rollout_index_B: int64; which rollout of its group; turns of one rollout share it.
+        rollout_index_B: int64; which rollout of its group; branches of one rollout share it.
         importance_weights_B: float32; the loss of each of its tokens is multiplied by it: the correction for the chance with
             which prioritised sampling drew it (arXiv 1511.05952, section 3.4), 1 otherwise.
-        turn_index_B: int64; turn within the rollout.
+        turn_BA: int64; number of each turn in its rollout, ascending; -1 after the last.
+        turn_start_BA: int64; first token of each turn; T after the last.
         token_rewards_BT, teacher_logprobs_BT: float32; None where no experience has such an array. An experience without the first has 0,
             without the second NaN.
-        step_rewards_B, state_B, baseline_rewards_B: one number per experience, None where no experience has one; see `StepBatch`.
+        step_rewards_BA, state_BA: one number per turn, None where no experience has any; see `StepBatch`.
+        baseline_rewards_B: one number per experience, None where no experience has one; see `StepBatch`.
         reward_parts_B, reward_names: rewards by name; see `StepBatch`.
         paired: whether experiences 2p and 2p + 1 are the chosen and the rejected one of a preference pair.
     """
@@ -45,11 +47,12 @@ class TrainBatch:
     group_index_B: Tensor
     rollout_index_B: Tensor
     importance_weights_B: Tensor
-    turn_index_B: Tensor
+    turn_BA: Tensor
+    turn_start_BA: Tensor
     token_rewards_BT: Tensor | None = None
     teacher_logprobs_BT: Tensor | None = None
-    step_rewards_B: Tensor | None = None
-    state_B: Tensor | None = None
+    step_rewards_BA: Tensor | None = None
+    state_BA: Tensor | None = None
     baseline_rewards_B: Tensor | None = None
     reward_parts_B: Tensor | None = None
     reward_names: tuple[str, ...] = ()
@@ -69,7 +72,7 @@ class TrainBatch:
         per_experience = {
             name: values[index]
             for name, values in vars(self).items()
-            if name.endswith(("_B", "_BT")) and values is not None
+            if name.endswith(("_B", "_BA", "_BT")) and values is not None
         }
         return replace(self, **per_experience, paired=True)
 
@@ -95,23 +98,32 @@ class TrainBatch:
             step: number of the trainer step, from 1.
         """
         counted = self.loss_mask_BT
+        sequence_N, place_N = counted.nonzero(as_tuple=True)
         return StepBatch(
             step=step,
             rewards_B=self.rewards_B,
             group_B=self.group_index_B,
             rollout_B=self.rollout_index_B,
-            turn_B=self.turn_index_B,
-            sequence_N=counted.nonzero()[:, 0],
+            turn_BA=self.turn_BA,
+            turn_N=self._turn_N(sequence_N, place_N),
+            sequence_N=sequence_N,
             behavior_N=self.behavior_logprobs_BT[counted],
             importance_weights_B=self.importance_weights_B,
             expert_B=self.expert_B,
             token_rewards_N=None if self.token_rewards_BT is None else self.token_rewards_BT[counted],
-            step_rewards_B=self.step_rewards_B,
-            state_B=self.state_B,
+            step_rewards_BA=self.step_rewards_BA,
+            state_BA=self.state_BA,
             baseline_rewards_B=self.baseline_rewards_B,
             reward_parts_B=self.reward_parts_B,
             reward_names=self.reward_names,
         )
+
+    def _turn_N(self, sequence_N: Tensor, place_N: Tensor) -> Tensor:
+        """Return the column of the turn of each token, from its place: the last turn that begins there or before."""
+        turn_N = torch.zeros_like(sequence_N)
+        for starts_B in self.turn_start_BA.T[1:]:
+            turn_N += place_N >= starts_B[sequence_N]
+        return turn_N
 
     @property
     def expert_B(self) -> Tensor:

@@ -59,9 +59,11 @@ def test_pairs_that_are_formed_of_a_drawn_group_follow_its_labels(stored: Buffer
     with stored.attempt(run) as attempt:
         drawn = attempt.draw(1, 3, ARRAYS, timeout_s=5)
         assert drawn is not None
-        batch = replace(train_batch(drawn, algorithm), state_B=tensor(drawn.rows["experience_id"].to_pylist()))
+        batch = replace(
+            train_batch(drawn, algorithm), state_BA=tensor(drawn.rows["experience_id"].to_pylist())[:, None]
+        )
     formed, metrics = paired(batch, algorithm.config.pairs)
-    assert formed.state_B is not None and sorted(formed.state_B.view(-1, 2).tolist()) == [[1, 2], [6, 5]]
+    assert formed.state_BA is not None and sorted(formed.state_BA.view(-1, 2).tolist()) == [[1, 2], [6, 5]]
     assert metrics == {"pairs_formed": 2.0, "groups_without_pair": 1.0}
 
 

@@ -130,14 +130,14 @@ class TestRecordedArrays:
     def test_are_read_as_they_were_recorded(self, buffer: Buffer) -> None:
         with self.stored(buffer, *[{"state_hash": self.state, "step_reward": self.reward}] * 2) as attempt:
             found = drawn(attempt, build_algorithm("gigpo"), 1)
-        assert found.state_B is not None and found.state_B.tolist() == [-(2**62)] * 2
-        assert found.step_rewards_B is not None and found.step_rewards_B.tolist() == [0.25] * 2
+        assert found.state_BA is not None and found.state_BA.tolist() == [[-(2**62)]] * 2
+        assert found.step_rewards_BA is not None and found.step_rewards_BA.tolist() == [[0.25]] * 2
 
     def test_may_be_missing_where_an_expert_has_a_loss_of_its_own(self, buffer: Buffer) -> None:
         expert = {"expert": {"loss": "sft"}}
         with self.stored(buffer, {"state_hash": self.state}, {"expert": None}) as attempt:
             found = drawn(attempt, build_algorithm("gigpo", expert), 1)
-        assert found.expert_B.tolist() == [False, True] and found.step_rewards_B is None
+        assert found.expert_B.tolist() == [False, True] and found.step_rewards_BA is None
 
     @pytest.mark.parametrize(
         ("second", "message"),

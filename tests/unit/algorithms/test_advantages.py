@@ -22,7 +22,7 @@ from rftcore.algorithms.advantages.pass_at_k import PassAtK
 from rftcore.algorithms.advantages.remax import ReMax
 from rftcore.algorithms.advantages.rollouts import accumulated
 from rftcore.algorithms.advantages.turns import Turns
-from rftcore.algorithms.base import Advantage, Signals, StepBatch
+from rftcore.algorithms.base import PER_TURN, Advantage, Signals, StepBatch
 from rftdata.errors import RftError
 from tests.support.algorithms import step_batch
 
@@ -221,11 +221,11 @@ class TestTurns:
 
 
 # Rollout 0: states 7, 8, rewards 0, 1. Rollout 1: states 7, 9, rewards 0, 0. γ = 0.5: R = 0.5, 1; 0, 0.
-PLACES: dict[str, Any] = {"rollouts": [0, 0, 1, 1], "turns": [0, 1, 0, 1], "state_B": torch.tensor([7, 8, 7, 9])}
+PLACES: dict[str, Any] = {"rollouts": [0, 0, 1, 1], "turns": [0, 1, 0, 1], "state_BA": torch.tensor([7, 8, 7, 9])}
 
 
 class TestGiGPO:
-    batch = step_batch([1, 1, 0, 0], **PLACES, step_rewards_B=torch.tensor([0.0, 1.0, 0.0, 0.0]))
+    batch = step_batch([1, 1, 0, 0], **PLACES, step_rewards_BA=torch.tensor([0.0, 1.0, 0.0, 0.0]))
 
     def test_adds_the_comparison_within_a_state_to_that_within_the_group(self) -> None:
         # A_E = ±0.5. State 7 has R = 0.5 and 0: A_S = ±0.25. States 8 and 9 have one turn each: 0.
@@ -243,13 +243,13 @@ class TestGiGPO:
 
     def test_the_same_state_of_another_group_is_another_state(self) -> None:
         # Each group: A_E = ±0.5, and each state 7 has one turn in it but group 0's pair.
-        batch = step_batch([1, 0, 1, 0], [0, 0, 1, 1], [0, 1, 0, 1], state_B=torch.tensor([7, 7, 7, 8]))
+        batch = step_batch([1, 0, 1, 0], [0, 0, 1, 1], [0, 1, 0, 1], state_BA=torch.tensor([7, 7, 7, 8]))
         assert advantages(GiGPO, batch, norm="none") == [1.0, -1.0, 0.5, -0.5]
 
     def test_are_zero_where_nothing_differs(self) -> None:
         batch = step_batch([0.1] * 4, **PLACES)
         assert advantages(GiGPO, batch, gamma=1.0) == [0.0] * 4
-        assert advantages(GiGPO, step_batch([5.0], state_B=torch.tensor([3]))) == [0.0]
+        assert advantages(GiGPO, step_batch([5.0], state_BA=torch.tensor([3]))) == [0.0]
 
     def test_without_states_is_refused(self) -> None:
         with pytest.raises(RftError, match=r"no state .*, which the algorithm's parts read"):
@@ -296,7 +296,9 @@ def test_an_empty_batch_and_one_without_tokens_have_no_advantages(name: str) -> 
     )
     for rewards in ([], [1.0, 0.0]):
         optional = {
-            f"{key}_B": torch.zeros(len(rewards), dtype=torch.int64 if key == "state" else torch.float32)
+            f"{key}_BA" if key in PER_TURN else f"{key}_B": torch.zeros(
+                len(rewards), dtype=torch.int64 if key == "state" else torch.float32
+            )
             for key in ("step_rewards", "state", "baseline_rewards")
         }
         optional |= {"reward_parts_B": torch.zeros(len(rewards), 2), "reward_names": ("right", "short")}

@@ -390,8 +390,8 @@ def test_loss_and_gradient_are_those_of_the_formulas(expected: Callable[[Case], 
         tokens=case.tokens,
         behavior=case.behavior.tolist(),
         baseline_rewards_B=torch.tensor(case.baseline),
-        step_rewards_B=torch.tensor(case.step_rewards),
-        state_B=torch.tensor(case.state),
+        step_rewards_BA=torch.tensor(case.step_rewards),
+        state_BA=torch.tensor(case.state),
         token_rewards_N=torch.from_numpy(case.token_rewards).float() if expected in TOKEN_REWARDS else None,
     )
     old_NV = torch.from_numpy(case.old_NV)

@@ -80,8 +80,8 @@ def cases(draw: st.DrawFn) -> Case:
         baseline_rewards_B=torch.tensor(draw(some)),
         reward_parts_B=torch.tensor([draw(some), draw(some)]).T,
         reward_names=("right", "short"),
-        step_rewards_B=torch.tensor(draw(some)),
-        state_B=torch.tensor(draw(st.lists(st.integers(0, 3), min_size=num, max_size=num))),
+        step_rewards_BA=torch.tensor(draw(some)),
+        state_BA=torch.tensor(draw(st.lists(st.integers(0, 3), min_size=num, max_size=num))),
     )
     signals = Signals(
         old_N=logprobs_N + noise(0.3),
@@ -128,7 +128,7 @@ def reordered(case: Case) -> tuple[Case, Tensor]:
     def moved(values: Any, name: str) -> Any:
         if not isinstance(values, Tensor):
             return values
-        return values[order_B] if name.endswith("_B") else values[place_N]
+        return values[order_B] if name.endswith(("_B", "_BA")) else values[place_N]
 
     new = replace(batch, **{entry.name: moved(getattr(batch, entry.name), entry.name) for entry in fields(batch)})
     new = replace(new, sequence_N=order_B.argsort()[batch.sequence_N[place_N]])

@@ -202,7 +202,7 @@ def test_pairs_formed_from_rewards_are_those_of_the_online_dpo_trainer(preset: s
             rewards=rewards,
             group_ids=np.arange(8) // 2,
             rollout_index=np.arange(8) % 2,
-            state=np.arange(8),
+            state=list(np.arange(8)[:, None]),
         )
     )
     # TRL's ipo sums log-ratios, as the paper does.
@@ -210,10 +210,10 @@ def test_pairs_formed_from_rewards_are_those_of_the_online_dpo_trainer(preset: s
     algorithm = build_algorithm(preset, changes)
     assert algorithm.config.pairs is not None
     formed, _ = paired(batch, algorithm.config.pairs)
-    assert formed.state_B is not None and formed.state_B.tolist() == [1, 0, 2, 3, 5, 4, 6, 7]
-    mask_BT = responses.mask_BT[formed.state_B]
-    signals = Signals(reference_N=responses.reference_BT[formed.state_B][mask_BT])
-    logprobs_N = responses.leaf_BT[formed.state_B][mask_BT]
+    assert formed.state_BA is not None and formed.state_BA[:, 0].tolist() == [1, 0, 2, 3, 5, 4, 6, 7]
+    mask_BT = responses.mask_BT[formed.state_BA[:, 0]]
+    signals = Signals(reference_N=responses.reference_BT[formed.state_BA[:, 0]][mask_BT])
+    logprobs_N = responses.leaf_BT[formed.state_BA[:, 0]][mask_BT]
     same(loss_in_parts(algorithm, formed.for_algorithm(1), signals, logprobs_N), expected, responses.leaf_BT)
 
 

@@ -29,9 +29,9 @@ def groups(**changes: Any) -> TrainBatch:
 
 def chosen_and_rejected(batch: TrainBatch, **rules: Any) -> list[int]:
     """Return the experiences of the pairs."""
-    found, _ = paired(replace(batch, state_B=torch.arange(batch.num_experiences)), PairsConfig(**rules))
-    assert found.state_B is not None
-    return found.state_B.tolist()
+    found, _ = paired(replace(batch, state_BA=torch.arange(batch.num_experiences)[:, None]), PairsConfig(**rules))
+    assert found.state_BA is not None
+    return found.state_BA[:, 0].tolist()
 
 
 class TestPairs:

@@ -334,7 +334,8 @@ def play(learner: Learner, steps: int, score: Callable[[Tensor, Tensor], Tensor]
             group_index_B=torch.arange(8).repeat_interleave(8),
             rollout_index_B=torch.arange(8).repeat(8),
             importance_weights_B=torch.ones(64),
-            turn_index_B=torch.zeros(64, dtype=torch.int64),
+            turn_BA=torch.zeros(64, 1, dtype=torch.int64),
+            turn_start_BA=torch.full((64, 1), 3),
         )
         metrics = learner.update(batch, step)
         # On-policy: what was sampled and what is trained are the same policy, so every ratio is 1.

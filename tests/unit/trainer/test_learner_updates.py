@@ -235,14 +235,14 @@ def test_arrays_of_experiences_reach_the_algorithm() -> None:
             rewards=[0.0, 1.0],
             group_ids=[1, 1],
             rollout_index=[0, 1],
-            turn_index=[0, 2],
+            turns=[np.array([[1, 3, 0]]), np.array([[1, 2, 2]])],
             token_rewards=(np.arange(5.0), offsets),
-            step_rewards=np.array([0.5, 0.25]),
-            state=np.array([2**62, -7]),
+            step_rewards=[np.array([0.5]), np.array([0.25])],
+            state=[np.array([2**62]), np.array([-7])],
         )
     )
     flat = batch.for_algorithm(4)
     assert flat.token_rewards_N is not None and flat.token_rewards_N.tolist() == [1.0, 2.0, 4.0]
-    assert flat.step_rewards_B is not None and flat.step_rewards_B.tolist() == [0.5, 0.25]
-    assert flat.state_B is not None and flat.state_B.tolist() == [2**62, -7]
-    assert (flat.step, flat.turn_B.tolist(), flat.expert_B.tolist()) == (4, [0, 2], [True, True])
+    assert flat.step_rewards_BA is not None and flat.step_rewards_BA.tolist() == [[0.5], [0.25]]
+    assert flat.state_BA is not None and flat.state_BA.tolist() == [[2**62], [-7]]
+    assert (flat.step, flat.turn_BA.tolist(), flat.expert_B.tolist()) == (4, [[0], [2]], [True, True])

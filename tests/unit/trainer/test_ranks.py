@@ -143,9 +143,9 @@ class TestSharedBatch:
             first,
             replace(first, behavior_logprobs_BT=torch.full_like(first.behavior_logprobs_BT, torch.nan), paired=True),
             replace(
-                make_batch(1, groups=300), step_rewards_B=torch.rand(1200, dtype=torch.float64)
+                make_batch(1, groups=300), step_rewards_BA=torch.rand(1200, 1, dtype=torch.float64)
             ),  # the memory grows
-            replace(make_batch(2, groups=1), state_B=torch.empty(0, dtype=torch.int64)),
+            replace(make_batch(2, groups=1), state_BA=torch.empty(0, 1, dtype=torch.int64)),
         ):
             seen = theirs.read(ours.write(batch))
             for field in fields(batch):
