@@ -29,7 +29,7 @@ from benchmarks.harness.report import say, write
 from benchmarks.harness.rft import call, environment
 from benchmarks.harness.shapes import SHAPES, write_model
 from rftcore.engines.vllm_arguments import graph_sizes
-from rftcore.workflows.chats import render_chat
+from rftcore.workflows.chat_encoding import chat_encoder
 
 _LIMIT_S = 500.0
 _SYSTEMS = ("alone", "explorer")
@@ -109,7 +109,7 @@ def _write_prompts(options: argparse.Namespace, folder: Path, num_answers: int) 
     tokenizer, numbers = AutoTokenizer.from_pretrained(str(folder / "model")), random.Random(num_answers)
     num = math.ceil(num_answers / GROUP_SIZE)
     texts = ["".join(numbers.choices(_CHARACTERS, k=options.prompt_characters)) for _ in range(num)]
-    token_ids = [render_chat(tokenizer, [{"role": "user", "content": text}])[1] for text in texts]
+    token_ids = [chat_encoder(tokenizer).prompt([{"role": "user", "content": text}]).token_ids for text in texts]
     (folder / "prompts.json").write_text(json.dumps({"texts": texts, "token_ids": token_ids}))
 
 

@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rftcore.reporting.equal_score import to_target
 from rftcore.rewards import load_rewards
-from rftcore.workflows.chats import render_chat
+from rftcore.workflows.chat_encoding import chat_encoder
 from rftcore.workflows.task import Task, Turn
 from rftdata.experience import Sequence
 
@@ -163,7 +163,9 @@ class Evaluation(TrainerCallback):
         assert self.trainer is not None
         trained, started = time.time(), time.time()
         tokenizer = self.trainer.processing_class
-        answers = self.trainer.answers([render_chat(tokenizer, each["prompt"])[1] for each in self.questions])
+        answers = self.trainer.answers(
+            [chat_encoder(tokenizer).prompt(each["prompt"]).token_ids for each in self.questions]
+        )
         scores = self.rewards(completion_ids=answers, task=[each["task"] for each in self.questions])
         score = sum(scores) / len(scores)
         self.points.append({"step": step, "seconds": trained, "score": score})
@@ -285,7 +287,7 @@ def _refuse_other_prompts(trainer: TimedTrainer, rows: list[dict[str, Any]]) -> 
     """Raise if TRL would give the model other tokens than ours."""
     chats = [row["prompt"] for row in rows]
     theirs, *_ = trainer._tokenize_prompts(chats)
-    ours = [render_chat(trainer.processing_class, chat)[1] for chat in chats]
+    ours = [chat_encoder(trainer.processing_class).prompt(chat).token_ids for chat in chats]
     if [list(ids) for ids in theirs] != ours:
         raise RuntimeError(f"TRL's prompts differ from ours: {theirs[0]} and {ours[0]}")
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rftcore.explorer.failures import user_frames, user_line
 from rftcore.explorer.workflow_loop import BlockedError, leave_behind
-from rftcore.workflows.chats import Message
+from rftcore.workflows.chat_encoding import Message
 from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
 from rftdata.user_code.async_raise import RunningCall
 

@@ -129,9 +129,9 @@ class RolloutRunner:
                 raise
             outcome, error = self._outcome(raised, timed_out=clock.expired)
             self.on_failure(error, user_stack(raised))
-        sequences = [turn.sequence for turn in model.turns]
+        sequences = model.sequences()
         for sequence in sequences:
-            # Every turn of a rollout gets the rollout's reward.
+            # Every sequence of a rollout gets the rollout's reward.
             sequence.reward = score.reward if score else None
             sequence.reward_parts = score.parts if score else {}
         return Rollout(

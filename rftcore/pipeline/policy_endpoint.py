@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from operators.base import Messages
 from rftcore.engines.base import Decoding, Engine, EngineConfig
 from rftcore.resolved import ResolvedRun
-from rftcore.workflows.chats import render_chat
+from rftcore.workflows.chat_encoding import chat_encoder
 from rftdata.attempts.policies import PolicyVersion, newest_policy
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.run import Run
@@ -90,7 +90,7 @@ async def _answers(engine: Engine, chats: Sequence[Messages], decoding: Decoding
 
 async def _answer(engine: Engine, chat: Messages, decoding: Decoding) -> str | Exception:
     try:
-        prompt = render_chat(engine.tokenizer, [dict(message) for message in chat])[1]
+        prompt = chat_encoder(engine.tokenizer).prompt([dict(message) for message in chat]).token_ids
         return (await engine.generate(prompt, decoding)).text
     except Exception as error:  # noqa: BLE001 - an error of one chat must not affect the others
         return error

@@ -20,13 +20,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rftcore.workflows.chat_encoding import ChatEncoder, Message, chat_encoder, content_text
 from rftdata.errors import ConfigError, ModelError
 from rftdata.experience import Sequence
 
-Message = dict[str, Any]
 TURNS = ("all", "last")
-# An answer that every template writes unchanged, and that is in no other message.
-_PROBE_ANSWER = "7f3a9c51"
 
 
 @dataclass(frozen=True)
@@ -49,14 +47,6 @@ def assistant_turns(messages: list[Message]) -> list[int]:
     return [place for place, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def content_text(message: Message) -> str:
-    """Return the text of a message, or the joined text parts of a content in parts."""
-    content = message["content"]
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return "" if content is None else str(content)
-
-
 def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, turns: str = "all") -> Sequence:
     """Return a trainable sequence of a chat up to its last answer, without log-probabilities.
 
@@ -73,13 +63,18 @@ def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, tu
     assert places, "the caller checks that there is an answer"
     if turns == "last":
         places = places[-1:]
-    is_plain = tokenizer.chat_template is None
-    answers = list((_plain_answers if is_plain else _rendered_answers)(tokenizer, messages, places))
+    encoder = chat_encoder(tokenizer)
+    is_plain, chat = encoder.is_plain, encoder.marked(messages, with_answers=False)
+    answers = list(_plain_answers(messages, places) if is_plain else _rendered_answers(encoder, chat.messages, places))
     token_ids: list[int] = []
     counts: list[bool] = []
     for number, answer in enumerate(answers):
         # A template writes the special tokens itself; without one the tokenizer adds its own at the beginning.
-        before = tokenizer.encode(answer.before, add_special_tokens=is_plain and number == 0)
+        before = (
+            tokenizer.encode(answer.before)
+            if is_plain and number == 0
+            else encoder.encoded(answer.before, chat).token_ids
+        )
         answer_ids = tokenizer.encode(answer.text + answer.end, add_special_tokens=False)
         if not answer.end and number == len(answers) - 1:
             answer_ids = [*answer_ids, _end_token(tokenizer)]
@@ -87,7 +82,7 @@ def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, tu
         counts += [False] * len(before) + [True] * len(answer_ids)
     num_prompt_tokens = counts.index(True)
     mask = counts[num_prompt_tokens:]
-    texts = [text for answer in answers for text in (answer.before, answer.text, answer.end)]
+    texts = [chat.read(text) for answer in answers for text in (answer.before, answer.text, answer.end)]
     return Sequence(
         prompt=texts[0],
         response="".join(texts[1:-1]),
@@ -104,46 +99,32 @@ def written_sequence(tokenizer: Any, messages: list[Message], response: str) -> 
 
     Raises:
         ModelError: the tokenizer has no end token, and the template writes none.
-        Exception: see `render_chat`.
+        Exception: see `ChatEncoder.prompt`.
     """
     chat = [*messages, {"role": "assistant", "content": response}]
     with contextlib.suppress(ConfigError):
         return chat_sequence(tokenizer, chat, turns="last")
-    text, prompt_ids = render_chat(tokenizer, messages)
-    end = _end_after(tokenizer, messages)
+    encoder = chat_encoder(tokenizer)
+    prompt = encoder.prompt(messages)
+    end = _end_after(encoder, messages)
     response_ids = tokenizer.encode(response + end, add_special_tokens=False)
     return Sequence(
-        prompt=text,
+        prompt=prompt.text,
         response=response,
-        token_ids=[*prompt_ids, *response_ids, *([] if end else [_end_token(tokenizer)])],
-        num_prompt_tokens=len(prompt_ids),
+        token_ids=[*prompt.token_ids, *response_ids, *([] if end else [_end_token(tokenizer)])],
+        num_prompt_tokens=len(prompt.token_ids),
         finish_reason="stop",
         messages=chat,
     )
 
 
-def render_chat(tokenizer: Any, messages: list[Message]) -> tuple[str, list[int]]:
-    """Return the model's input, as text and tokens, by its chat template; without one, the contents are concatenated.
-
-    Raises:
-        Exception: any error of the chat template, which is a program.
-    """
-    if tokenizer.chat_template is None:
-        text = "".join(str(message["content"]) for message in messages)
-        return text, list(tokenizer.encode(text))
-    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    # The template writes the special tokens itself.
-    return text, list(tokenizer.encode(text, add_special_tokens=False))
-
-
-def _end_after(tokenizer: Any, messages: list[Message]) -> str:
+def _end_after(encoder: ChatEncoder, messages: list[Message]) -> str:
     """Return the text of the end token that the template writes after an answer in a chat; empty if it writes none, or no answer."""
-    chat = [*messages, {"role": "assistant", "content": _PROBE_ANSWER}]
     try:
-        rendered = _render(tokenizer, chat, add_generation_prompt=False)
-        return _split_end_token(rendered, _PROBE_ANSWER, _special_tokens(tokenizer), len(messages))[1]
-    except ConfigError:
+        end, _ = encoder.ends_of_answers(messages)
+    except Exception:  # noqa: BLE001 - a template is a program and may raise anything
         return ""
+    return next((token for token in encoder.special_tokens if end.endswith(token)), "")
 
 
 def _end_token(tokenizer: Any) -> int:
@@ -155,19 +136,18 @@ def _end_token(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def _plain_answers(tokenizer: Any, messages: list[Message], places: list[int]) -> Iterator[_Answer]:
+def _plain_answers(messages: list[Message], places: list[int]) -> Iterator[_Answer]:
     done = 0
     for place in places:
         yield _Answer("".join(map(content_text, messages[done:place])), content_text(messages[place]), "")
         done = place + 1
 
 
-def _rendered_answers(tokenizer: Any, messages: list[Message], places: list[int]) -> Iterator[_Answer]:
-    specials = _special_tokens(tokenizer)
+def _rendered_answers(encoder: ChatEncoder, messages: list[Message], places: list[int]) -> Iterator[_Answer]:
     done = ""
     for place in places:
-        asked = _render(tokenizer, messages[:place], add_generation_prompt=True)
-        answered = _render(tokenizer, messages[: place + 1], add_generation_prompt=False)
+        asked = _render(encoder, messages[:place], add_generation_prompt=True)
+        answered = _render(encoder, messages[: place + 1], add_generation_prompt=False)
         if not asked.startswith(done):
             raise ConfigError(
                 f"the model's chat template renders the chat up to an earlier answer differently when message {place + 1} is generated, so "
@@ -180,7 +160,9 @@ def _rendered_answers(tokenizer: Any, messages: list[Message], places: list[int]
                 "answer's tokens cannot be distinguished from the prompt's",
                 todo="use a model whose chat template only appends, or replace its chat template",
             )
-        text, end = _split_end_token(answered[len(asked) :], content_text(messages[place]), specials, place)
+        text, end = _split_end_token(
+            answered[len(asked) :], content_text(messages[place]), encoder.special_tokens, place
+        )
         yield _Answer(asked[len(done) :], text, end)
         done = asked + text + end
 
@@ -208,14 +190,9 @@ def _remove_all(tokens: list[str], text: str) -> str:
     return text
 
 
-def _special_tokens(tokenizer: Any) -> list[str]:
-    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return sorted({*added, *tokenizer.all_special_tokens} - {""})
-
-
-def _render(tokenizer: Any, messages: list[Message], *, add_generation_prompt: bool) -> str:
+def _render(encoder: ChatEncoder, messages: list[Message], *, add_generation_prompt: bool) -> str:
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+        return encoder.render(messages, add_generation_prompt=add_generation_prompt)
     except Exception as error:  # a template is a program and may raise anything
         raise ConfigError(
             f"the model's chat template refuses the first {len(messages)} messages of the chat: {type(error).__name__}: {error}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rftcore.workflows.chats import Message
+from rftcore.workflows.chat_encoding import Message
 from rftcore.workflows.task import Model, Score, Scorer, Task
 from rftdata.errors import ConfigError
 

@@ -7,14 +7,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rftcore.engines.base import Decoding, Generation
-from rftcore.workflows import inputs
-from rftcore.workflows.chats import Message, chat_sequence, content_text, render_chat, written_sequence
-from rftdata.experience import Array, Sequence
+from rftcore.workflows.chat_encoding import Message, content_text
+from rftcore.workflows.chats import chat_sequence, written_sequence
+from rftcore.workflows.session import Session
+from rftcore.workflows.turn import TokenValues, Turn
+from rftdata.experience import Sequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TokenValues = list[float] | Array
+__all__ = [
+    "Model",
+    "PlainWorkflow",
+    "AsyncWorkflow",
+    "Sampler",
+    "Score",
+    "Scorer",
+    "Task",
+    "TokenRewards",
+    "Turn",
+    "Workflow",
+]
 
 
 @dataclass(frozen=True)
@@ -46,59 +59,6 @@ class Task:
             payload.get("answer"),
             payload.get("metadata") or {},
         )
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One answer of the model.
-
-    Attributes:
-        messages: the chat before the answer.
-        response: text without the special tokens that begin, end or fill a text; those that mark the calls of tools are in it.
-        finish_reason: stop, length or abort.
-        sequence: the part that is stored and trained on.
-    """
-
-    messages: list[Message]
-    response: str
-    finish_reason: str
-    sequence: Sequence
-
-    @property
-    def response_token_ids(self) -> list[int]:
-        """The tokens of the answer, with the end token if there is one."""
-        return [int(token) for token in self.sequence.token_ids[self.sequence.num_prompt_tokens :]]
-
-    def record(
-        self,
-        *,
-        state: str | bytes | int | None = None,
-        step_reward: float | None = None,
-        token_rewards: TokenValues | None = None,
-        teacher_logprobs: TokenValues | None = None,
-    ) -> None:
-        """Store inputs of algorithms with the turn, see `rftcore.workflows.inputs`; a repeated input replaces the earlier value.
-
-        Args:
-            state: state of the environment before the turn. Equal states are recognised by their hash, which is stored.
-            step_reward: reward of the turn alone. The rollout's reward is not changed.
-            token_rewards: one value per token of the response, in addition to the rollout's reward.
-            teacher_logprobs: one value per token of the response, nats.
-
-        Raises:
-            RftError: a value of another type, or not one value per token.
-        """
-        num_prompt = self.sequence.num_prompt_tokens
-        num_response = len(self.sequence.token_ids) - num_prompt
-        arrays: dict[str, Array] = {}
-        if state is not None:
-            arrays["state_hash"] = inputs.state_hash(state)
-        if step_reward is not None:
-            arrays["step_reward"] = inputs.step_reward(step_reward)
-        for name, values in (("token_rewards", token_rewards), ("teacher_logprobs", teacher_logprobs)):
-            if values is not None:
-                arrays[name] = inputs.token_array(name, values, num_prompt, num_response)
-        self.sequence.arrays = {**self.sequence.arrays, **arrays}
 
 
 @dataclass(frozen=True)
@@ -138,23 +98,37 @@ class Model:
     def __init__(self, sampler: Sampler, decoding: Decoding) -> None:
         self._sampler = sampler
         self._decoding = decoding
-        self.turns: list[Turn] = []
+        self._session = Session()
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The answers so far."""
+        return self._session.turns
+
+    def sequences(self) -> list[Sequence]:
+        """Return what is stored of the turns so far: a sequence for each branch of their chats."""
+        return self._session.sequences()
 
     async def chat(self, messages: list[Message]) -> Turn:
-        """Answer a chat, rendered with the model's chat template; without one, the contents are concatenated."""
-        text, prompt_ids = render_chat(self._sampler.tokenizer, messages)
-        generation = await self._sampler.generate(prompt_ids, self._decoding)
+        """Answer a chat, rendered with the model's chat template; without one, the contents are concatenated.
+
+        A chat that continues an earlier one is not rendered again: its prompt is the tokens of that turn, as they were sampled, and those of
+        the new messages (`rftcore.workflows.session`).
+        """
+        prompt = self._session.prompt(self._sampler.tokenizer, messages)
+        generation = await self._sampler.generate(prompt.token_ids, self._decoding)
+        num_prompt = len(prompt.token_ids)
         sequence = Sequence(
-            prompt=text,
+            prompt=prompt.text,
             response=generation.text,
-            token_ids=prompt_ids + generation.token_ids,
-            num_prompt_tokens=len(prompt_ids),
+            token_ids=prompt.token_ids + generation.token_ids,
+            num_prompt_tokens=num_prompt,
             finish_reason=generation.finish_reason,
             behavior_logprobs=generation.logprobs,
-            policy_spans=[(len(prompt_ids) + start, version) for start, version in generation.version_spans],
+            policy_spans=[(num_prompt + start, version) for start, version in generation.version_spans],
             messages=[*messages, {"role": "assistant", "content": generation.text}],
         )
-        return self._record(Turn(messages, generation.text, generation.finish_reason, sequence))
+        return self._session.add(Turn(messages, generation.text, generation.finish_reason, sequence), prompt)
 
     def write(self, messages: list[Message], response: str) -> Turn:
         """Record an answer from another source (a demonstration), see `written_sequence`.
@@ -162,7 +136,7 @@ class Model:
         Raises:
             ModelError: neither template nor tokenizer has an end token.
         """
-        return self._record(
+        return self._session.add(
             Turn(messages, response, "stop", written_sequence(self._sampler.tokenizer, messages, response))
         )
 
@@ -174,11 +148,7 @@ class Model:
         """
         sequence = chat_sequence(self._sampler.tokenizer, messages, start=start, turns=turns)
         *before, last = sequence.messages or []
-        return self._record(Turn(before, content_text(last), "stop", sequence))
-
-    def _record(self, turn: Turn) -> Turn:
-        self.turns.append(turn)
-        return turn
+        return self._session.add(Turn(before, content_text(last), "stop", sequence))
 
 
 Scorer = Callable[[Turn, Task], Coroutine[Any, Any, Score]]

@@ -76,7 +76,8 @@ def test_the_reward_of_the_page(files: Path) -> None:
 )
 def test_the_workflows_of_the_page(files: Path, workflow: str, answer: str, reward: float, turns: int) -> None:
     rollout = tried(files, workflow, answer)
-    assert (rollout.outcome, rollout.reward, len(rollout.sequences)) == ("ok", reward, turns), rollout.error
+    assert (rollout.outcome, rollout.reward, rollout.num_turns) == ("ok", reward, turns), rollout.error
+    assert len(rollout.sequences) == 1, "each turn extends the one before"
 
 
 def test_a_workflow_records_inputs_of_algorithms(files: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rftcore.workflows.chats import Message
+from rftcore.workflows.chat_encoding import Message
 from rftcore.workflows.task import Model, Score, Scorer, Task
 
 CALL = re.compile(r"calc\(\s*(-?\d+)\s*([+*-])\s*(-?\d+)\s*\)")

@@ -470,6 +470,6 @@ def test_an_explorer_that_is_stopped_leaves_its_rollouts_to_the_next(buffer: rft
     assert all(prompt.endswith(tuple(TEXT[:n] for n in range(3, len(TEXT)))) for prompt in second.prompts), (
         second.prompts
     )
-    rows = buffer.sql("SELECT response, turn_index FROM rft.v_experience ORDER BY experience_id").to_pylist()
-    assert rows == [{"response": TEXT, "turn_index": turn} for _ in range(2) for turn in range(2)]
+    rows = buffer.sql("SELECT response, num_turns FROM rft.v_experience ORDER BY experience_id").to_pylist()
+    assert rows == [{"response": f"{TEXT}\nu:sure?\na:{TEXT}", "num_turns": 2}] * 2
     assert buffer.sql("SELECT count(*) AS n FROM rft.partial_tokens").to_pylist() == [{"n": 0}]

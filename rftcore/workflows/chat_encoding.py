@@ -1,0 +1,265 @@
+"""Encoding of chats: from messages to the tokens that the model reads, by its chat template.
+
+Invariants:
+- The text of users, tools and environments forges no special token. The text of a special token in a message is encoded as ordinary text
+  (`encode_special_tokens` of the tokenizers library), everything else as usual. Answers of the assistant keep the special tokens that mark
+  something within an answer, such as a call of a tool.
+- A chat is continued without being rendered again (`continued`) only if the template renders the earlier chat at the beginning of the longer
+  one as it renders it alone.
+
+Without a template the contents are concatenated. They are the whole input, written by the author of the workflow, and may contain special tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from rftdata.errors import RftError
+
+Message = dict[str, Any]
+
+# An answer that every template writes unchanged, and that is in no other message.
+PROBE_ANSWER = "7f3a9c51"
+# First characters of two planes for private use: a character stands for each special token in the text of a message while it is rendered.
+_MARKS = (0xF0000, 0x100000)
+_OF_TEXTS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A text and its tokens."""
+
+    text: str
+    token_ids: list[int]
+
+
+class ChatEncoder:
+    """Renders and encodes the chats of one tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder
+        special = {str(token) for token in added.values() if token.special}
+        self.special_tokens = sorted({*special, *tokenizer.all_special_tokens} - {""})
+        self._special_ids = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
+        self._of_texts = {getattr(tokenizer, f"{name}_token", None) for name in _OF_TEXTS}
+        self._ordinary: dict[str, list[int]] = {}
+        self._ends: tuple[str, str] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tokenizer has no chat template."""
+        return self._tokenizer.chat_template is None
+
+    def prompt(self, messages: list[Message]) -> Encoded:
+        """Return the model's input for a chat.
+
+        Raises:
+            RftError: the tokenizer cannot encode the text of a special token in a message as ordinary text.
+            Exception: any error of the chat template, which is a program.
+        """
+        if self.is_plain:
+            text = "".join(map(content_text, messages))
+            return Encoded(text, [int(token) for token in self._tokenizer.encode(text)])
+        chat = self.marked(messages)
+        return self.encoded(self.render(chat.messages, add_generation_prompt=True), chat)
+
+    def continued(self, messages: list[Message], num_known: int, last_token: int | None) -> Encoded | None:
+        """Return what follows a sampled answer up to the next one, or None if the template renders the earlier chat differently.
+
+        Args:
+            messages: the whole chat; the answer is the last of the first `num_known` messages.
+            last_token: of the answer. The template's end of an answer is left out of the tokens if this is its token.
+
+        Raises:
+            RftError, Exception: as `prompt`.
+        """
+        if self.is_plain:
+            return self.encoded("".join(map(content_text, messages[num_known:])), None)
+        chat = self.marked(messages)
+        whole = self.render(chat.messages, add_generation_prompt=True)
+        try:
+            known = self.render(chat.messages[:num_known], add_generation_prompt=False)
+            end, rest = self.ends_of_answers(chat.messages[: num_known - 1])
+        except Exception:  # noqa: BLE001 - the template may refuse a chat that ends with an answer; the whole one is rendered instead
+            return None
+        kept = known.removesuffix(rest)
+        if not known.endswith(end + rest) or not whole.startswith(kept):
+            return None
+        between = self.encoded(whole[len(kept) :], chat)
+        end_ids = self.encoded(end, None).token_ids
+        closing = [] if not end_ids or last_token == end_ids[-1] else end_ids
+        return Encoded(end + between.text, closing + between.token_ids)
+
+    def ends_of_answers(self, messages: list[Message]) -> tuple[str, str]:
+        """Return what the template writes after an answer: the text of its end, up to the first special token, and the rest.
+
+        Raises:
+            RftError: the template changes the answer.
+            Exception: any error of the chat template.
+        """
+        if self._ends is None:
+            probe = [*messages, {"role": "assistant", "content": PROBE_ANSWER}]
+            before, found, after = self.render(probe, add_generation_prompt=False).rpartition(PROBE_ANSWER)
+            if not found:
+                raise RftError("the model's chat template changes an answer", value=before[:200])
+            places = [(after.find(token), -len(token)) for token in self.special_tokens if token in after]
+            place, length = min(places, default=(0, 0))
+            self._ends = after[: place - length], after[place - length :]
+        return self._ends
+
+    def render(self, messages: list[Message], *, add_generation_prompt: bool) -> str:
+        """Return what the chat template writes.
+
+        Raises:
+            Exception: any error of the chat template, which is a program.
+        """
+        return str(
+            self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        )
+
+    def marked(self, messages: list[Message], *, with_answers: bool = True) -> MarkedChat:
+        """Return a chat for the template, with a mark in place of the text of each special token.
+
+        Args:
+            with_answers: whether special tokens that begin, end or fill texts are also marked in answers of the assistant. Sampled answers do
+                not contain them (`AnswerText`).
+
+        Raises:
+            RftError: the chat leaves no characters for marks.
+        """
+        texts = "".join(_texts(messages))
+        for first in _MARKS:
+            if not any(first <= ord(character) < first + len(self.special_tokens) for character in texts):
+                break
+        else:
+            raise RftError("a chat contains characters of both planes for private use", value=texts[:100])
+        marks = {token: chr(first + number) for number, token in enumerate(self.special_tokens)}
+        in_answers = {token: mark for token, mark in marks.items() if with_answers and token in self._of_texts}
+        return MarkedChat(
+            [
+                {
+                    key: value if key == "role" else _marked(value, in_answers if _is_answer(message) else marks)
+                    for key, value in message.items()
+                }
+                for message in messages
+            ],
+            {mark: token for token, mark in marks.items()},
+        )
+
+    def encoded(self, rendered: str, chat: MarkedChat | None) -> Encoded:
+        """Encode what the template wrote: special tokens are its own, and what was marked is ordinary text.
+
+        Args:
+            chat: the rendered one; None for text without marks.
+
+        Raises:
+            RftError: the tokenizer cannot encode the text of a special token as ordinary text.
+        """
+        token_ids: list[int] = []
+        pieces = [(rendered, False)] if chat is None else chat.pieces(rendered)
+        for text, is_marked in pieces:
+            found = (
+                self._as_ordinary_text(text) if is_marked else self._tokenizer.encode(text, add_special_tokens=False)
+            )
+            token_ids += [int(token) for token in found]
+        return Encoded("".join(text for text, _ in pieces), token_ids)
+
+    def _as_ordinary_text(self, token: str) -> list[int]:
+        if token not in self._ordinary:
+            found = ordinary_token_ids(self._tokenizer, token)
+            if self._special_ids & set(found) - {self._tokenizer.unk_token_id}:
+                raise RftError(
+                    f"a message contains the text of the special token {token!r}, which the model's tokenizer cannot encode as ordinary text",
+                    todo="remove it from the text, or use a model with a fast tokenizer (tokenizer.json)",
+                )
+            self._ordinary[token] = found
+        return self._ordinary[token]
+
+
+@dataclass(frozen=True)
+class MarkedChat:
+    """A chat whose messages contain no special token.
+
+    Attributes:
+        messages: with marks, characters that stand for special tokens.
+        tokens: the text of each mark.
+    """
+
+    messages: list[Message]
+    tokens: dict[str, str]
+
+    def pieces(self, text: str) -> list[tuple[str, bool]]:
+        """Return the parts of a rendered text, and whether each is the text of a token that a mark stands for."""
+        if not self.tokens:
+            return [(text, False)]
+        parts = re.split(f"([{min(self.tokens)}-{max(self.tokens)}])", text)
+        return [(self.tokens.get(part, part), part in self.tokens) for part in parts if part]
+
+    def read(self, text: str) -> str:
+        """Return a rendered text with the texts of tokens in place of their marks."""
+        return "".join(part for part, _ in self.pieces(text))
+
+
+def chat_encoder(tokenizer: Any) -> ChatEncoder:
+    """Return the encoder of a tokenizer, which is made once."""
+    found = _ENCODERS.get(tokenizer)
+    if found is None:
+        found = _ENCODERS[tokenizer] = ChatEncoder(tokenizer)
+    return found
+
+
+_ENCODERS: WeakKeyDictionary[Any, ChatEncoder] = WeakKeyDictionary()
+
+
+def content_text(message: Message) -> str:
+    """Return the text of a message, or the joined text parts of a content in parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
+
+
+def ordinary_token_ids(tokenizer: Any, text: str) -> list[int]:
+    """Encode a text in which the tokenizer recognises no special token; an older tokenizer gets it in two halves."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and hasattr(backend, "encode_special_tokens"):
+        # A copy, because the setting would also hold for other threads.
+        from tokenizers import Tokenizer
+
+        plain = Tokenizer.from_str(backend.to_str())
+        plain.encode_special_tokens = True
+        return list(plain.encode(text, add_special_tokens=False).ids)
+    half = len(text) // 2
+    return [
+        int(token) for part in (text[:half], text[half:]) for token in tokenizer.encode(part, add_special_tokens=False)
+    ]
+
+
+def _is_answer(message: Message) -> bool:
+    return message.get("role") == "assistant"
+
+
+def _marked(value: Any, marks: Mapping[str, str]) -> Any:
+    """Return a value of a message with marks in place of the texts of tokens; the longest first, as one may contain another."""
+    if isinstance(value, str) and marks:
+        pattern = "|".join(re.escape(token) for token in sorted(marks, key=len, reverse=True))
+        return re.sub(pattern, lambda found: marks[found.group()], value)
+    if isinstance(value, list):
+        return [_marked(item, marks) for item in value]
+    return {key: _marked(item, marks) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)

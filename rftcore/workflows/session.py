@@ -1,0 +1,256 @@
+"""The chats of one rollout as a tree of turns, token for token.
+
+A turn that continues the chat of an earlier one has that turn's tokens, exactly as they were sampled, at the beginning of its prompt. Messages
+only propose which turn is continued. Whether one turn extends another is decided by their tokens: its prompt must begin with all tokens of
+the other, prompt and answer. So what is trained is what was sampled, whatever the template or the workflow does.
+
+A sequence is stored for each branch. The first turn that extends another one joins its sequence. A later one, and a turn that extends none,
+begins a sequence of its own with the cause (`rft.fork`). Every sampled token is therefore in the loss of exactly one sequence, and in the prompts
+of the branches that begin after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rftcore.workflows.chat_encoding import Message, chat_encoder
+from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
+from rftcore.workflows.turn import Turn
+from rftdata.errors import RftError
+from rftdata.experience import TURNS, Array, Sequence
+
+_Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The model's input for a turn.
+
+    Attributes:
+        continues: number of the turn whose chat it continues, extended or rendered again; None if it continues none.
+    """
+
+    text: str
+    token_ids: list[int]
+    continues: int | None = None
+
+
+@dataclass(eq=False)
+class _Node:
+    """A turn in the tree.
+
+    Attributes:
+        number: of the turn in its rollout.
+        prompt: None for a turn that no policy sampled, which extends none and is extended by none.
+        extended: the turn whose tokens begin its prompt.
+        next: the first turn that extends it.
+    """
+
+    number: int
+    turn: Turn
+    chat: list[_Key]
+    prompt: Prompt | None
+    extended: _Node | None = None
+    next: _Node | None = None
+
+
+class Session:
+    """The turns of one rollout."""
+
+    def __init__(self) -> None:
+        self._nodes: list[_Node] = []
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [node.turn for node in self._nodes]
+
+    def prompt(self, tokenizer: Any, messages: list[Message]) -> Prompt:
+        """Return the input for a chat: the tokens of the turn that it continues and those of the new messages, or the rendered chat.
+
+        Args:
+            tokenizer: of the model.
+
+        Raises:
+            RftError, Exception: see `ChatEncoder.prompt`.
+        """
+        node, encoder = self._continued(_keys(messages)), chat_encoder(tokenizer)
+        if node is not None:
+            known = node.turn.sequence
+            last_token = int(known.token_ids[-1]) if len(known.token_ids) > known.num_prompt_tokens else None
+            between = encoder.continued(messages, len(node.chat), last_token)
+            if between is not None:
+                text = known.prompt + known.response + between.text
+                return Prompt(text, [*known.token_ids, *between.token_ids], node.number)
+        rendered = encoder.prompt(messages)
+        return Prompt(rendered.text, rendered.token_ids, None if node is None else node.number)
+
+    def add(self, turn: Turn, prompt: Prompt | None = None) -> Turn:
+        """Record a turn.
+
+        Args:
+            prompt: None for an answer that no policy sampled.
+        """
+        answer: Message = {"role": "assistant", "content": turn.response}
+        node = _Node(len(self._nodes), turn, _keys([*turn.messages, answer]), prompt)
+        if prompt is not None:
+            node.extended = self._extended_by(prompt)
+            if node.extended is not None and node.extended.next is None:
+                node.extended.next = node
+        self._nodes.append(node)
+        return turn
+
+    def sequences(self) -> list[Sequence]:
+        """Return a sequence for each branch, in the order of their first turns.
+
+        Raises:
+            RftError: a turn of a chat of several turns has an array that `Turn.record` does not know.
+        """
+        return [
+            replace(_joined(list(_row(node))), turn_index=node.number, fork=self._fork(node))
+            for node in self._nodes
+            if not _joins(node)
+        ]
+
+    def _continued(self, chat: list[_Key]) -> _Node | None:
+        """Return the turn with the longest chat that this one begins with, the latest of several."""
+        found: _Node | None = None
+        for node in self._nodes:
+            if node.prompt is None or node.turn.finish_reason == "abort" or chat[: len(node.chat)] != node.chat:
+                continue
+            if found is None or len(node.chat) >= len(found.chat):
+                found = node
+        return found
+
+    def _extended_by(self, prompt: Prompt) -> _Node | None:
+        """Return the turn with the most tokens, of those whose tokens begin the prompt; the latest of several."""
+        found: _Node | None = None
+        for node in self._nodes:
+            known = node.turn.sequence.token_ids
+            # The tokens of a turn without an answer also begin the prompts of others that answer the same chat.
+            is_empty = len(known) == node.turn.sequence.num_prompt_tokens and node.number != prompt.continues
+            if (
+                node.prompt is not None
+                and not is_empty
+                and (found is None or len(known) >= len(found.turn.sequence.token_ids))
+                and prompt.token_ids[: len(known)] == known
+            ):
+                found = node
+        return found
+
+    def _fork(self, node: _Node) -> str | None:
+        """Return why a turn that joins no sequence begins one."""
+        earlier = [other for other in self._nodes[: node.number] if other.prompt is not None]
+        if node.prompt is None or not earlier:
+            return None
+        if node.extended is not None:
+            return "branch"
+        if node.prompt.continues is not None:
+            return "template"
+        asked = node.chat[:-1]
+        if any(asked == other.chat[:-1] for other in earlier):
+            return "branch"
+        shared = max(_num_shared(asked, other.chat) for other in earlier)
+        answers = {other.chat[-1] for other in earlier}
+        if answers.intersection(asked) or any(role != "system" for role, *_ in asked[:shared]):
+            return "history"
+        return "separate"
+
+
+def _joins(node: _Node) -> bool:
+    return node.extended is not None and node.extended.next is node
+
+
+def _row(node: _Node | None) -> Iterable[_Node]:
+    while node is not None:
+        yield node
+        node = node.next
+
+
+def _joined(nodes: list[_Node]) -> Sequence:
+    """Return the sequence of turns that extend one another."""
+    sequences = [node.turn.sequence for node in nodes]
+    if len(nodes) == 1:
+        return sequences[0]
+    first, last = sequences[0], sequences[-1]
+    start, num = first.num_prompt_tokens, len(last.token_ids) - first.num_prompt_tokens
+    logprobs, mask = np.full(num, np.nan, np.float32), np.zeros(num, np.bool_)
+    for s in sequences:
+        stretch = slice(s.num_prompt_tokens - start, len(s.token_ids) - start)
+        logprobs[stretch] = s.behavior_logprobs
+        mask[stretch] = True if s.loss_mask is None else s.loss_mask
+    bounds = [(s.num_prompt_tokens, len(s.token_ids), node.number) for s, node in zip(sequences, nodes, strict=True)]
+    return Sequence(
+        prompt=first.prompt,
+        response=_response(nodes),
+        token_ids=last.token_ids,
+        num_prompt_tokens=start,
+        finish_reason=last.finish_reason,
+        behavior_logprobs=logprobs,
+        loss_mask=mask,
+        policy_spans=[span for s in sequences for span in s.policy_spans],
+        metrics={name: value for s in sequences for name, value in s.metrics.items()},
+        messages=last.messages,
+        arrays={TURNS: np.array(bounds, np.int32), **_arrays(sequences)},
+    )
+
+
+def _response(nodes: list[_Node]) -> str:
+    """Return the text after the first prompt: the answers, and what stands between them."""
+    text = nodes[0].turn.response
+    for before, node in pairwise(nodes):
+        known, prompt = before.turn.sequence, node.turn.sequence.prompt
+        text += prompt.removeprefix(known.prompt + known.response) + node.turn.response
+    return text
+
+
+def _arrays(sequences: list[Sequence]) -> dict[str, Array]:
+    """Return the arrays of turns as those of their sequence. A token that has no value gets 0 as its reward, NaN as its log-probability."""
+    names = sorted({name for s in sequences for name in s.arrays})
+    unknown = [name for name in names if name not in PER_TOKEN and name not in PER_TURN]
+    if unknown:
+        raise RftError(
+            "a turn of a chat of several turns has an array that cannot be joined with those of the others",
+            value=unknown[0],
+            allowed=", ".join((*PER_TOKEN, *PER_TURN)),
+            todo="record it with turn.record(…), or ask each question in a chat of its own",
+        )
+    found: dict[str, Array] = {}
+    for name in names:
+        if name in PER_TURN:
+            if all(name in s.arrays for s in sequences):
+                found[name] = np.concatenate([s.arrays[name] for s in sequences])
+            continue
+        values = np.full(len(sequences[-1].token_ids), np.nan if name == "teacher_logprobs" else 0.0, PER_TOKEN[name])
+        values[: sequences[0].num_prompt_tokens] = 0.0
+        for s in sequences:
+            if name in s.arrays:
+                values[s.num_prompt_tokens : len(s.token_ids)] = s.arrays[name][s.num_prompt_tokens :]
+        found[name] = values
+    return found
+
+
+def _keys(messages: list[Message]) -> list[_Key]:
+    """Return what identifies each message: its role, its text without space around it, and further entries unless it is an answer."""
+    return [(str(message["role"]), _text_of(message), _further(message)) for message in messages]
+
+
+def _text_of(message: Message) -> str:
+    content = message.get("content")
+    return content.strip() if isinstance(content, str) else json.dumps(content, default=str, sort_keys=True)
+
+
+def _further(message: Message) -> str:
+    if message["role"] == "assistant":
+        return ""
+    entries = {key: value for key, value in message.items() if key not in ("role", "content")}
+    return json.dumps(entries, default=str, sort_keys=True) if entries else ""
+
+
+def _num_shared(one: list[_Key], other: list[_Key]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,0 +1,64 @@
+"""`Turn`: one answer of the model, as workflows and rewards see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rftcore.workflows import inputs
+from rftcore.workflows.chat_encoding import Message
+from rftdata.experience import Array, Sequence
+
+TokenValues = list[float] | Array
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer of the model.
+
+    Attributes:
+        messages: the chat before the answer.
+        response: text without the special tokens that begin, end or fill a text; those that mark the calls of tools are in it.
+        finish_reason: stop, length or abort.
+        sequence: its prompt and its answer. What is stored joins the turns of a chat, see `rftcore.workflows.session`.
+    """
+
+    messages: list[Message]
+    response: str
+    finish_reason: str
+    sequence: Sequence
+
+    @property
+    def response_token_ids(self) -> list[int]:
+        """The tokens of the answer, with the end token if there is one."""
+        return [int(token) for token in self.sequence.token_ids[self.sequence.num_prompt_tokens :]]
+
+    def record(
+        self,
+        *,
+        state: str | bytes | int | None = None,
+        step_reward: float | None = None,
+        token_rewards: TokenValues | None = None,
+        teacher_logprobs: TokenValues | None = None,
+    ) -> None:
+        """Store inputs of algorithms with the turn, see `rftcore.workflows.inputs`; a repeated input replaces the earlier value.
+
+        Args:
+            state: state of the environment before the turn. Equal states are recognised by their hash, which is stored.
+            step_reward: reward of the turn alone. The rollout's reward is not changed.
+            token_rewards: one value per token of the response, in addition to the rollout's reward.
+            teacher_logprobs: one value per token of the response, nats.
+
+        Raises:
+            RftError: a value of another type, or not one value per token.
+        """
+        num_prompt = self.sequence.num_prompt_tokens
+        num_response = len(self.sequence.token_ids) - num_prompt
+        arrays: dict[str, Array] = {}
+        if state is not None:
+            arrays["state_hash"] = inputs.state_hash(state)
+        if step_reward is not None:
+            arrays["step_reward"] = inputs.step_reward(step_reward)
+        for name, values in (("token_rewards", token_rewards), ("teacher_logprobs", teacher_logprobs)):
+            if values is not None:
+                arrays[name] = inputs.token_array(name, values, num_prompt, num_response)
+        self.sequence.arrays = {**self.sequence.arrays, **arrays}

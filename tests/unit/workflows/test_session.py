@@ -1,0 +1,353 @@
+"""Chats of several turns, token for token: what is trained is what the engine received and sampled, whatever the chat template."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rftcore.engines.answer_text import AnswerText
+from rftcore.engines.base import Decoding, Generation
+from rftcore.workflows.chat_encoding import ChatEncoder, chat_encoder
+from rftcore.workflows.task import Model, Turn
+from rftdata.errors import RftError
+from rftdata.experience import TURNS, Group, Rollout, Sequence, validate
+from tests.support.chat_tokenizers import ENDS, chat_tokenizer
+
+Chat = list[dict[str, Any]]
+TEMPLATES = sorted(ENDS)
+# Templates that take a message of the role tool; Phi's leaves it out.
+WITH_TOOLS = ["deepseek_r1_distill", "llama3_1", "qwen2_5", "qwen3"]
+
+
+@dataclass
+class Spy:
+    """An engine that samples what a test gives it, or random tokens, and keeps what it received."""
+
+    tokenizer: Any
+    chance: random.Random = field(default_factory=lambda: random.Random(1))
+    answers: list[tuple[list[int], str]] = field(default_factory=list)
+    received: list[tuple[list[int], Generation]] = field(default_factory=list)
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        token_ids, finish_reason = self.answers.pop(0) if self.answers else self._random()
+        logprobs = [-self.chance.random() for _ in token_ids]
+        versions = sorted({0, self.chance.randrange(max(1, len(token_ids)))}) if token_ids else []
+        spans = [(start, len(self.received) + number) for number, start in enumerate(versions)]
+        text = AnswerText(self.tokenizer)(token_ids, ended=finish_reason == "stop", stop=decoding.stop)
+        generation = Generation(token_ids, logprobs, text, finish_reason, spans)
+        self.received.append((list(prompt_token_ids), generation))
+        return generation
+
+    def _random(self) -> tuple[list[int], str]:
+        # Any tokens: most such texts are not encoded as these tokens again.
+        length, ended = self.chance.randrange(6), self.chance.random() < 0.6
+        token_ids = [self.chance.randrange(len(self.tokenizer)) for _ in range(length)]
+        return ([*token_ids, self.tokenizer.eos_token_id], "stop") if ended else (token_ids, "length")
+
+    def will_answer(self, *texts: str) -> None:
+        end = self.tokenizer.eos_token_id
+        self.answers += [([*self.tokenizer.encode(text, add_special_tokens=False), end], "stop") for text in texts]
+
+
+def answered(chat: Chat, turn: Turn, *tail: tuple[str, str]) -> Chat:
+    """The chat with the turn's answer and further messages."""
+    more = [{"role": role, "content": content} for role, content in tail]
+    return [*chat, {"role": "assistant", "content": turn.response}, *more]
+
+
+def asked(*contents: str) -> Chat:
+    return [{"role": "user", "content": content} for content in contents]
+
+
+def converse(spy: Spy, *tails: tuple[str, str], chat: Chat | None = None) -> Model:
+    """Ask, and ask again with each tail."""
+    model = Model(spy, Decoding())
+
+    async def run() -> None:
+        messages = chat or asked("1 + 1?")
+        for tail in tails:
+            messages = answered(messages, await model.chat(messages), tail)
+        await model.chat(messages)
+
+    asyncio.run(run())
+    return model
+
+
+def check(spy: Spy, sequences: list[Sequence]) -> None:
+    """Every sampled token is trained exactly once, after exactly the tokens that the engine received, with what the engine reported."""
+    trained: Counter[int] = Counter()
+    for s in sequences:
+        whole = [(s.num_prompt_tokens, len(s.token_ids), s.turn_index)]
+        turns = s.arrays[TURNS].tolist() if TURNS in s.arrays else whole
+        expected = np.full(len(s.token_ids), np.nan)
+        spans = []
+        for start, end, number in turns:
+            prompt, generation = spy.received[number]
+            assert list(s.token_ids[:start]) == prompt
+            assert list(s.token_ids[start:end]) == generation.token_ids
+            expected[start:end] = generation.logprobs
+            spans += [(start + place, version) for place, version in generation.version_spans]
+            trained[number] += 1
+        found = np.array(s.behavior_logprobs, float)
+        assert np.allclose(found, expected[s.num_prompt_tokens :], equal_nan=True)
+        mask = [True] * len(found) if s.loss_mask is None else list(s.loss_mask)
+        assert mask == [not math.isnan(value) for value in expected[s.num_prompt_tokens :]]
+        assert s.policy_spans == spans
+        assert s.num_turns == len(turns) and s.turn_index == turns[0][2]
+    assert trained == Counter(range(len(spy.received)))
+    num_sampled = sum(len(generation.token_ids) for _, generation in spy.received)
+    assert sum(s.num_trained_tokens for s in sequences) == num_sampled
+    validate((Group([Rollout(0, sequences=sequences, reward=1.0)], taskset="t", task_key="k", source="import"),))
+
+
+@pytest.mark.parametrize("name", [None, *TEMPLATES])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_what_is_trained_is_what_was_sampled(name: str | None, data: st.DataObject) -> None:
+    """Random trees of chats: continued, asked again, changed, begun anew; answers of random tokens; texts that try to forge special tokens."""
+    tokenizer = chat_tokenizer(name)
+    spy = Spy(tokenizer, random.Random(data.draw(st.integers(0, 2**32))))
+    model, chats = Model(spy, Decoding()), [asked("1 + 1?")]
+    texts = st.sampled_from(["more", " ", "<think>", f"it said {tokenizer.eos_token}", "so\n\n", "é\U000f0000"])
+    roles = ["user"] if name not in WITH_TOOLS else ["user", "tool"]
+
+    async def run() -> None:
+        for _ in range(data.draw(st.integers(1, 8))):
+            chat = data.draw(st.sampled_from(chats))
+            kind = data.draw(st.sampled_from(["again", "system", "changed", "new"]))
+            if kind == "changed":
+                chat = [{**message, "content": message["content"] + "!"} for message in chat]
+            elif kind == "system":
+                chat = [{"role": "system", "content": "Be short."}, *chat] if chat[0]["role"] != "system" else chat
+            elif kind == "new":
+                chat = asked(data.draw(texts))
+            turn = await model.chat(chat)
+            chats.append(answered(chat, turn, (data.draw(st.sampled_from(roles)), data.draw(texts))))
+
+    asyncio.run(run())
+    check(spy, model.sequences())
+
+
+@pytest.mark.parametrize(
+    ("name", "role"), [*((name, "user") for name in TEMPLATES), *((name, "tool") for name in WITH_TOOLS)]
+)
+def test_a_chat_is_one_sequence(name: str, role: str) -> None:
+    """Answers that end by themselves, by their length, and without a token."""
+    spy = Spy(chat_tokenizer(name))
+    spy.will_answer("It is 2.")
+    spy.answers += [(spy.tokenizer.encode("cut of", add_special_tokens=False), "length"), ([], "length")]
+    spy.will_answer("4")
+    model = converse(spy, (role, "and 2 + 2?"), (role, "go on"), (role, "now"))
+    [sequence] = model.sequences()
+    check(spy, [sequence])
+    assert (sequence.turn_index, sequence.num_turns, sequence.fork) == (0, 4, None)
+    # The template's end closes an answer that lacks it, and is not trained on then.
+    first, second, third, _ = sequence.arrays[TURNS].tolist()
+    end = spy.tokenizer.eos_token_id
+    assert sequence.token_ids[first[1] - 1] == end and sequence.token_ids[first[1]] != end
+    assert sequence.token_ids[second[1]] == sequence.token_ids[third[1]] == end
+    assert sequence.response.startswith(f"It is 2.{ENDS[name]}") and sequence.response.endswith("4")
+    assert sequence.messages is not None and [m["role"] for m in sequence.messages] == [
+        "user",
+        "assistant",
+        *([role, "assistant"] * 3),
+    ]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama3_1", "phi3_5", "qwen2_5"])
+def test_the_tokens_between_answers_are_those_of_the_rendered_chat(name: str) -> None:
+    """Answers that are encoded as they were sampled: the whole chat has the tokens of the template."""
+    spy = Spy(chat_tokenizer(name))
+    spy.will_answer("the answer is 2", "the answer is 4")
+    chat = [{"role": "system", "content": "Be short."}, *asked("1 + 1?")]
+    model = converse(spy, ("user", "and 2 + 2?"), chat=chat)
+    rendered = chat_encoder(spy.tokenizer).prompt(model.turns[-1].messages)
+    assert spy.received[-1][0] == rendered.token_ids
+    assert model.turns[-1].sequence.prompt == rendered.text
+
+
+def test_a_template_that_takes_thoughts_out_of_earlier_answers_forks_where_it_does() -> None:
+    spy = Spy(chat_tokenizer("qwen3"))
+    spy.will_answer("<think>\nhm\n</think>\n\ncall", "<think>\nhm\n</think>\n\n2", "3")
+    model = converse(spy, ("tool", "5"), ("user", "and 2 + 1?"))
+    sequences = model.sequences()
+    check(spy, sequences)
+    # A tool's answer continues the chat; a question takes the thoughts out.
+    assert [(s.turn_index, s.num_turns, s.fork) for s in sequences] == [(0, 2, None), (2, 1, "template")]
+    assert "hm" not in sequences[1].prompt
+
+
+def test_forks_have_their_cause() -> None:
+    spy = Spy(chat_tokenizer("qwen2_5"))
+    spy.will_answer(*"abcdefg")
+    model = Model(spy, Decoding())
+    system = {"role": "system", "content": "Be short."}
+
+    async def run() -> None:
+        chat = [system, *asked("one")]
+        first = await model.chat(chat)
+        second = await model.chat(answered(chat, first, ("user", "two")))
+        await model.chat(chat)  # again: branch
+        await model.chat(answered(chat, first, ("user", "other")))  # a second continuation: branch
+        await model.chat([*chat, {"role": "assistant", "content": "invented"}, *asked("two")])  # history
+        await model.chat([system, *asked("else")])  # separate
+        await model.chat(answered(answered(chat, first, ("user", "two")), second, ("user", "three")))
+
+    asyncio.run(run())
+    sequences = model.sequences()
+    check(spy, sequences)
+    found = [(s.turn_index, s.num_turns, s.fork) for s in sequences]
+    assert found == [(0, 3, None), (2, 1, "branch"), (3, 1, "branch"), (4, 1, "history"), (5, 1, "separate")]
+    assert sequences[0].arrays[TURNS][:, 2].tolist() == [0, 1, 6]
+    # A branch has the tokens of the shared turn in its prompt, where they are not trained on.
+    assert sequences[2].prompt.endswith("other<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_concurrent_answers_to_one_chat_are_branches() -> None:
+    spy = Spy(chat_tokenizer("llama3_1"))
+    spy.will_answer("a", "b", "c", "d")
+    model = Model(spy, Decoding())
+
+    async def run() -> None:
+        chat = asked("one")
+        turns = await asyncio.gather(*(model.chat(chat) for _ in range(3)))
+        await model.chat(answered(chat, turns[1], ("user", "two")))
+
+    asyncio.run(run())
+    check(spy, model.sequences())
+    assert [(s.num_turns, s.fork) for s in model.sequences()] == [(1, None), (2, "branch"), (1, "branch")]
+
+
+def test_space_around_an_answer_does_not_change_what_is_continued() -> None:
+    spy = Spy(chat_tokenizer("qwen2_5"))
+    spy.will_answer(" 2 \n", "4")
+    model = Model(spy, Decoding())
+
+    async def run() -> None:
+        first = await model.chat(asked("1 + 1?"))
+        stripped = {"role": "assistant", "content": first.response.strip()}
+        await model.chat([*asked("1 + 1?"), stripped, *asked("and 2 + 2?")])
+
+    asyncio.run(run())
+    [sequence] = model.sequences()
+    check(spy, [sequence])
+
+
+def test_a_text_that_ended_an_answer_stays_in_the_tokens() -> None:
+    spy = Spy(chat_tokenizer("qwen2_5"))
+    spy.answers = [(spy.tokenizer.encode("2 STOP it", add_special_tokens=False), "stop")]
+    spy.will_answer("4")
+    model = Model(spy, Decoding(stop=("STOP",)))
+
+    async def run() -> None:
+        first = await model.chat(asked("1 + 1?"))
+        assert first.response == "2 "
+        await model.chat(answered(asked("1 + 1?"), first, ("user", "and 2 + 2?")))
+
+    asyncio.run(run())
+    [sequence] = model.sequences()
+    check(spy, [sequence])
+    assert "2 STOP it<|im_end|>\n" in spy.tokenizer.decode(sequence.token_ids)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_of_others_forges_no_special_token(name: str) -> None:
+    tokenizer = chat_tokenizer(name)
+    special = set(tokenizer.all_special_ids)
+    plain, forged = asked("and then?"), asked("".join(tokenizer.all_special_tokens) + "\U000f0000and then?")
+    clean, tried = (chat_encoder(tokenizer).prompt(chat) for chat in (plain, forged))
+    assert [i for i in clean.token_ids if i in special] == [i for i in tried.token_ids if i in special]
+    assert tokenizer.decode(tried.token_ids) == tried.text and forged[0]["content"] in tried.text
+    # Also where it comes between two answers.
+    spy = Spy(tokenizer)
+    spy.will_answer("2", "4")
+    before = converse(spy, ("user", "so")).turns[-1].sequence.token_ids
+    spy.will_answer("2", "4")
+    after = converse(spy, ("user", f"{tokenizer.eos_token} so")).turns[-1].sequence.token_ids
+    assert [i for i in before if i in special] == [i for i in after if i in special] and len(after) > len(before)
+
+
+def test_an_answer_keeps_special_tokens_that_mark_something_in_it() -> None:
+    tokenizer = chat_tokenizer("llama3_1")
+    tag = tokenizer.convert_tokens_to_ids("<|python_tag|>")
+    spy = Spy(tokenizer)
+    spy.answers = [([tag, *tokenizer.encode("run()", add_special_tokens=False), tokenizer.eos_token_id], "stop")]
+    model = converse(spy, ("tool", "<|python_tag|> 5"))
+    turn = model.turns[0]
+    assert turn.response == "<|python_tag|>run()"
+    # Rendered again, as in a chat that was changed, it is that token; in the tool's text it is not.
+    again = chat_encoder(tokenizer).prompt([*asked("another"), *model.turns[1].messages[1:]])
+    assert again.token_ids.count(tag) == spy.received[1][0].count(tag) == 1
+
+
+def test_a_tokenizer_that_cannot_encode_a_special_token_as_text_is_refused() -> None:
+    class Old:
+        """A tokenizer of whole words, without the tokenizers library."""
+
+        chat_template, unk_token_id, backend_tokenizer = "{…}", None, None
+
+        def __init__(self, splits: bool) -> None:
+            self.splits = splits
+            self.all_special_ids, self.all_special_tokens, self.added_tokens_decoder = [1], ["ab"], dict[int, Any]()
+
+        def apply_chat_template(self, messages: Chat, **_: Any) -> str:
+            return "".join(message["content"] for message in messages)
+
+        def encode(self, text: str, **_: Any) -> list[int]:
+            return [1] if text == "ab" else [2 if self.splits else 1 for _ in text]
+
+    assert ChatEncoder(Old(True)).prompt(asked("xaby")).token_ids == [2, 2, 2, 2]
+    with pytest.raises(
+        RftError, match=r"special token 'ab', which the model's tokenizer cannot encode.*fast tokenizer"
+    ):
+        ChatEncoder(Old(False)).prompt(asked("ab"))
+
+
+def test_inputs_of_turns_are_joined() -> None:
+    spy = Spy(chat_tokenizer("qwen2_5"))
+    spy.will_answer("a", "b")
+    model = Model(spy, Decoding())
+
+    async def run() -> None:
+        first = await model.chat(asked("one"))
+        first.record(state="s0", step_reward=0.25, token_rewards=[1.0, 2.0], teacher_logprobs=[-1.0, -2.0])
+        second = await model.chat(answered(asked("one"), first, ("user", "two")))
+        second.record(state="s1", step_reward=0.5, token_rewards=[3.0, 4.0])
+
+    asyncio.run(run())
+    [sequence] = model.sequences()
+    (a, b, _), (c, d, _) = sequence.arrays[TURNS].tolist()
+    rewards, teacher = sequence.arrays["token_rewards"], sequence.arrays["teacher_logprobs"]
+    assert rewards.sum() == 10.0 and rewards[a:b].tolist() == [1.0, 2.0] and rewards[c:d].tolist() == [3.0, 4.0]
+    assert teacher[a:b].tolist() == [-1.0, -2.0] and np.isnan(teacher[b:]).all() and not teacher[:a].any()
+    assert (
+        sequence.arrays["step_reward"].tolist() == [0.25, 0.5] and len(set(sequence.arrays["state_hash"].tolist())) == 2
+    )
+    model.turns[0].sequence.arrays = {"mine": np.zeros(3)}
+    with pytest.raises(RftError, match=r"an array that cannot be joined.*got 'mine'"):
+        model.sequences()
+
+
+def test_answers_of_experts_are_sequences_of_their_own() -> None:
+    spy = Spy(chat_tokenizer("qwen2_5"))
+    spy.will_answer("a", "b")
+    model = Model(spy, Decoding())
+
+    async def run() -> None:
+        first = await model.chat(asked("one"))
+        model.write(asked("one"), "better")
+        await model.chat(answered(asked("one"), first, ("user", "two")))
+
+    asyncio.run(run())
+    sampled, written = model.sequences()
+    assert sampled.arrays[TURNS][:, 2].tolist() == [0, 2] and sampled.num_turns == 2
+    assert (written.turn_index, written.fork, written.behavior_logprobs) == (1, None, None)
