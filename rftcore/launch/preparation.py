@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rftcore.checks.algorithm import check_steps
@@ -41,10 +41,7 @@ def prepare_run(
         TaskSourceError: a taskset cannot be loaded, or the task pipeline excludes all its tasks.
     """
     config = resolved.config
-    checked_formula(buffer.database, config.sampling.priority.formula)
-    pipeline_version = resolved.experience_chain.version
-    load_tasks(resolved, buffer)
-    stored = stored_config(config)
+    _load(resolved, buffer)
     if resumed is None:
         selected = select_source(resolved, buffer)
         if selected is not None and (sentence := selected.describe_dropped()) is not None:
@@ -54,22 +51,78 @@ def prepare_run(
         before_storing()
         run = buffer.create_run(
             name=config.run.name,
-            config=stored,
+            config=stored_config(config),
             seed=config.run.seed,
             steps=steps,
-            pipeline_version=pipeline_version,
+            pipeline_version=resolved.experience_chain.version,
             mode="both" if config.has_explorer else "train",
             selected=selected,
             parent=parent,
         )
     else:
-        _refuse_another_source(config, resumed)
-        steps = planned_steps(config, resumed.source_rows)
-        check_steps(resolved.algorithm, steps)
+        steps = _steps_of(resolved, resumed)
         before_storing()
-        run = resumed.continue_with(stored, steps=steps, pipeline_version=pipeline_version)
-    record_models(run, [(model.used_as, model.folder) for model in resolved.models])
+        run = _continue(resolved, resumed, steps)
+    _record_models(resolved, run)
     return run
+
+
+def prepare_at_step(
+    resolved: ResolvedRun,
+    buffer: Buffer,
+    stored: Run,
+    go_back: GoBack,
+    *,
+    before_storing: Callable[[], object] = lambda: None,
+) -> tuple[ResolvedRun, Run]:
+    """Load a checked configuration's tasksets, and then take a stored run, or a new fork of it, to an earlier step.
+
+    Mistakes are found before: they would leave a fork, or a run without its later steps, and no process to continue it.
+
+    Returns:
+        the configuration, with the fork's name, and the run that continues.
+
+    Raises:
+        ConfigError: there is no such checkpoint, the configuration has no step beyond it, or see `prepare_run`.
+        TaskSourceError: see `prepare_run`.
+    """
+    begun = resolved if go_back.fork is None else resolved.renamed(go_back.fork)
+    of_fork = stored if go_back.fork is None else replace(stored, config=stored_config(begun.config))
+    steps = _steps_of(begun, of_fork)
+    if go_back.step is not None and go_back.step >= steps:
+        raise ConfigError(
+            "no step would be left to train after going back",
+            value=f"--at-step {go_back.step} with steps: {steps}",
+            todo="name an earlier step, or raise steps: --set steps=N",
+        )
+    _load(begun, buffer)
+    before_storing()
+    run = _continue(begun, _taken_back(begun, buffer, stored, go_back, steps), steps)
+    _record_models(begun, run)
+    return begun, run
+
+
+def _load(resolved: ResolvedRun, buffer: Buffer) -> None:
+    checked_formula(buffer.database, resolved.config.sampling.priority.formula)
+    _ = resolved.experience_chain  # is built before tasks are stored
+    load_tasks(resolved, buffer)
+
+
+def _steps_of(resolved: ResolvedRun, stored: Run) -> int:
+    """Return the number of steps with which a stored run continues."""
+    _refuse_another_source(resolved.config, stored)
+    steps = planned_steps(resolved.config, stored.source_rows)
+    check_steps(resolved.algorithm, steps)
+    return steps
+
+
+def _continue(resolved: ResolvedRun, run: Run, steps: int) -> Run:
+    version = resolved.experience_chain.version
+    return run.continue_with(stored_config(resolved.config), steps=steps, pipeline_version=version)
+
+
+def _record_models(resolved: ResolvedRun, run: Run) -> None:
+    record_models(run, [(model.used_as, model.folder) for model in resolved.models])
 
 
 def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
@@ -171,34 +224,21 @@ class Beginning:
     parent: Run | None = None
 
 
-def take_back(resolved: ResolvedRun, buffer: Buffer, run: Run, go_back: GoBack) -> tuple[ResolvedRun, Run]:
-    """Take a stored run, or a new fork of it, to an earlier step; return its configuration and the run.
-
-    Raises:
-        ConfigError: there is no such checkpoint, or the configuration has no step beyond it.
-    """
-    steps = planned_steps(resolved.config, run.source_rows)
-    if go_back.step is not None and go_back.step >= steps:
-        raise ConfigError(
-            "no step would be left to train after going back",
-            value=f"--at-step {go_back.step} with steps: {steps}",
-            todo="name an earlier step, or raise steps: --set steps=N",
-        )
+def _taken_back(resolved: ResolvedRun, buffer: Buffer, run: Run, go_back: GoBack, steps: int) -> Run:
+    """Take a stored run to an earlier step, or begin a fork of it there; return the run that continues."""
     if go_back.fork is None:
         assert go_back.step is not None
         buffer.rewind(run, go_back.step, keep_rollouts=go_back.keep_rollouts)
-        return resolved, run.refreshed()
-    forked = resolved.renamed(go_back.fork)
-    new = buffer.fork(
+        return run.refreshed()
+    return buffer.fork(
         run,
         name=go_back.fork,
         step=go_back.step,
         keep_rollouts=go_back.keep_rollouts,
-        config=stored_config(forked.config),
+        config=stored_config(resolved.config),
         steps=steps,
-        pipeline_version=forked.experience_chain.version,
+        pipeline_version=resolved.experience_chain.version,
     )
-    return forked, new
 
 
 def has_finished(config: RunConfig, run: Run) -> bool:

@@ -27,8 +27,8 @@ from rftcore.launch.preparation import (
     GoBack,
     find_resumable,
     has_finished,
+    prepare_at_step,
     prepare_run,
-    take_back,
 )
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.roles import Roles, failure
@@ -45,7 +45,6 @@ from rftcore.run.defaults import with_defaults
 from rftcore.run.earlier import earlier_run
 from rftcore.run.placement import place_run
 from rftcore.run.stacks import answer_requests
-from rftcore.task_pipeline.sources import check_tasks
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig
 from rftdata.errors import (
@@ -137,14 +136,7 @@ def _run(
             if go_back is None or go_back.fork is None:
                 await_earlier_processes(stored, view)
             stored = stored.refreshed()
-            if go_back is not None:
-                check_tasks(
-                    resolved, buffer
-                )  # before the run is taken back, which a mistake would leave without processes
-                signals.defer()  # it stores an attempt or a run
-                resolved, stored = take_back(resolved, buffer, stored, go_back)
-                view.message(f"{stored.name} begins {_begins(go_back)}")
-            elif has_finished(config, stored):
+            if go_back is None and has_finished(config, stored):
                 view.message(
                     f"the run {stored.name} has finished its {stored.planned_steps} steps: nothing is left to do "
                     f"(to train further, raise steps: --set steps={2 * stored.planned_steps})"
@@ -154,15 +146,19 @@ def _run(
         if stored is None and (sentence := earlier_run(config, buffer)) is not None:
             view.message(sentence)
         with held_lock.printed():  # the block calls sources and stages of the user
-            # A stored run must end with a status, so from here on a signal stops the roles, or keeps them from starting.
-            run = prepare_run(
-                resolved,
-                buffer,
-                resumed=stored,
-                parent=beginning.parent,
-                before_storing=signals.defer,
-                report=view.message,
-            )
+            # A stored run must end with a status, so from its storing on a signal stops the roles, or keeps them from starting.
+            if stored is not None and go_back is not None:
+                resolved, run = prepare_at_step(resolved, buffer, stored, go_back, before_storing=signals.defer)
+                view.message(f"{run.name} begins {_begins(go_back)}")
+            else:
+                run = prepare_run(
+                    resolved,
+                    buffer,
+                    resumed=stored,
+                    parent=beginning.parent,
+                    before_storing=signals.defer,
+                    report=view.message,
+                )
         report_run(run.name)
         if chosen is not None:
             view.message(chosen)
