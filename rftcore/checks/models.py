@@ -15,7 +15,7 @@ from rftcore.explorer.teacher import open_teacher
 from rftcore.findings import Findings
 from rftcore.resolved import ResolvedRun
 from rftcore.rewards.reward_model import PREFIX, gives_scores
-from rftcore.vocabulary import refuse_other_tokenizer
+from rftcore.vocabulary import refuse_damaged_tokenizer, refuse_other_tokenizer
 from rftdata.errors import ConfigError, ModelError
 from rftdata.uri import redacted
 
@@ -28,9 +28,13 @@ _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num
 
 def check_models(resolved: ResolvedRun, findings: Findings) -> None:
     """Fetch all models of the run, and check them against each other and against the settings of engine and trainer."""
-    if findings.value(lambda: resolved.models) is not None:
+    models = findings.value(lambda: resolved.models)
+    if models is not None:
         findings.passes(check_max_tokens, resolved)
-        findings.passes(check_models_fit, resolved)
+        keys = {model.folder: model.key for model in reversed(models)}
+        whole = [findings.passes(refuse_damaged_tokenizer, folder, key) for folder, key in keys.items()]
+        if all(whole):
+            findings.passes(check_models_fit, resolved)
 
 
 @dataclass(frozen=True)

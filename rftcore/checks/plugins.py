@@ -14,8 +14,7 @@ from rftdata.errors import ConfigError
 def check_plugins(resolved: ResolvedRun, findings: Findings) -> None:
     """Load rewards, workflow, selectors, engine, monitors, trainer backend, stages and algorithm, and try their arguments."""
     config = resolved.config
-    findings.passes(lambda: resolved.rewards)
-    findings.passes(_check_workflow, resolved)
+    check_task_plugins(resolved, findings)
     check_selectors(resolved, findings)
     # Registered engines and monitors may import large packages, so only the roles that use them load them.
     if config.explorer.engine not in ENGINES.names():
@@ -25,9 +24,15 @@ def check_plugins(resolved: ResolvedRun, findings: Findings) -> None:
             findings.passes(MONITORS.load, name, config.base_dir)
     findings.passes(config.trainer.check_backend, config.base_dir)
     findings.passes(resolved.engine, worker_index=0)
-    findings.passes(lambda: resolved.task_chain)
     findings.passes(lambda: resolved.experience_chain)
     findings.passes(lambda: resolved.algorithm)
+
+
+def check_task_plugins(resolved: ResolvedRun, findings: Findings) -> None:
+    """Load what tasks are loaded with: rewards and workflow, which need columns of them, and the stages of pipelines.task."""
+    findings.passes(lambda: resolved.rewards)
+    findings.passes(_check_workflow, resolved)
+    findings.passes(lambda: resolved.task_chain)
 
 
 def _check_workflow(resolved: ResolvedRun) -> None:

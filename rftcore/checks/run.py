@@ -25,6 +25,7 @@ from rftcore.installation.packages import check_environment
 from rftcore.model_folder import names_folder
 from rftcore.pipeline.rehearsal_trial import RehearsedBatch
 from rftcore.resolved import ResolvedRun
+from rftcore.vocabulary import refuse_damaged_tokenizer
 from rftdata.attempts.sampling import checked_formula
 from rftdata.buffer import Buffer
 from rftdata.connection import check_new_folder, check_segments, exists
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 def check_named(resolved: ResolvedRun, findings: Findings) -> None:
     """Check what a configuration names, and describe its memory and adapters; fetch nothing."""
     _check_names(resolved, findings)
+    if names_folder(resolved.config.model.path):
+        folder = findings.value(lambda: resolved.model_folder)
+        if folder is not None:
+            findings.passes(refuse_damaged_tokenizer, folder, "model.path")
     findings.describe(describe_stored(resolved))
     findings.describe(describe_adapters(resolved))
 

@@ -30,24 +30,32 @@ def score(config: ConfigArgument, overrides: SetOption = None, uri: ConfigBuffer
 def _load(config: ConfigArgument, overrides: list[str] | None, uri: str | None, *, again: bool) -> None:
     import rftdata
     from rftcore.cli.output import warn
+    from rftdata.connection import exists
     from rftdata.errors import ConfigError
 
     settings = configuration(config, overrides, uri)
     if again and not settings.pipelines.task:
         raise ConfigError("there is nothing to score tasks with: pipelines.task has no stage", todo="add stages to it")
+    from rftcore.checks.plugins import check_task_plugins
     from rftcore.checks.tasks import check_new_buffer
     from rftcore.findings import Findings
     from rftcore.resolved import ResolvedRun
     from rftcore.task_pipeline.pipeline import load_tasks
+    from rftcore.task_pipeline.sources import check_tasks
     from rftdata.tasks import list_tasksets
     from rftdata.user_code import held_lock
 
     names = {taskset.name for taskset in (*settings.tasks, *settings.eval.tasks, *settings.eval.test)}
     with held_lock.printed():
         resolved, findings = ResolvedRun(settings), Findings()
+        check_task_plugins(resolved, findings)
         check_new_buffer(resolved, findings)
-        findings.refuse()
+        if not exists(settings.buffer):
+            findings.refuse()
         with rftdata.open(settings.buffer, application="rft tasks", report=warn) as buffer:
+            if findings.errors:
+                findings.passes(check_tasks, resolved, buffer)
+                findings.refuse()
             load_tasks(resolved, buffer, again=again)
             rows = list_tasksets(buffer.database)
     for row in rows:

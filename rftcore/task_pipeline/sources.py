@@ -50,13 +50,18 @@ def check_tasks(resolved: ResolvedRun, buffer: Buffer | None = None, *, looking_
             continue
         if buffer is not None and is_current(buffer.database, taskset, config.base_dir):
             continue
-        findings.passes(_check_taskset, resolved, taskset, buffer, looking_s)
+        findings.passes(_check_taskset, resolved, taskset, buffer, findings, looking_s)
     findings.refuse()
 
 
-def _check_taskset(resolved: ResolvedRun, taskset: TasksetConfig, buffer: Buffer | None, looking_s: float) -> None:
+def _check_taskset(
+    resolved: ResolvedRun, taskset: TasksetConfig, buffer: Buffer | None, findings: Findings, looking_s: float
+) -> None:
     config = resolved.config
-    chain = resolved.task_chain if taskset in config.tasks else None
+    # The source is read even if a stage, a reward or the workflow does not load.
+    passes_chain = taskset in config.tasks
+    chain = findings.value(lambda: resolved.task_chain) if passes_chain else None
+    needs = findings.value(TaskNeeds, resolved, taskset, chain)
     stages = chain.stages if chain is not None else []
     wants_numbers = any(stage.operator.keys for stage in stages)
     reading = Reading()
@@ -66,7 +71,8 @@ def _check_taskset(resolved: ResolvedRun, taskset: TasksetConfig, buffer: Buffer
     # A query on the buffer may select tasks that the preceding sets are about to store.
     if not first and are_all and not asks_buffer(taskset):
         raise no_task(taskset, reading)
-    needs = TaskNeeds(resolved, taskset, chain)
+    if needs is None or (chain is None and passes_chain):
+        return
     for task in first[:_FIRST_ROWS]:
         needs.see(task)
     if are_all and len(first) <= _FIRST_ROWS:

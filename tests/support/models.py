@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,16 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'][0] + ':' + message['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}"
 )
+
+
+def make_unopened_model(folder: Path) -> Path:
+    """Write the files by which a model's folder is recognised, with a tokenizer of one token; what opens the model fails."""
+    folder.mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).touch()
+    vocabulary = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": vocabulary}))
+    return folder
 
 
 def make_tiny_model(

@@ -25,6 +25,7 @@ from rftdata.errors import ConfigError, QueryError, RftError
 from rftdata.postgres.database import Database
 from rftdata.workers.worker import Worker
 from tests.support.checking import refuse_start
+from tests.support.models import make_unopened_model
 from tests.support.store_roles import own_group
 from tests.support.waiting import wait_until
 
@@ -66,8 +67,7 @@ def test_a_free_name_is_given_although_numbered_ones_exist(buffer: Buffer) -> No
 def test_a_role_that_is_suspended_within_a_transaction_keeps_its_locks_for_no_longer_than_a_minute(
     buffer: Buffer, tmp_path: Path
 ) -> None:
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / name).touch()
+    make_unopened_model(tmp_path)
     store(buffer, "suspended")
     joined = join_run(configured("suspended", buffer, tmp_path), "suspended")
     with contextlib.closing(joined.buffer), joined.buffer.database.connection() as connection:
@@ -107,8 +107,7 @@ def test_no_statement_is_compiled_by_a_server_that_does_so_by_default(buffer: Bu
 
 
 def test_an_experiment_whose_name_looks_numbered_is_another_one(buffer: Buffer, tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model's folder, to be joined but not opened
-        (tmp_path / name).touch()
+    make_unopened_model(tmp_path)
     assert [store(buffer, name) for name in ("exp", "exp-1", "exp-7")] == ["exp", "exp-1", "exp-7"]
     assert find_resumable(configured("exp", buffer), buffer, None).name == "exp"
     joined = join_by_hand(configured("exp", buffer, tmp_path), None, "pipeline")
@@ -150,9 +149,6 @@ def test_an_imported_run_of_the_same_name_is_not_continued(
     assert find_resumable(configured(imported, buffer), buffer, None).name == f"{imported}-2"
 
 
-MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")  # a model's folder, to be joined but not opened
-
-
 def end(buffer: Buffer, name: str, status: str) -> None:
     buffer.database.run("finish_run", run_id=buffer.find_run(name).run_id, status=status, outcome="it ended")
 
@@ -166,8 +162,7 @@ def runs(buffer: Buffer) -> list[str]:
 def test_a_role_started_by_hand_makes_no_run_beside_one_that_has_finished(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, named: list[str]
 ) -> None:
-    for name in MODEL_FILES:
-        (tmp_path / name).touch()
+    make_unopened_model(tmp_path)
     store(buffer, "exp")
     end(buffer, "exp", "finished")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(configured("exp", buffer, tmp_path).model_dump(mode="json")))
@@ -179,8 +174,7 @@ def test_a_role_started_by_hand_makes_no_run_beside_one_that_has_finished(
 
 
 def test_only_a_trainer_started_by_hand_continues_an_interrupted_run(buffer: Buffer, tmp_path: Path) -> None:
-    for name in MODEL_FILES:
-        (tmp_path / name).touch()
+    make_unopened_model(tmp_path)
     store(buffer, "exp")
     end(buffer, "exp", "interrupted")
     config = configured("exp", buffer, tmp_path)
@@ -196,8 +190,7 @@ def test_only_a_trainer_started_by_hand_continues_an_interrupted_run(buffer: Buf
 def test_a_role_joins_the_run_that_is_open_beside_one_that_has_ended(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in MODEL_FILES:
-        (tmp_path / name).touch()
+    make_unopened_model(tmp_path)
     for _ in range(2):
         store(buffer, "exp")
     end(buffer, "exp", "finished")
@@ -210,8 +203,7 @@ def test_a_role_joins_the_run_that_is_open_beside_one_that_has_ended(
 def test_a_role_started_by_hand_needs_none_of_the_others_gpus(
     buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in MODEL_FILES:
-        (tmp_path / name).touch()
+    make_unopened_model(tmp_path)
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '0, GPU-1, 80000'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)

@@ -18,6 +18,7 @@ from rftcore.resolved import ResolvedRun
 from rftdata import Buffer
 from rftdata.user_code import blocked_process
 from tests.support.command_line import impatient_rft
+from tests.support.models import make_unopened_model
 from tests.support.preloaded import Preloaded, PreloadedCall
 from tests.support.store_roles import Roles, own_group, two_sealed_groups
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -53,8 +54,7 @@ def roles(buffer: Buffer) -> Roles:
 @pytest.fixture
 def config(buffer: Buffer, roles: Roles, tmp_path: Path) -> Any:
     """Write the run's configuration with one stage; the run trains on its verdicts."""
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model's folder that nothing opens
-        (tmp_path / name).touch()
+    make_unopened_model(tmp_path)
     (tmp_path / "rules.py").write_text(RULES)
 
     def write(**args: Any) -> Path:

@@ -11,6 +11,7 @@ import yaml
 from rftdata import Buffer
 from tests.store.tasks.test_task_pipeline import ROWS, write
 from tests.support.command_line import impatient_rft
+from tests.support.models import make_unopened_model
 from tests.support.preloaded import PreloadedCall
 from tests.support.waiting import PATIENCE_S
 
@@ -88,9 +89,7 @@ def test_the_task_that_blocks_is_excluded_and_the_next_load_continues(
 
 
 def test_a_run_states_which_stage_held_the_interpreters_lock(buffer: Buffer, tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model's folder that nothing opens
-        (tmp_path / "model").mkdir(exist_ok=True)
-        (tmp_path / "model" / name).write_text("{}")
+    (make_unopened_model(tmp_path / "model") / "config.json").write_text("{}")
     done = load(configured(buffer, tmp_path, "backtracks"), "run")
     assert done.returncode == 1
     assert f"did not return within {LIMIT_S} s, and no other thread of the process could run" in done.stderr

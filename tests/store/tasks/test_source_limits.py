@@ -24,7 +24,7 @@ from rftdata.tasks import load_taskset, read_tasks
 from rftdata.tasks.rows import Reading
 from rftdata.tasks.sources import reading_for
 from rftdata.user_code.time_limits import at_most
-from tests.support.models import make_tiny_model
+from tests.support.models import make_tiny_model, make_unopened_model
 
 SOURCES = """
 import itertools
@@ -69,9 +69,7 @@ ENDLESS = "(SELECT count(*) FROM generate_series(1, 1000000000000))"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "tasks.py").write_text(SOURCES)
-    (tmp_path / "model").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):  # found by the checks that open no model
-        (tmp_path / "model" / name).touch()
+    make_unopened_model(tmp_path / "model")
     return tmp_path
 
 

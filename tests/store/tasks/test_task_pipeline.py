@@ -19,6 +19,7 @@ from rftcore.task_pipeline.task_decisions import TasksDecided, decide_tasks
 from rftdata import Buffer
 from rftdata.errors import ConfigError, OperatorError, TaskSourceError
 from rftdata.tasks import list_tasksets, load_taskset
+from tests.support.models import make_unopened_model
 
 ROWS = [{"question": f"How much is {i} plus {i}?", "answer": str(2 * i), "level": i % 5} for i in range(20)]
 LEVELS = {"difficulty_score": {"features": {"level": [0, 4]}}}
@@ -383,8 +384,7 @@ def test_a_mistake_in_a_set_creates_no_buffer(
     monkeypatch.chdir(tmp_path)
     write(tmp_path, ROWS)
     raw = configuration(tmp_path, [], tasks=TWO_SETS, explorer={"reward": "exact_match"}).model_dump(mode="json")
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model's folder, not opened here
-        (tmp_path / name).touch()
+    make_unopened_model(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({**raw, "model": {"path": str(tmp_path)}}))
     for verb in (["run"], ["train"], ["tasks", "load"]):
         assert run_command([*verb, "run.json"]) == 2
