@@ -1,0 +1,92 @@
+"""Stacks of a process: from a thread of it that holds the interpreter's lock, and from a signal handler only where the lock is not free."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rftcore.run import stacks
+from rftcore.run.stacks import WITHOUT_LOCK, read_stacks
+from tests.support.waiting import PATIENCE_S, wait_until
+
+PROGRAM = """
+import pathlib, re, signal, sys, threading, time
+from rftcore.run.stacks import answer_requests
+
+folder = pathlib.Path(sys.argv[1])
+for run in sys.argv[3:]:
+    answer_requests(folder / run)
+
+def churn(depth):
+    return churn(depth - 1) if depth else None
+
+def busy():
+    while True:
+        churn(50)
+
+def signalled(*_):
+    (folder / "signalled").touch()
+
+match sys.argv[2]:
+    case "busy":
+        signal.signal(signal.SIGUSR1, signalled)
+        for _ in range(3):
+            threading.Thread(target=busy, daemon=True).start()
+        (folder / "begun").touch()
+        time.sleep(600)
+    case "locked":
+        (folder / "begun").touch()
+        re.match("(a+)+$", "a" * 64 + "b")
+"""
+Begin = Callable[..., int]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Starts a program that works in the way of a name, with runs whose folders have these names; returns its process id."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(way: str, *runs: str) -> int:
+        started.append(subprocess.Popen([sys.executable, "-c", PROGRAM, tmp_path, way, *runs]))
+        wait_until((tmp_path / "begun").exists, "the program works")
+        return started[0].pid
+
+    yield start
+    for process in started:
+        assert process.poll() is None, "it still works"
+        process.kill()
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+
+
+def test_running_threads_are_not_interrupted(begin: Begin, tmp_path: Path) -> None:
+    pid = begin("busy", "run")
+    for _ in range(20):
+        text = read_stacks(tmp_path / "run", [pid])[pid]
+        assert text.count("in busy") == 3 and WITHOUT_LOCK not in text
+        assert "in _serve" not in text, "the thread that answers is left out"
+    assert not (tmp_path / "signalled").exists()
+
+
+def test_a_process_that_works_for_one_run_after_the_other_answers_for_both(begin: Begin, tmp_path: Path) -> None:
+    pid = begin("busy", "first", "second")
+    for run in ("first", "second"):
+        assert "in busy" in read_stacks(tmp_path / run, [pid])[pid]
+
+
+def test_a_signal_handler_writes_where_the_lock_is_held_and_that_is_reported(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "LOCK_S", 0.5)
+    pid = begin("locked", "run")
+    text = read_stacks(tmp_path / "run", [pid])[pid]
+    assert text.startswith(WITHOUT_LOCK) and "re/__init__.py" in text and "in match" in text
+
+
+def test_a_process_that_has_ended_is_left_out(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path, "ends", "run"], check=True)
+    assert ended.returncode == 0 and read_stacks(tmp_path / "run", [2**22 + 1]) == {}
