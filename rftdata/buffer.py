@@ -86,9 +86,10 @@ class Buffer(Runs):
         """Return the result of a DuckDB query over the tables, views and token arrays, as a stream; `read_all()` makes it a table.
 
         The tables are those of schema rft. `experience` has the columns of rft.v_experience and the arrays token_ids, loss_mask and
-        behavior_logprobs, and if the query names them token_rewards, teacher_logprobs, step_reward and state_hash; arrays of purged
-        experiences are NULL. What archived runs no longer have in the database is read from their files. Only the columns, and by simple
-        conditions only the rows, that the query needs are read, all as of one moment. Close the reader, or read it to its end, before the buffer is closed.
+        behavior_logprobs, and if the query names them token_rewards, teacher_logprobs, step_reward, state_hash and turns; arrays of purged
+        experiences are NULL. `turn` has a row for each turn. What archived runs no longer have in the database is read from their files. Only the
+        columns, and by simple conditions only the rows, that the query needs are read, all as of one moment. Close the reader, or read it to its end,
+        before the buffer is closed.
 
         Args:
             run: `experience` has only the experiences of this run.
@@ -129,7 +130,7 @@ class Buffer(Runs):
 
         Args:
             columns: of rft.v_experience, and the arrays token_ids, loss_mask, behavior_logprobs, token_rewards, teacher_logprobs,
-                step_reward and state_hash.
+                step_reward, state_hash and turns.
             where: a condition over rft.v_experience in PostgreSQL's SQL; None for all experiences.
             run: only the experiences of this run.
             share: index and number of shares, for several readers. Every experience is in exactly one share.

@@ -30,7 +30,8 @@ def query(
     This is DuckDB, read-only, for token arrays and analysis. `rft sql` is PostgreSQL, live, for rows and changes.
 
     `experience` has the columns of rft.v_experience and token_ids, loss_mask, behavior_logprobs, and if a query names them
-    token_rewards, teacher_logprobs, step_reward and state_hash (lists, NULL where a workflow recorded none). All other tables and
+    token_rewards, teacher_logprobs, step_reward, state_hash and turns (lists, NULL where a workflow recorded none). `turn` has a row for
+    each turn, with its place in token_ids, its state_hash and its step_reward. All other tables and
     views of schema rft have their own names (run, draw, verdict, task, evaluation, v_group, …). Arrays of purged experiences are
     NULL. Archived runs are read from their files. Only the columns that the query needs are read, and by simple conditions only such rows:
     `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.

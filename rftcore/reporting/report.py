@@ -91,6 +91,8 @@ class Report(_Fact):
     """Everything that `rft report` prints.
 
     Attributes:
+        observed_tokens: between the answers of experiences, written by users, tools and environments.
+        forks: number of experiences that begin anew in their rollouts, by cause (`rft.fork`).
         unscored: evaluations with failed answers, which count 0.
         warnings: settings without effect.
     """
@@ -111,6 +113,9 @@ class Report(_Fact):
     evaluated_tokens: int
     tokens_per_s: float | None
     num_experiences: int
+    num_turns: int
+    observed_tokens: int
+    forks: dict[str, int]
     rollouts: dict[str, int]
     failed_because: dict[str, int]
     steps: Steps
@@ -163,6 +168,9 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         evaluated_tokens=sum(e.num_tokens for e in evaluations),
         tokens_per_s=totals.sampled_tokens / totals.seconds if totals.seconds else None,
         num_experiences=totals.num_experiences,
+        num_turns=totals.num_turns,
+        observed_tokens=totals.observed_tokens,
+        forks=results.forks(),
         rollouts=results.rollouts(),
         failed_because=results.failed_because(),
         steps=_steps(run, results, steps),

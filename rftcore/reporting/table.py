@@ -107,6 +107,7 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         ),
         *([("pair accuracy", _metric(one, "pair_accuracy"))] if "pair_accuracy" in one.metric_curves else []),
         ("experiences", f"{one.num_experiences:,}; rollouts: {_counts(one.rollouts)}"),
+        *([("turns", _turns(one))] if one.forks or one.num_turns > one.num_experiences else []),
         *(
             [("failed rollouts", "; ".join(f"{num} × {error}" for error, num in one.failed_because.items()))]
             if one.failed_because
@@ -139,6 +140,10 @@ def _receipts(receipts: Receipts) -> str:
         f"{receipts.num_applied:,} applied, {receipts.num_failed:,} failed; engines paused for {1000 * receipts.mean_pause_s:,.0f} ms each "
         f"(up to {1000 * receipts.max_pause_s:,.0f})"
     )
+
+
+def _turns(one: Report) -> str:
+    return f"{one.num_turns:,} in {one.num_experiences:,} experiences, {one.observed_tokens:,} tokens between them; forks: {_counts(one.forks)}"
 
 
 def _metric(one: Report, name: str) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from rftdata.archives.files import ArchiveFolder
 from rftdata.errors import QueryError, RftError
 from rftdata.limits import check_text
-from rftdata.postgres.database import Database
+from rftdata.postgres.database import Database, sql_folder
 from rftdata.postgres.driver_errors import translated
 from rftdata.query.arrays import BASE_ARRAYS, OPTIONAL_ARRAYS, ArrayColumns, OnDamage
 from rftdata.query.catalogue import tables
@@ -31,6 +31,8 @@ _READING = (
     duckdb.StatementType.EXPLAIN,
     duckdb.StatementType.MULTI,
 )  # PIVOT is of the third type
+# One row per turn; it reads arrays that other queries need not have.
+_TURN_VIEW = "turn"
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": "false",
     "autoinstall_known_extensions": "false",
@@ -103,16 +105,18 @@ def _register(
         )
     connection.execute("SET enable_progress_bar = false")  # DuckDB writes it to the standard output
     connection.execute("CREATE SCHEMA rft")
-    by_name = tables(database)
+    by_name, named = tables(database), _identifiers(text)
+    arrays = [*BASE_ARRAYS, *(array for array in OPTIONAL_ARRAYS if array in named or _TURN_VIEW in named)]
     for name, columns in by_name.items():
         table = Table(name, columns, reading)
         if name == "experience":
             view = by_name["v_experience"]
-            arrays = [*BASE_ARRAYS, *(array for array in OPTIONAL_ARRAYS if array in _identifiers(text))]
             same = {column: kind for column, kind in columns.items() if view.get(column) == kind}
             table = Table(name, view, reading, arrays=arrays, run_id=run_id, direct=(name, same))
         connection.register(name, table)
         connection.execute(f'CREATE VIEW rft."{name}" AS FROM memory.main."{name}"')
+    if _TURN_VIEW in named:
+        connection.execute((sql_folder() / "duckdb" / f"{_TURN_VIEW}.sql").read_text(encoding="utf-8"))
     # After everything that a query needs is loaded; the extension with time zones is part of DuckDB's package.
     connection.execute("LOAD icu")
     connection.execute("SET enable_external_access = false")

@@ -87,10 +87,17 @@ class GroupTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Numbers of experiences and of tokens sampled by the run itself, of its attempts, and the time with at least one process."""
+    """Numbers of experiences and of tokens sampled by the run itself, of its attempts, and the time with at least one process.
+
+    Attributes:
+        num_turns: of all experiences.
+        observed_tokens: between answers, written by users, tools and environments.
+    """
 
     num_experiences: int
     sampled_tokens: int
+    num_turns: int
+    observed_tokens: int
     num_attempts: int
     seconds: float
 
@@ -206,6 +213,10 @@ class RunResults:
     def skipped_because(self) -> dict[str, int]:
         """Return the number of skipped steps by reason, most frequent first."""
         return {row["reason"]: row["num_steps"] for row in self._rows("report_skipped")}
+
+    def forks(self) -> dict[str, int]:
+        """Return the number of experiences that begin anew in their rollouts, by cause, most frequent first."""
+        return {row["cause"]: row["num"] for row in self._rows("report_forks")}
 
     def rollouts(self) -> dict[str, int]:
         """Return the number of rollouts by outcome."""

@@ -58,10 +58,15 @@ SELECT coalesce(reason, 'no reason given') AS reason, count(*) AS num_steps FROM
 WHERE run_id = %(run_id)s AND outcome = 'skipped' GROUP BY 1 ORDER BY 2 DESC;
 
 -- name: report_tokens (read)
--- Number of experiences, and tokens sampled. A forked run's copies have a parent: they were sampled by the run that it was forked from.
+-- Number of experiences and of their turns, tokens sampled, and tokens between answers. A forked run's copies have a parent: they were sampled by the run that it was forked from.
 SELECT count(*) AS num_experiences,
-       coalesce(sum(num_trained_tokens) FILTER (WHERE source = 'explorer' AND parent_id IS NULL), 0)::bigint AS sampled_tokens
+       coalesce(sum(num_trained_tokens) FILTER (WHERE source = 'explorer' AND parent_id IS NULL), 0)::bigint AS sampled_tokens,
+       coalesce(sum(num_turns), 0)::bigint AS num_turns, coalesce(sum(num_response_tokens - num_trained_tokens), 0)::bigint AS observed_tokens
 FROM rft.experience WHERE run_id = %(run_id)s;
+
+-- name: report_forks (read)
+-- Sequences of a run that begin anew in their rollouts, by cause, most frequent first.
+SELECT fork::text AS cause, count(*) AS num FROM rft.experience WHERE run_id = %(run_id)s AND fork IS NOT NULL GROUP BY fork ORDER BY 2 DESC, 1;
 
 -- name: report_outcomes (read)
 -- Outcomes of the rollouts of a run.
