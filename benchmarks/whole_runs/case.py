@@ -26,7 +26,7 @@ from rftdata.errors import ConfigError
 from rftdata.tasks.rows import read_tasks
 
 CLIP = 0.2
-STEPS_AHEAD = {"turns": 0, "on_policy": 0, "one_step_off": 1, "asynchronous": 2}
+STEPS_AHEAD = {"alternating": 0, "on_policy": 0, "one_step_off": 1, "asynchronous": 2}
 """Our variants, each with the number of steps that the explorer may be ahead of the trainer."""
 
 
@@ -83,7 +83,7 @@ def settings(sizes: Sizes, variant: str, seed: int, *, corrects: bool = False) -
         f"trainer.checkpoint_every={sizes.every}",
         "trainer.keep_checkpoints=1",
         "trainer.lr_schedule=constant",
-        f"explorer.sleep={str(variant == 'turns').lower()}",
+        f"explorer.sleep={str(variant == 'alternating').lower()}",
         "sync.interval=1",
         f"sync.offset={ahead}",
         f"sampling.max_staleness={ahead}",

@@ -3,7 +3,7 @@
 Each run is a process of its own: the same model, tasks, reward, batch, learning rate, optimizer, limits of tokens, and greedy evaluations of the same
 held-out questions every few steps, whose time counts for both. Systems:
 
-    turns          `rft run`, explorer and trainer take turns on the GPU (explorer.sleep)
+    alternating    `rft run`, explorer and trainer use the GPU alternately (explorer.sleep)
     on_policy      `rft run`, engine and trainer side by side in the memory of the GPU; every step waits for answers of the newest weights
     one_step_off   the same, the explorer samples one step ahead of the trainer
     asynchronous   the same, up to two steps ahead
@@ -252,7 +252,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a further setting of all runs; rows of other settings need another --folder",
     )
     parser.add_argument(
-        "--systems", type=names(*STEPS_AHEAD, *_LIGER), default=["trl", "one_step_off", "turns", "on_policy"]
+        "--systems", type=names(*STEPS_AHEAD, *_LIGER), default=["trl", "one_step_off", "alternating", "on_policy"]
     )
     parser.add_argument("--seeds", type=integers(0), default=(1, 2, 3), help="separated by commas")
     parser.add_argument("--steps", type=integer(), default=40, help="optimizer steps of a run at most")

@@ -94,7 +94,7 @@ def test_variants_differ_in_memory_and_age_of_samples_alone() -> None:
     def rest(variant: str) -> dict[str, Any]:
         plain = load_config(GPU_CONFIG, settings(SIZES, variant, 1)).model_dump(mode="json")
         assert (plain["explorer"].pop("sleep"), plain["sync"].pop("offset")) == (
-            variant == "turns",
+            variant == "alternating",
             STEPS_AHEAD[variant],
         )
         assert ("correction" in plain["algorithm"]) == bool(STEPS_AHEAD[variant])
@@ -140,8 +140,8 @@ def test_seconds_to_a_score_are_compared_with_the_fastest_run_of_trl() -> None:
         return {"system": system, "seed": seed, "first_sample_s": 10.0, "points": points}
 
     rows = [
-        row("turns", 1, [0.0, 0.1, 0.3], 3.0),
-        row("turns", 2, [0.0, 0.3, 0.3], 3.0),
+        row("alternating", 1, [0.0, 0.1, 0.3], 3.0),
+        row("alternating", 2, [0.0, 0.3, 0.3], 3.0),
         row("trl", 1, [0.0, 0.1, 0.3], 10.0),
         row("trl-liger", 1, [0.0, 0.1, 0.3], 6.0),
         {"system": "trl", "seed": 2, "error": "killed"},
@@ -160,7 +160,7 @@ def test_systems_are_compared_over_the_seeds_that_all_of_them_have() -> None:
         figures = {"first_sample_s": 0.0, "seconds_per_step": seconds, "points": points}
         return {"system": system, "seed": seed, **figures}
 
-    ours = [row("turns", seed, seconds) for seed, seconds in ((1, 4.0), (2, 6.0), (3, 100.0))]
+    ours = [row("alternating", seed, seconds) for seed, seconds in ((1, 4.0), (2, 6.0), (3, 100.0))]
     theirs = [row("trl", 1, 8.0), row("trl", 2, 12.0), {"system": "trl", "seed": 3, "error": "killed"}]
     first, second = summary([*ours, *theirs], [0.2])
     assert (first["runs"], second["runs"]) == (3, 2)
@@ -172,7 +172,7 @@ def test_systems_are_compared_over_the_seeds_that_all_of_them_have() -> None:
 def test_systems_without_a_common_seed_are_not_compared() -> None:
     rows = [
         {"system": system, "seed": seed, "first_sample_s": 1.0, "seconds_per_step": 1.0, "points": []}
-        for system, seed in (("turns", 1), ("trl", 2))
+        for system, seed in (("alternating", 1), ("trl", 2))
     ]
     for found in summary(rows, [0.2]):
         assert (found["runs"], found["common_seeds"], found["seconds_per_step"]) == (1, [], None)
@@ -181,7 +181,7 @@ def test_systems_without_a_common_seed_are_not_compared() -> None:
 
 def test_layers_of_ours_need_not_be_compiled() -> None:
     compiled, plain = (
-        load_config(GPU_CONFIG, [*settings(SIZES, "turns", 1), *more]).trainer.compile
+        load_config(GPU_CONFIG, [*settings(SIZES, "alternating", 1), *more]).trainer.compile
         for more in ([], ["trainer.compile=false"])
     )
     assert compiled is not False and plain is False
