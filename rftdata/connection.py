@@ -203,7 +203,11 @@ def _create_in_folder(server: EmbeddedServer) -> bool:
 
 @contextlib.contextmanager
 def removed_if_it_fails(server: EmbeddedServer) -> Iterator[None]:
-    """Remove a server and its folder if the block fails, unless the folder had contents before or contains a complete buffer now."""
+    """Remove a server and its folder if the block fails, unless the folder had contents before.
+
+    Another process may be creating the same buffer. Whether it is, and whether the buffer is complete, is decided while no process can start the
+    server (`EmbeddedServer.remove_incomplete`).
+    """
     folders = [server.folder, *server.folder.parents]
     missing = [folder for folder in folders if not folder.exists()]
     is_empty = bool(missing) or (server.folder.is_dir() and not any(server.folder.iterdir()))
@@ -212,27 +216,15 @@ def removed_if_it_fails(server: EmbeddedServer) -> Iterator[None]:
     except BaseException:
         if is_empty:
             with contextlib.suppress(RftError, OSError):
-                _remove(server, missing)
+                server.remove_incomplete(_is_complete)
+                for folder in missing:
+                    folder.rmdir()  # fails if another process has written into it
         raise
 
 
-def _remove(server: EmbeddedServer, folders: list[Path]) -> None:
-    """Remove a partly created buffer and the folders created for it, unless another process has it open or completed it."""
-    server.release()
-    if server.idle.has_other_users():
-        return
-    if server.is_running():
-        with contextlib.closing(Database(server.uri)) as database:
-            if schema_version(database) is not None:
-                return
-        server.stop()
-    for entry in server.folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-    for folder in folders:
-        folder.rmdir()
+def _is_complete(uri: str) -> bool:
+    with contextlib.closing(Database(uri)) as database:
+        return schema_version(database) is not None
 
 
 def stored_segments(uri: str, application: str) -> str | None:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from rftdata.errors import ConflictError
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_DRAFT_MARK = ".rft-draft"
 
 
 def sync_path(path: Path) -> None:
@@ -58,43 +60,55 @@ def probe_folder(path: Path) -> None:
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     """Write a file so that a crash leaves the old file, no file or the new file, never a partial one."""
-    draft = path.with_name(f"{path.name}.unfinished")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
-        file.write(text)
-    sync_path(draft)
-    draft.replace(path)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+        sync_path(draft)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     sync_path(path.parent)
 
 
 @contextlib.contextmanager
 def draft_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside a path: the caller renames it, or a file of it, to the path. The rest of it is removed at the end.
+    """Yield an empty folder on the file system of a path: the caller renames it, or a file of it, to the path. The rest is removed at the end.
 
-    The draft of a killed process is removed, too. A process that writes holds a lock of the folder (flock).
+    It is in `NAME.unfinished`. A marker there tells the draft of a killed process, which is removed, from any other folder, which stays as it is.
+    A process that writes holds a lock of `NAME.unfinished` (flock).
 
     Raises:
-        ConflictError: another process is writing to this path.
+        ConflictError: another process is writing to this path, or `NAME.unfinished` is no draft.
     """
-    draft = path.with_name(f"{path.name}.unfinished")
-    draft.mkdir(exist_ok=True)
-    descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    place = path.with_name(f"{path.name}.unfinished")
+    place.mkdir(exist_ok=True)
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = _is_open(descriptor, draft)
+            held = _is_open(descriptor, place)
         except BlockingIOError:
             held = False
         if not held:
             raise ConflictError(
                 f"another process is writing {path}", todo="wait until it has finished, or choose another name"
             )
-        for left in draft.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        if not (place / _DRAFT_MARK).exists() and any(place.iterdir()):
+            raise ConflictError(
+                f"{path} cannot be written, because the folder {place} is there, and no interrupted command has left it",
+                todo="rename or remove that folder, or choose another name",
+            )
+        (place / _DRAFT_MARK).touch()
+        draft = place / "draft"
+        if draft.is_dir():
+            shutil.rmtree(draft)
         try:
+            draft.mkdir()
             yield draft
         finally:
-            if _is_open(descriptor, draft):  # not after it was renamed: a folder of this name may be another process's
-                shutil.rmtree(draft, ignore_errors=True)
+            shutil.rmtree(place, ignore_errors=True)
     finally:
         os.close(descriptor)
 

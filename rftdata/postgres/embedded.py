@@ -18,16 +18,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import shlex
 import shutil
 import socket
-import subprocess
-import sys
-import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import psutil
@@ -38,38 +34,24 @@ from psycopg.pq import PGconn, Ping
 from psycopg.rows import dict_row
 
 from rftdata.errors import BufferUnavailableError, is_disk_full
-from rftdata.files.durable import make_folder, probe_folder, sync_path, write_whole
+from rftdata.files.durable import make_folder, probe_folder, write_whole
 from rftdata.postgres.database import Row, queries
 from rftdata.postgres.driver_errors import translated
 from rftdata.postgres.idle_stop import IdleStop
+from rftdata.postgres.initdb import OWNER, UNFINISHED, initialise, own, run
 from rftdata.postgres.listen_address import check_address
 from rftdata.postgres.postmaster import Postmaster
-from rftdata.postgres.programs import open_path_for, run_program, server_account
-from rftdata.postgres.server_errors import does_not_start, full, unusable
+from rftdata.postgres.programs import run_program
+from rftdata.postgres.server_errors import full, unusable
 from rftdata.processes import machine
 
 DATABASE = "rft"
-OWNER = "rft_owner"
 _PORT = "5432"
+# Of the server in the folder of its buffer, besides its data and the socket.
+_FILES = ("password", "socket_dir", "host", "in_use", "idle_stop_s", "server.watch", "server.alive")
 _START_S = 60.0
 _CLOCK_SLACK_S = 60.0
 """Largest change of the clock since the machine started, in seconds."""
-# The path of a unix socket on Linux has at most 107 bytes; the file is named .s.PGSQL.5432.
-_MAX_SOCKET_DIR = 107 - len("/.s.PGSQL.5432")
-_SETTINGS = {
-    # Durable (fsync and synchronous_commit stay on), sized for a laptop that also runs models.
-    "shared_buffers": "128MB",
-    "max_connections": "100",
-    "max_wal_size": "1GB",
-    "min_wal_size": "80MB",
-    "log_line_prefix": "'%m [%p] %q%a '",
-    "jit": "off",
-    "scram_iterations": "4096",  # of people's passwords; `_initialise` takes fewer for its own
-}
-if sys.platform == "linux":
-    # After a kill the server makes every file durable before it recovers. One call per file system does what one fsync per file does,
-    # which took 4 of the 4.3 seconds until a small buffer answered again.
-    _SETTINGS["recovery_init_sync_method"] = "syncfs"
 
 
 def check_folder(folder: Path) -> None:
@@ -178,14 +160,13 @@ class EmbeddedServer:
             DiskFullError: there is no room to initialise or start.
         """
         try:
-            make_folder(self.folder)
-            with FileLock(str(self.folder / "server.lock")):
+            with self._lock():
                 self._check_host()
                 self.idle.hold()
                 if not self.exists():
                     if self.listen:
                         check_address(self.listen)
-                    self._initialise()
+                    initialise(self.folder, self.data, self.password_file)
                 lock = self._lock_unless_it_answers()
                 if lock is not None:
                     self._start(lock)
@@ -203,6 +184,46 @@ class EmbeddedServer:
                 raise full(self.folder, "the buffer") from error
             raise unusable(self.folder, error) from error
         return self.uri
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Create the folder, and hold the lock under which its server is created, started, stopped and removed."""
+        while True:
+            make_folder(self.folder)
+            lock = FileLock(str(self.folder / "server.lock"))
+            try:
+                lock.acquire()
+            except FileNotFoundError:
+                continue  # another process, whose creation failed, has removed the folder
+            break
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def remove_incomplete(self, is_complete: Callable[[str], bool]) -> None:
+        """Remove what was created of a buffer, unless another process uses it or has completed it.
+
+        Args:
+            is_complete: called with the connection string of a running server.
+        """
+        with FileLock(str(self.folder / "server.lock")):
+            self.release()
+            if self.idle.has_other_users():
+                return
+            if self.is_running():
+                if is_complete(self.uri):
+                    return
+                self._stop()
+            elif (self.folder / "host").exists():
+                return  # its server had started, and another process has stopped it: it may be complete
+            if (self.folder / "socket_dir").exists():
+                shutil.rmtree(self.socket_dir, ignore_errors=True)
+            for path in (self.data, self.folder / UNFINISHED):
+                shutil.rmtree(path, ignore_errors=True)
+            # The lock comes last: until then no other process can begin here.
+            for name in (*_FILES, "server.lock"):
+                (self.folder / name).unlink(missing_ok=True)
 
     def _settle_idle_stop(self, *, started: bool, until_stopped: bool) -> None:
         if until_stopped or self.listen:
@@ -229,18 +250,20 @@ class EmbeddedServer:
         Raises:
             BufferUnavailableError: its process is not reachable from here.
         """
-        if not self.exists():
-            return
-        with FileLock(str(self.folder / "server.lock")):
-            if self.postmaster.is_visible():
-                run_program("pg_ctl", "stop", "-D", str(self.data), "-m", "fast", "-w")
-            elif self._answers():
-                raise BufferUnavailableError(
-                    f"the server of {self.folder} runs in another container", todo="stop it there with `rft db stop`"
-                )
-            self.idle.forget()
-            if not self.socket_dir.is_relative_to(self.folder):
-                shutil.rmtree(self.socket_dir, ignore_errors=True)  # created again by the next start
+        if self.exists():
+            with FileLock(str(self.folder / "server.lock")):
+                self._stop()
+
+    def _stop(self) -> None:
+        if self.postmaster.is_visible():
+            run_program("pg_ctl", "stop", "-D", str(self.data), "-m", "fast", "-w")
+        elif self._answers():
+            raise BufferUnavailableError(
+                f"the server of {self.folder} runs in another container", todo="stop it there with `rft db stop`"
+            )
+        self.idle.forget()
+        if not self.socket_dir.is_relative_to(self.folder):
+            shutil.rmtree(self.socket_dir, ignore_errors=True)  # created again by the next start
 
     def sessions(self) -> list[Row]:
         """Return the open sessions except this one."""
@@ -280,41 +303,6 @@ class EmbeddedServer:
                 todo="stop it with `rft db stop`; it listens there after the next start",
             )
 
-    def _initialise(self) -> None:
-        """Create the data folder under another name and rename it, so that a crash leaves no partial folder."""
-        _name_socket_dir(self.folder)
-        unfinished = self.folder / "postgres.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(mode=0o700)
-        if not self.password_file.exists():
-            write_whole(self.password_file, secrets.token_urlsafe(24), mode=0o600)
-        with tempfile.NamedTemporaryFile("w", prefix="rft-", suffix=".pw") as pwfile:
-            pwfile.write(self.password_file.read_text())
-            pwfile.flush()
-            self._own(unfinished, Path(pwfile.name))
-            self._run(
-                "initdb",
-                "-D",
-                str(unfinished),
-                "-U",
-                OWNER,
-                f"--pwfile={pwfile.name}",
-                "--auth=scram-sha-256",
-                "--encoding=UTF8",
-                "--locale=C",
-                "--data-checksums",
-                # Repeated hashing makes a person's password hard to guess. This one is random, and every connection would pay milliseconds.
-                "-c",
-                "scram_iterations=1",
-            )
-        lines = [f"{key} = {value}" for key, value in _SETTINGS.items()]
-        with open(unfinished / "postgresql.conf", "a", encoding="utf-8") as file:
-            file.write("\n".join(["", "# rftdata", *lines, ""]))
-        sync_path(unfinished / "postgresql.conf")
-        (self.folder / "host").unlink(missing_ok=True)
-        unfinished.rename(self.data)
-        sync_path(self.folder)  # a rename lost to a power cut would make the next start delete the database
-
     def _start(self, lock: int) -> None:
         """Start the server, which inherits the lock."""
         try:
@@ -324,7 +312,7 @@ class EmbeddedServer:
             for leftover in (self.data / "postmaster.pid", *self.socket_dir.glob(".s.PGSQL.*")):
                 leftover.unlink(missing_ok=True)
             self.socket_dir.mkdir(mode=0o700, exist_ok=True)
-            self._own(self.socket_dir)
+            own(self.folder, self.socket_dir)
             socket_dir = str(self.socket_dir).replace('"', '""')
             settings = {
                 "unix_socket_directories": f'"{socket_dir}"',
@@ -335,7 +323,9 @@ class EmbeddedServer:
             options = shlex.join([f"-c{key}={value}" for key, value in settings.items()])
             # pg_ctl builds a shell command in which it does not quote our options and does not quote paths enough. The data folder and
             # the log need no path there, because they are given by the environment and the working directory.
-            self._run(
+            run(
+                self.folder,
+                self.data,
                 "pg_ctl",
                 "start",
                 "-w",
@@ -355,7 +345,9 @@ class EmbeddedServer:
     def _create_database(self) -> None:
         environment = {"PGPASSWORD": self.password_file.read_text().strip()}
         arguments = ["-h", str(self.socket_dir), "-p", self._port, "-U", OWNER]
-        result = self._run(
+        result = run(
+            self.folder,
+            self.data,
             "psql",
             *arguments,
             "-d",
@@ -365,29 +357,4 @@ class EmbeddedServer:
             extra=environment,
         )
         if result.stdout.strip() != "1":
-            self._run("createdb", *arguments, DATABASE, extra=environment)
-
-    def _own(self, *paths: Path) -> None:
-        user = server_account()
-        if user is None:
-            return
-        open_path_for(self.folder)
-        for path in paths:
-            os.chown(path, user.pw_uid, user.pw_gid)
-
-    def _run(self, program: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a program with `run_program`, and raise if it fails."""
-        result = run_program(program, *arguments, **options)
-        if result.returncode != 0:
-            raise does_not_start(self.folder, self.data / "server.log", program, result.stdout)
-        return result
-
-
-def _name_socket_dir(folder: Path) -> None:
-    """Choose the folder of the unix socket of a new buffer, and record it."""
-    name = f"socket-{secrets.token_hex(4)}"
-    inside = folder / name
-    # libpq reads a comma as a separator of hosts.
-    fits = len(os.fsencode(inside)) <= _MAX_SOCKET_DIR and "," not in str(inside)
-    place = inside if fits else Path(tempfile.gettempdir()) / f"rft-{name}"
-    write_whole(folder / "socket_dir", f"{place}\n")
+            run(self.folder, self.data, "createdb", *arguments, DATABASE, extra=environment)

@@ -36,7 +36,8 @@ from rftcore.run.join import join_run
 from rftcore.trainer import role as trainer
 from rftdata import failpoints
 from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RoleFailedError
-from rftdata.postgres.embedded import DATABASE, OWNER, EmbeddedServer
+from rftdata.postgres.embedded import DATABASE, EmbeddedServer
+from rftdata.postgres.initdb import OWNER
 from tests.crash.cuts import Cuts
 from tests.crash.witness import Witness, observe
 from tests.support.checking import refuse_start

@@ -154,9 +154,12 @@ def test_two_that_write_to_one_path_do_not_mix(trained: Buffer, tmp_path: Path) 
         ("backup", lambda: backup.back_up(trained, tmp_path / "backup")),
         ("a.jsonl", lambda: exchange.export(trained, tmp_path / "a.jsonl")),
     ):
-        left = tmp_path / f"{name}.unfinished" / "segments" / "left"
-        left.parent.mkdir(parents=True)
-        left.write_text("half")
+        killed = (
+            "import os, sys; from pathlib import Path; from rftdata.files.durable import draft_folder\n"
+            "with draft_folder(Path(sys.argv[1])) as draft: (draft / 'left').write_text('half'); os.kill(os.getpid(), 9)"
+        )
+        subprocess.run([sys.executable, "-c", killed, str(tmp_path / name)], check=False)
+        assert [file.read_text() for file in tmp_path.glob(f"{name}.unfinished/*/left")] == ["half"]
         with draft_folder(tmp_path / name) as draft:
             assert list(draft.iterdir()) == []
             (draft / "mine").write_text("whole")
@@ -164,12 +167,20 @@ def test_two_that_write_to_one_path_do_not_mix(trained: Buffer, tmp_path: Path) 
                 write()
             assert (draft / "mine").read_text() == "whole"
         write()
-        assert not left.exists()
     assert not (tmp_path / "backup" / "mine").exists() and not list(tmp_path.glob("*.unfinished"))
-    with draft_folder(tmp_path / "third") as draft:
-        draft.rename(tmp_path / "third")
-        draft.mkdir()  # by the next one that writes to this path
-    assert draft.exists()
+
+
+def test_a_folder_that_is_no_draft_stays_as_it_is(trained: Buffer, tmp_path: Path) -> None:
+    for name, write in (
+        ("backup", lambda: backup.back_up(trained, tmp_path / "backup")),
+        ("a.jsonl", lambda: exchange.export(trained, tmp_path / "a.jsonl")),
+    ):
+        mine = tmp_path / f"{name}.unfinished" / "notes"
+        mine.parent.mkdir()
+        mine.write_text("mine")
+        with pytest.raises(ConflictError, match=rf"the folder .*{name}.unfinished is there.*rename or remove"):
+            write()
+        assert mine.read_text() == "mine" and not (tmp_path / name).exists()
 
 
 def test_the_verbs(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from tests.store.conftest import CURRENT
 from tests.store.pipeline.test_pipeline_verbs import CONFIG
 from tests.support.models import make_tiny_model
 from tests.support.store_roles import own_group
+from tests.support.waiting import PATIENCE_S, wait_until
 
 Said = Callable[..., tuple[int, str, str]]
 
@@ -142,6 +146,50 @@ def test_create_that_fails_leaves_a_buffer_that_another_process_is_creating(plac
         interrupted()
     assert others.is_running()
     others.release()
+
+
+def test_create_that_fails_leaves_a_buffer_whose_creation_begins_at_this_moment(place: Path) -> None:
+    """The other process has the lock of the folder and is about to mark it as used when this one begins to remove it."""
+    ours, others = EmbeddedServer(place), EmbeddedServer(place)
+    begun, goes_on = threading.Event(), threading.Event()
+    hold = others.idle.hold
+
+    def hold_later() -> None:
+        begun.set()
+        assert goes_on.wait(PATIENCE_S)
+        hold()
+
+    others.idle.hold = hold_later  # type: ignore[method-assign]
+
+    def fail() -> None:
+        with contextlib.suppress(KeyboardInterrupt), removed_if_it_fails(ours):
+            creation.start()
+            assert begun.wait(PATIENCE_S)
+            raise KeyboardInterrupt
+
+    def waits_for_the_lock() -> bool:
+        frame = sys._current_frames().get(failure.ident or 0)
+        while frame is not None and "filelock" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        return frame is not None
+
+    creation, failure = threading.Thread(target=others.start), threading.Thread(target=fail)
+    failure.start()
+    wait_until(lambda: begun.is_set() and (not failure.is_alive() or waits_for_the_lock()), "the removal")
+    goes_on.set()
+    creation.join()
+    failure.join()
+    assert others.is_running()
+    others.release()
+
+
+def test_create_that_fails_removes_only_what_a_buffer_consists_of(place: Path) -> None:
+    server = EmbeddedServer(place)
+    with contextlib.suppress(KeyboardInterrupt), removed_if_it_fails(server):
+        server.start()
+        (place / "notes").write_text("somebody else's, of the same second")
+        raise KeyboardInterrupt
+    assert [path.name for path in place.iterdir()] == ["notes"] and not server.is_running()
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,9 @@ def test_vectors_are_kept_by_pgvector_and_only_new_texts_are_encoded(
 
 def test_a_server_without_pgvector_keeps_arrays_with_the_same_content(buffer: Buffer, has_pgvector: bool) -> None:
     vectors = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 2]], np.float32)
+    buffer.sql(
+        "INSERT INTO rft.task (taskset, task_key, payload) SELECT 't', n::text, '{}' FROM generate_series(1, 3) n"
+    )
     # As on a server that has no such extension.
     buffer.sql("CREATE OR REPLACE FUNCTION rft.use_pgvector() RETURNS text LANGUAGE sql AS $$ SELECT 'real[]' $$")
     assert store_vectors(buffer.database, "m", [1, 2, 3], ["a", "b", "c"], vectors) == "real[]"
