@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from rftcore.algorithms.base import HeadTerm
+from rftcore.checks.scheduling import needs_gpu
 from rftcore.config.trainer import TrainerConfig
 from rftcore.installation.requirements import installed_version
 from rftcore.model_folder import stored_model
@@ -242,10 +243,6 @@ def describe_engine_device(resolved: ResolvedRun) -> Iterator[str]:
             todo="install the CPU build (`rft setup cpu`), or run on a machine with an NVIDIA GPU and driver",
         )
     if engine.async_scheduling:
-        raise ConfigError(
-            "explorer.engine_args.async_scheduling needs a GPU, but this machine has no working GPU",
-            value=True,
-            todo="remove it, or run on a machine with an NVIDIA GPU and driver",
-        )
+        raise needs_gpu()
     if "gpu_memory_utilization" in config.explorer.engine_args:
         yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib applies"

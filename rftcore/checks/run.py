@@ -16,6 +16,7 @@ from rftcore.checks.algorithm import check_algorithm
 from rftcore.checks.devices import check_devices, check_gpus, describe_engine_device, describe_stored
 from rftcore.checks.models import check_models, describe_adapters, describe_models, open_model
 from rftcore.checks.plugins import check_plugins
+from rftcore.checks.scheduling import check_device, check_drafts
 from rftcore.checks.selections import describe_selection
 from rftcore.checks.tasks import TasksetSample, check_new_buffer, read_tasksets
 from rftcore.checks.trials import describe_rollouts, describe_stages
@@ -62,6 +63,7 @@ def check_start(resolved: ResolvedRun, findings: Findings, *, has_all_roles: boo
         findings.passes(rftdata.open, resolved.config.buffer, create=False)
     if has_all_roles:
         findings.passes(check_gpus, resolved)
+        findings.passes(check_device, resolved)
     if not findings.errors:
         check_models(resolved, findings)
 
@@ -124,6 +126,7 @@ def _check_names(resolved: ResolvedRun, findings: Findings) -> None:
     findings.passes(check_segments, resolved.config.buffer)
     check_plugins(resolved, findings)
     check_algorithm(resolved, findings)
+    findings.passes(check_drafts, resolved)
     findings.passes(resolved.check_model_folder)
 
 

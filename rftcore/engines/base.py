@@ -58,7 +58,8 @@ class EngineConfig(BaseModel):
     )
     async_scheduling: bool | None = Field(
         default=None,
-        description="schedule the next step while the last one runs, with own_process on a GPU; None means yes (vLLM only)",
+        description="schedule the next step while the last one runs, with own_process on a GPU; None means yes there. false for speculative decoding "
+        "by ngram, suffix, medusa or mlp_speculator (vLLM only)",
     )
     tensor_parallel_size: int = Field(
         default=1,

@@ -39,6 +39,12 @@ def start_vllm(model_path: str, config: EngineConfig) -> tuple[LLM, CoreProcess 
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         _refuse_too_few_gpus(config.tensor_parallel_size, torch.cuda.device_count())
+    elif config.async_scheduling:
+        raise RftError(
+            "explorer.engine_args.async_scheduling needs a GPU, and this explorer has none",
+            value=True,
+            todo="remove it, or give the explorer a GPU (CUDA_VISIBLE_DEVICES)",
+        )
     own_process = config.own_process if config.own_process is not None else on_gpu
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(own_process))
     start_here()
