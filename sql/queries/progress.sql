@@ -80,9 +80,10 @@ WHERE w.run_id = %(run_id)s ORDER BY v.worker_id;
 
 -- name: run_seconds (read)
 -- Time during which at least one process worked for the run. Overlapping processes count once, and pauses between attempts do not count.
--- The end of a killed process may be recorded days later, so a process counts for at most 15 s after its last heartbeat.
+-- The end of a killed process may be recorded days later, so a process counts for at most 15 s after its last heartbeat. Replays, which may follow
+-- days later, do not count.
 SELECT coalesce(sum(extract(epoch FROM upper(life) - lower(life))), 0)::double precision AS seconds,
        (SELECT count(*) FROM rft.run_attempt WHERE run_id = %(run_id)s) AS num_attempts
 FROM unnest((
     SELECT range_agg(tstzrange(started_at, greatest(started_at, least(coalesce(stopped_at, heartbeat_at), heartbeat_at + interval '15 s')), '[]'))
-    FROM rft.worker WHERE run_id = %(run_id)s)) AS life;
+    FROM rft.worker WHERE run_id = %(run_id)s AND role <> 'replay')) AS life;

@@ -167,6 +167,13 @@ def test_a_resumed_run_has_neither_the_pause_nor_the_time_until_a_crash_was_foun
     assert build_report(run.buffer).wall_seconds == pytest.approx(175)
 
 
+def test_a_replay_counts_in_no_time_of_the_run(run: StoredRun) -> None:
+    run.worker("trainer", seconds_ago=100, seconds=10)
+    run.worker("replay", seconds_ago=50, seconds=20)
+    assert RunResults(run.run).totals().seconds == pytest.approx(10, abs=0.01)
+    assert timeline_of(run.run).seconds == pytest.approx(10, abs=0.01)
+
+
 def test_a_running_run_s_timeline_ends_now(run: StoredRun) -> None:
     at(run, run.worker("supervisor"), 50, None)
     trainer = at(run, run.worker("trainer"), 40, None)
