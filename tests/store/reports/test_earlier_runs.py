@@ -15,7 +15,8 @@ from rftcore.run.earlier import earlier_run
 from rftdata import Buffer
 from rftdata.errors import ConfigError
 from rftdata.workers.worker import Worker
-from tests.store.launch.test_joining import MODEL_FILES, configured, end, store
+from tests.store.launch.test_joining import configured, end, store
+from tests.support.models import make_unopened_model
 
 
 @pytest.fixture(autouse=True)
@@ -90,8 +91,7 @@ def test_status_without_a_name_shows_the_run_at_work(buffer: Buffer, capsys: pyt
 def test_run_mentions_the_earlier_run_before_it_creates_another(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in MODEL_FILES:
-        (tmp_path / name).touch()
+    make_unopened_model(tmp_path)
     store(buffer, "words")
     end(buffer, "words", "interrupted")
     config = configured("words", buffer, tmp_path)
