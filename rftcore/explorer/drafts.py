@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,9 +36,14 @@ _names = itertools.count()
 
 def input_digest(prompt_token_ids: list[int], decoding: Decoding) -> bytes:
     """Return the digest of a request."""
-    digest = hashlib.sha256(repr(sorted(asdict(decoding).items())).encode())
+    digest = _digest_of(decoding).copy()
     digest.update(np.asarray(prompt_token_ids, np.int64).tobytes())
     return digest.digest()
+
+
+@lru_cache(maxsize=64)
+def _digest_of(decoding: Decoding) -> hashlib._Hash:
+    return hashlib.sha256(repr(sorted(asdict(decoding).items())).encode())
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""A separate process for reward functions: one call at a time, ended when a call takes too long.
+"""A separate process for reward functions: one call after the other, ended when a call takes too long.
 
 A plain (not async) function may compute, wait or hang. Here it delays neither the explorer's event loops nor the engine,
 and even a call inside C code that never returns can be ended. The functions run in the process's main thread, because some libraries
@@ -6,6 +6,9 @@ and even a call inside C code that never returns can be ended. The functions run
 
 The child starts a timer of faulthandler before each call. The timer does not need the interpreter; it writes the
 stack and ends the process. The parent reads the stack, reports it, and starts another process for the next call.
+
+Several calls travel in one message, and each answer in its own: the parent reads all that have come at once, and knows which call ended
+the process. A thread that waits for the interpreter's lock once for each answer would wait longer than a quick function takes.
 """
 
 from __future__ import annotations
@@ -14,17 +17,19 @@ import asyncio
 import faulthandler
 import inspect
 import os
+import pickle
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Awaitable
-from multiprocessing.connection import Connection
+from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, user_frames, user_line, user_stack
 from rftcore.explorer.reward_value import CheckedValue, checked_value
@@ -37,7 +42,38 @@ from rftdata.user_code import held_lock_timer
 
 _START_S = 120.0
 _GRACE_S = 5.0
+_LENGTH = struct.Struct("!Q")
+_READ_BYTES = 1 << 18
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+
+
+class Question(NamedTuple):
+    """A call of a reward.
+
+    Attributes:
+        arguments: the turn and the task, pickled.
+    """
+
+    name: str
+    task_key: str
+    arguments: bytes
+
+    @classmethod
+    def of(cls, name: str, turn: Turn, task: Task) -> Question:
+        """Return the call of a reward with these arguments; raise if they cannot be sent to another process."""
+        return cls(name, task.task_key, pickle.dumps((turn, task)))
+
+
+class Answer(NamedTuple):
+    """The outcome of a call.
+
+    Attributes:
+        value: the result, or the error.
+        seconds: that the call took.
+    """
+
+    value: CheckedValue | Exception
+    seconds: float
 
 
 class RewardProcess:
@@ -51,7 +87,7 @@ class RewardProcess:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self._connection = Connection(ours.detach())
+        self._messages = _Messages(ours)
         self._stacks = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the process
         fds = (theirs.fileno(), self._stacks.fileno())
         path = os.pathsep.join(folder for folder in sys.path if folder)
@@ -77,25 +113,33 @@ class RewardProcess:
             PluginError: a reward cannot be loaded.
             FunctionFailedError: the process does not start.
         """
-        self._ask((os.getpid(), names, base_dir), _START_S, "loading the reward functions", f"{_START_S:g} s")
+        self._send((os.getpid(), names, base_dir))
+        [answer] = self._read(_START_S, "loading the reward functions", f"{_START_S:g} s", most=1)
+        if isinstance(answer.value, Exception):
+            raise answer.value
 
     def is_alive(self) -> bool:
         """Return whether the process has not ended since the last call."""
         return not await_exit(self._process, 0.0)
 
-    def call(self, name: str, turn: Turn, task: Task, timeout_s: float, limit: str) -> CheckedValue:
-        """Return the result of a reward.
+    def call(self, questions: Sequence[Question], timeout_s: float, limit: str) -> Iterator[list[Answer]]:
+        """Yield the answers to questions, in their order, as they come. Errors are answers.
+
+        After a call that took too long or ended the process, with a FunctionFailedError as its answer, the questions behind it have
+        none, no function has been called for them, and this object is unusable.
 
         Args:
-            limit: the setting with the value `timeout_s`, for messages.
-
-        Raises:
-            FunctionFailedError: the function raised, took too long or ended the process. In the last two cases this object is unusable.
-            RftError: the function raised it.
+            timeout_s: of each call.
+            limit: the setting with that value, for messages.
         """
-        what = f"the reward {name!r} on task {task.task_key!r}"
-        value: CheckedValue = self._ask((name, turn, task, timeout_s), timeout_s + _GRACE_S, what, limit)
-        return value
+        self._send((timeout_s, questions))
+        num_answered = 0
+        while num_answered < len(questions) and self.usable:
+            name, task_key, _ = questions[num_answered]
+            what = f"the reward {name!r} on task {task_key!r}"
+            answers = self._read(timeout_s + _GRACE_S, what, limit, most=len(questions) - num_answered)
+            num_answered += len(answers)
+            yield answers
 
     def kill(self) -> None:
         """End the process; a call in flight fails in the thread that waits for it."""
@@ -104,27 +148,29 @@ class RewardProcess:
 
     def close(self) -> None:
         """End the process and everything it started, and release its resources."""
-        self._connection.close()
+        self._messages.close()
         self.kill()
         self._process.wait()
         self._stacks.close()
 
-    def _ask(self, question: object, patience_s: float, what: str, limit: str) -> Any:
+    def _send(self, question: object) -> None:
         try:
-            self._connection.send(question)
-            answered = self._connection.poll(patience_s)
-            answer: tuple[str, Any] = self._connection.recv() if answered else ("silent", None)
+            self._messages.send(question)
+        except OSError:  # the process has ended, which the wait for its answer finds
+            return
+
+    def _read(self, patience_s: float, what: str, limit: str, *, most: int) -> list[Answer]:
+        """Return the next answers, at least one; if the process does not answer, its failure."""
+        try:
+            return [Answer(*answer) for answer in self._messages.receive(patience_s, most)]
+        except TimeoutError:
+            outcome = "silent"
         except (EOFError, OSError):
-            answer = ("ended", None)
-        outcome, value = answer
-        if outcome == "value":
-            return value
-        if outcome == "raised":
-            raise value
+            outcome = "ended"
         if self.is_alive() and outcome == "ended":
             await_exit(self._process, _GRACE_S)  # its exit code is more informative than our signal
         self.kill()
-        raise self._failure(what, limit, self._process.wait(), outcome)
+        return [Answer(self._failure(what, limit, self._process.wait(), outcome), 0.0)]
 
     def _failure(self, what: str, limit: str, code: int, outcome: str) -> FunctionFailedError:
         """Describe why the process ended: its timer ended it and wrote the stack, or a signal ended it."""
@@ -148,46 +194,93 @@ def _frames_of(dumped: str) -> traceback.StackSummary:
     return traceback.StackSummary.from_list([(m["file"], int(m["line"]), m["name"], None) for m in reversed(matches)])
 
 
+class _Messages:
+    """Pickled messages over a socket, for one thread at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._read = bytearray()
+
+    def send(self, message: object) -> None:
+        data = pickle.dumps(message)
+        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self, patience_s: float | None, most: int) -> list[Any]:
+        """Return the messages that have come, at least one and at most so many.
+
+        Raises:
+            TimeoutError: none has come.
+            EOFError: the other side has closed.
+        """
+        self._socket.settimeout(patience_s)
+        found: list[Any] = []
+        while not found:
+            while len(found) < most and (data := self._take()) is not None:
+                found.append(pickle.loads(data))
+            if not found:
+                read = self._socket.recv(_READ_BYTES)
+                if not read:
+                    raise EOFError
+                self._read += read
+        return found
+
+    def _take(self) -> bytes | None:
+        """Remove a whole message from what was read, and return it."""
+        if len(self._read) < _LENGTH.size:
+            return None
+        end = _LENGTH.size + _LENGTH.unpack_from(self._read)[0]
+        if len(self._read) < end:
+            return None
+        data = bytes(self._read[_LENGTH.size : end])
+        del self._read[:end]
+        return data
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 def main(socket_fd: int, stacks_fd: int) -> None:
     """Run the child: answer calls until the parent closes the connection."""
-    connection = Connection(socket_fd)
+    messages = _Messages(socket.socket(fileno=socket_fd))
     with open(stacks_fd, "wb", buffering=0) as stacks:
         faulthandler.enable(stacks)
-        parent, names, base_dir = connection.recv()
+        [(parent, names, base_dir)] = messages.receive(None, 1)
         end_with_parent(parent)
-        functions = _load(connection, names, base_dir)
+        functions = _load(messages, names, base_dir)
         held_lock_timer.hand_over()  # from here on the timer is that of the calls
         while True:
             try:
-                name, turn, task, timeout_s = connection.recv()
+                [(timeout_s, questions)] = messages.receive(None, 1)
             except (EOFError, ConnectionResetError):
                 return
-            connection.send(_answer(functions[name], name, turn, task, timeout_s, stacks))
+            for question in questions:
+                started = time.monotonic()
+                value = _answer(functions[question.name], question, timeout_s, stacks)
+                messages.send((value, time.monotonic() - started))
 
 
-def _load(connection: Connection, names: list[str], base_dir: Path) -> dict[str, Reward]:
+def _load(messages: _Messages, names: list[str], base_dir: Path) -> dict[str, Reward]:
     try:
         functions = load_rewards(names, base_dir)
     except RftError as error:
-        connection.send(("raised", error))
+        messages.send((error, 0.0))
         raise SystemExit(1) from error
-    connection.send(("value", None))
+    messages.send((0.0, 0.0))
     return functions
 
 
-def _answer(
-    function: Reward, name: str, turn: Turn, task: Task, timeout_s: float, stacks: IO[bytes]
-) -> tuple[str, Any]:
+def _answer(function: Reward, question: Question, timeout_s: float, stacks: IO[bytes]) -> CheckedValue | Exception:
     faulthandler.dump_traceback_later(timeout_s, exit=True, file=stacks)
     try:
+        turn, task = pickle.loads(question.arguments)
         value = function(turn, task)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return "value", checked_value(name, value, task)
+        return checked_value(question.name, value, task)
     except RftError as error:
-        return "raised", error if error.can_be_sent() else FunctionFailedError(describe(error), user_stack(error))
+        return error if error.can_be_sent() else FunctionFailedError(describe(error), user_stack(error))
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary: errors of a user's code are data
-        return "raised", FunctionFailedError(describe(error), user_stack(error))
+        return FunctionFailedError(describe(error), user_stack(error))
     finally:
         faulthandler.cancel_dump_traceback_later()
 

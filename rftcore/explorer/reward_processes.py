@@ -1,24 +1,41 @@
 """The processes that run an explorer's plain reward functions.
 
 The first starts with the first call. More start, up to a limit, while calls wait for a free one, so quick functions use one
-process and slow ones several. A process in which a call exceeded its time limit is replaced.
+process and slow ones several. A process in which a call exceeded its time limit is replaced. A process gets several calls of quick
+functions at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
+import contextlib
+import math
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rftcore.explorer.reward_process import RewardProcess
+from rftcore.explorer.reward_process import Answer, Question, RewardProcess
 from rftcore.explorer.reward_value import CheckedValue
 from rftcore.explorer.rollout_clock import clock_suspended
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import EngineStoppedError
 
 _CROWDED_S = 0.3
+# Calls that a process gets at a time: as many as it is expected to answer in this time, so that none waits long behind another.
+_AT_A_TIME_S = 0.01
+_MOST_AT_A_TIME = 32
+_WEIGHT_OF_NEWEST = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    question: Question
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[CheckedValue]
+    asked_at: float = field(default_factory=time.monotonic)
 
 
 class RewardProcesses:
@@ -34,12 +51,16 @@ class RewardProcesses:
 
     def __init__(self, names: list[str], base_dir: Path, timeout_s: float, limit: str, max_processes: int) -> None:
         self._names, self._base_dir, self._timeout_s, self._limit = names, base_dir, timeout_s, limit
-        self._idle: queue.LifoQueue[RewardProcess] = queue.LifoQueue()
+        self._max_processes = max_processes
+        self._changed = threading.Condition()
+        self._waiting: deque[_Call] = deque()
+        self._seconds: dict[str, float] = {}  # of a call, by reward
+        self._threads: list[threading.Thread] = []  # one per process
         self._processes: set[RewardProcess] = set()
+        self._num_starting = 0
+        self._started_at = -math.inf  # end of the last start of a process
+        self._looks_at = -math.inf
         self._closed = False
-        self._starting = threading.Lock()
-        # One thread per process, which waits for its answers.
-        self._threads = ThreadPoolExecutor(max_processes, thread_name_prefix="reward")
 
     async def call(self, name: str, turn: Turn, task: Task) -> CheckedValue:
         """Return the result of a reward.
@@ -47,52 +68,160 @@ class RewardProcesses:
         Raises:
             FunctionFailedError, RftError: see `RewardProcess.call`.
         """
+        loop = asyncio.get_running_loop()
+        call = _Call(Question.of(name, turn, task), loop, loop.create_future())
         with clock_suspended():  # the call has its own limit, and may wait for others
-            return await asyncio.wrap_future(self._threads.submit(self._call, name, turn, task))
+            with self._changed:
+                if self._closed:
+                    raise _stopping()
+                self._waiting.append(call)
+                self._changed.notify()
+                if not self._threads:
+                    self._add_thread()
+                self._look_later(loop)
+            return await call.answer
 
     def close(self) -> None:
         """End the processes; running calls fail."""
-        self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in list(self._processes):
-            process.kill()
-        self._threads.shutdown(wait=True)  # running calls end now
-        while not self._idle.empty():
-            self._idle.get().close()
+        with self._changed:
+            self._closed = True
+            for call in self._waiting:
+                _deliver([(call, Answer(_stopping(), 0.0))])
+            self._waiting.clear()
+            for process in self._processes:
+                process.kill()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()  # running calls end now
 
-    def _call(self, name: str, turn: Turn, task: Task) -> CheckedValue:
-        process = self._take()
+    def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look in a while whether calls wait. The loop may end before that; the next call then plans another look."""
+        now = time.monotonic()
+        if now > self._looks_at:
+            self._looks_at = now + _CROWDED_S
+            loop.call_later(_CROWDED_S, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._changed:
+            if not self._waiting or self._closed:
+                return
+            # The start of a process may serve all waiting calls.
+            waits_since = max(self._waiting[0].asked_at, self._started_at)
+            if self._num_starting == 0 and time.monotonic() - waits_since >= _CROWDED_S and self._has_room():
+                self._add_thread()
+            self._looks_at = -math.inf
+            self._look_later(loop)
+
+    def _has_room(self) -> bool:
+        return len(self._threads) < self._max_processes
+
+    def _add_thread(self) -> None:
+        self._num_starting += 1
+        thread = threading.Thread(target=self._work, name="reward", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        """Serve calls with one process, until the end."""
+        process: RewardProcess | None = None
         try:
-            return process.call(name, turn, task, self._timeout_s, self._limit)
+            with self._changed:
+                self._num_starting -= 1
+            while calls := self._next_calls():
+                # It may have ended between two calls, for example for lack of memory.
+                if process is None or not process.usable or not process.is_alive():
+                    self._drop(process)
+                    process = None
+                    try:
+                        process = self._start()
+                    except Exception as error:  # noqa: BLE001 - the callers get it
+                        _deliver([(call, Answer(error, 0.0)) for call in calls])
+                        continue
+                self._serve(process, calls)
         finally:
-            if process.usable:
-                self._idle.put(process)
-            else:
-                self._drop(process)
+            self._drop(process)
 
-    def _take(self) -> RewardProcess:
-        with self._starting:  # one after the other, because the start of the first may serve all waiting calls
-            while True:
-                try:
-                    process = self._idle.get(timeout=_CROWDED_S if self._processes else 0.001)
-                except queue.Empty:
-                    return self._start()
-                if process.is_alive():
-                    return process
-                self._drop(process)  # it ended between two calls, for example for lack of memory
+    def _next_calls(self) -> list[_Call]:
+        """Wait for calls; return none at the end."""
+        calls: list[_Call] = []
+        with self._changed:
+            while not calls:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return []
+                seconds = 0.0
+                while self._waiting and len(calls) < _MOST_AT_A_TIME:
+                    seconds += self._seconds.get(self._waiting[0].question.name, math.inf)
+                    if calls and seconds > _AT_A_TIME_S:
+                        break
+                    call = self._waiting.popleft()
+                    if not call.answer.done():  # cancelled
+                        calls.append(call)
+        return calls
+
+    def _serve(self, process: RewardProcess, calls: list[_Call]) -> None:
+        """Answer calls. Those behind one that ended the process wait for another process."""
+        left = deque(calls)
+        for answers in process.call([call.question for call in calls], self._timeout_s, self._limit):
+            answered = [(left.popleft(), answer) for answer in answers]
+            for call, answer in answered:
+                self._record(call.question.name, answer.seconds)
+            _deliver(answered)
+        with self._changed:
+            if self._closed:
+                _deliver([(call, Answer(_stopping(), 0.0)) for call in left])
+            else:
+                self._waiting.extendleft(reversed(left))
+
+    def _record(self, name: str, seconds: float) -> None:
+        known = self._seconds.get(name, seconds)
+        self._seconds[name] = max(seconds, known + _WEIGHT_OF_NEWEST * (seconds - known))
 
     def _start(self) -> RewardProcess:
-        process = RewardProcess()
-        self._processes.add(process)
-        try:
+        with self._changed:
             if self._closed:
-                raise EngineStoppedError("the explorer is stopping, so no more rewards are computed")
+                raise _stopping()
+            process = RewardProcess()
+            self._processes.add(process)
+            self._num_starting += 1
+        try:
             process.load(self._names, self._base_dir)
         except BaseException:
             self._drop(process)
             raise
+        finally:
+            with self._changed:
+                self._num_starting -= 1
+                self._started_at = time.monotonic()
         return process
 
-    def _drop(self, process: RewardProcess) -> None:
-        self._processes.discard(process)
-        process.close()
+    def _drop(self, process: RewardProcess | None) -> None:
+        if process is not None:
+            with self._changed:
+                self._processes.discard(process)
+            process.close()
+
+
+def _stopping() -> EngineStoppedError:
+    return EngineStoppedError("the explorer is stopping, so no more rewards are computed")
+
+
+def _deliver(answered: Iterable[tuple[_Call, Answer]]) -> None:
+    """Give answers to the calls that wait for them, once for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Call, Answer]]] = {}
+    for call, answer in answered:
+        by_loop.setdefault(call.loop, []).append((call, answer))
+    for loop, answers in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its calls with it
+            loop.call_soon_threadsafe(_set_answers, answers)
+
+
+def _set_answers(answered: list[tuple[_Call, Answer]]) -> None:
+    for call, (value, _) in answered:
+        if call.answer.done():
+            continue
+        if isinstance(value, Exception):
+            call.answer.set_exception(value)
+        else:
+            call.answer.set_result(value)

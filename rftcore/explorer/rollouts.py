@@ -21,6 +21,7 @@ from rftcore.explorer.failures import FunctionFailedError, describe, user_stack,
 from rftcore.explorer.plain_workflow import run_plain
 from rftcore.explorer.rollout_clock import RolloutClock, RolloutClocks
 from rftcore.explorer.workflow_loop import BlockedError
+from rftcore.workflows.chat_encoding import Prompts
 from rftcore.workflows.inputs import PER_TURN
 from rftcore.workflows.task import AsyncWorkflow, Model, Sampler, Score, Scorer, Task, Workflow
 from rftdata.errors import ConfigError, EngineStoppedError, ModelError, RftError
@@ -72,45 +73,60 @@ class RolloutRunner:
             claimed.payload.get("answer"),
             claimed.payload.get("metadata") or {},
         )
-        size = claimed.group_size
+        size, prompts = claimed.group_size, Prompts()
         group = Group([], claimed.group_id, claimed.claim_token, source=self.source)
         if screening and screening.rollouts < size:
-            group.rollouts += await self._rollouts(task, range(screening.rollouts), decoding, claimed)
+            group.rollouts += await self._rollouts(task, range(screening.rollouts), decoding, claimed, prompts)
             refusal = screening.refusal(*successes_and_trials(group))
             if refusal is not None:
                 first = len(group.rollouts)
                 group.rollouts += [Rollout(index, "cancelled", error=refusal) for index in range(first, size)]
                 return group
         rest, group.baseline = await asyncio.gather(
-            self._rollouts(task, range(len(group.rollouts), size), decoding, claimed),
-            self._baseline(task, size, decoding, claimed),
+            self._rollouts(task, range(len(group.rollouts), size), decoding, claimed, prompts),
+            self._baseline(task, size, decoding, claimed, prompts),
         )
         group.rollouts += rest
         return group
 
-    async def _baseline(self, task: Task, index: int, decoding: Decoding, claimed: ClaimedGroup) -> Baseline | None:
-        return Baseline.of(await self.rollout(task, index, decoding.greedy(), claimed)) if self.has_baseline else None
+    async def _baseline(
+        self, task: Task, index: int, decoding: Decoding, claimed: ClaimedGroup, prompts: Prompts
+    ) -> Baseline | None:
+        if not self.has_baseline:
+            return None
+        return Baseline.of(await self.rollout(task, index, decoding.greedy(), claimed, prompts))
 
-    async def _rollouts(self, task: Task, indices: range, decoding: Decoding, claimed: ClaimedGroup) -> list[Rollout]:
-        return list(await asyncio.gather(*(self.rollout(task, index, decoding, claimed) for index in indices)))
+    async def _rollouts(
+        self, task: Task, indices: range, decoding: Decoding, claimed: ClaimedGroup, prompts: Prompts
+    ) -> list[Rollout]:
+        return list(await asyncio.gather(*(self.rollout(task, index, decoding, claimed, prompts) for index in indices)))
 
-    async def rollout(self, task: Task, index: int, decoding: Decoding, claimed: ClaimedGroup | None = None) -> Rollout:
+    async def rollout(
+        self,
+        task: Task,
+        index: int,
+        decoding: Decoding,
+        claimed: ClaimedGroup | None = None,
+        prompts: Prompts | None = None,
+    ) -> Rollout:
         """Run one rollout and return its outcome.
 
         Args:
             claimed: its group; None for an answer of an evaluation.
+            prompts: renders the chats of its group.
 
         Raises:
             ConfigError, ModelError, EngineStoppedError: the run cannot continue.
         """
         async with self.slots:
-            return await self._try(task, index, decoding, claimed)
+            return await self._try(task, index, Model(self._sampler(index, claimed), decoding, prompts))
 
-    async def _try(self, task: Task, index: int, decoding: Decoding, claimed: ClaimedGroup | None) -> Rollout:
-        sampler: Sampler = self.engine
-        if claimed is not None and self.drafts is not None:
-            sampler = self.drafts.rollout(claimed.group_id, index)
-        model = Model(sampler, decoding)
+    def _sampler(self, index: int, claimed: ClaimedGroup | None) -> Sampler:
+        if claimed is None or self.drafts is None:
+            return self.engine
+        return self.drafts.rollout(claimed.group_id, index)
+
+    async def _try(self, task: Task, index: int, model: Model) -> Rollout:
         started = time.monotonic()
         outcome, error, score = "ok", None, None
         clock = RolloutClock(self.timeout_s, self.clocks)

@@ -12,6 +12,7 @@ Without a template the contents are concatenated. They are the whole input, writ
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -179,6 +180,31 @@ class ChatEncoder:
                 )
             self._ordinary[token] = found
         return self._ordinary[token]
+
+
+class Prompts:
+    """`ChatEncoder.prompt` for rollouts that begin alike, such as those of a group: equal chats are rendered once.
+
+    Rendering takes longer than everything else that an explorer does for a short answer.
+    """
+
+    def __init__(self) -> None:
+        self._rendered: dict[str, Encoded] = {}
+
+    def rendered(self, encoder: ChatEncoder, messages: list[Message]) -> Encoded:
+        """Return what `encoder.prompt` returns.
+
+        Args:
+            encoder: the same in each call.
+        """
+        try:
+            key = json.dumps(messages)
+        except (TypeError, ValueError):  # objects of a workflow, which its template may know
+            return encoder.prompt(messages)
+        if key not in self._rendered:
+            self._rendered[key] = encoder.prompt(messages)
+        found = self._rendered[key]
+        return Encoded(found.text, list(found.token_ids))
 
 
 @dataclass(frozen=True)

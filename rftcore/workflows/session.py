@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rftcore.workflows.chat_encoding import Message, chat_encoder
+from rftcore.workflows.chat_encoding import Message, Prompts, chat_encoder
 from rftcore.workflows.inputs import PER_TOKEN, PER_TURN
 from rftcore.workflows.turn import Turn
 from rftdata.errors import RftError
@@ -61,10 +61,15 @@ class _Node:
 
 
 class Session:
-    """The turns of one rollout."""
+    """The turns of one rollout.
 
-    def __init__(self) -> None:
+    Args:
+        prompts: renders chats; rollouts that begin alike may share it.
+    """
+
+    def __init__(self, prompts: Prompts | None = None) -> None:
         self._nodes: list[_Node] = []
+        self._prompts = Prompts() if prompts is None else prompts
 
     @property
     def turns(self) -> list[Turn]:
@@ -87,7 +92,7 @@ class Session:
             if between is not None:
                 text = known.prompt + known.response + between.text
                 return Prompt(text, [*known.token_ids, *between.token_ids], node.number)
-        rendered = encoder.prompt(messages)
+        rendered = self._prompts.rendered(encoder, messages)
         return Prompt(rendered.text, rendered.token_ids, None if node is None else node.number)
 
     def add(self, turn: Turn, prompt: Prompt | None = None) -> Turn:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rftcore.engines.base import Decoding, Generation
-from rftcore.workflows.chat_encoding import Message, content_text
+from rftcore.workflows.chat_encoding import Message, Prompts, content_text
 from rftcore.workflows.chats import chat_sequence, written_sequence
 from rftcore.workflows.session import Session
 from rftcore.workflows.turn import TokenValues, Turn
@@ -93,12 +93,13 @@ class Model:
     Args:
         sampler: an engine, or one rollout's view of it.
         decoding: sampling parameters.
+        prompts: renders chats; rollouts of one group share it.
     """
 
-    def __init__(self, sampler: Sampler, decoding: Decoding) -> None:
+    def __init__(self, sampler: Sampler, decoding: Decoding, prompts: Prompts | None = None) -> None:
         self._sampler = sampler
         self._decoding = decoding
-        self._session = Session()
+        self._session = Session(prompts)
 
     @property
     def turns(self) -> list[Turn]:

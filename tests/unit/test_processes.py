@@ -70,17 +70,16 @@ os.waitpid(started, 0)  # an orphan, whose group has this number until then
 """
 REWARD_PROCESS = """
 from rftcore.explorer.failures import FunctionFailedError
-from rftcore.explorer.reward_process import RewardProcess
+from rftcore.explorer.reward_process import Question, RewardProcess
 from rftcore.workflows.task import Task, Turn
 
 Path("ends.py").write_text("import os\\ndef score(turn, task): os._exit(3)\\n")
 scorer = RewardProcess()
 scorer.load(["./ends.py:score"], Path.cwd())
 child = scorer._process
-try:
-    scorer.call("./ends.py:score", Turn([], "2", "stop", None), Task(1, "a", "b", "", None), 60.0, "60 s")
-except FunctionFailedError as error:
-    assert "exit code 3" in str(error), error
+questions = [Question.of("./ends.py:score", Turn([], "2", "stop", None), Task(1, "a", "b", "", None))]
+[[answer]] = scorer.call(questions, 60.0, "60 s")
+assert isinstance(answer.value, FunctionFailedError) and "exit code 3" in str(answer.value), answer.value
 """
 
 
