@@ -39,7 +39,6 @@ from rftdata.errors import RftError
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
-    from vllm.inputs import TokensPrompt
     from vllm.lora.request import LoRARequest
 
     from rftcore.sync.vllm.worker import ReceiveOutcome
@@ -119,6 +118,7 @@ class VllmEngine(DrivenEngine):
     def _add(self, request: Request) -> None:
         from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         decoding = request.decoding
@@ -137,8 +137,9 @@ class VllmEngine(DrivenEngine):
                 skip_special_tokens=False,
                 spaces_between_special_tokens=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
+                skip_clone=True,  # no other request has them
             )
-            prompt: TokensPrompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": str(self._num_changes)}
+            prompt = tokens_input(request.prompt_token_ids, cache_salt=str(self._num_changes))
             self._llm.llm_engine.add_request(request.request_id, prompt, params, lora_request=self._adapters)
             self._logprobs[request.request_id] = []
         except (ValueError, TypeError, OverflowError, VLLMClientError) as error:
