@@ -1,4 +1,8 @@
-"""Answers evaluations with an explorer's engine: all questions of a taskset by one policy version, without rollouts beside them."""
+"""Answers evaluations with an explorer's engine: all questions of a taskset by one policy version.
+
+Evaluations of the weights in the engine run beside rollouts, and newer weights wait for them. For those of older weights the engine must have
+no rollouts.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rftcore.engines.base import Decoding
 from rftcore.explorer.engine_weights import EngineWeights
@@ -29,7 +33,7 @@ from rftdata.workers.worker import Worker
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Evaluator:
     """Answers the evaluations of a run.
 
@@ -38,6 +42,7 @@ class Evaluator:
         record_rate: receives the number of tokens that the engine had generated before, and the seconds since.
         only_evaluates: whether the run has no rollouts.
         lease_s: seconds of silence after which another explorer may answer.
+        present: what it answers; empty while it answers nothing.
     """
 
     worker: Worker
@@ -49,12 +54,16 @@ class Evaluator:
     record_rate: Callable[[int, float], None]
     only_evaluates: bool
     lease_s: float
+    present: str = field(default="", init=False)
 
-    async def answer_all(self) -> bool:
-        """Answer every pending evaluation; return whether there was one.
+    async def answer_all(self, policy_version_id: int | None = None) -> bool:
+        """Answer every pending evaluation, or those of the weights in the engine; return whether there was one.
 
         Evaluations are claimed in the order of their policy versions, so that each weights file is loaded once, and the newest weights
         only after the last evaluation of older ones. One that fails as a whole during an outage is released, to be claimed again.
+
+        Args:
+            policy_version_id: that of the weights in the engine, which has rollouts; None for all evaluations, in an engine without any.
 
         Raises:
             RolloutsFailedError: every answer fails, for longer than an outage may last, or in a run that has no rollouts.
@@ -62,7 +71,7 @@ class Evaluator:
         run, worker_id = self.worker.run, self.worker.worker_id
         answered = False
         while not self.worker.should_stop() and not self.failures.outage.pauses:
-            evaluation = claim_evaluation(run, worker_id, lease_s=self.lease_s)
+            evaluation = claim_evaluation(run, worker_id, lease_s=self.lease_s, policy_version_id=policy_version_id)
             if evaluation is None:
                 break
             answered = True
@@ -84,10 +93,14 @@ class Evaluator:
         run, worker_id = self.worker.run, self.worker.worker_id
         tasks = [Task.from_row(vars(question)) for question in questions(run, evaluation)]
         which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
-        self.worker.set_state(f"answers {len(tasks)} questions of {which}", activity="evaluating")
+        self.present = f"answers {len(tasks)} questions of {which}"
+        self.worker.set_state(self.present, activity="evaluating")
         decoding = self.decoding.greedy() if evaluation.decoding == "greedy" else self.decoding
         started, before = time.monotonic(), self.runner.engine.num_generated_tokens
-        answers = await self._answers(tasks, decoding)
+        try:
+            answers = await self._answers(tasks, decoding)
+        finally:
+            self.present = ""
         if answers is None:
             return
         seconds = time.monotonic() - started

@@ -3,7 +3,8 @@
 All its work comes as rows, and it shares only the buffer and the weights with other roles. One loop stores
 finished groups, loads newer weights, answers a pending evaluation, plans, claims, and waits for changes. Rollouts of
 several groups run concurrently, and weights change under running rollouts (the engine recomputes them, and every token keeps
-the version that sampled it). Evaluations run alone, after the running rollouts.
+the version that sampled it). Evaluations of the present weights run beside the rollouts, and newer weights wait for them. Those of older
+weights, and of an engine that sleeps at times, run alone, after the running rollouts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.drafts import Drafts
@@ -31,7 +34,7 @@ from rftcore.run.defaults import ROLLOUTS_PER_SEQUENCE
 from rftcore.run.join import JoinedRun
 from rftcore.sync.device_names import own_device
 from rftcore.teachers.base import Teacher
-from rftdata.attempts.evaluations import is_evaluation_planned
+from rftdata.attempts.evaluations import versions_to_evaluate
 from rftdata.errors import FencedError
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
@@ -40,6 +43,7 @@ from rftdata.planning.planner import Planner
 from rftdata.user_code.blocked_process import end_blocked_process, report_path
 from rftdata.workers.finished_work import num_succeeded
 from rftdata.workers.shared_device import SharedDevice
+from rftdata.workers.spans import Activity
 from rftdata.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -142,6 +146,7 @@ class Explorer:
         self.writer = joined.buffer.writer(joined.run)
         self.teacher: Teacher | None = None
         self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the claimed group of each task
+        self._evaluation: asyncio.Task[bool] | None = None  # of the present weights, beside the rollouts
         self._has_claimed = False
 
     def _runner(self, source: str) -> RolloutRunner:
@@ -152,17 +157,20 @@ class Explorer:
             scorer=self.scorer,
             timeout_s=self.config.rollout_timeout_s,
             source=source,
-            slots=asyncio.Semaphore(ROLLOUTS_PER_SEQUENCE * self.resolved.engine(worker_index=0).max_num_seqs),
+            slots=self._slots(),
             on_failure=self.failures.record,
             has_baseline=self.resolved.has_greedy_baseline,
             drafts=self.drafts,
         )
 
+    def _slots(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(ROLLOUTS_PER_SEQUENCE * self.resolved.engine(worker_index=0).max_num_seqs)
+
     def _evaluator(self) -> Evaluator:
         return Evaluator(
             worker=self.worker,
             weights=self.weights,
-            runner=self.runner,
+            runner=replace(self.runner, slots=self._slots()),  # answers do not wait for rollouts beside them
             workflows=self.workflows,
             failures=self.failures,
             decoding=self.decoding,
@@ -183,7 +191,9 @@ class Explorer:
                 if not await self.device.keep():
                     await self._wait_asleep()
                     continue
-                await self.weights.take_newest()
+                self._evaluate_beside()
+                if self._evaluation is None:
+                    await self.weights.take_newest()
                 if await self._find_work():
                     continue
                 await self._sleep()
@@ -191,7 +201,9 @@ class Explorer:
             await asyncio.to_thread(self.drafts.save, all_groups=True)
             for task in self.in_flight:
                 task.cancel()
-            await asyncio.gather(*self.in_flight, return_exceptions=True)
+            if self._evaluation is not None:
+                self._evaluation.cancel()
+            await asyncio.gather(*self._tasks(), return_exceptions=True)
             await asyncio.to_thread(self.workflows.close)
             await asyncio.to_thread(self.scorer.close)
             if self.teacher is not None:
@@ -213,12 +225,19 @@ class Explorer:
             self.worker.set_state("starts the teacher", activity="starting")
             self.teacher = await open_teacher(self.resolved, self.engine.tokenizer)
 
+    def _tasks(self) -> list[asyncio.Task[Any]]:
+        """Return the tasks that use the engine."""
+        return [*self.in_flight, *([] if self._evaluation is None else [self._evaluation])]
+
     async def _sleep(self) -> None:
-        if self.in_flight:
-            self.worker.set_state(f"samples {len(self.in_flight)} groups", activity="sampling")
+        if tasks := self._tasks():
+            samples = [f"samples {len(self.in_flight)} groups"] if self.in_flight else []
+            evaluates = [self.evaluator.present] if self.evaluator.present else []
+            activity: Activity = "sampling" if samples else "evaluating"
+            self.worker.set_state(" and ".join([*samples, *evaluates]) or "evaluates", activity=activity)
             started, before = time.monotonic(), self.engine.num_generated_tokens
             await asyncio.wait(
-                [*self.in_flight, *self.weights.news(), *self.device.news()],
+                [*tasks, *self.weights.news(), *self.device.news()],
                 timeout=0.5,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -277,8 +296,10 @@ class Explorer:
         room = self.outage.room(self.config.claim_groups - len(self.in_flight), len(self.in_flight))
         if self.only_evaluates or self.weights.trainer_step is None or room <= 0:
             return False
-        # Otherwise an explorer that is never idle, because it is behind its trainer, would answer no evaluation before the run's end.
-        if not self.outage.lasts and is_evaluation_planned(self.run):
+        # Otherwise an explorer that is never idle, because it is behind its trainer, would answer no evaluation of older weights before the
+        # run's end.
+        answered = set() if self._evaluation is None else {self.engine.policy_version_id}
+        if not self.outage.lasts and versions_to_evaluate(self.run) - answered:
             return False
         self.planner.plan()
         policy_step = self.weights.trainer_step
@@ -340,10 +361,21 @@ class Explorer:
             self.worker.progress.pop("workflows_blocked", None)
 
     async def _evaluate(self) -> bool:
-        """Answer every pending evaluation; return whether there was one."""
-        if self.weights.trainer_step is None or self.in_flight:
+        """Answer every pending evaluation, whatever its weights; return whether there was one."""
+        if self.weights.trainer_step is None or self._tasks():
             return False
         return await self.evaluator.answer_all()
+
+    def _evaluate_beside(self) -> None:
+        """Begin to answer the evaluations of the present weights, beside the rollouts; raise what ended the last ones."""
+        if self._evaluation is not None and self._evaluation.done():
+            evaluation, self._evaluation = self._evaluation, None
+            evaluation.result()
+        may_begin = self._evaluation is None and not self.device.is_shared and not self.outage.lasts
+        version = self.engine.policy_version_id
+        # Without a checksum the weights may be a mixture, which loading them again would replace under the rollouts.
+        if may_begin and self.in_flight and self.weights.checksum and version in versions_to_evaluate(self.run):
+            self._evaluation = asyncio.create_task(self.evaluator.answer_all(version))
 
     def _record_rate(self, tokens_before: int, seconds: float) -> None:
         tokens = self.engine.num_generated_tokens - tokens_before

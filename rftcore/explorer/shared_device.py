@@ -49,6 +49,11 @@ class EngineDevice:
         self._is_awake = True
         self._news: asyncio.Task[None] | None = None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the engine sleeps while another worker has the device."""
+        return self._device is not None
+
     async def keep(self) -> bool:
         """Hand over or take the device if that is due; return whether the engine is awake and keeps it."""
         if self._device is None:

@@ -2,7 +2,7 @@
 
 A version is written as a file, by another method, if
 
-- no engine is ready to take it,
+- no engine is ready to take it, and none becomes ready while a file would be written and read,
 - `sync.method: auto` finds no fast way to the engines' devices,
 - an explorer missed it and does not take it in a repeated transfer either,
 - an evaluation, or `sync.check_weights`, reads it.
@@ -13,6 +13,7 @@ Otherwise it is only in the engines. An explorer misses a version while it store
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 
@@ -66,6 +67,7 @@ class LivePublisher:
         self._route = ""
         self._step = 0
         self._num_repeats = 0  # transfers of the last version to explorers that missed it
+        self._file_s = 0.0  # of writing the last file
         self.first_sent_step: int | None = None
         self.live_since: int | None = None
         self.publication = Publication("", 0, "")
@@ -85,10 +87,10 @@ class LivePublisher:
             FencedError: another attempt holds the run.
         """
         self._step, self._file_name, self._num_repeats = step, f"step-{step:06d}", 0
-        receivers = self._offers.ready_receivers()
+        receivers = self._await_receivers()
         waiting = set(receivers)
         if not receivers or not self._may_send(receivers):
-            self.publication, self.live_since = self._write_file(self._file_name), None
+            self._publish_file()
             return self._announce(self._config.file_method)
         self.publication = Publication(LIVE_URI, 0, "")
         version = self._announce("nccl")
@@ -129,7 +131,7 @@ class LivePublisher:
     def as_file(self, version: int) -> Publication:
         """Return the last version as a file, which is written unless it exists."""
         if self.publication.uri == LIVE_URI:
-            self.publication, self.live_since = self._write_file(self._file_name), None
+            self._publish_file()
             self._locate(version)
         return self.publication
 
@@ -138,6 +140,24 @@ class LivePublisher:
         with suppress(RoleFailedError):  # a rank that has died is in no group
             self._source.leave_weight_group()
         self._offers.leave()
+
+    def _await_receivers(self) -> dict[int, str]:
+        """Return the explorers that take weights now. If they all are busy, as with an evaluation, wait as long as a file would take."""
+        receivers, waits_until = self._offers.ready_receivers(), time.monotonic() + 2 * self._file_s
+        while (
+            not receivers
+            and self.first_sent_step is not None
+            and time.monotonic() < waits_until
+            and self._offers.num_busy_receivers()
+        ):
+            self._offers.wait(0.05)
+            receivers = self._offers.ready_receivers()
+        return receivers
+
+    def _publish_file(self) -> None:
+        started = time.monotonic()
+        self.publication, self.live_since = self._write_file(self._file_name), None
+        self._file_s = time.monotonic() - started
 
     def _may_send(self, receivers: dict[int, str]) -> bool:
         """Return whether weights go into the engines, and not into a file; report files as the route."""

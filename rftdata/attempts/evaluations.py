@@ -58,10 +58,18 @@ class Answer:
     error: str | None = None
 
 
-def claim_evaluation(run: Run, worker_id: int, *, lease_s: float) -> Evaluation | None:
-    """Claim the next evaluation, None if there is none; a worker holds at most one."""
+def claim_evaluation(
+    run: Run, worker_id: int, *, lease_s: float, policy_version_id: int | None = None
+) -> Evaluation | None:
+    """Claim the next evaluation, or the next of one policy version; None if there is none. A worker holds at most one."""
     rows = ride_out(
-        lambda: run.database.fetch("claim_evaluation", run_id=run.run_id, worker_id=worker_id, lease_s=lease_s),
+        lambda: run.database.fetch(
+            "claim_evaluation",
+            run_id=run.run_id,
+            worker_id=worker_id,
+            lease_s=lease_s,
+            policy_version_id=policy_version_id,
+        ),
         between=lambda: run.database.run("release_evaluations", run_id=run.run_id, worker_id=worker_id),
     )
     return next(iter(records(Evaluation, rows)), None)
@@ -185,9 +193,10 @@ def plan_evaluations(
     return planned
 
 
-def is_evaluation_planned(run: Run) -> bool:
-    """Return whether an evaluation waits for an explorer."""
-    return any(row["is_planned"] for row in run.database.fetch("open_evaluations", run_id=run.run_id))
+def versions_to_evaluate(run: Run) -> set[int]:
+    """Return the policy versions whose evaluations wait for an explorer."""
+    rows = run.database.fetch("open_evaluations", run_id=run.run_id)
+    return {row["policy_version_id"] for row in rows if row["is_planned"]}
 
 
 def num_open_evaluations(run: Run) -> int:

@@ -86,6 +86,10 @@ class Offers:
             for row in self._run.database.fetch("ready_receivers", run_id=self._run.run_id)
         }
 
+    def num_busy_receivers(self) -> int:
+        """Return the number of explorers that take weights, but not now."""
+        return int(self._run.database.fetch("busy_receivers", run_id=self._run.run_id)[0]["num"])
+
     def late_receivers(self, policy_version_id: int) -> set[int]:
         """Return the explorers that have missed a version, and could take it now."""
         rows = self._run.database.fetch("late_receivers", run_id=self._run.run_id, policy_version_id=policy_version_id)

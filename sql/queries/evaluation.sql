@@ -13,12 +13,13 @@ WHERE NOT EXISTS (
 ON CONFLICT DO NOTHING;
 
 -- name: claim_evaluation
--- Claim the oldest planned evaluation of a run; none if the worker was recorded as gone, as in claim_groups.
+-- Claim the oldest planned evaluation of a run, or of one policy version; none if the worker was recorded as gone, as in claim_groups.
 WITH me AS MATERIALIZED (
     SELECT bool_and(stopped_at IS NULL) IS NOT FALSE AS works
     FROM (SELECT stopped_at FROM rft.worker WHERE worker_id = %(worker_id)s FOR SHARE) w),
 picked AS (
     SELECT evaluation_id FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'planned' AND (SELECT works FROM me)
+        AND (%(policy_version_id)s::bigint IS NULL OR policy_version_id = %(policy_version_id)s)
     ORDER BY policy_version_id, evaluation_id LIMIT 1 FOR UPDATE SKIP LOCKED)
 UPDATE rft.evaluation e
 SET status = 'claimed', claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
@@ -81,7 +82,7 @@ GROUP BY trainer_step HAVING count(*) = cardinality(%(tasksets)s::text[]);
 
 -- name: open_evaluations (read)
 -- Unfinished evaluations of a run, with the weights that they still need.
-SELECT status = 'planned' AS is_planned, uri FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
+SELECT status = 'planned' AS is_planned, policy_version_id, uri FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
 -- name: failed_evaluations (read)
 -- The failed evaluations of a run's current attempt.

@@ -10,6 +10,11 @@ SELECT r.worker_id, r.device FROM rft.weight_receiver r JOIN rft.worker w USING 
 WHERE r.run_id = %(run_id)s AND r.ready AND w.stopped_at IS NULL AND w.heartbeat_at > rft.clock() - interval '15 s'
 ORDER BY r.worker_id;
 
+-- name: busy_receivers (read)
+-- Number of live explorers of a run that take weights, but not now.
+SELECT count(*) AS num FROM rft.weight_receiver r JOIN rft.worker w USING (worker_id)
+WHERE r.run_id = %(run_id)s AND NOT r.ready AND w.stopped_at IS NULL AND w.heartbeat_at > rft.clock() - interval '15 s';
+
 -- name: late_receivers (read)
 -- Live explorers of a run that have missed a version and take weights now.
 SELECT r.worker_id FROM rft.weight_receiver r JOIN rft.worker w USING (worker_id)

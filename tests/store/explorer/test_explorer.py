@@ -93,6 +93,19 @@ class Gated(OneAtATime):
         return Generation(self.tokenizer.encode("2"), [-0.5], "2", "stop", [(0, self.policy_version_id)])
 
 
+class Sorted(OneAtATime):
+    """Answers greedy requests and others only while they are let through."""
+
+    answers_greedy = False
+    answers_sampled = False
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        self.asked += decoding.temperature > 0
+        while not (self.answers_sampled if decoding.temperature else self.answers_greedy):
+            await asyncio.sleep(0.01)
+        return Generation(self.tokenizer.encode("2"), [-0.5], "2", "stop", [(0, self.policy_version_id)])
+
+
 class Run:
     """A run whose trainer is the test."""
 
@@ -252,6 +265,48 @@ def test_an_evaluation_of_the_version_in_the_engine_loads_no_file(run: Run, atte
     engine = OneAtATime()
     run.explore(engine, until=run.all_answered)
     assert engine.loaded == ["as-sent"]
+
+
+def test_an_evaluation_of_the_present_weights_waits_for_no_rollouts_and_newer_weights_wait_for_it(
+    run: Run, attempt: Attempt
+) -> None:
+    version = run.publish(attempt, 0, "a")
+    engine, steps = Sorted(), list[str]()
+
+    def goes_on() -> bool:
+        if not steps and engine.asked:
+            run.ask(attempt, version, "a")
+            steps.append("asked")
+        elif steps == ["asked"] and run.evaluations()[0]["status"] == "claimed":
+            run.publish(attempt, 1, "b")
+            steps.append("published")
+            engine.answers_greedy = True
+        elif steps[-1:] == ["published"] and run.all_answered():
+            steps.append("answered")
+            assert run.rows("SELECT 1 AS a FROM rft.experience WHERE run_id = %s") == [], "rollouts go on"
+        return steps[-1:] == ["answered"] and engine.loaded[-1] == "b"
+
+    run.explore(engine, until=goes_on)
+    assert engine.loaded == ["a", "b"]
+
+
+def test_older_weights_are_evaluated_after_the_rollouts(run: Run, attempt: Attempt) -> None:
+    old = run.publish(attempt, 0, "old")
+    run.publish(attempt, 1, "new")
+    engine, asked = Sorted(), list[int]()
+    engine.answers_greedy = True
+
+    def goes_on() -> bool:
+        if not asked and engine.asked:
+            run.ask(attempt, old, "old")
+            asked.append(engine.asked)
+        elif asked and not engine.answers_sampled:
+            assert run.evaluations()[0]["status"] == "planned" and engine.loaded == ["new"]
+            engine.answers_sampled = True
+        return bool(asked) and run.all_answered() and engine.loaded[-1] == "new"
+
+    run.explore(engine, until=goes_on)
+    assert engine.loaded == ["new", "old", "new"]
 
 
 def test_an_explorer_to_which_an_evaluation_brought_the_newest_weights_explores_with_them(

@@ -502,6 +502,26 @@ def test_an_engine_does_not_acknowledge_weights_without_the_head_that_its_model_
     assert crew.files == ["step-000000"]
 
 
+@pytest.mark.parametrize("file_s", [0.0, PATIENCE_S])
+def test_busy_engines_are_waited_for_as_long_as_a_file_would_take(
+    crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer], file_s: float
+) -> None:
+    explorer = join()
+    trainer.publish(0)
+    trainer._file_s = file_s
+    explorer.receiver.set_ready(False)
+    crew.model.change()
+    with ThreadPoolExecutor() as pool:
+        publishing = pool.submit(trainer.publish, 1)
+        if file_s:
+            wait_until(lambda: crew.rows("select 1 from rft.weight_receiver where not ready"))
+            assert not publishing.done()
+            explorer.receiver.set_ready(True)
+        version = publishing.result()
+    assert crew.files == ([] if file_s else ["step-000001"])
+    wait_until(lambda: explorer.has(version))
+
+
 def test_an_evaluation_gets_a_file_of_weights_that_went_into_engines(
     crew: Crew, trainer: LivePublisher, join: Callable[..., Explorer]
 ) -> None:
