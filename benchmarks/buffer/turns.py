@@ -128,8 +128,8 @@ def measure(folder: Path, turns: Sequence[int], num_groups: int, num_tokens: int
     result: dict[str, Any] = {}
     with rftdata.open(f"{folder}/buffer") as buffer:
         # The first rows of a table and of its indexes take whole pages.
-        for layout, made in groups(num_groups, 1, num_tokens).items():
-            figures(buffer, f"first pages, {layout}", made)
+        for layout, first in groups(num_groups, 1, num_tokens).items():
+            figures(buffer, f"first pages, {layout}", first)
         for num_turns in turns:
             made = groups(num_groups, num_turns, num_tokens)
             found = {layout: figures(buffer, f"{num_turns} turns, {layout}", made[layout]) for layout in _LAYOUTS}
