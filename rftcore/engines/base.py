@@ -188,6 +188,10 @@ class Engine(ABC):
         """Return the modules that creating the engine imports and that take long; a launcher has them imported before the engine is needed."""
         return ()
 
+    @classmethod  # noqa: B027 - most engines need nothing
+    def prepare_process(cls, config: EngineConfig) -> None:
+        """Prepare this process for an engine; called once it has imported `imported_modules`, and while it has one thread."""
+
     @abstractmethod
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
         """Sample one response. Cancelling the awaiting task removes the request from the engine.

@@ -13,16 +13,18 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import InvalidStateError
 from multiprocessing import connection, current_process
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutputs, utils
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from rftcore.engines.core_fork import ForkContext
 from rftcore.parent_process import end_with_parent
 from rftdata.errors import EngineStoppedError
 
@@ -54,6 +56,20 @@ def _end_with_starter() -> None:
 _end_with_starter()
 
 
+@contextlib.contextmanager
+def core_from_fork() -> Iterator[None]:
+    """Let the core that vLLM starts begin in the fork of this process that waits for it. Without such a fork it is spawned.
+
+    vLLM takes the context of multiprocessing by the name of a start method, and knows spawn and fork.
+    """
+    before = utils.get_mp_context
+    utils.get_mp_context = ForkContext
+    try:
+        yield
+    finally:
+        utils.get_mp_context = before
+
+
 def allow_matrix_unit() -> None:
     """Ask the system for the processor's matrix unit (AMX), which vLLM's attention uses without asking, so that the process would be ended."""
     torch.cpu._init_amx()
@@ -61,7 +77,8 @@ def allow_matrix_unit() -> None:
 
 def _begin() -> None:
     """Prepare the core's process. Signals to the explorer's group, such as Ctrl-C in a terminal, do not reach it."""
-    os.setsid()
+    if os.getsid(0) != os.getpid():  # a fork of the explorer has its own session already
+        os.setsid()
     allow_matrix_unit()
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, cast
 from rftcore.engines.answer_text import AnswerText
 from rftcore.engines.base import EngineConfig, Generation
 from rftcore.engines.commands import Request
+from rftcore.engines.core_fork import fork_core
 from rftcore.engines.driver import DrivenEngine
 from rftcore.engines.vllm_folders import adapters_folder, model_folder
 from rftcore.sync.files.adapters_file import ADAPTERS_ID, ADAPTERS_NAME
@@ -86,6 +87,13 @@ class VllmEngine(DrivenEngine):
             "vllm.v1.engine.core",
             "vllm.v1.worker.gpu_worker",
         )
+
+    @classmethod
+    def prepare_process(cls, config: EngineConfig) -> None:
+        from vllm.platforms import current_platform
+
+        if config.own_process or (config.own_process is None and current_platform.is_cuda_alike()):
+            fork_core()
 
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
         if vllm_version() is None or importlib.util.find_spec("vllm") is None:

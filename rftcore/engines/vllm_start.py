@@ -13,12 +13,14 @@ from vllm import LLM
 from vllm.exceptions import VLLMClientError
 
 from rftcore.engines.base import EngineConfig
+from rftcore.engines.core_fork import take_fork
 from rftcore.engines.vllm_arguments import graph_sizes, slot_rank
 from rftcore.engines.vllm_core import (
     CoreProcess,
     OneWorkerExecutor,
     SeveralWorkersExecutor,
     allow_matrix_unit,
+    core_from_fork,
     start_here,
 )
 from rftcore.engines.vllm_scheduler import AheadScheduler, StepScheduler
@@ -48,25 +50,28 @@ def start_vllm(model_path: str, config: EngineConfig) -> tuple[LLM, CoreProcess 
     own_process = config.own_process if config.own_process is not None else on_gpu
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(own_process))
     start_here()
+    if not own_process and (fork := take_fork()) is not None:
+        fork.end()
     try:
-        llm = LLM(
-            model=model_path,
-            dtype=config.dtype,
-            seed=config.seed,
-            max_model_len=config.context_length,
-            max_num_seqs=config.max_num_seqs,
-            tensor_parallel_size=config.tensor_parallel_size,
-            quantization=config.quantization,  # type: ignore[arg-type]  # vLLM refuses other names, and lists its own
-            enforce_eager=config.enforce_eager if config.enforce_eager is not None else not on_gpu,
-            enable_prefix_caching=True,
-            logprobs_mode="processed_logprobs",
-            worker_extension_cls=_WORKER_EXTENSION,
-            use_tqdm_on_load=False,
-            **_scheduling(config, ahead=own_process and on_gpu),
-            **(_processes(config) if own_process else {}),
-            **_adapters(config),
-            **_memory(config, on_gpu) | _graphs(config, on_gpu) | config.vllm,
-        )
+        with core_from_fork():
+            llm = LLM(
+                model=model_path,
+                dtype=config.dtype,
+                seed=config.seed,
+                max_model_len=config.context_length,
+                max_num_seqs=config.max_num_seqs,
+                tensor_parallel_size=config.tensor_parallel_size,
+                quantization=config.quantization,  # type: ignore[arg-type]  # vLLM refuses other names, and lists its own
+                enforce_eager=config.enforce_eager if config.enforce_eager is not None else not on_gpu,
+                enable_prefix_caching=True,
+                logprobs_mode="processed_logprobs",
+                worker_extension_cls=_WORKER_EXTENSION,
+                use_tqdm_on_load=False,
+                **_scheduling(config, ahead=own_process and on_gpu),
+                **(_processes(config) if own_process else {}),
+                **_adapters(config),
+                **_memory(config, on_gpu) | _graphs(config, on_gpu) | config.vllm,
+            )
     except (ValueError, VLLMClientError) as error:
         raise RftError(
             f"vLLM does not start on {model_path}: {error}",

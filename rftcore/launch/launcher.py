@@ -6,6 +6,8 @@ There are two launchers: one starts processes of this machine (`rftcore.launch.l
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 
 from rftcore.config.run import RunConfig
 from rftcore.engines import ENGINES
+from rftcore.engines.base import Engine, EngineConfig
 from rftcore.garbage import large_imports
 from rftcore.launch.exits import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
@@ -25,6 +28,30 @@ from rftdata.connection import with_segments
 from rftdata.run import Run
 
 L = TypeVar("L", bound="Launcher")
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a new process does for its role while it has one thread: it needs neither the run nor the buffer.
+
+    Attributes:
+        modules: imported first.
+        engine: the engine's class and settings, with which it prepares the process.
+    """
+
+    modules: tuple[str, ...] = ()
+    engine: tuple[type[Engine], EngineConfig] | None = None
+
+    def run(self) -> None:
+        """Prepare this process. The role does again what fails, and reports the error."""
+        with large_imports():
+            for module in self.modules:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(module)
+        if self.engine is not None:
+            engine_class, config = self.engine
+            with contextlib.suppress(Exception):
+                engine_class.prepare_process(config)
 
 
 @dataclass(frozen=True)
@@ -45,6 +72,7 @@ class RoleTask:
     run: str
     options: dict[str, Any]
     environment: dict[str, str]
+    preparation: Preparation = Preparation()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -143,10 +171,16 @@ def role_tasks(resolved: ResolvedRun, run: str, threads: Threads) -> Iterator[Ro
     """Yield what the processes of a run do, in the order in which they start."""
     config, names = resolved.config, role_names(resolved.config)
     if config.has_explorer:
-        engine = resolved.engine_class.process_environment(resolved.engine(0))
+        environment = resolved.engine_class.process_environment(resolved.engine(0))
         for index, name in enumerate(names["explorer"]):
             yield RoleTask(
-                name, "explorer", config, run, {"index": index}, engine | thread_environment(threads.explorer)
+                name,
+                "explorer",
+                config,
+                run,
+                {"index": index},
+                environment | thread_environment(threads.explorer),
+                _engine_preparation(resolved, index),
             )
     for name in names["pipeline"]:
         yield RoleTask(name, "pipeline", config, run, {}, thread_environment(1))
@@ -154,14 +188,15 @@ def role_tasks(resolved: ResolvedRun, run: str, threads: Threads) -> Iterator[Ro
         yield RoleTask(name, "trainer", config, run, {}, thread_environment(threads.trainer))
 
 
-def engine_modules(resolved: ResolvedRun) -> tuple[str, ...]:
-    """Return the modules that the engine imports when it is created; empty for an engine of the user's, which the checks load first.
+def has_built_in_engine(resolved: ResolvedRun) -> bool:
+    """Return whether the run has an engine that is not the user's, which the checks load first."""
+    return resolved.config.has_explorer and resolved.config.explorer.engine in ENGINES.builtins
 
-    Raises:
-        PluginError: the engine is unknown.
-    """
-    built_in = resolved.config.has_explorer and resolved.config.explorer.engine in ENGINES.builtins
-    return resolved.engine_class.imported_modules() if built_in else ()
+
+def _engine_preparation(resolved: ResolvedRun, index: int) -> Preparation:
+    if not has_built_in_engine(resolved):
+        return Preparation()
+    return Preparation(resolved.engine_class.imported_modules(), (resolved.engine_class, resolved.engine(index)))
 
 
 def run_role(

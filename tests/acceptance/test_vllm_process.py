@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -80,24 +82,92 @@ def test_requests_fail_when_the_process_was_killed_before_them(engine: VllmEngin
     asyncio.run(asyncio.wait_for(refused(), PATIENCE_S))
 
 
-# Prints the process id of the engine core, while the engine is being created: at once, when it imports vLLM, or as soon as it has a session of its own.
-_CREATED = """
-import os, sys, threading, time
+# A process that is prepared as those of explorers are.
+_PREPARED = """
+import asyncio, json, os, sys, threading, time
 import psutil
+from rftcore.engines import core_fork
+from rftcore.engines.base import Decoding, EngineConfig
+from rftcore.engines.vllm_engine import VllmEngine
+from rftcore.launch.launcher import Preparation
+from rftdata.errors import RftError
 
+def prepared(kv_cache_gib=0.25):
+    config = EngineConfig(dtype="float32", context_length=4096, kv_cache_gib=kv_cache_gib, own_process=True)
+    os.environ.update(VllmEngine.process_environment(config))
+    Preparation(VllmEngine.imported_modules(), (VllmEngine, config)).run()
+    return config
+"""
+_ANSWERED = """
+def children():
+    return [(child.pid, " ".join(child.cmdline())) for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+def main():
+    config = prepared(float(sys.argv[3]))
+    found = {"threads": [thread.name for thread in threading.enumerate()], "fork": core_fork._waiting.pid}
+    os.dup2(os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    try:
+        engine = VllmEngine(sys.argv[1], config)
+    except RftError as error:
+        found["error"] = str(error)
+    else:
+        found["cores"] = [pid for pid, command in children() if "EngineCore" in command]
+        found["errors"] = os.readlink(f"/proc/{found['fork']}/fd/2")
+        generation = asyncio.run(engine.generate([5, 6, 7], Decoding(max_tokens=20, temperature=0.0)))
+        found |= {"tokens": generation.token_ids, "logprobs": generation.logprobs}
+        engine.close()
+    found["left"] = [pid for pid, command in children() if "resource_tracker" not in command]
+    print(json.dumps(found), flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def prepared_engine(folder: Path, model: str, kv_cache_gib: float) -> dict[str, Any]:
+    (folder / "explorer.py").write_text(_PREPARED + _ANSWERED)
+    command = [sys.executable, folder / "explorer.py", model, folder / "log", str(kv_cache_gib)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_core_that_begins_in_a_fork_answers_like_one_that_is_spawned(tmp_path: Path, engine: VllmEngine) -> None:
+    generation = asyncio.run(engine.generate([5, 6, 7], Decoding(max_tokens=20, temperature=0.0)))
+    found = prepared_engine(tmp_path, engine.model_path, 0.25)
+    assert found["threads"] == ["MainThread"], "what vLLM imports starts no threads of Python's"
+    assert found["cores"] == [found["fork"]] and found["left"] == []
+    assert found["errors"] == str(tmp_path / "log"), "the core prints where its explorer does now"
+    assert found["tokens"] == generation.token_ids
+    assert found["logprobs"] == pytest.approx(generation.logprobs, abs=1e-4)
+
+
+def test_a_core_that_does_not_start_in_its_fork_is_reported_and_gone(tmp_path: Path) -> None:
+    found = prepared_engine(tmp_path, str(make_tiny_model(tmp_path / "model", context_length=4096)), 1e-5)
+    assert "vLLM's engine core does not start" in found["error"] and found["left"] == []
+    assert "KV cache" in (tmp_path / "log").read_text()
+
+
+# Prints the process id of the engine core, while the engine is being created: at once, when it imports vLLM or waits as a fork, or as soon as it computes.
+_CREATED = """
 def report():
     def is_ready(child):
-        return os.getsid(child.pid) == child.pid if sys.argv[2] == "later" else "spawn_main" in " ".join(child.cmdline())
+        session = os.getsid(child.pid) == child.pid
+        return session if sys.argv[2] == "later" else "spawn_main" in " ".join(child.cmdline())
 
     while not (cores := [child for child in psutil.Process().children() if is_ready(child)]):
         time.sleep(0.01)
     print(cores[0].pid, flush=True)
 
 def main():
-    from rftcore.engines.base import EngineConfig
-    from rftcore.engines.vllm_engine import VllmEngine
+    config = EngineConfig(dtype="float32", context_length=128, kv_cache_gib=0.25, own_process=True)
+    if sys.argv[3] == "forked":
+        prepared()
+        if sys.argv[2] == "at once":
+            print(core_fork._waiting.pid, flush=True)
+            time.sleep(1000)
     threading.Thread(target=report, daemon=True).start()
-    VllmEngine(sys.argv[1], EngineConfig(dtype="float32", context_length=128, kv_cache_gib=0.25, own_process=True))
+    VllmEngine(sys.argv[1], config)
     time.sleep(1000)
 
 if __name__ == "__main__":
@@ -105,14 +175,15 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.parametrize("core", ["forked", "spawned"])
 @pytest.mark.parametrize("when", ["at once", "later"])
-def test_the_engine_s_process_ends_with_an_explorer_that_is_killed(tmp_path: Path, when: str) -> None:
+def test_the_engine_s_process_ends_with_an_explorer_that_is_killed(tmp_path: Path, when: str, core: str) -> None:
     program = tmp_path / "explorer.py"
-    program.write_text(_CREATED)
-    model = make_tiny_model(tmp_path / "model")
-    with subprocess.Popen([sys.executable, program, model, when], stdout=subprocess.PIPE, text=True) as explorer:
+    program.write_text(_PREPARED + _CREATED)
+    command = [sys.executable, program, make_tiny_model(tmp_path / "model"), when, core]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as explorer:
         assert explorer.stdout is not None
-        core = int(explorer.stdout.readline())
-        assert process_lives(core)
+        process = int(explorer.stdout.readline())
+        assert process_lives(process)
         explorer.kill()
-    wait_until(lambda: not process_lives(core), "the end of the engine's process")
+    wait_until(lambda: not process_lives(process), "the end of the engine's process")

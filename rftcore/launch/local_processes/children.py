@@ -17,15 +17,16 @@ from rftcore.launch.local_processes import forked_process, role_process
 
 @dataclass(frozen=True)
 class Preload:
-    """Modules that the process of a role imports before its task is known.
+    """What the process of a role does before its task is known.
 
     Attributes:
         environment: variables of the task.
+        preparation: a pickled `Preparation`.
     """
 
     role: str
     environment: Mapping[str, str]
-    modules: tuple[str, ...]
+    preparation: bytes
 
 
 @dataclass
@@ -108,7 +109,9 @@ def fork_waiting(preload: Preload) -> WaitingChild:
         task_file: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
         told, is_written = (undo.enter_context(end) for end in Pipe(duplex=False))
         child = fork(
-            lambda result: role_process.preload(result, server, task_file, told, preload.modules, preload.environment)
+            lambda result: role_process.preload(
+                result, server, task_file, told, preload.preparation, preload.environment
+            )
         )
         undo.pop_all()
     told.close()

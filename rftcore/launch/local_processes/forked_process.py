@@ -1,4 +1,4 @@
-"""What a forked process changes about itself: its files, its limits, its threads, and how it exits."""
+"""What a forked process changes about itself: its files, its limits, and how it exits."""
 
 from __future__ import annotations
 
@@ -96,16 +96,3 @@ def raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def apply_environment() -> None:
-    """Apply the environment to imported packages, which read it only on import."""
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # forks would draw the same numbers
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if not threads.isdecimal() or not int(threads):
-        return
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(int(threads))
-    if (pyarrow := sys.modules.get("pyarrow")) is not None:
-        pyarrow.set_cpu_count(int(threads))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import socket
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from rftcore.config.run import RunConfig
 from rftcore.launch.exits import ExitCause, ProcessWatch, RoleExitError
-from rftcore.launch.launcher import Launcher, RoleProcess, RoleTask, engine_modules, role_modules, role_tasks
+from rftcore.launch.launcher import Launcher, RoleProcess, RoleTask, has_built_in_engine, role_modules, role_tasks
 from rftcore.launch.local_processes.children import Preload
 from rftcore.launch.local_processes.fork_server import Ended, ForkServer, Started
 from rftcore.launch.local_processes.role_process import TERMINATED
@@ -70,12 +71,14 @@ class LocalLauncher(Launcher):
     def prepare(self, config: RunConfig) -> None:
         resolved = ResolvedRun(config)
         try:
-            modules = engine_modules(resolved)
-            placement = place_run(resolved, self.machines())
-            tasks = self._tasks(resolved, "", divide_threads(), placement) if modules else []
+            if not has_built_in_engine(resolved):
+                return
+            tasks = self._tasks(resolved, "", divide_threads(), place_run(resolved, self.machines()))
         except RftError:  # the checks find it, too
             return
-        self._server.preload([Preload(t.role, t.environment, modules) for t in tasks if t.role == "explorer"])
+        self._server.preload(
+            [Preload(t.role, t.environment, pickle.dumps(t.preparation)) for t in tasks if t.preparation.modules]
+        )
 
     def start(self) -> str:
         return "this machine"

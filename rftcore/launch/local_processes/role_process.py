@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import os
 import pickle
 import signal
@@ -15,13 +14,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from rftcore.garbage import large_imports
+from rftcore.imported_packages import apply_environment
 from rftcore.launch.launcher import RoleTask, run_role
 from rftcore.launch.local_processes import forked_process
 from rftcore.launch.start_phases import StartPhases
@@ -30,6 +29,7 @@ from rftdata.errors import RftError
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a role that SIGTERM ended."""
+_IMPORTING = "modules are imported"
 _JOINING = "the run is joined"
 _PR_SET_NAME = 15
 # As Ray does for its workers: for lack of memory the system kills a role, which can be restarted, rather than the database.
@@ -52,6 +52,11 @@ def run(result: Connection, server: int, task_bytes: bytes) -> None:
     forked_process.close_files([result.fileno()])
     _print_header(task)
     _handle_signals()
+    _apply(task.environment)
+    if task.preparation.modules:
+        phases.begin(_IMPORTING)
+        task.preparation.run()
+        phases.begin(_JOINING)
     _run(result, task, phases)
 
 
@@ -60,31 +65,27 @@ def preload(
     server: int,
     task_file: IO[bytes],
     is_written: Connection,
-    modules: Sequence[str],
+    preparation: bytes,
     environment: Mapping[str, str],
 ) -> None:
-    """Import modules, wait for a task, and run it.
+    """Prepare the process for its role, wait for a task, and run it.
 
     Args:
         result, server: see `run`.
         task_file: will have the task.
         is_written: receives a message once it has.
-        modules: the task imports again what cannot be imported, and reports the error.
+        preparation: a pickled `Preparation`.
         environment: variables of the task.
     """
-    phases = StartPhases("modules are imported")
+    phases = StartPhases(_IMPORTING)
     os.setsid()
     end_with_parent(server)
     output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the log has it
     forked_process.redirect(os.dup(output.fileno()))
     forked_process.close_files([result.fileno(), is_written.fileno(), task_file.fileno(), output.fileno()])
     _handle_signals()
-    os.environ.update(environment)
-    forked_process.apply_environment()
-    with large_imports():
-        for module in modules:
-            with contextlib.suppress(Exception):
-                importlib.import_module(module)
+    _apply(environment)
+    pickle.loads(preparation).run()
     phases.begin("the run is checked and stored")
     try:
         is_written.recv_bytes()
@@ -94,6 +95,7 @@ def preload(
     task_file.seek(0)
     task, log = pickle.loads(task_file.read())
     _move_output(output, task, log)
+    _apply(task.environment)
     _run(result, task, phases)
 
 
@@ -122,9 +124,12 @@ def _handle_signals() -> None:
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="utf-8")
 
 
+def _apply(environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
+    apply_environment()
+
+
 def _run(result: Connection, task: RoleTask, phases: StartPhases) -> None:
-    os.environ.update(task.environment)
-    forked_process.apply_environment()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rft {task.name}"[:15].encode())
     try:
         code = run_role(task.role, task.config, task.run, task.options, phases.begun())

@@ -194,10 +194,10 @@ def test_a_module_that_cannot_be_imported_does_not_end_the_server() -> None:
 
 # Its role is one that imports nothing itself and fails at once, so that only the fork server's part takes time.
 PRELOADED = """
-import json, os, sys, time
+import json, os, pickle, sys, time
 from pathlib import Path
 from rftcore.config.run import RunConfig
-from rftcore.launch.launcher import RoleTask
+from rftcore.launch.launcher import Preparation, RoleTask
 from rftcore.launch.local_processes.children import Preload
 from rftcore.launch.local_processes.fork_server import ForkServer, Started
 from rftdata.processes import process_lives
@@ -208,7 +208,8 @@ server = ForkServer([], {})
 def lives():
     return process_lives(int((folder / "pid").read_text()))
 
-server.preload([Preload("pipeline", {"WHICH": which}, ("slow_module",)) for which in preloads])
+preparation = pickle.dumps(Preparation(("slow_module",)))
+server.preload([Preload("pipeline", {"WHICH": which}, preparation) for which in preloads])
 while not (folder / "pid").exists():
     time.sleep(0.01)
 if "other" in preloads:
