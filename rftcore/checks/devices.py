@@ -17,6 +17,7 @@ import psutil
 from rftcore.algorithms.base import HeadTerm
 from rftcore.checks.scheduling import needs_gpu
 from rftcore.config.trainer import TrainerConfig
+from rftcore.engines.vllm_arguments import can_free_memory
 from rftcore.installation.requirements import installed_version
 from rftcore.model_folder import stored_model
 from rftcore.resolved import ResolvedRun
@@ -58,13 +59,21 @@ def describe_stored(resolved: ResolvedRun) -> Iterator[str]:
 
 
 def check_gpus(resolved: ResolvedRun) -> None:
-    """Refuse a run that needs more GPUs than this machine has, unless a cluster runs it.
+    """Refuse a run that needs more GPUs than this machine has, or an engine that could not free theirs, unless a cluster runs it.
 
     Raises:
-        ConfigError: see `place`.
+        ConfigError: see `place`; or `explorer.sleep` is set, and the installed vLLM cannot sleep.
     """
-    if not os.environ.get("RAY_ADDRESS"):
-        place_run(resolved, [this_machine(len(local_gpus()))])
+    if os.environ.get("RAY_ADDRESS"):
+        return
+    gpus, explorer = local_gpus(), resolved.config.explorer
+    place_run(resolved, [this_machine(len(gpus))])
+    if gpus and explorer.sleep and explorer.engine == "vllm" and not can_free_memory():
+        raise ConfigError(
+            "explorer.sleep needs the library cumem_allocator, which the installed vLLM lacks",
+            value=True,
+            todo="install a complete build for GPUs (`rft setup cuda`), or set explorer.sleep: false",
+        )
 
 
 def estimated_models(resolved: ResolvedRun) -> Trained:

@@ -7,13 +7,16 @@ imported, and shares the memory. The following holds:
 - Its work begins with the environment, the standard output and the standard errors that the explorer has then. Variables that packages read when they
   are imported have the values of that time, as in the explorer.
 - A fork has one thread, and cannot use a GPU that its parent has used. Therefore an explorer is forked before it starts a thread of Python's or uses a
-  GPU. The pools that numpy, OpenCV, pyarrow and torch start on import restart in a fork.
+  GPU. Modules that only the core needs, and that may use the GPU on import, are imported by the fork while it waits.
+- The pools of threads that numpy, OpenCV, pyarrow and torch start on import restart in a fork.
 
 Where an explorer cannot be forked, or the fork has ended, `ForkContext` spawns the process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import io
 import os
 import pickle
@@ -36,6 +39,7 @@ from multiprocessing import (
 )
 from typing import Any, NoReturn
 
+from rftcore.garbage import large_imports
 from rftcore.imported_packages import apply_environment
 from rftcore.parent_process import end_with_parent
 
@@ -46,11 +50,14 @@ _MAX_FILES = 250
 class CoreFork:
     """A fork of this process that waits for its work.
 
+    Args:
+        modules: imported by the fork alone, while it waits; its work imports again what fails.
+
     Raises:
         OSError: the system refuses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str]) -> None:
         self._connection, theirs = socket.socketpair()
         explorer = os.getpid()
         sys.stdout.flush()
@@ -59,7 +66,7 @@ class CoreFork:
             self.pid = os.fork()
             if not self.pid:
                 self._connection.close()
-                _work(theirs, explorer)
+                _work(theirs, explorer, modules)
         try:
             self.pidfd = os.pidfd_open(self.pid)
         except OSError:
@@ -102,15 +109,19 @@ _waiting: CoreFork | None = None
 _inherited: list[int] = []  # files, in a fork that works
 
 
-def fork_core() -> None:
-    """Fork this process unless a fork waits; print the reason where that is not possible."""
+def fork_core(modules: Sequence[str] = ()) -> None:
+    """Fork this process unless a fork waits; print the reason where that is not possible.
+
+    Args:
+        modules: see `CoreFork`.
+    """
     global _waiting
     if _waiting is not None:
         return
     try:
         reason = _reason_not_to_fork()
         if reason is None:
-            _waiting = CoreFork()
+            _waiting = CoreFork(modules)
     except OSError as error:
         reason = str(error)
     if reason is not None:
@@ -140,7 +151,7 @@ def _reason_not_to_fork() -> str | None:
     return None
 
 
-def _work(explorer_end: socket.socket, explorer: int) -> NoReturn:
+def _work(explorer_end: socket.socket, explorer: int, modules: Sequence[str]) -> NoReturn:
     code = 1
     try:
         os.setsid()
@@ -148,6 +159,10 @@ def _work(explorer_end: socket.socket, explorer: int) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        with large_imports():
+            for module in modules:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(module)
         files = socket.recv_fds(explorer_end, 1, _MAX_FILES)[1]
         if files:
             code = _run(files, explorer_end.detach())

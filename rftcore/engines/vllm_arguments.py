@@ -1,4 +1,4 @@
-"""Names of vLLM's own arguments, read from its source: importing vLLM takes 15 seconds, and a configuration is checked without it."""
+"""Arguments and abilities of the installed vLLM, read from its files: importing vLLM takes 15 seconds, and a configuration is checked without it."""
 
 from __future__ import annotations
 
@@ -60,6 +60,12 @@ def vllm_arguments() -> frozenset[str]:
             fields = (line.target for line in node.body if isinstance(line, ast.AnnAssign))
             return frozenset(target.id for target in fields if isinstance(target, ast.Name))
     return frozenset()
+
+
+def can_free_memory() -> bool:
+    """Return whether the installed vLLM has the library with which it frees a GPU's memory; true without vLLM, which other checks miss."""
+    spec = importlib.util.find_spec("vllm")
+    return spec is None or spec.origin is None or any(Path(spec.origin).parent.glob("cumem_allocator*.so"))
 
 
 def refuse_unknown_arguments(arguments: Mapping[str, Any]) -> None:

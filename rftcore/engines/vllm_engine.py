@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -32,6 +33,7 @@ from rftcore.engines.commands import Request
 from rftcore.engines.core_fork import fork_core
 from rftcore.engines.driver import DrivenEngine
 from rftcore.engines.vllm_folders import adapters_folder, model_folder
+from rftcore.garbage import large_imports
 from rftcore.sync.files.adapters_file import ADAPTERS_ID, ADAPTERS_NAME
 from rftcore.sync.files.weights_file import read_shapes
 from rftcore.sync.transfer.plan import TransferPlan
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
 
     from rftcore.sync.vllm.worker import ReceiveOutcome
 
-_WORKER_MODULE = "rftcore.sync.vllm.worker"
+# What an engine core imports when it starts, with most of what computes models on any device.
+_CORE_MODULES = ("vllm.v1.engine.core", "rftcore.sync.vllm.worker", "vllm.v1.worker.gpu_worker")
 
 
 def vllm_version() -> str | None:
@@ -78,22 +81,18 @@ class VllmEngine(DrivenEngine):
 
     @classmethod
     def imported_modules(cls) -> tuple[str, ...]:
-        # `LLM(…)` imports the last two, with most of what computes models on any device.
-        return (
-            cls.__module__,
-            "rftcore.engines.vllm_start",
-            _WORKER_MODULE,
-            "vllm.entrypoints.llm",
-            "vllm.v1.engine.core",
-            "vllm.v1.worker.gpu_worker",
-        )
+        return (cls.__module__, "rftcore.engines.vllm_start", "vllm.entrypoints.llm")
 
     @classmethod
     def prepare_process(cls, config: EngineConfig) -> None:
         from vllm.platforms import current_platform
 
         if config.own_process or (config.own_process is None and current_platform.is_cuda_alike()):
-            fork_core()
+            fork_core(_CORE_MODULES)
+            return
+        with large_imports():
+            for module in _CORE_MODULES:
+                importlib.import_module(module)
 
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
         if vllm_version() is None or importlib.util.find_spec("vllm") is None:

@@ -22,7 +22,7 @@ run: {{name: starting}}
 model: {{path: {model}}}
 tasks: [{{name: t, source: "./tasks.py:questions"}}]
 algorithm: {{name: grpo, group_size: 2}}
-explorer: {{engine: vllm, reward: exact_match}}
+explorer: {{engine: vllm, engine_args: {{own_process: true}}, reward: exact_match}}
 trainer: {{batch_groups: 1}}
 steps: 1
 """
@@ -35,7 +35,8 @@ from pathlib import Path
 def questions():
     assert not {"torch", "transformers", "vllm", "ray"} & sys.modules.keys(), "the process of rft run imports what only roles need"
     mark = f"RFT_TEST_START={os.environ['RFT_TEST_START']}".encode()
-    while not any("/xgrammar/" in maps(process, mark) for process in Path("/proc").glob("[0-9]*")):
+    processes = int(os.environ.get("RFT_TEST_PROCESSES", "1"))
+    while sum("/xgrammar/" in maps(process, mark) for process in Path("/proc").glob("[0-9]*")) < processes:
         time.sleep(0.1)
     print("vLLM is being imported", flush=True)
     while "RFT_TEST_WAITS" in os.environ:
@@ -81,10 +82,11 @@ def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     return start_run
 
 
+@pytest.mark.parametrize("processes", [1, 2], ids=["vLLM is imported", "the engine's process is forked"])
 def test_a_mistake_that_the_checks_find_ends_what_was_begun_beside_them(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], processes: int
 ) -> None:
-    with start() as process:
+    with start(RFT_TEST_PROCESSES=str(processes)) as process:
         said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2, said
     assert "vLLM is being imported" in said and "the tasks have a mistake" in said

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from rftcore.engines.base import Decoding, EngineConfig, Generation
@@ -32,8 +33,14 @@ from tests.support.weights import complete_state, write_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-CONFIG = EngineConfig(dtype="float32", context_length=128, max_num_seqs=32, kv_cache_gib=0.25)
-EXACT = 1e-3
+# Several engines live at once on a GPU. On a CPU `sleep` has no effect.
+CONFIG = EngineConfig(
+    dtype="float32", context_length=128, max_num_seqs=32, kv_cache_gib=0.25, gpu_memory_utilization=0.2, sleep=True
+)
+ON_GPU = torch.cuda.is_available()
+# On a GPU the kernel of vLLM's attention multiplies in TF32, which keeps 10 bits of a float32's mantissa. Up to 4e-3 was seen on an H200.
+EXACT = 1e-2 if ON_GPU else 1e-3
+BLOCK_TOKENS = 16 if ON_GPU else 32
 
 
 @dataclass
@@ -61,16 +68,12 @@ class Live:
         )
 
     def expected(self, ids: list[int], generation: Generation, temperature: float = 1.0) -> list[float]:
-        import torch
-
         with torch.no_grad():
             logits = self.reference(torch.tensor([ids + generation.token_ids])).logits[0].float() / temperature
         logprobs = logits.log_softmax(-1)
         return [logprobs[len(ids) - 1 + k, token].item() for k, token in enumerate(generation.token_ids)]
 
     def change_reference(self) -> None:
-        import torch
-
         self.version += 1
         generator = torch.Generator().manual_seed(self.version)
         with torch.no_grad():
@@ -147,6 +150,8 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     # So few starts as possible: what concerns the scheduler is not repeated with two workers.
     config = CONFIG.model_copy(update={"own_process": request.param != "in this process"})
     if not is_tied:
+        if ON_GPU and torch.cuda.device_count() < 2:
+            pytest.skip("two workers need two GPUs")
         config = config.model_copy(update={"tensor_parallel_size": 2, "kv_cache": "keep"})
     os.environ.update(VllmEngine.process_environment(config))
     from transformers import AutoModelForCausalLM
@@ -182,7 +187,8 @@ def test_a_prompt_is_computed_once_for_the_answers_that_share_it(live: Live, mon
     )
     ids, generations = live.sample(8, Decoding(max_tokens=16), prompt)
     assert 32 < len(ids) < 64
-    assert sorted(cached)[1:] == [32] * 7, "one whole block of 32 tokens; the first answer may find it, too"
+    whole_blocks = (len(ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert sorted(cached)[1:] == [whole_blocks] * 7, "the first answer may find them, too"
     assert all(abs(a - b) < EXACT for g in generations for a, b in zip(g.logprobs, live.expected(ids, g), strict=True))
     live.change_reference()
     live.push()
@@ -240,7 +246,7 @@ def test_requests_in_flight_during_an_update_name_the_version_of_every_token(liv
     if live.engine.config.kv_cache == "recompute":
         assert max(after_switch) < EXACT
     else:
-        assert min(after_switch) > 10 * EXACT, "they go on with the old policy's keys and values"
+        assert min(after_switch) > max(0.01, 2 * EXACT), "they go on with the old policy's keys and values"
 
 
 def test_a_request_that_is_interrupted_tells_what_it_sampled_and_can_be_continued(live: Live) -> None:
@@ -397,8 +403,9 @@ def test_a_sleeping_engine_computes_nothing_until_it_has_weights_again(live: Liv
 
 def test_every_process_of_an_engine_is_a_rank_with_its_device(live: Live) -> None:
     size = live.engine.config.tensor_parallel_size
+    devices = [str(torch.cuda.get_device_properties(index).uuid) if ON_GPU else "cpu" for index in range(size)]
     assert live.engine.reception == Reception(
-        dtype="float32", device=",".join(["cpu"] * size), num_ranks=size, kv_cache=live.engine.config.kv_cache
+        dtype="float32", device=",".join(devices), num_ranks=size, kv_cache=live.engine.config.kv_cache
     )
 
 

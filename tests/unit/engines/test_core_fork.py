@@ -24,7 +24,7 @@ def work(connection):
     print("printed by the process", flush=True)
     found = {"pid": os.getpid(), "session": os.getsid(0), "name": core_fork.process.current_process().name, "folder": os.getcwd()}
     found |= {name: os.environ.get(name) for name in ("SET_LATER", "REMOVED_LATER", "CHANGED_LATER")}
-    found |= {"threads": threading.active_count(), "inherits": core_fork.__dict__.get("MARK")}
+    found |= {"threads": threading.active_count(), "inherits": core_fork.__dict__.get("MARK"), "imported": "colorsys" in sys.modules}
     connection.send(found)
     connection.recv()
     sys.exit(7)
@@ -47,9 +47,10 @@ if __name__ == "__main__":
     main()
 """
 BEGIN = """
-    fork_core()
+    fork_core(["no_such_module", "decimal", "colorsys"])
     fork_core()
     pid = waiting().pid
+    assert "colorsys" not in sys.modules
     os.environ.update(SET_LATER="yes", CHANGED_LATER="after")
     del os.environ["REMOVED_LATER"]
     os.makedirs("folder", exist_ok=True)
@@ -100,6 +101,7 @@ def test_the_process_begins_in_the_fork_with_what_the_explorer_has_then(tmp_path
     )
     assert (started, found["pid"], found["session"]) == (pid, pid, pid)
     assert (found["name"], found["threads"], found["inherits"]) == ("EngineCore", 1, "of the explorer")
+    assert found["imported"], "by the fork alone"
     assert (found["SET_LATER"], found["REMOVED_LATER"], found["CHANGED_LATER"]) == ("yes", None, "after")
     assert found["folder"] == str(tmp_path / "folder")
     assert (tmp_path / "folder" / "log").read_text() == "printed by the process\n"

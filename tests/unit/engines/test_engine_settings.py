@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from rftcore.checks.devices import check_gpus
 from rftcore.checks.models import describe_adapters, refuse_adapters_beside_experts, refuse_indivisible_engine
 from rftcore.engines.base import EngineConfig
 from rftcore.engines.vllm_arguments import graph_sizes, slot_rank, vllm_arguments
@@ -207,3 +210,24 @@ def test_sizes_of_cuda_graphs_that_a_user_names_stay(arguments: dict[str, object
 
 def test_up_to_512_sequences_vllm_chooses_the_cuda_graphs() -> None:
     assert graph_sizes(512, {}) is None
+
+
+def test_an_engine_that_cannot_sleep_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "vllm"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '0, GPU-a1, 81920'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    sleeping = ResolvedRun(config(explorer={"sleep": True}))
+    with pytest.raises(ConfigError, match=r"explorer\.sleep needs the library cumem_allocator"):
+        check_gpus(sleeping)
+    (package / "cumem_allocator.abi3.so").touch()
+    check_gpus(sleeping)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (package / "cumem_allocator.abi3.so").unlink()
+    check_gpus(sleeping)
