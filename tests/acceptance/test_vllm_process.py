@@ -107,19 +107,21 @@ def children():
 def main():
     config = prepared(float(sys.argv[3]))
     found = {"threads": [thread.name for thread in threading.enumerate()], "fork": core_fork._waiting.pid}
-    os.dup2(os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    answer, log = os.dup(1), os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(log, number)
     try:
         engine = VllmEngine(sys.argv[1], config)
     except RftError as error:
         found["error"] = str(error)
     else:
         found["cores"] = [pid for pid, command in children() if "EngineCore" in command]
-        found["errors"] = os.readlink(f"/proc/{found['fork']}/fd/2")
+        found["output"] = [os.readlink(f"/proc/{found['fork']}/fd/{number}") for number in (1, 2)]
         generation = asyncio.run(engine.generate([5, 6, 7], Decoding(max_tokens=20, temperature=0.0)))
         found |= {"tokens": generation.token_ids, "logprobs": generation.logprobs}
         engine.close()
     found["left"] = [pid for pid, command in children() if "resource_tracker" not in command]
-    print(json.dumps(found), flush=True)
+    os.write(answer, json.dumps(found).encode())
 
 if __name__ == "__main__":
     main()
@@ -130,7 +132,7 @@ def prepared_engine(folder: Path, model: str, memory: float) -> dict[str, Any]:
     (folder / "explorer.py").write_text(_PREPARED + _ANSWERED)
     command = [sys.executable, folder / "explorer.py", model, folder / "log", str(memory)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -139,7 +141,7 @@ def test_a_core_that_begins_in_a_fork_answers_like_one_that_is_spawned(tmp_path:
     found = prepared_engine(tmp_path, engine.model_path, 0.2)
     assert found["threads"] == ["MainThread"], "what vLLM imports starts no threads of Python's"
     assert found["cores"] == [found["fork"]] and found["left"] == []
-    assert found["errors"] == str(tmp_path / "log"), "the core prints where its explorer does now"
+    assert found["output"] == [str(tmp_path / "log")] * 2, "the core prints where its explorer does now"
     assert found["tokens"] == generation.token_ids
     assert found["logprobs"] == pytest.approx(generation.logprobs, abs=1e-3)
 
@@ -147,7 +149,7 @@ def test_a_core_that_begins_in_a_fork_answers_like_one_that_is_spawned(tmp_path:
 def test_a_core_that_does_not_start_in_its_fork_is_reported_and_gone(tmp_path: Path) -> None:
     found = prepared_engine(tmp_path, str(make_tiny_model(tmp_path / "model", context_length=4096)), 1e-5)
     assert "vLLM's engine core does not start" in found["error"] and found["left"] == []
-    assert "KV cache" in (tmp_path / "log").read_text()
+    assert "No available memory for the cache blocks" in (tmp_path / "log").read_text()
 
 
 # Prints the process id of the engine core, while the engine is being created: at once, when it imports vLLM or waits as a fork, or as soon as it computes.
