@@ -13,6 +13,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from packaging.requirements import Requirement
+from packaging.version import Version
+
 from rftdata.errors import EnvironmentMismatchError
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
@@ -83,9 +86,10 @@ def check_companions() -> None:
 def broken_companions() -> list[str]:
     """Return the companions of torch that are installed and cannot be imported.
 
-    They are imported in a separate process, and only if they are present.
+    Those that are not evidently of one build with torch are imported, each in a separate process, which imports torch with it.
     """
-    return [name for name in present_companions() if not _imports(name)]
+    doubtful = {name: _import(name) for name in present_companions() if not _is_of_one_build(name)}
+    return [name for name, process in doubtful.items() if process.wait() != 0]
 
 
 def present_companions() -> list[str]:
@@ -162,11 +166,22 @@ def conflicting_distributions(extra: str) -> list[str]:
     return [*engines, *cpu_builds]
 
 
-def _imports(name: str) -> bool:
-    result = subprocess.run(
-        [sys.executable, "-c", f"import {name}"], capture_output=True, check=False, stdin=subprocess.DEVNULL
-    )
-    return result.returncode == 0
+def _is_of_one_build(name: str) -> bool:
+    """Return whether a companion requires exactly the installed version of torch, and both are of one build, such as cu130."""
+    try:
+        torch, own = importlib.metadata.version("torch"), importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    requirements = importlib.metadata.requires(name) or []
+    wanted = [requirement for text in requirements if (requirement := Requirement(text)).name == "torch"]
+    is_exact = any(part.operator == "==" for requirement in wanted for part in requirement.specifier)
+    fits = is_exact and all(requirement.specifier.contains(torch, prereleases=True) for requirement in wanted)
+    return fits and Version(torch).local == Version(own).local
+
+
+def _import(name: str) -> subprocess.Popen[bytes]:
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen([sys.executable, "-c", f"import {name}"], stdin=nothing, stdout=nothing, stderr=nothing)
 
 
 def _version(name: str) -> str:

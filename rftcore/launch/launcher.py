@@ -22,7 +22,7 @@ from rftcore.garbage import large_imports
 from rftcore.launch.exits import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
 from rftcore.resolved import ResolvedRun
-from rftcore.run.join import join_run
+from rftcore.run.join import JoinedRun, join_run
 from rftcore.run.placement import Machine, Placement, role_names
 from rftdata.connection import with_segments
 from rftdata.run import Run
@@ -200,27 +200,38 @@ def _engine_preparation(resolved: ResolvedRun, index: int) -> Preparation:
 
 
 def run_role(
-    role: str, config: RunConfig, run: str, options: dict[str, Any], phases: Sequence[tuple[str, float]] = ()
+    role: str,
+    config: RunConfig,
+    run: str,
+    options: dict[str, Any],
+    phases: Sequence[tuple[str, float]] = (),
+    *,
+    checks_packages: bool = True,
 ) -> int:
     """Run a role in this process to its end; return its exit code.
 
     Args:
         phases: the parts of its start until now, see `Worker`.
+        checks_packages: see `join_run`.
     """
+
+    def join() -> JoinedRun:
+        return join_run(config, run, phases, checks_packages=checks_packages)
+
     if role == "explorer":
         with large_imports():
             from rftcore.explorer.role import main as explore
 
-        return explore(join_run(config, run, phases), **options)
+        return explore(join(), **options)
     if role == "pipeline":
         with large_imports():
             from rftcore.pipeline.role import main as process
 
-        return process(join_run(config, run, phases), **options)
+        return process(join(), **options)
     with large_imports():
         from rftcore.trainer.role import main as train
 
-    return train(join_run(config, run, phases), **options)
+    return train(join(), **options)
 
 
 def role_modules(configs: Sequence[RunConfig]) -> list[str]:

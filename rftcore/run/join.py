@@ -56,16 +56,20 @@ class JoinedRun:
             self.by_hand.report_end()
 
 
-def join_run(config: RunConfig, run: str, phases: Sequence[tuple[str, float]] = ()) -> JoinedRun:
+def join_run(
+    config: RunConfig, run: str, phases: Sequence[tuple[str, float]] = (), *, checks_packages: bool = True
+) -> JoinedRun:
     """Open the buffer and find the run for which `rft run` started this role.
 
-    The checks of `rft run` are not repeated, except that of the packages on this machine.
+    The checks of `rft run` are not repeated, except that of the packages where the role may be on another machine.
 
     Args:
         run: its name or id.
         phases: the parts of the role's start until now.
+        checks_packages: false for a role on the machine of `rft run`.
     """
-    check_environment(config.explorer.engine)
+    if checks_packages:
+        check_environment(config.explorer.engine)
     # A person learns at once that there is no database. A role of a run that is under way waits for it, as it does later.
     buffer = open_for_role(config, waits=True)
     try:

@@ -132,7 +132,7 @@ def _apply(environment: Mapping[str, str]) -> None:
 def _run(result: Connection, task: RoleTask, phases: StartPhases) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rft {task.name}"[:15].encode())
     try:
-        code = run_role(task.role, task.config, task.run, task.options, phases.begun())
+        code = run_role(task.role, task.config, task.run, task.options, phases.begun(), checks_packages=False)
     except _TerminatedError:
         raise
     except BaseException as error:  # noqa: BLE001 - the boundary: the supervisor reports every error with the role's name

