@@ -159,6 +159,7 @@ class TrainerRole:
                 self.live.close()
             self.publisher.close()
             self.learner.close()
+            self.checkpoints.close()
             self.device.leave()
 
     def _step(self, step: int) -> bool:
@@ -295,6 +296,7 @@ class TrainerRole:
     def _ask_for_validation(self, step: int) -> None:
         if self.config.eval.tasks:
             if self.live is not None:
+                self.worker.set_state(f"writes the weights of step {step} for their validation", activity="publishing")
                 self.published = self.live.as_file(self.policy_version_id)
             assert self.published is not None
             self.evaluations.plan_validation(step, self.policy_version_id, self.published)

@@ -1,11 +1,12 @@
 """The checkpoints of a run: copied at the end of a step, written beside the next steps, committed between them, and deleted when nothing needs them.
 
-A checkpoint is committed only when its step is recorded.
+A checkpoint is committed only when its step is recorded. Files are deleted beside the next steps, too, and before the next checkpoint needs their room.
 """
 
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,10 +50,13 @@ class RunCheckpoints:
         self._decoding = config.eval.decodings[0]
         self._max_failed = config.eval.max_failed
         self._writing: Writing | None = None
+        self._deleter = ThreadPoolExecutor(1, "checkpoint deletion")
+        self._deletions: list[Future[None]] = []
 
     def begin(self, step: int, policy_version_id: int) -> Writing:
         """Commit the checkpoint before; then copy the learner's state after `step` and begin to write it."""
         self.commit()
+        self._await_deletions()
         self._worker.set_state(f"copies the checkpoint of step {step}", activity="checkpointing")
         folder = self._folder / folder_name(self._attempt.attempt_id, step)
         self._learner.begin_checkpoint(folder)
@@ -89,7 +93,17 @@ class RunCheckpoints:
                 continue
             self._attempt.forget_checkpoint(checkpoint.checkpoint_id)
             # By name, as below; so a row cannot make a folder elsewhere disappear.
-            shutil.rmtree(self._folder / Path(checkpoint.uri).name, ignore_errors=True)
+            folder = self._folder / Path(checkpoint.uri).name
+            self._deletions.append(self._deleter.submit(shutil.rmtree, folder, ignore_errors=True))
+
+    def close(self) -> None:
+        """Wait for deletions that are under way."""
+        self._await_deletions()
+        self._deleter.shutdown()
+
+    def _await_deletions(self) -> None:
+        while self._deletions:
+            self._deletions.pop().result()
 
     def remove_abandoned(self) -> None:
         """Remove checkpoints that earlier attempts wrote and never committed."""
