@@ -1,4 +1,4 @@
-"""What changed before the first release: receipts by run, purges that reach work in flight, names.
+"""What changed before the first release: receipts by run, purges that reach work in flight, experiences of several turns, names.
 
 The DDL is in the folder of the same name.
 """

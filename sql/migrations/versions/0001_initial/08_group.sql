@@ -112,11 +112,11 @@ COMMENT ON COLUMN rft.group_baseline.group_id IS 'The group whose rollouts it is
 COMMENT ON COLUMN rft.group_baseline.outcome IS 'How it ended. Unless it is ok, the whole group is dropped.';
 COMMENT ON COLUMN rft.group_baseline.reward IS 'Its reward, with the rewards of its tokens; NULL if it failed.';
 COMMENT ON COLUMN rft.group_baseline.reward_parts IS 'The reward''s parts by function name.';
-COMMENT ON COLUMN rft.group_baseline.response IS 'The response of its last sequence, as text, without the special tokens that begin, end or fill a text.';
-COMMENT ON COLUMN rft.group_baseline.messages IS 'The chat of its last sequence, with the answers.';
+COMMENT ON COLUMN rft.group_baseline.response IS 'The answer of its last turn, as text, without the special tokens that begin, end or fill a text.';
+COMMENT ON COLUMN rft.group_baseline.messages IS 'The chat of its last turn, with the answer.';
 COMMENT ON COLUMN rft.group_baseline.num_turns IS 'Number of sampled turns.';
 COMMENT ON COLUMN rft.group_baseline.num_response_tokens IS 'Number of tokens of all its answers.';
-COMMENT ON COLUMN rft.group_baseline.finish_reason IS 'stop, length or abort, of the last answer.';
+COMMENT ON COLUMN rft.group_baseline.finish_reason IS 'stop, length or abort, of the last turn.';
 COMMENT ON COLUMN rft.group_baseline.policy_version_min IS 'Policy version of its oldest token; NULL if this system did not sample it.';
 COMMENT ON COLUMN rft.group_baseline.seconds IS 'Wall time of the rollout, in seconds.';
 COMMENT ON COLUMN rft.group_baseline.error IS 'The exception of a failed rollout; NULL if it succeeded.';

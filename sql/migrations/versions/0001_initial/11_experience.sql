@@ -1,8 +1,5 @@
 -- Experiences: text and numbers are here, arrays in Arrow segments, labels and verdicts in separate tables.
 
-CREATE TYPE rft.fork AS ENUM ('branch', 'history', 'template', 'separate');
-COMMENT ON TYPE rft.fork IS 'Why a sequence begins anew in its rollout. branch: the workflow asked again after a chat that has an answer; history: the workflow changed or left out messages of the chat; template: the chat template renders the earlier chat differently when new messages follow; separate: the chat has nothing in common with an earlier one.';
-
 -- fillfactor leaves room for HOT updates of the mutable columns, none of which is indexed. Long texts are stored outside the row (see
 -- toast_tuple_target), so an update does not copy them, and uncompressed, because pglz would cost more than the rest of a write.
 -- See docs/decisions/0011.
@@ -26,9 +23,6 @@ CREATE TABLE rft.experience (
     policy_version_max bigint,
     num_prompt_tokens integer NOT NULL CHECK (num_prompt_tokens >= 0),
     num_response_tokens integer NOT NULL CHECK (num_response_tokens >= 0),
-    num_trained_tokens integer NOT NULL CHECK (num_trained_tokens >= 0),
-    num_turns integer NOT NULL DEFAULT 1 CHECK (num_turns >= 1),
-    fork rft.fork,
     finish_reason text NOT NULL,
     segment_id bigint NOT NULL,
     segment_row integer NOT NULL CHECK (segment_row >= 0),
@@ -41,16 +35,16 @@ ALTER TABLE rft.experience
 CREATE INDEX experience_group ON rft.experience (group_id);
 -- Finds what was created from an experience.
 CREATE INDEX experience_parent ON rft.experience (parent_id) WHERE parent_id IS NOT NULL;
-COMMENT ON TABLE rft.experience IS 'One trainable sequence: a rollout of one or several turns, or a branch of one. Facts are immutable; reward and reward_final are opinions and may be updated.';
+COMMENT ON TABLE rft.experience IS 'One trainable sequence: a rollout, or a turn of one. Facts are immutable; reward and reward_final are opinions and may be updated.';
 COMMENT ON COLUMN rft.experience.experience_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.experience.run_id IS 'The run that stored it.';
 COMMENT ON COLUMN rft.experience.group_id IS 'The group of its rollout.';
-COMMENT ON COLUMN rft.experience.rollout_id IS 'The rollout that it is, or is a branch of.';
-COMMENT ON COLUMN rft.experience.turn_index IS 'The number of its first turn in the rollout, from 0.';
+COMMENT ON COLUMN rft.experience.rollout_id IS 'The rollout that it is, or is a turn of.';
+COMMENT ON COLUMN rft.experience.turn_index IS 'The turn of the rollout, from 0.';
 COMMENT ON COLUMN rft.experience.source IS 'Where the response comes from.';
 COMMENT ON COLUMN rft.experience.parent_id IS 'The experience it was created from.';
 COMMENT ON COLUMN rft.experience.prompt_digest IS 'Its prompt: the row of rft.group_prompt with this group and digest. rft.v_experience has the text.';
-COMMENT ON COLUMN rft.experience.response IS 'What follows the prompt, as text: the answer, or the answers with what the environment wrote between them. Without the special tokens that begin, end or fill a text.';
+COMMENT ON COLUMN rft.experience.response IS 'What the model answered, as text, without the special tokens that begin, end or fill a text.';
 COMMENT ON COLUMN rft.experience.response_messages IS 'The messages after those of rft.group_prompt, if they are not just the response as one message of the assistant; else NULL. rft.v_experience has the whole chat as messages.';
 COMMENT ON COLUMN rft.experience.reward_sampled IS 'The verifier''s reward, immutable; NULL if there was none.';
 COMMENT ON COLUMN rft.experience.reward IS 'The reward with the latest label applied, which people read and set; NULL until there is one.';
@@ -60,10 +54,7 @@ COMMENT ON COLUMN rft.experience.metrics IS 'Numbers that the workflow or reward
 COMMENT ON COLUMN rft.experience.policy_version_min IS 'Policy version of the oldest sampled token; NULL if the experience was not sampled by this system.';
 COMMENT ON COLUMN rft.experience.policy_version_max IS 'Policy version of the newest sampled token.';
 COMMENT ON COLUMN rft.experience.num_prompt_tokens IS 'Number of tokens before the response.';
-COMMENT ON COLUMN rft.experience.num_response_tokens IS 'Number of tokens after the prompt: answers, and what the environment wrote between them.';
-COMMENT ON COLUMN rft.experience.num_trained_tokens IS 'Number of response tokens that are trained on: those of the answers.';
-COMMENT ON COLUMN rft.experience.num_turns IS 'Number of turns whose answers it trains. The array turns has the tokens of each, if there are several.';
-COMMENT ON COLUMN rft.experience.fork IS 'Why it begins anew instead of extending an earlier sequence of its rollout; NULL if it does not.';
+COMMENT ON COLUMN rft.experience.num_response_tokens IS 'Number of tokens of the response.';
 COMMENT ON COLUMN rft.experience.finish_reason IS 'stop, length or abort, as reported by the engine.';
 COMMENT ON COLUMN rft.experience.segment_id IS 'The segment with its arrays.';
 COMMENT ON COLUMN rft.experience.segment_row IS 'Its row in that segment.';
@@ -73,7 +64,7 @@ COMMENT ON COLUMN rft.experience.response_hash IS 'Hash of the response, of 64 b
 CREATE TRIGGER experience_facts
     BEFORE UPDATE OF experience_id, run_id, group_id, rollout_id, turn_index, source, parent_id, prompt_digest, response, response_messages,
         reward_sampled, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens,
-        num_response_tokens, num_trained_tokens, num_turns, fork, finish_reason, segment_id, segment_row, created_at
+        num_response_tokens, finish_reason, segment_id, segment_row, created_at
     ON rft.experience FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();
 CREATE TRIGGER experience_no_delete
     BEFORE DELETE OR TRUNCATE ON rft.experience FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();

@@ -117,7 +117,7 @@ CREATE CONSTRAINT TRIGGER observation_fold_later
     AFTER INSERT ON rft.task_observation DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW WHEN (NEW.kind <> 'explicit' AND coalesce(current_setting('rft.folding', true), '') <> 'done') EXECUTE FUNCTION rft.fold_at_commit();
 
--- A rollout counts with the mean success of its sequences; a reward that one of them gains or loses is that share of a trial. Responses that a
+-- A rollout counts with the mean success of its turns; a reward that a turn gains or loses is that share of a trial. Responses that a
 -- stage wrote are no evidence about the policy. Rows are found by their keys, whatever the tables contained when this was planned.
 CREATE FUNCTION rft.correct_observations() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -131,13 +131,13 @@ BEGIN
            coalesce(nullif(current_setting('rft.author', true), ''), session_user), session_user,
            nullif(current_setting('rft.reason', true), '')
     FROM (
-        SELECT c.group_id, sum(c.successes / s.num_sequences) AS successes, sum(c.trials / s.num_sequences) AS trials
+        SELECT c.group_id, sum(c.successes / t.num_turns) AS successes, sum(c.trials / t.num_turns) AS trials
         FROM (
             SELECT n.group_id, n.rollout_id,
                    coalesce(least(greatest(n.reward, 0), 1), 0) - coalesce(least(greatest(o.reward, 0), 1), 0) AS successes,
                    ((n.reward IS NOT NULL)::integer - (o.reward IS NOT NULL)::integer)::double precision AS trials
             FROM new_rows n JOIN old_rows o USING (experience_id) WHERE n.reward IS DISTINCT FROM o.reward) c
-        CROSS JOIN LATERAL (SELECT count(*) AS num_sequences FROM rft.experience WHERE group_id = c.group_id AND rollout_id = c.rollout_id OFFSET 0) s
+        CROSS JOIN LATERAL (SELECT greatest(num_turns, 1) AS num_turns FROM rft.rollout WHERE rollout_id = c.rollout_id OFFSET 0) t
         WHERE c.successes <> 0 OR c.trials <> 0
         GROUP BY c.group_id) d
     CROSS JOIN LATERAL (

@@ -3,13 +3,13 @@
 CREATE FUNCTION rft.formula_columns(of_run bigint, of_items bigint[], of_priorities double precision[], of_times integer[])
 RETURNS TABLE (
     group_id bigint, priority double precision, mean_reward double precision, std_reward double precision, min_reward double precision,
-    max_reward double precision, num_experiences double precision, num_response_tokens double precision, num_trained_tokens double precision,
-    num_labels double precision, times_sampled double precision, explore_step double precision, policy_step double precision, task_pass_rate double precision,
+    max_reward double precision, num_experiences double precision, num_response_tokens double precision, num_labels double precision,
+    times_sampled double precision, explore_step double precision, policy_step double precision, task_pass_rate double precision,
     task_attempts double precision)
 LANGUAGE sql STABLE
 AS $$
     SELECT i.item_id, i.priority, e.mean_reward, coalesce(e.std_reward, 0), e.min_reward, e.max_reward, e.num_experiences,
-           e.num_response_tokens, e.num_trained_tokens, e.num_labels, i.times, g.explore_step, e.policy_step, coalesce(s.alpha / (s.alpha + s.beta), 0.5),
+           e.num_response_tokens, e.num_labels, i.times, g.explore_step, e.policy_step, coalesce(s.alpha / (s.alpha + s.beta), 0.5),
            coalesce(s.attempts, 0)
     FROM unnest(of_items, of_priorities, of_times) AS i (item_id, priority, times)
     CROSS JOIN LATERAL (SELECT run_id, task_id, explore_step FROM rft.rollout_group WHERE group_id = i.item_id OFFSET 0) g
@@ -18,7 +18,6 @@ AS $$
     LEFT JOIN LATERAL (
         SELECT avg(t.reward) AS mean_reward, stddev_pop(t.reward) AS std_reward, min(t.reward) AS min_reward, max(t.reward) AS max_reward,
                count(*)::double precision AS num_experiences, avg(x.num_response_tokens)::double precision AS num_response_tokens,
-               avg(x.num_trained_tokens)::double precision AS num_trained_tokens,
                sum(t.labels)::double precision AS num_labels, min(t.step)::double precision AS policy_step
         FROM rft.experience x
         CROSS JOIN LATERAL (
@@ -29,7 +28,7 @@ AS $$
         WHERE x.group_id = i.item_id) e ON true
     WHERE g.run_id = of_run
 $$;
-COMMENT ON FUNCTION rft.formula_columns IS 'Returns the values of a group that a priority formula may use. priority: set by pipeline or trainer; rewards: of its experiences, as currently used for training; num_response_tokens, num_trained_tokens: mean; num_labels: number of relabels; policy_step: trainer step of the oldest policy, NULL if no policy sampled; task_pass_rate, task_attempts: the run''s statistics of its task.';
+COMMENT ON FUNCTION rft.formula_columns IS 'Returns the values of a group that a priority formula may use. priority: set by pipeline or trainer; rewards: of its experiences, as currently used for training; num_response_tokens: mean; num_labels: number of relabels; policy_step: trainer step of the oldest policy, NULL if no policy sampled; task_pass_rate, task_attempts: the run''s statistics of its task.';
 
 -- A formula is text that other accounts execute. It must therefore be one expression over the columns above, and use only what is part of
 -- PostgreSQL: the code of a user's function, type or operator would run with the rights of the account that draws.

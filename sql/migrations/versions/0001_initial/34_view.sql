@@ -48,7 +48,7 @@ SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_
        ro.outcome, gp.prompt, e.response, t.payload ->> 'answer' AS answer,
        e.reward_sampled, e.reward, v.reward AS reward_shaped,
        CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END AS reward_trained, b.reward AS baseline_reward,
-       e.reward_parts, e.metrics, e.finish_reason, e.num_prompt_tokens, e.num_response_tokens, e.num_trained_tokens, e.num_turns, e.fork,
+       e.reward_parts, e.metrics, e.finish_reason, e.num_prompt_tokens, e.num_response_tokens,
        p.trainer_step AS policy_step, e.policy_version_min, e.policy_version_max,
        rft.state(g.status, u.times_sampled, v.kept, g.trainable) AS state,
        v.stage AS dropped_by, coalesce(v.reason, g.closed_reason) AS dropped_because,
@@ -196,7 +196,7 @@ SELECT p.pair_id, r.name AS run, c.run_id, c.group_id, t.taskset, t.task_key, p.
        CASE p.source WHEN 'human' THEN p.margin ELSE c.reward - j.reward END AS margin,
        (p.source = 'human' OR coalesce(c.reward > j.reward, false))
            AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id IN (p.chosen_id, p.rejected_id)) AS stands,
-       c.num_trained_tokens AS chosen_tokens, j.num_trained_tokens AS rejected_tokens,
+       c.num_response_tokens AS chosen_tokens, j.num_response_tokens AS rejected_tokens,
        c.finish_reason AS chosen_finish_reason, j.finish_reason AS rejected_finish_reason,
        rft.state(g.status, cu.times_sampled, cv.kept, g.trainable) AS chosen_state,
        rft.state(jg.status, ju.times_sampled, jv.kept, jg.trainable) AS rejected_state, p.builder, p.label_cut, p.created_at
