@@ -88,7 +88,7 @@ def vllm_alone(folder: Path, caches: dict[str, str]) -> dict[str, float]:
     """Return seconds from the start of the program to the end of each of its parts."""
     (folder / "alone.py").write_text(_ALONE)
     found = folder / "alone.json"
-    # vLLM computes in the process itself, like our engine.
+    # vLLM computes in the process itself, which saves the start of another one.
     variables = {**os.environ, **caches, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
     started = time.time()
     program = [sys.executable, str(folder / "alone.py"), str(folder / "model"), str(found)]

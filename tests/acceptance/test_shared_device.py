@@ -1,6 +1,6 @@
 """Engine and trainer use one device alternately (`explorer.sleep`): vLLM sleeps while the trainer trains, and samples with its weights afterwards.
 
-On a CPU no memory is freed. Everything else is as on a GPU: rows, waits, vLLM's scheduler, weights that are gone after a sleep.
+On a CPU no memory is freed. Everything else is as on a GPU: rows, waits, vLLM's scheduler in a fork of the explorer, weights that are gone after a sleep.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 def test_a_run_on_a_shared_device_trains_on_samples_of_the_newest_weights(server_folders: Path, warm: Warm) -> None:
     buffer = server_folders / "shared" / "buffer"
-    engine = "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625}"
+    engine = "explorer.engine_args={dtype: float32, context_length: 64, kv_cache_gib: 0.0625, own_process: true}"
     more = ["explorer.engine=vllm", engine, "explorer.sleep=true", "eval.every=2"]
     process = start("run", "--plain", "--buffer", buffer, *settings(warm, *more))
     output = printed_by(process)
@@ -38,5 +38,7 @@ def test_a_run_on_a_shared_device_trains_on_samples_of_the_newest_weights(server
         )
         assert {"role": "explorer", "activity": "asleep"} in times
         assert rows(buffer, "select holder, wanted_by from rft.shared_device") == [{"holder": None, "wanted_by": None}]
+        [log] = buffer.glob("**/logs/explorer*.log")
+        assert "== explorer" in log.read_text() and "import vLLM again" not in log.read_text()
     finally:
         EmbeddedServer(buffer).stop()
