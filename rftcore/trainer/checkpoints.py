@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from rftcore.call_thread import CallThread
@@ -202,16 +203,64 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def staged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies in the host's memory; the copy of a sharded tensor is this rank's shard, and still a `DTensor`."""
-    stager = DefaultStager(
-        StagingOptions(
-            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
-        )
-    )
-    copies = cast(dict[str, Tensor], stager.stage(tensors))
-    stager.close()
-    return copies
+class HostMemory:
+    """Memory of the host for the copies of checkpoints, which are written one after the other.
+
+    It is kept for the next checkpoint: to get new memory from the system takes longer than to copy. A copy above `KEPT_BYTES` gets new memory, and so do
+    those that come after it.
+
+    Args:
+        device: that is copied from.
+    """
+
+    KEPT_BYTES = 2**33
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: dict[str, Tensor] = {}
+        self._num_kept_bytes = 0
+        self._stager: DefaultStager | None = None
+
+    def copy(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a copy that is complete after `wait`; the next one of this name overwrites it.
+
+        Args:
+            tensor: on this rank alone, not sharded.
+        """
+        kept = self._kept.get(name)
+        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+            self._num_kept_bytes += tensor.nbytes - (0 if kept is None else kept.nbytes)
+            if self._num_kept_bytes > self.KEPT_BYTES:
+                return tensor.to("cpu", copy=True)
+            kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._device.type == "cuda")
+            self._kept[name] = kept
+        return kept.copy_(tensor, non_blocking=True)
+
+    def staged(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return copies; the copy of a sharded tensor is this rank's shard, and still a `DTensor`. The next ones overwrite them."""
+        if self._stager is None:
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=False,
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                    use_non_blocking_copy=False,
+                )
+            )
+        copies = cast(dict[str, Tensor], self._stager.stage(tensors))
+        if sum(_local(copy).nbytes for copy in copies.values()) > self.KEPT_BYTES:
+            self._stager.close()
+            self._stager = None
+        return copies
+
+    def wait(self) -> None:
+        """Wait until the copies are complete."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class _Writer(HuggingFaceStorageWriter):

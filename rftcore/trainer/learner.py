@@ -32,6 +32,7 @@ from rftcore.trainer.batches.micro_batches import split_batch
 from rftcore.trainer.batches.train_batch import TrainBatch
 from rftcore.trainer.checkpoints import (
     CheckpointWriter,
+    HostMemory,
     copy_tokenizer,
     encoded_state,
     random_state,
@@ -39,7 +40,6 @@ from rftcore.trainer.checkpoints import (
     read_tensors,
     set_random_state,
     sizes_under,
-    staged,
     write_training_state,
 )
 from rftcore.trainer.learner_arguments import LearnerArguments
@@ -95,6 +95,7 @@ class Learner:
         self.progress = StepProgress(self.grid.device)
         self._host_copy = HostCopy()
         self.writer = CheckpointWriter(self.grid)
+        self._host_memory = HostMemory(self.grid.device)
         self.models = Models(arguments, algorithm, self.grid)
         self.temperature = arguments.temperature if algorithm.learns_from_samples else 1.0
         self._signals = SignalReader(self.models, self.temperature, self.progress.mark)
@@ -222,7 +223,7 @@ class Learner:
         tensors = random_state(self.device)
         for prefix, network in self.models.trained().items():
             tensors |= {f"{prefix}/{key}": value for key, value in network.optimizers.state().items()}
-        tensors = staged(tensors)
+        tensors = self._host_memory.staged(tensors)
         scalars = encoded_state(
             {
                 "step": self.step,
@@ -232,8 +233,12 @@ class Learner:
                 "algorithm_state": self.algorithm.state_dict(),
             }
         )
-        write_policy = self.policy.stage()
-        write_critic = None if self.models.critic is None else self.models.critic.stage()
+        write_policy, write_critic = self.policy.stage(self._host_memory.copy), None
+        if self.models.critic is not None:
+            write_critic = self.models.critic.stage(
+                lambda name, tensor: self._host_memory.copy(f"{_CRITIC}/{name}", tensor)
+            )
+        self._host_memory.wait()
 
         def fill(draft: Path, grid: Grid) -> None:
             if grid.is_first:

@@ -223,6 +223,7 @@ def _write(file: int, places: Layout, names: Collection[str], part: Part, rows: 
     """Write consecutive rows of a tensor to their place under each of its names."""
     import torch
 
+    copies: dict[str, Tensor] = {}
     for name in names:
         slot = places.slot(name)
         if (part.num_rows, *slot.shape[1:]) != (_num_rows(tuple(rows.shape)), *rows.shape[1:]):
@@ -230,7 +231,9 @@ def _write(file: int, places: Layout, names: Collection[str], part: Part, rows: 
                 f"the weight {name} is not that of the file's layout", value=tuple(rows.shape), allowed=str(slot)
             )
         # A copy even of a tensor in the host's memory: numpy would keep its storage from being freed while an engine has its turn.
-        values = rows.detach().to("cpu", getattr(torch, slot.dtype), copy=True).contiguous()
+        if slot.dtype not in copies:
+            copies[slot.dtype] = rows.detach().to("cpu", getattr(torch, slot.dtype), copy=True).contiguous()
+        values = copies[slot.dtype]
         start = slot.start + part.first_row * slot.num_bytes // max(1, _num_rows(slot.shape))
         _write_at(file, values.view(-1).view(torch.uint8).numpy().data, len(places.header) + start)
 

@@ -289,12 +289,16 @@ class Network:
         """Return copies of the adapters in the host's memory, by peft's names; every rank has them whole."""
         return adapter_tensors(self.model)
 
-    def stage(self) -> Callable[[Path], None]:
+    def stage(self, copied: Callable[[str, Tensor], Tensor] | None = None) -> Callable[[Path], None]:
         """Copy the weights to the memory of the first rank's host; all ranks call it.
+
+        Args:
+            copied: returns a copy of a named tensor in the host's memory; None for one in new memory.
 
         Returns:
             A function that writes the copy as a Hugging Face folder without a tokenizer, for the first rank. Training cannot change what it reads.
         """
+        copied = copied or (lambda _, tensor: tensor.to("cpu", copy=True))
         first, tensors = dict[int, str](), dict[str, Tensor]()
         owner = {
             name: first.setdefault(id(p), name) for name, p in self._blank.named_parameters(remove_duplicate=False)
@@ -306,7 +310,7 @@ class Network:
             # Tied weights stay one tensor, so that they are copied and written once.
             of_owner = self._layout.names(owner.get(name, name))
             for (part, values), same_as in zip(self._layout.tensors(name, whole), of_owner, strict=True):
-                tensors[part] = tensors[same_as] if same_as in tensors else values.to("cpu", copy=True)
+                tensors[part] = tensors[same_as] if same_as in tensors else copied(part, values)
         adapters = {} if self._lora is None else adapter_tensors(self.model)
 
         def write(folder: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rftcore.algorithms import build_algorithm
-from rftcore.trainer.checkpoints import CheckpointWriter, remove_abandoned
+from rftcore.trainer.checkpoints import CheckpointWriter, HostMemory, remove_abandoned
 from rftcore.trainer.network.sharding import Grid
 from rftdata.errors import ConfigError, DiskFullError, ModelError, RftError
 from tests.support.learning import config, make_batch, make_learner, save_model, weights
@@ -100,6 +100,25 @@ class TestCheckpoint:
         learner.load_checkpoint(tmp_path / "c")
         assert learner.step == 2
         assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+    @pytest.mark.parametrize("kept_bytes", [HostMemory.KEPT_BYTES, 0])
+    def test_each_has_its_own_state_in_memory_that_is_used_again(
+        self, model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+    ) -> None:
+        monkeypatch.setattr(HostMemory, "KEPT_BYTES", kept_bytes)
+        expected, moments = [], []
+        learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
+        for step in (1, 2, 3):
+            learner.update(make_batch(step), step)
+            expected.append(weights(learner))
+            moments.append({name: value.clone() for name, value in learner.policy.optimizers.state().items()})
+            learner.begin_checkpoint(tmp_path / str(step))
+        learner.writer.end()
+        for step in (1, 2, 3):
+            learner.load_checkpoint(tmp_path / str(step))
+            found = learner.policy.optimizers.state()
+            assert all(torch.equal(value, expected[step - 1][name]) for name, value in weights(learner).items())
+            assert all(torch.equal(value, found[name]) for name, value in moments[step - 1].items())
 
     def test_has_the_state_of_the_moment_when_it_was_begun(self, model_path: str, tmp_path: Path) -> None:
         learner = make_learner(model_path, config(), build_algorithm("grpo"), 0)
