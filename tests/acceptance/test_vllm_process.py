@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 pytest.importorskip("vllm")
 
@@ -94,8 +95,9 @@ from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.launch.launcher import Preparation
 from rftdata.errors import RftError
 
-def prepared(memory=0.2):
-    config = EngineConfig(dtype="float32", context_length=4096, kv_cache_gib=memory, gpu_memory_utilization=memory, own_process=True)
+def prepared(memory=0.2, workers=1):
+    share = {"kv_cache_gib": memory, "gpu_memory_utilization": memory, "tensor_parallel_size": workers}
+    config = EngineConfig(dtype="float32", context_length=4096, own_process=True, **share)
     os.environ.update(VllmEngine.process_environment(config))
     Preparation(VllmEngine.imported_modules(), (VllmEngine, config)).run()
     return config
@@ -105,7 +107,7 @@ def children():
     return [(child.pid, " ".join(child.cmdline())) for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
 
 def main():
-    config = prepared(float(sys.argv[3]))
+    config = prepared(float(sys.argv[3]), int(sys.argv[4]))
     found = {"threads": [thread.name for thread in threading.enumerate()], "fork": core_fork._waiting.pid}
     answer, log = os.dup(1), os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
@@ -128,17 +130,22 @@ if __name__ == "__main__":
 """
 
 
-def prepared_engine(folder: Path, model: str, memory: float) -> dict[str, Any]:
+def prepared_engine(folder: Path, model: str, memory: float, workers: int = 1) -> dict[str, Any]:
     (folder / "explorer.py").write_text(_PREPARED + _ANSWERED)
-    command = [sys.executable, folder / "explorer.py", model, folder / "log", str(memory)]
+    command = [sys.executable, folder / "explorer.py", model, folder / "log", str(memory), str(workers)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def test_a_core_that_begins_in_a_fork_answers_like_one_that_is_spawned(tmp_path: Path, engine: VllmEngine) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_core_that_begins_in_a_fork_answers_like_one_that_is_spawned(
+    tmp_path: Path, engine: VllmEngine, workers: int
+) -> None:
+    if torch.cuda.is_available() and torch.cuda.device_count() < workers:
+        pytest.skip("two workers need two GPUs")
     generation = asyncio.run(engine.generate([5, 6, 7], Decoding(max_tokens=20, temperature=0.0)))
-    found = prepared_engine(tmp_path, engine.model_path, 0.2)
+    found = prepared_engine(tmp_path, engine.model_path, 0.2, workers)
     assert found["threads"] == ["MainThread"], "what vLLM imports starts no threads of Python's"
     assert found["cores"] == [found["fork"]] and found["left"] == []
     assert found["output"] == [str(tmp_path / "log")] * 2, "the core prints where its explorer does now"
