@@ -1,7 +1,7 @@
 """Map the rows of a batch to rollouts and groups, for stages that compare them.
 
-N rows, R rollouts, G groups. A rollout of several turns has several rows and counts once, with the mean of its turns' values, as it
-does for advantages.
+N rows, R rollouts, G groups. A row is a rollout of one or several turns, or a branch of one. A rollout of several rows counts once, with the
+mean of their values, as it does for advantages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Groups:
         return len(self.group_R)
 
     def rollout_means(self, values_N: Floats) -> Floats:
-        """Return R means over turns. NaN values are ignored; a rollout with no other value is NaN."""
+        """Return R means over rows. NaN values are ignored; a rollout with no other value is NaN."""
         has_value_N = ~np.isnan(values_N)
         counts = np.bincount(self.rollout_N[has_value_N], minlength=self.num_rollouts)
         sums = np.bincount(self.rollout_N[has_value_N], weights=values_N[has_value_N], minlength=self.num_rollouts)

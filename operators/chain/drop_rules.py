@@ -15,7 +15,7 @@ _LIMIT = ", min_group_size is "
 
 
 def short_groups(groups: Groups, rows: Ints, min_group_size: int, left: str) -> pa.Array | None:
-    """Return reasons for rows of groups with fewer than `min_group_size` rollouts (turns of one rollout count once).
+    """Return reasons for rows of groups with fewer than `min_group_size` rollouts (branches of one rollout count once).
 
     Args:
         groups: groups of the whole batch.

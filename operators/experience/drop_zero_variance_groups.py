@@ -21,7 +21,7 @@ from operators.groups import Groups, extremes, finite
 class DropZeroVarianceGroups(Operator, revision=1):
     """Drops each group in which max(reward) − min(reward) over its rollouts is ≤ `tolerance`; this includes groups of one.
 
-    A rollout of several turns counts once, with the mean of its turns, as in advantages. Rows without a finite reward (null, NaN, ±inf)
+    A rollout of several rows counts once, with their mean, as in advantages. Rows without a finite reward (null, NaN, ±inf)
     are not counted; a group with no finite reward at all is dropped.
     """
 

@@ -30,7 +30,7 @@ from operators.groups import Floats, Groups, Ints, extremes, finite
 class NormalizeReward(Operator, revision=1):
     """Replaces each finite reward by its normalised value; null, NaN and infinite rewards stay and are not counted.
 
-    A rollout of several turns counts once, with the mean of its turns; all its turns get the same value.
+    A rollout of several rows counts once, with their mean; all its rows get the same value.
     """
 
     class Config(StageConfig):

@@ -15,7 +15,7 @@ little as possible: a policy trained on pairs whose chosen answer is the longer 
 earliest rollouts. `max_length_ratio` is stricter: a pair whose longer answer has more than that many times the tokens of the shorter
 one is never built.
 
-Rollouts of several turns are left out, since their turns answer different prompts, and so are rows without a finite reward.
+Rollouts of several rows are left out, since these answer different prompts, and so are rows without a finite reward.
 
 The operator has two uses. `pairs` returns the pairs of a batch; `rft pairs build` stores them. As a stage of a pipeline it drops
 the rows that are in no pair of their group, with a reason, and changes nothing else. `algorithm.pairs` forms pairs by the same rules

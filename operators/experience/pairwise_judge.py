@@ -12,7 +12,7 @@ A judge that always prefers the same position gives every pair ½. Equal texts a
     - sql: "SELECT * REPLACE (coalesce(pairwise_score, 0) AS reward) FROM batch"
 
 A group of n responses costs n · (n − 1) calls. `rounds: r` compares each response only with its r neighbours on either side, in a ring
-by rollout: 2 · n · r calls. Only responses to the same prompt are compared; other turns stay without a score.
+by rollout: 2 · n · r calls. Only responses to the same prompt are compared; other rows stay without a score.
 
 It only adds scores: `pairwise_score` (0 … 1), `pairwise_parts` (JSON: wins, ties, losses and `swayed`, the pairs that the order
 decided) and `pairwise_error`. A row with a failed comparison has no score, since rates over different opponents are not comparable.

@@ -6,7 +6,7 @@
 
     num_correct = |{i : value_i > correct_above}|,  pass_rate = num_correct / |{i : value_i is known}|
 
-over the rollouts of the group that are still in the chain. A rollout of several turns counts once, with the mean of its turns.
+over the rollouts of the group that are still in the chain. A rollout of several rows counts once, with their mean.
 A corrected reward, or a rollout dropped earlier, changes the value for the whole group.
 """
 

@@ -11,7 +11,7 @@ OpenPipe ART). One call per group instead of one per response, or the n · (n �
 The order in which responses are shown is derived from the texts themselves, so that no position always belongs to the same rollout. With
 `orders: k` the judge is asked k times, in different orders. Every second order is the reverse of the one before, so that a preference
 for the first or the last position cancels out. A response gets the mean of its k scores. Equal texts are shown once and score the
-same. Only responses to the same prompt are compared; other turns stay without a score.
+same. Only responses to the same prompt are compared; other rows stay without a score.
 
 It only adds scores: `ruler_score` (0 … 1), `ruler_reason` (of the first order) and `ruler_error`. If a call fails, or an answer omits one of
 the responses, the whole group has no score, since scores of different calls are not comparable. A single response has neither a score

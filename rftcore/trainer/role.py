@@ -334,7 +334,7 @@ class TrainerRole:
                 f"the run has trained nothing: each of its {num_steps} steps had no experiences, no gradient, or a learning rate of 0",
                 todo="see state and reward in rft.v_experience (groups of equal rewards have no gradient), rft.v_dropped, and skipped, grad_norm, num_tokens"
                 " and, of pairs, pairs_formed, groups_without_pair and pairs_dropped in the metrics of rft.v_train_step; pairs are formed of rollouts of one"
-                " turn with different rewards",
+                " row with different rewards",
             )
 
     def _wait_for_evaluations(self, what: str) -> bool:

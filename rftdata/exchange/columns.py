@@ -1,6 +1,6 @@
 """The columns of an exported file. A row is a rollout's sequence with everything it belongs to, or a rollout without one.
 
-Rows of a group are adjacent, in the order of rollouts and turns. All arrays are exact: the base columns are typed lists; further
+Rows of a group are adjacent, in the order of rollouts and of the first turn of each row. All arrays are exact: the base columns are typed lists; further
 arrays have a name, type and shape, and are bytes (C order, little-endian). In Parquet and in datasets, JSON values are text. In JSON lines
 they are JSON, times are ISO 8601, bytes are base64, and floats that JSON lacks are the strings NaN, Infinity and -Infinity.
 """

@@ -49,7 +49,7 @@ class PairBuild:
         self, columns: Collection[str], page_groups: int
     ) -> Iterator[tuple[pa.Table, int, list[tuple[str, str]]]]:
         """Yield up to `page_groups` finished groups at a time, as pipeline stages see them, with `columns`; also their number, and the stage and the
-        reason of each experience that is left out. A rollout with a dropped turn is left out whole.
+        reason of each experience that is left out. A rollout with a dropped row is left out whole.
         """
         after = 0
         page = {"run_id": self.run.run_id, "limit": page_groups}
@@ -79,7 +79,7 @@ class PairBuild:
 
 
 def _without(table: pa.Table, drops: Sequence[Row]) -> pa.Table:
-    """Return a batch without the rollouts that have a dropped turn."""
+    """Return a batch without the rollouts that have a dropped row."""
     if not drops:
         return table
     dropped = {row["experience_id"] for row in drops}

@@ -38,7 +38,7 @@ class Divergence:
             raise RftError(
                 f"{MAX_EMPTY_IN_A_ROW} steps in a row had nothing to train: no pair, or no token that counts",
                 todo="see pairs_formed, groups_without_pair, pairs_dropped and num_tokens in the metrics of rft.v_train_step; pairs are formed of rollouts "
-                "of one turn with different rewards, and have two answers that are not empty",
+                "of one row with different rewards, and have two answers that are not empty",
             )
 
     def is_skipped(self, norms: dict[str, float]) -> bool:

@@ -91,7 +91,7 @@ def test_twenty_steps_without_a_pair_end_the_training(model_path: str, tmp_path:
     learner.save_checkpoint(tmp_path / "checkpoint")
     resumed = make_learner(model_path, config(**settings), build_algorithm("dpo", {"pairs": {}}), 0)
     resumed.load_checkpoint(tmp_path / "checkpoint")
-    with pytest.raises(RftError, match=r"20 steps in a row had nothing to train.*rollouts of one turn"):
+    with pytest.raises(RftError, match=r"20 steps in a row had nothing to train.*rollouts of one row"):
         resumed.update(turns, 40)
 
 
